@@ -18,7 +18,7 @@ import jaxrun
 from jaxrun.clock import Clock
 from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head
-from jaxrun.controller.head.timeouts import TimeLimits
+from jaxrun.controller.head.head_state import TimeLimits
 from jaxrun.controller.supervisor.dispatch import Dispatcher
 from jaxrun.node.agent import subreaper
 from jaxrun.node.agent.agent import Agent

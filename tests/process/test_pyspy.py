@@ -1,4 +1,4 @@
-"""C frames by py-spy: parsing of its output, and many dumps at a time, none of which is waited for."""
+"""C frames by py-spy: parsing of its output, and dumps that nobody waits for."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from harness import TIME_LIMIT
 from jaxrun.analysis.diagnosis.stacks import NATIVE_STACKS_TIMEOUT_S
 from jaxrun.analysis.verdict.stack_text import format_by_text
 from jaxrun.node.agent import pyspy
-from jaxrun.node.agent.pyspy import NativeDump, Target, format_dump
+from jaxrun.node.agent.pyspy import PySpy, format_dump
 
 LIBJAX = "/v/lib/python3.13/site-packages/jaxlib/libjax_common.so"
 LIBC = "/usr/lib/x86_64-linux-gnu/libc.so.6"
@@ -49,7 +49,7 @@ IN_GLOO = thread(
 )
 LOADER = thread(c_frame("read", LIBC), frame("load", "/job/data.py", 7), pid=4720, name="Loader-1")
 OURS = thread(frame("wait", "/usr/lib/python3.13/threading.py", 359), pid=4721, name="Thread-1")
-HERE = Target(3, 4711)
+HERE = 4711
 
 DENIED = "Permission Denied: Try running again with elevated permissions by going 'sudo env \"PATH=$PATH\" !!'\n"
 FAILED = (
@@ -74,7 +74,7 @@ def test_the_programs_frames_and_what_is_below_them_are_shown_innermost_last():
 
 
 def test_the_stacks_of_a_stopped_process_note_that_c_frames_are_missing():
-    text = format_dump(json.dumps([thread(frame("step", "/job/train.py", 23))]), "", Target(3, 4711, stopped=True))
+    text = format_dump(json.dumps([thread(frame("step", "/job/train.py", 23))]), "", HERE, stopped=True)
     assert text == '  (a stopped process is seen without C frames)\n  File "/job/train.py", line 23, in step'
     assert format_dump("[]", "", HERE) == "  no frames"
 
@@ -118,13 +118,12 @@ ANSWER = """printf '[{"os_thread_id": %s, "thread_name": "", "frames": [{"name":
 "module": null, "line": 1}]}]' $pid $how"""
 
 
-def finish(look):
+def finish(dump):
     deadline = time.monotonic() + TIME_LIMIT
-    while not look.done:
+    while not dump.has_ended(time.monotonic()):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-        look.poll(time.monotonic())
-    return look.texts
+    return dump.text()
 
 
 @pytest.fixture
@@ -142,49 +141,38 @@ def processes(monkeypatch):
 
 
 def test_a_stopped_process_is_dumped_without_halting_it(py_spy):
-    look = NativeDump([Target(0, 4711), Target(5, 4712, stopped=True)], time.monotonic(), py_spy(ANSWER))
-    texts = finish(look)
-    assert texts[0] == '  File "a.py", line 1, in --native'
-    assert texts[5].splitlines()[1] == '  File "a.py", line 1, in --nonblocking'
-
-
-def test_only_some_run_at_a_time_and_nobody_waits_for_them(py_spy, processes, tmp_path):
-    line = f"while [ ! -e {tmp_path}/go ]; do sleep 0.01; done; {ANSWER}"
-    look = NativeDump([Target(rank, 100 + rank) for rank in range(9)], time.monotonic(), py_spy(line))
-    look.poll(time.monotonic())
-    assert len(processes) == 4 and look.texts == {} and not look.done
-    (tmp_path / "go").touch()
-    assert sorted(finish(look)) == list(range(9))
+    assert finish(PySpy(HERE, time.monotonic(), program=py_spy(ANSWER))) == '  File "a.py", line 1, in --native'
+    text = finish(PySpy(HERE, time.monotonic(), stopped=True, program=py_spy(ANSWER)))
+    assert text.splitlines()[1] == '  File "a.py", line 1, in --nonblocking'
 
 
 @pytest.mark.parametrize("end", ["deadline", "close"])
 def test_one_that_does_not_answer_is_killed_at_the_deadline_or_by_closing(py_spy, processes, end):
     fds = len(os.listdir("/proc/self/fd"))
-    look = NativeDump([Target(rank, 100 + rank) for rank in range(6)], 1000.0, py_spy("exec sleep 600"))
-    look.poll(999.0 + NATIVE_STACKS_TIMEOUT_S)
-    assert not look.done
+    dump = PySpy(HERE, 1000.0, program=py_spy("exec sleep 600"))
+    assert not dump.has_ended(999.0 + NATIVE_STACKS_TIMEOUT_S)
     if end == "close":
-        look.close()
+        dump.close()
     else:
-        look.poll(1000.0 + NATIVE_STACKS_TIMEOUT_S)
-        assert set(look.texts.values()) == {f"  py-spy has not answered in {NATIVE_STACKS_TIMEOUT_S:g} s"}
-    assert look.done and [process.wait(TIME_LIMIT) for process in processes] == [-signal.SIGKILL] * 4
+        assert dump.has_ended(dump.deadline)
+        assert dump.text() == f"  py-spy has not answered in {NATIVE_STACKS_TIMEOUT_S:g} s"
+    assert [process.wait(TIME_LIMIT) for process in processes] == [-signal.SIGKILL]
     assert len(os.listdir("/proc/self/fd")) == fds
 
 
 def test_it_may_be_reaped_by_the_agent(py_spy, processes):
     """As the agent does with all its children."""
-    look = NativeDump([HERE], time.monotonic(), py_spy(ANSWER))
+    dump = PySpy(HERE, time.monotonic(), program=py_spy(ANSWER))
     os.waitpid(processes[0].pid, 0)
-    assert "--native" in finish(look)[3]
+    assert "--native" in finish(dump)
 
 
 def test_without_py_spy_the_command_to_install_it_is_shown(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    look = NativeDump([HERE], 0.0)
-    assert look.done
-    assert look.texts[3] == f"  py-spy is not installed for {tmp_path}/python; install it: pip install py-spy"
+    dump = PySpy(HERE, 0.0)
+    assert dump.has_ended(0.0)
+    assert dump.text() == f"  py-spy is not installed for {tmp_path}/python; install it: pip install py-spy"
 
 
 def test_it_is_found_beside_python_though_its_environment_is_not_active(monkeypatch, py_spy, tmp_path):
@@ -197,8 +185,9 @@ def test_it_is_found_beside_python_though_its_environment_is_not_active(monkeypa
 def test_one_that_cannot_be_started_costs_no_more_than_its_answer(tmp_path):
     (tmp_path / "py-spy").write_text("#!/nowhere/sh\n")
     (tmp_path / "py-spy").chmod(0o755)
-    look = NativeDump([HERE], time.monotonic(), str(tmp_path / "py-spy"))
-    assert look.done and look.texts[3] == f"  {tmp_path}/py-spy could not be started: No such file or directory"
+    dump = PySpy(HERE, 0.0, program=str(tmp_path / "py-spy"))
+    assert dump.has_ended(0.0)
+    assert dump.text() == f"  {tmp_path}/py-spy could not be started: No such file or directory"
 
 
 def test_ranks_with_the_same_c_frames_are_shown_together():
@@ -213,7 +202,7 @@ def test_py_spy_itself_shows_c_frames():
     )
     try:
         assert child.stdout is not None and child.stdout.readline() == b"ready\n"
-        text = finish(NativeDump([Target(0, child.pid)], time.monotonic()))[0]
+        text = finish(PySpy(child.pid, time.monotonic()))
     finally:
         child.kill()
         child.communicate()

@@ -31,7 +31,7 @@ from jaxrun.protocol.agent_messages import (
     WorkerSpawned,
 )
 from jaxrun.protocol.env import AgentEnv
-from jaxrun.protocol.snapshot_messages import SnapshotPurpose, SnapshotReply, SnapshotRequest
+from jaxrun.protocol.snapshot_messages import RankDetail, RankQuery, RankReply
 from jaxrun.protocol.worker_messages import Done, Exit, Failed, Hello
 
 
@@ -100,9 +100,9 @@ def test_signals_and_snapshots_of_a_running_worker_which_leaves_nothing(by_hand,
     head.until(lambda: b"-10" in head.output())
     head.process.send_signal(signal.SIGTERM)
     assert head.expect(AgentSignalled) == AgentSignalled(0, signal.SIGTERM)
-    head.send(SnapshotRequest(SnapshotPurpose.SHOW))
-    taken = head.expect(SnapshotReply)
-    assert taken.purpose == "show" and "worker_by_hand.py" in taken.stacks[0] and taken.cpu_seconds[0] >= 0.0
+    head.send(RankQuery(7, RankDetail.STACKS))
+    taken = head.expect(RankReply)
+    assert taken.number == 7 and "worker_by_hand.py" in taken.stacks and taken.cpu_seconds >= 0.0
     assert head.output() == b"ready\n-15\n-10\n" and alive(pid)
     assert head.shut_down(143)[0] == 143
     assert not alive(pid) and not alive(int((tmp_path / "pid").read_text()))
@@ -161,8 +161,8 @@ def test_a_stuck_head_stops_the_workers_output_and_nothing_else(by_hand):
     head.run(f"run(); {writes}; done()")
     head.until(lambda: len(head.output()) > 2**20)
     for _ in range(5):
-        head.send(SnapshotRequest(SnapshotPurpose.SHOW))
-        head.expect(SnapshotReply)
+        head.send(RankQuery(7, RankDetail.STACKS))
+        head.expect(RankReply)
     assert len(head.output()) < 2**20 + 2**19
     credited = 0
 

@@ -8,9 +8,15 @@ from jaxrun.analysis.verdict.stall_notice import format_stall_notice
 from jaxrun.controller.head.agent_registry import JobSpec
 from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head
-from jaxrun.controller.head.timeouts import TimeLimits
+from jaxrun.controller.head.head_state import TimeLimits
 from jaxrun.protocol.agent_messages import AgentReport, InjectFault, WorkerExited, WorkerSpawned
-from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, ProgramDetailsRequest, SnapshotPurpose, SnapshotReply
+from jaxrun.protocol.flight import Flight
+from jaxrun.protocol.snapshot_messages import (
+    ProgramDetailsReply,
+    ProgramDetailsRequest,
+    RankQuery,
+    RankReply,
+)
 from jaxrun.protocol.worker_messages import (
     CoordinatorReady,
     DeviceReport,
@@ -21,7 +27,7 @@ from jaxrun.protocol.worker_messages import (
     StartCoordinator,
 )
 from jaxrun.records.event_log.actions import (
-    AnswerRequests,
+    AnswerRequest,
     Finish,
     PrintLine,
     PrintSnapshot,
@@ -30,7 +36,6 @@ from jaxrun.records.event_log.actions import (
     Send,
     ShowTerminalText,
     SignalRanks,
-    TakeSnapshot,
 )
 from jaxrun.records.event_log.events import LauncherSignalled, Tick
 from jaxrun.spec.job.fault_spec import parse_faults
@@ -92,7 +97,7 @@ class Simulation:
         self.written = lambda now: 0  # bytes that each has written by then
         self.flights = {}  # by rank, of the recorders that can be read; histories are the same
         self.programs = {}  # (rank, program) → ProgramDetails
-        self.snapshots = []  # (time, purpose, ranks)
+        self.queries = []  # (time, detail, ranks)
         self._clock = 0.0
         self._due = []  # (time, number, event)
         self._number = itertools.count()
@@ -225,23 +230,11 @@ class Simulation:
                 details = self.programs.get((rank, program))
                 if details is not None:
                     self._later(0.002, ProgramDetailsReply(rank, program, details))
+            case Send(message=RankQuery()):
+                self._answer(action.ranks, action.message)
             case Send():
                 assert action.ranks and (action.ranks == (0,) or not isinstance(action.message, StartCoordinator))
                 self.sent.append((self.now, action.ranks, action.message))
-            case TakeSnapshot() if action.purpose.recorders_only:
-                self.snapshots.append((self.now, action.purpose, action.ranks))
-                flights = {rank: self.flights[rank] for rank in action.ranks if rank in self.flights}
-                self._later(0.002, SnapshotReply(action.purpose, {}, {}, {}, flights=flights))
-            case TakeSnapshot():
-                self.snapshots.append((self.now, action.purpose, action.ranks))
-                ranks = () if action.purpose is SnapshotPurpose.PROGRESS else action.ranks
-                dumps = {rank: self.stacks.get(rank, "") for rank in ranks}
-                idle = dict.fromkeys(ranks, "futex_wait_queue")
-                cpu = dict.fromkeys(action.ranks, self.cpu(self.now))
-                written = dict.fromkeys(action.ranks, self.written(self.now))
-                flights = {rank: self.flights[rank] for rank in ranks if rank in self.flights}
-                if self.answers:
-                    self._later(0.1, SnapshotReply(action.purpose, dumps, idle, cpu, written, flights=flights))
             case PrintSnapshot():
                 self.printed.append((self.now, f"{action.heading}{format_snapshot(action.snapshot)}"))
             case PrintStallNotice():
@@ -250,8 +243,8 @@ class Simulation:
                 self.statuses_shown.append((self.now, action.text))
             case PrintLine():
                 self.printed.append((self.now, action.text))
-            case AnswerRequests():
-                self.answered += [(number, action.answer) for number in action.numbers]
+            case AnswerRequest():
+                self.answered.append((action.number, action.answer))
             case ShowTerminalText():
                 self.terminal.append(action.text)
             case ReadTerminalLine():
@@ -260,6 +253,21 @@ class Simulation:
                 assert self.outcome is None
                 self.outcome = action.outcome
                 self.finished_at = self.now
+
+    def _answer(self, ranks, query):
+        self.queries.append((self.now, query.detail, ranks))
+        for rank in ranks if self.answers else ():
+            stacks = {"stacks": self.stacks.get(rank, ""), "kernel_wait": "futex_wait_queue"}
+            reply = RankReply(
+                rank,
+                query.number,
+                self.now,
+                cpu_seconds=self.cpu(self.now),
+                bytes_written=self.written(self.now),
+                flight=self.flights.get(rank, Flight()),
+                **(stacks if query.detail.needs_signal else {}),
+            )
+            self._later(0.1 if query.detail.needs_signal else 0.002, reply)
 
     def _later(self, seconds, event):
         self._due.append((self.now + seconds, next(self._number), event))

@@ -17,20 +17,18 @@ from jaxrun.analysis.verdict.verdict import to_json
 from jaxrun.controller.head.agent_registry import AgentRegistry
 from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head
-from jaxrun.controller.head.timeouts import TimeLimits
+from jaxrun.controller.head.head_state import TimeLimits
 from jaxrun.controller.supervisor.dispatch import Dispatcher
-from jaxrun.controller.supervisor.snapshot_collection import SnapshotCollections
 from jaxrun.errors import ProtocolError
 from jaxrun.node.channel.connection import AGENT_TO_HEAD
 from jaxrun.protocol.agent_messages import FirstOutput, OutputChunk, StreamEnded, WorkerExited, WorkerSpawned
 from jaxrun.protocol.codec import MessageDecoder, encode
-from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, ProgramDetailsRequest, SnapshotReply
+from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, ProgramDetailsRequest, RankQuery, RankReply
 from jaxrun.protocol.worker_messages import CoordinatorReady, Done
 from jaxrun.records.event_log.actions import (
     Finish,
     Send,
     SignalRanks,
-    TakeSnapshot,
 )
 from jaxrun.records.event_log.event_checks import check_event
 from jaxrun.records.event_log.events import (
@@ -81,14 +79,6 @@ FLIGHT_FIELDS = {
     "trouble": TEXTS,
     "agreed": st.tuples(INTS, FLOATS),
 }
-VITALS_FIELDS = {
-    "time": FLOATS,
-    "cpu_seconds": FLOATS,
-    "memory_bytes": INTS,
-    "kernel_wait": TEXTS,
-    "gpu_percent": FLOATS,
-    "gpu_bytes": INTS,
-}
 ARRAYS = st.lists(st.lists(TEXTS, min_size=3, max_size=3), max_size=2)
 DETAILS_FIELDS = {"source": TEXTS, "arguments": ARRAYS, "results": ARRAYS, "mesh": TEXTS, "text": TEXTS}
 
@@ -105,9 +95,7 @@ VALUES = {
     "bool": st.booleans(),
     "str": TEXTS,
     "WorkerStage": st.sampled_from(["start", "join", "prove", "program"]),
-    "SnapshotPurpose": st.sampled_from(["show", "keep", "timeout", "early-exit", "progress", "stall", "late"]),
     "Flight": some(FLIGHT_FIELDS),
-    "RankVitals": some(VITALS_FIELDS),
     "ProgramDetails": some(DETAILS_FIELDS),
     "tuple[int, ...]": st.lists(INTS, max_size=3),
     "tuple[str, ...]": st.lists(TEXTS, max_size=2),
@@ -134,9 +122,6 @@ def messages_of(kind):
             values[name] = NAMED[name] if name in NAMED and name != "rank" else VALUES.get(annotation, st.nothing())
             if name == "rank":
                 values[name] = st.just(rank)
-            elif annotation.startswith("Mapping[int, "):
-                inner = VALUES[annotation.removeprefix("Mapping[int, ").removesuffix("]")]
-                values[name] = st.dictionaries(st.just(str(rank)), inner, max_size=1)
         content = st.fixed_dictionaries(values).map(lambda content: {"v": 1, "type": kind.__name__, **content})
         return st.tuples(st.just(rank), content)
 
@@ -154,7 +139,7 @@ LAUNCHER_EVENTS = st.one_of(
     st.builds(TerminalLine, TEXTS),
 )
 STEPS = st.lists(st.one_of(MESSAGES, MESSAGES, MESSAGES, LAUNCHER_EVENTS, st.floats(0.0, 9.0)), max_size=25)
-ANSWERS = st.lists(messages_of(SnapshotReply), min_size=1, max_size=4)
+ANSWERS = st.lists(messages_of(RankReply), min_size=1, max_size=4)
 DETAILS = st.lists(messages_of(ProgramDetailsReply), min_size=1, max_size=2)
 
 
@@ -190,7 +175,6 @@ class Job:
             no_terminal="" if terminal else "it has none",
         )
         self.dispatcher = Dispatcher(head, Files(), lambda: self.now)
-        self.snapshots = SnapshotCollections(lambda: self.now)
         self.answers = self.details = None
 
     def receive(self, rank, content):
@@ -202,10 +186,7 @@ class Job:
         except ProtocolError as error:
             assert str(error)
             return
-        if isinstance(message, SnapshotReply):
-            self.handle(*self.snapshots.add(message))
-        else:
-            self.handle(message)
+        self.handle(message)
 
     def handle(self, *events):
         for event in events:
@@ -213,17 +194,12 @@ class Job:
 
     def wait(self, seconds):
         until, turns = self.now + seconds, 0
-        while (at := self._next()) is not None and at <= until:
+        while (at := self.dispatcher.deadline()) is not None and at <= until:
             turns += 1
             assert turns < 3000, "it wakes for nothing"
             self.now = max(self.now, at)
-            self.handle(*self.snapshots.expire())
             self._execute(self.dispatcher.handle_timeouts())
         self.now = until
-
-    def _next(self):
-        deadlines = (self.dispatcher.deadline(), self.snapshots.deadline())
-        return min((at for at in deadlines if at is not None), default=None)
 
     def _execute(self, actions):
         for action in actions:
@@ -231,11 +207,10 @@ class Job:
             match action:
                 case Send(ranks=ranks, message=ProgramDetailsRequest()):
                     self._answer(ranks, self.details, program=action.message.program)
+                case Send(ranks=ranks, message=RankQuery()):
+                    self._answer(ranks, self.answers, number=action.message.number)
                 case Send():
                     encode(action.message)
-                case TakeSnapshot():
-                    self.handle(*self.snapshots.start(action))
-                    self._answer(action.ranks, self.answers, purpose=action.purpose.value)
                 case SignalRanks(signum=9, ranks=ranks) if self.reports_kills:
                     self.handle(*(WorkerExited(rank, -9) for rank in ranks))
                 case Finish():
@@ -245,12 +220,7 @@ class Job:
     def _answer(self, ranks, contents, **asked):
         for rank in ranks if contents else ():
             _, content = next(contents)
-            at_rank = {
-                name: {str(rank): one for one in value.values()}
-                for name, value in content.items()
-                if isinstance(value, dict) and name != "details"
-            }
-            self.receive(rank, {**content, **at_rank, **({"rank": rank} if "rank" in content else {}), **asked})
+            self.receive(rank, {**content, "rank": rank, **asked})
 
 
 def regular_events(registry):

@@ -7,10 +7,9 @@ from simulation import job_spec, report
 
 from jaxrun.analysis.verdict.decide import decide
 from jaxrun.controller.head.agent_registry import AgentRegistry
-from jaxrun.controller.head.attempt import JobPhase
 from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head
-from jaxrun.controller.head.timeouts import TimeLimits
+from jaxrun.controller.head.head_state import JobPhase, TimeLimits
 from jaxrun.protocol.agent_messages import AgentConnected, AgentSignalled, StartFailed, WorkerExited, WorkerSpawned
 from jaxrun.protocol.worker_messages import Exit, Join, Run
 from jaxrun.records.event_log.events import AgentLost

@@ -36,7 +36,7 @@ from jaxrun.protocol.agent_messages import (
 from jaxrun.protocol.auth import ClientHandshake
 from jaxrun.protocol.codec import encode
 from jaxrun.protocol.settings import WorkerSettings
-from jaxrun.protocol.snapshot_messages import SnapshotPurpose, SnapshotReply
+from jaxrun.protocol.snapshot_messages import RankReply
 from jaxrun.protocol.worker_messages import Done, Run
 from jaxrun.records.event_log.actions import Finish, Send
 from jaxrun.records.event_log.events import AgentLost
@@ -207,13 +207,12 @@ def test_of_two_connections_of_an_agent_that_counts_on_which_it_speaks(server, u
     assert [type(event) for event in server.events] == [AgentReport, AgentLost]
 
 
-SNAPSHOT = SnapshotReply(SnapshotPurpose.SHOW, {}, {}, {}, call_counters={0: (1,)})
 NONSENSE = {
     "no JSON": (struct.pack("!I", 1) + b"{", "a frame is not JSON"),
     "an unknown type": (frame({"v": 1, "type": "Shell", "command": "true"}), "of no known type"),
     "a giant": (struct.pack("!I", 2**32 - 1), "announces 4294967295 bytes"),
     "the end of another rank": (encode(Done(0, 1.0)), "a Done for another rank than 1, its own"),
-    "another rank's calls": (encode(SNAPSHOT), "a SnapshotReply for another rank than 1"),
+    "another rank's calls": (encode(RankReply(0, 7)), "a RankReply for another rank than 1"),
     "no signal": (encode(AgentSignalled(1, 4711)), "that no process can mean"),
     "no exit status": (encode(WorkerExited(1, 2**70)), "that no process can mean"),
     "no kind of fault": (encode(FaultNotInjected(1, "melt", "too hot")), "that no process can mean"),

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from jaxrun.controller.head.attempt import JobPhase
 from jaxrun.controller.head.debugger import HANDOVER_S
+from jaxrun.controller.head.head_state import JobPhase
 from jaxrun.protocol.debugger_messages import (
     DebuggerClosed,
     DebuggerDecision,

@@ -194,14 +194,14 @@ def test_a_finished_rank_is_not_missed_in_calls_that_it_made(record):
 def test_recorders_are_read_more_and_more_rarely(record):
     record.flights = {rank: flight("a", "b") for rank in range(3)}
     record.wait(300)
-    times = [round(time) for time, purpose, _ in record.snapshots if purpose == "lockstep"]
+    times = [round(time) for time, detail, _ in record.queries if detail == "calls"]
     assert times[:4] == [1, 3, 5, 8] and 30 <= times[-1] - times[-2] <= 31 and not record.printed
 
 
 def test_histories_that_differ_are_found_while_the_job_runs(record):
     record.flights = same(flight("a", "a", "b"), flight("a", "b", "a"), 2)
     record.wait(2)
-    assert [ranks for _, purpose, ranks in record.snapshots if purpose == "history"] == [(0, 2)]
+    assert [ranks for _, detail, ranks in record.queries if detail == "history"] == [(0, 2)]
     assert len(record.printed) == 1 and "cross-process call #2" in record.lines[0] and record.outcome is None
     record.wait(100)
     assert len(record.printed) == 1
@@ -324,14 +324,14 @@ def test_an_error_of_its_own_stays_the_headline(record):
 def test_a_rank_that_went_on_without_a_finished_one_is_stopped_soon(record):
     record.stacks = {0: IN_JAX, 1: IN_JAX}
     entered = PendingCall(ALL, 2, 1, 1, 3.0)
-    record.flights = {0: flight("a", pending=entered), 1: flight("a", pending=entered)}
+    record.flights = {0: flight("a", pending=entered), 1: flight("a", pending=entered), 2: flight("a")}
     record.handle(RecorderSnapshot(2, flight("a"))).done(2).wait(8)
     assert record.outcome.reason == "early-exit" and record.outcome.decided_at < 4
 
 
 def test_off_reads_nothing(simulate):
     job = simulate(3, lockstep="off").run().wait(1000)
-    assert not job.snapshots and job.head.deadline() is None
+    assert not job.queries and job.head.deadline() is None
 
 
 # ---- scale

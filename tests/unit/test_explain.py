@@ -24,7 +24,7 @@ from jaxrun.protocol.agent_messages import (
     WorkerSpawned,
 )
 from jaxrun.protocol.requests import OverviewRequest, StacksRequest
-from jaxrun.protocol.snapshot_messages import SnapshotPurpose, SnapshotReply
+from jaxrun.protocol.snapshot_messages import RankDetail, RankQuery, RankReply
 from jaxrun.protocol.worker_messages import (
     ChildForked,
     CoordinatorReady,
@@ -40,7 +40,6 @@ from jaxrun.records.event_log.actions import (
     PrintLine,
     Send,
     SignalRanks,
-    TakeSnapshot,
 )
 from jaxrun.records.event_log.events import (
     AgentLost,
@@ -252,7 +251,7 @@ def test_an_event_is_kept_in_a_form_that_json_takes(event, entry):
 
 NOT_KEPT = [
     Tick(),
-    SnapshotReply(SnapshotPurpose.SHOW, {}, {}, {}),
+    RankReply(0, 7),
     CoordinatorReady(0, "h:1"),
     Requested("1", OverviewRequest()),  # who only looks leaves no trace
 ]
@@ -270,7 +269,7 @@ def test_of_the_actions_only_signals_and_faults_are_kept():
         {"fault": "pause", "ranks": [0, 2]},
     )
     assert event_log.action_entry(SignalRanks((0, 2), signal.SIGKILL)) == ("stop", None, {"signal": 9, "ranks": [0, 2]})
-    for action in (PrintLine("x"), Send((0,), Exit()), TakeSnapshot((0,), SnapshotPurpose.SHOW)):
+    for action in (PrintLine("x"), Send((0,), Exit()), Send((0,), RankQuery(7, RankDetail.STACKS))):
         assert event_log.action_entry(action) is None
 
 

@@ -8,12 +8,12 @@ from simulation import IN_JAX, IN_QUEUE
 from jaxrun.analysis.diagnosis.job_outcome import EndReason
 from jaxrun.analysis.verdict.decide import decide
 from jaxrun.analysis.verdict.report import format_report
-from jaxrun.controller.head.attempt import JobPhase
+from jaxrun.controller.head.head_state import JobPhase
 from jaxrun.controller.head.shutdown import UNANSWERED_HURRY_S, UNANSWERED_S
 from jaxrun.protocol.requests import StacksRequest
-from jaxrun.protocol.snapshot_messages import SnapshotPurpose, SnapshotReply
+from jaxrun.protocol.snapshot_messages import RankDetail, RankQuery, RankReply
 from jaxrun.protocol.worker_messages import Exit
-from jaxrun.records.event_log.actions import AnswerRequests, TakeSnapshot
+from jaxrun.records.event_log.actions import AnswerRequest, Send
 from jaxrun.records.event_log.events import LauncherSignalled, Requested
 
 TERMINAL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -99,18 +99,18 @@ def test_stacks_are_requested_only_from_ranks_that_can_show_them(simulate):
     # To a worker without its fault handler, the signal that asks is deadly.
     job = simulate(3).spawn()
     job.handle(job.hello(1))
-    assert job.head.handle(LauncherSignalled(signal.SIGQUIT), 0.0) == [TakeSnapshot((1,), SnapshotPurpose.SHOW)]
+    assert job.head.handle(LauncherSignalled(signal.SIGQUIT), 0.0) == [Send((1,), RankQuery(1, RankDetail.STACKS))]
 
 
-def test_requests_for_stacks_are_answered_together_and_c_frames_apart(simulate):
+def test_each_request_for_stacks_gets_its_answer_and_c_frames_if_it_asks_for_them(simulate):
     job = simulate(1).run()
-    native, plain = TakeSnapshot((0,), SnapshotPurpose.NATIVE), TakeSnapshot((0,), SnapshotPurpose.KEEP)
-    assert job.head.handle(Requested("1", StacksRequest(native=True)), 0.0) == [native]
-    assert job.head.handle(Requested("2", StacksRequest(native=True)), 0.0) == [native]
-    assert job.head.handle(Requested("3", StacksRequest()), 0.0) == [plain]
-    reply = SnapshotReply(SnapshotPurpose.NATIVE, {0: IN_JAX}, {0: "futex"}, {0: 1.0}, native_stacks={0: "gloo"})
-    (answered,) = job.head.handle(reply, 0.0)
-    assert isinstance(answered, AnswerRequests) and answered.numbers == ("1", "2")
+    native, plain = RankQuery(1, RankDetail.NATIVE_STACKS), RankQuery(2, RankDetail.STACKS)
+    assert job.head.handle(Requested("a", StacksRequest(native=True)), 0.0) == [Send((0,), native)]
+    assert job.head.handle(Requested("b", StacksRequest()), 0.0) == [Send((0,), plain)]
+    (answered,) = job.head.handle(RankReply(0, 2, stacks=IN_JAX), 0.0)
+    assert isinstance(answered, AnswerRequest) and answered.number == "b" and answered.answer.content.natives is None
+    (answered,) = job.head.handle(RankReply(0, 1, stacks=IN_JAX, native_stacks="gloo"), 0.0)
+    assert isinstance(answered, AnswerRequest) and answered.number == "a"
     snapshot = answered.answer.content
     assert snapshot.natives == {0: "gloo"} and snapshot.dumps == {0: IN_JAX}
 
@@ -224,5 +224,5 @@ def test_late_ranks_are_named_also_where_their_stacks_come_after_they_were_kille
     job = with_stuck_rank_1(simulate).run().interrupt(signal.SIGINT)
     job.answers = False
     job.handle(job.failure(0, "KeyboardInterrupt", "", 130)).wait(6.5)
-    job.handle(SnapshotReply(SnapshotPurpose.LATE, {1: ""}, {1: ""}, {}))
+    job.wait(1.5)  # so long is waited for its stacks
     assert job.lines[-1].startswith("rank 1 (h2) did not end within 6 s; sent SIGTERM and SIGKILL")

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from jaxrun.controller.head.attempt import JobPhase
+from jaxrun.controller.head.head_state import JobPhase
 from jaxrun.controller.head.interruption import REPEATED_SIGNAL_S
 from jaxrun.controller.head.worker_table import WorkerTable
 from jaxrun.protocol.agent_messages import WorkerExited

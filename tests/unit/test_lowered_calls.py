@@ -1,16 +1,9 @@
-"""Calls that ranks announce before their programs are compiled, and ranks that do not come to them."""
-
-from dataclasses import replace
+"""Calls that ranks announce before their programs are compiled."""
 
 import pytest
-from calls_by_hand import ALL, call, flight, lowered, sent
+from calls_by_hand import call, lowered, sent
 
-from jaxrun.controller.head.compile_waits import COMPILE_WAIT_S
-from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.worker_messages import CallMismatch, Proceed
-
-AT_WORK = 'Thread 0x1 (most recent call first):\n  File "/home/me/data.py", line 31 in __next__\n'
-
 
 # ---- strict
 
@@ -92,62 +85,3 @@ def test_ranks_may_come_to_a_failed_compilation_at_different_times(record):
 def test_a_program_that_was_lowered_in_another_order_may_still_come(record):
     record.handle(lowered(0, code="of a thread"), lowered(1), lowered(2)).wait(0.05).handle(lowered(0)).wait(100)
     assert not record.printed
-
-
-# ---- ranks that do not come
-
-
-def compile_wait(job, compiling=True, **made):
-    """Ranks 0 and 1 have lowered call 3; the flight of rank 2 shows what it has done."""
-    busy = replace(flight("a", "b"), compiling=("jit(step)", 1.0) if compiling else None)
-    job.flights = {0: busy, 1: busy, 2: flight(*made.get("calls", "ab"))}
-    job.stacks = {2: AT_WORK}
-    return job.handle(lowered(0, 3), lowered(1, 3))
-
-
-def test_a_rank_that_never_lowers_the_program_is_named(record):
-    compile_wait(record).wait(COMPILE_WAIT_S - 0.5)
-    assert not record.printed
-    record.wait(1)
-    assert record.lines == [
-        "rank 2 has not come to call #3, jit(step) at train.py:9, which ranks 0-1 lowered 10 s ago: "
-        "it has made 2 calls and is at data.py:31 __next__"
-    ]
-    record.wait(100)
-    assert len(record.lines) == 1
-
-
-def test_so_is_one_in_strict_mode(strict):
-    strict.flights = {0: flight("a"), 2: flight("a")}
-    strict.handle(lowered(0, 2, waits=True), lowered(1, 2, waits=True)).wait(COMPILE_WAIT_S + 1)
-    assert len(strict.lines) == 1 and strict.lines[0].startswith("rank 2 has not come to call #2, jit(step)")
-
-
-@pytest.mark.parametrize(
-    ("compiling", "calls"),
-    [(True, "abc"), (False, "ab")],
-    ids=["it has made the call of a program that it knows", "the compilation is over"],
-)
-def test_nobody_is_named_where_nothing_waits(record, compiling, calls):
-    compile_wait(record, compiling, calls=calls).wait(100)
-    assert not record.printed
-
-
-def test_a_rank_whose_recorder_is_not_read_is_not_named(record):
-    compile_wait(record)
-    record.flights = {0: Flight()}
-    record.wait(100)
-    assert not record.printed
-
-
-def test_a_rank_that_comes_late_is_not_named(record):
-    compile_wait(record).wait(9).handle(lowered(2, 3)).wait(100)
-    assert not record.printed
-    assert record.handle(*(call(rank, 3, waits=False) for rank in range(3))).wait(1).lines == []
-
-
-def test_only_ranks_of_the_group_are_missing(record):
-    for rank in (0, 1):
-        record.handle(replace(lowered(rank), group="0-1"))
-    record.wait(100)
-    assert not record.printed and ALL == "0-2"

@@ -180,10 +180,7 @@ REFUSED = [
     (of_type("Join", address=1), "Join.address must be of type str, not 1"),
     (of_type("Done", rank=True, time=1), "Done.rank must be of type int, not True"),
     (of_type("Done", rank=1, time=10**400), "Done.time must be of type float"),
-    (
-        of_type("SnapshotReply", purpose="show", kernel_waits={}, cpu_seconds={}, stacks={"9" * 5000: ""}),
-        "SnapshotReply.stacks must be of type",
-    ),
+    (of_type("ProbePeers", addresses={"9" * 5000: ""}, cookies={}, hosts={}), "ProbePeers.addresses must be"),
 ]
 
 

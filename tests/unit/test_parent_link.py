@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from jaxrun.controller.head.attempt import JobPhase
+from jaxrun.controller.head.head_state import JobPhase
 from jaxrun.controller.supervisor.parent_link import ParentLink
 from jaxrun.errors import UsageError
 from jaxrun.protocol.names import CONTROL_FD

@@ -21,9 +21,9 @@ from jaxrun.protocol.agent_messages import (
     WorkerExited,
     WorkerSpawned,
 )
-from jaxrun.protocol.snapshot_messages import SnapshotRequest
+from jaxrun.protocol.snapshot_messages import RankDetail, RankQuery
 from jaxrun.protocol.worker_messages import Done, Run
-from jaxrun.records.event_log.actions import Send, SignalRanks, TakeSnapshot
+from jaxrun.records.event_log.actions import Send, SignalRanks
 from jaxrun.records.event_log.events import LauncherSignalled
 from jaxrun.records.output import relay as relay_module
 from jaxrun.records.output.drain import Pipe, drain
@@ -219,7 +219,7 @@ def test_chunks_come_before_the_exit_in_the_order_of_their_writing(connections):
 
 MESSAGES = [
     (SignalWorker(15), [SignalRanks((2,), 15)]),
-    (SnapshotRequest("early"), [TakeSnapshot((2,), "early")]),
+    (RankQuery(7, RankDetail.STACKS), [Send((2,), RankQuery(7, RankDetail.STACKS))]),
     (Run(), [Send((2,), Run())]),
     (Shutdown(75), [Shutdown(75)]),
     (OutputCredit(5), []),

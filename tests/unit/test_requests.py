@@ -3,11 +3,12 @@
 import pytest
 
 from jaxrun.analysis.diagnosis.overview import Overview
-from jaxrun.controller.head.attempt import JobPhase
-from jaxrun.protocol.flight import DispatchedCall, Flight
+from jaxrun.analysis.lockstep.profile_plan import ProfiledCalls, calls_per_step, plan_profile
+from jaxrun.controller.head.head_state import JobPhase
+from jaxrun.protocol.flight import DispatchedCall, Flight, PendingCall
 from jaxrun.protocol.flight_file import COMPILATIONS, EVERY_CALL
 from jaxrun.protocol.requests import AnswerState, OverviewRequest, ProfileRequest
-from jaxrun.protocol.snapshot_messages import SnapshotPurpose
+from jaxrun.protocol.snapshot_messages import RankDetail
 from jaxrun.protocol.worker_messages import ProfileCalls, ProfileEnded
 from jaxrun.records.event_log.events import AgentLost, Requested
 
@@ -24,7 +25,7 @@ def test_a_job_that_starts_is_answered_for_the_processes_that_there_are(simulate
     job = simulate(3)
     job.spawn(0, 1)
     job.handle(Requested("1", OverviewRequest())).wait(0.2)
-    assert job.snapshots[-1][1:] == (SnapshotPurpose.OVERVIEW, (0, 1))
+    assert job.queries[-1][1:] == (RankDetail.VITALS, (0, 1))
     assert (overview(job).phase, overview(job).live, overview(job).ends) == ("starting", (0, 1), {})
 
 
@@ -144,3 +145,61 @@ def test_a_job_that_ends_is_not_profiled(job):
 def test_a_job_that_fails_before_its_calls_are_known_answers(job):
     job.handle(Requested("1", REQUEST), *(AgentLost(rank, "gone") for rank in range(3)))
     assert last_answer(job).state is AnswerState.REFUSED and last_answer(job).text == "ranks 0-2: it ended before"
+
+
+# ---- which calls are profiled
+
+
+def calls_made(made, *, group="0-3", per_second=10.0, pattern=(1,), pending=None, **more):
+    first = max(1, made - 15)
+    calls = tuple(
+        DispatchedCall(n / per_second, group, n, n, pattern[n % len(pattern)], 7) for n in range(first, made + 1)
+    )
+    return Flight(EVERY_CALL, calls=calls, call_counts={group: made, **more}, pending=pending)
+
+
+def test_all_ranks_profile_the_same_calls_once_the_order_has_had_its_time():
+    flights = {0: calls_made(100), 1: calls_made(103), 2: calls_made(99)}
+    assert plan_profile(flights, range(3), 5, 1.0) == (ProfiledCalls("0-3", 114, 118, (0, 1, 2)),)
+    assert plan_profile(flights, range(3), 5, 4.0) == (ProfiledCalls("0-3", 144, 148, (0, 1, 2)),)
+
+
+def test_ranks_whose_steps_are_slow_do_not_wait_for_many_of_them():
+    (slow,) = plan_profile({0: calls_made(100, per_second=0.01)}, (0,), 1, 1.0)
+    assert (slow.first, slow.last) == (103, 103)
+
+
+def test_a_rank_that_has_entered_a_call_counts_as_there():
+    entered = PendingCall("0-3", 101, 1, 7, 10.1)
+    (planned,) = plan_profile({0: calls_made(100), 1: calls_made(100, pending=entered)}, (0, 1), 1, 0.0)
+    assert planned.first == 104
+
+
+def test_a_step_has_as_many_calls_as_it_takes_until_they_repeat_themselves():
+    (planned,) = plan_profile({0: calls_made(100, pattern=(1, 1, 2))}, (0,), 4, 0.0)
+    assert planned.last - planned.first + 1 == 12
+
+
+@pytest.mark.parametrize(
+    ("calls", "period"),
+    [("", 1), ("a", 1), ("aa", 1), ("ab", 1), ("abab", 2), ("babab", 2), ("aabaab", 3), ("aaaab", 1), ("xabab", 1)],
+)
+def test_how_many_calls_a_step_has(calls, period):
+    assert calls_per_step([(ord(call), 0) for call in calls]) == period
+
+
+def test_each_rank_is_profiled_by_its_largest_group():
+    flights = {
+        0: calls_made(50, group="0-1", **{"0-3": 0}),
+        1: calls_made(50, group="0-1"),
+        2: calls_made(9, group="2-3"),
+    }
+    flights[3] = calls_made(9, group="2-3", **{"3,7": 2})
+    groups = [(part.group, part.ranks) for part in plan_profile(flights, range(4), 1, 1.0)]
+    assert groups == [("0-1", (0, 1)), ("2-3", (2, 3))]
+
+
+@pytest.mark.parametrize("other", [Flight(), Flight(EVERY_CALL), Flight(EVERY_CALL, call_counts={"0-3": 0})])
+def test_nothing_is_planned_before_all_have_made_a_call(other):
+    assert plan_profile({0: calls_made(5), 1: other}, (0, 1), 5, 1.0) == ()
+    assert plan_profile({0: calls_made(5)}, (0, 1), 5, 1.0) == ()

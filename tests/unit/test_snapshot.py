@@ -1,17 +1,15 @@
-"""A snapshot of the ranks: collected from the answers of many agents, formatted, and written and read back."""
-
-from dataclasses import replace
+"""A snapshot of the ranks: made of the replies of many agents, formatted, and written and read back."""
 
 import pytest
 
 from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.diagnosis.stacks import NATIVE_STACKS_TIMEOUT_S
 from jaxrun.analysis.verdict.stack_text import format_snapshot
-from jaxrun.controller.supervisor.snapshot_collection import SnapshotCollections
+from jaxrun.controller.head.queries import RankQueries, flights_of
 from jaxrun.protocol.flight import DispatchedCall, Flight, PendingCall, ProgramInfo
 from jaxrun.protocol.flight_file import EVERY_CALL
-from jaxrun.protocol.snapshot_messages import SnapshotPurpose, SnapshotReply
-from jaxrun.records.event_log.actions import TakeSnapshot
+from jaxrun.protocol.snapshot_messages import RankDetail, RankQuery, RankReply
+from jaxrun.records.event_log.actions import PrintLine, Send
 
 HOSTS = {0: "h1", 1: "h1", 2: "h2", 3: "h2"}
 IN_JAX = """Thread 0x1 (most recent call first):
@@ -75,80 +73,53 @@ def test_without_recorders_there_are_only_stacks():
     assert rows[1].endswith("in JAX: _value") and format_snapshot(look({}, {})) == ""
 
 
-# ---- the answers of agents
+# ---- the replies of agents
 
-SHOW, EARLY_EXIT, HISTORY = SnapshotPurpose.SHOW, SnapshotPurpose.EARLY_EXIT, SnapshotPurpose.HISTORY
-PROGRESS = SnapshotPurpose.PROGRESS
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self):
-        return self.now
+STACKS, CALLS, NATIVE = RankDetail.STACKS, RankDetail.CALLS, RankDetail.NATIVE_STACKS
 
 
 @pytest.fixture
-def clock():
-    return Clock()
+def queries():
+    return RankQueries(has_fault_handler=lambda rank: rank != 1)
 
 
-@pytest.fixture
-def collections(clock):
-    return SnapshotCollections(clock)
+def ask(queries, ranks, detail, now=100.0):
+    """Ask, and return the list to which the replies come."""
+    came = []
+
+    def then(replies, now):
+        came.append(replies)
+        return [PrintLine("done")]
+
+    assert queries.ask(ranks, detail, then, now) == [Send(ranks, RankQuery(1, detail))]
+    return came
 
 
-def flights(*ranks):
-    return {rank: Flight(trouble=f"of rank {rank}") for rank in ranks}
+def test_a_query_is_complete_when_all_have_replied(queries):
+    came = ask(queries, (0, 3), STACKS)
+    assert 100.5 < queries.deadline() < 105.0
+    assert queries.handle(RankReply(0, 9), 100.1) == []  # of a query that nobody knows
+    for reply in (RankReply(3, 1, stacks="stack"), RankReply(3, 1, stacks="again"), RankReply(2, 1)):
+        assert queries.handle(reply, 100.1) == []
+    assert queries.handle(RankReply(0, 1), 100.1) == [PrintLine("done")]
+    assert came == [{0: RankReply(0, 1), 3: RankReply(3, 1, stacks="stack")}]
+    assert queries.deadline() is None and queries.handle(RankReply(0, 1), 100.1) == []
 
 
-def reply(purpose, rank):
-    return SnapshotReply(purpose, {rank: "stack"}, {rank: "futex"}, {rank: 1.0}, flights=flights(rank))
+def test_a_rank_that_does_not_reply_in_time_has_an_empty_reply_and_no_calls(queries):
+    came = ask(queries, (0, 3), CALLS)
+    queries.handle(RankReply(3, 1), 100.1)
+    assert queries.expire(101.0) == [] and queries.expire(queries.deadline()) == [PrintLine("done")]
+    assert came == [{0: RankReply(0), 3: RankReply(3, 1)}] and flights_of(came[0]) == {3: Flight()}
+    assert queries.handle(RankReply(0, 1), 102.0) == []
 
 
-def test_a_snapshot_is_complete_when_all_have_answered(collections):
-    assert collections.start(TakeSnapshot((0, 3), SHOW)) == []
-    assert 100.5 < collections.deadline() < 105.0
-    assert collections.add(reply(EARLY_EXIT, 0)) == []  # nobody waits for it any more
-    assert collections.add(reply(SHOW, 3)) == []
-    stacks, waits, cpu = {0: "stack", 3: "stack"}, {0: "futex", 3: "futex"}, {0: 1.0, 3: 1.0}
-    assert collections.add(reply(SHOW, 0)) == [SnapshotReply(SHOW, stacks, waits, cpu, flights=flights(0, 3))]
-    assert collections.deadline() is None
+def test_c_frames_take_longer(queries):
+    ask(queries, (3,), NATIVE)
+    assert queries.deadline() > 100.0 + NATIVE_STACKS_TIMEOUT_S
 
 
-def test_a_rank_that_does_not_answer_in_time_has_no_stacks(collections, clock):
-    collections.start(TakeSnapshot((0, 3), SHOW))
-    collections.add(reply(SHOW, 3))
-    assert collections.expire() == []
-    clock.now = collections.deadline()
-    stacks, waits, cpu = {0: "", 3: "stack"}, {0: "", 3: "futex"}, {0: 0.0, 3: 1.0}
-    assert collections.expire() == [SnapshotReply(SHOW, stacks, waits, cpu, flights=flights(3))]
-    assert collections.add(reply(SHOW, 0)) == []
-
-
-def test_a_snapshot_of_recorders_has_flights_alone(collections):
-    collections.start(TakeSnapshot((3,), HISTORY))
-    only_flights = SnapshotReply(HISTORY, {}, {}, {}, flights=flights(3))
-    assert collections.add(only_flights) == [only_flights]
-
-
-def test_a_snapshot_of_progress_has_no_stacks(collections):
-    collections.start(TakeSnapshot((0, 3), PROGRESS))
-    replies = [SnapshotReply(PROGRESS, {}, {}, {r: 1.5}, {r: 7}, {r: 9}, {r: (4, 0, 2, 0)}) for r in (0, 3)]
-    assert collections.add(replies[0]) == []
-    both = {0: (4, 0, 2, 0), 3: (4, 0, 2, 0)}
-    assert collections.add(replies[1]) == [
-        SnapshotReply(PROGRESS, {}, {}, {0: 1.5, 3: 1.5}, {0: 7, 3: 7}, {0: 9, 3: 9}, both)
-    ]
-
-
-def test_c_frames_take_longer(collections):
-    collections.start(TakeSnapshot((3,), SnapshotPurpose.NATIVE))
-    assert collections.deadline() > 100.0 + NATIVE_STACKS_TIMEOUT_S
-    native = {3: "gloo::allreduce"}
-    (result,) = collections.add(replace(reply(SnapshotPurpose.NATIVE, 3), native_stacks=native))
-    assert result.native_stacks == native
-
-
-def test_a_snapshot_of_no_ranks_is_complete_at_once(collections):
-    assert collections.start(TakeSnapshot((), SHOW)) == [SnapshotReply(SHOW, {}, {}, {})]
+def test_where_no_rank_can_reply_nothing_is_waited_for(queries):
+    assert queries.ask((1,), STACKS, lambda replies, now: [PrintLine(f"{replies} {now}")], 7.0) == [PrintLine("{} 7.0")]
+    assert queries.deadline() is None
+    assert queries.ask((1,), CALLS, lambda replies, now: [], 7.0) == [Send((1,), RankQuery(1, CALLS))]

@@ -10,7 +10,7 @@ import pytest
 from jaxrun.controller.head.stall_detector import StallDetector
 from jaxrun.protocol.flight import DispatchedCall, Flight
 from jaxrun.protocol.flight_file import EVERY_CALL
-from jaxrun.protocol.snapshot_messages import SnapshotPurpose, SnapshotReply
+from jaxrun.protocol.snapshot_messages import RankReply
 
 SITE = "/v/lib/python3.13/site-packages"
 SLEEPS, RUNS, LOCKED = "hrtimer_nanosleep", "0", "futex_do_wait"
@@ -67,7 +67,7 @@ class Clock:
         self.made = dict.fromkeys(self.ranks, 0)
         self.compiling = set()
         self.told = []  # times
-        self.asked = []  # purposes
+        self.asked = []  # whether for stacks
         self.over_at = None
         self.last = None
 
@@ -75,8 +75,8 @@ class Clock:
         until = self.now + seconds
         while self.now + self.stall.next_check_s <= until:
             self.now += self.stall.next_check_s
-            self.asked.append(self.stall.purpose)
-            self.last = self.stall.update(self._reply(), self.now)
+            self.asked.append(self.stall.wants_stacks)
+            self.last = self.stall.update({rank: self._reply(rank) for rank in self.ranks}, self.now)
             if self.last.is_told:
                 self.told.append(self.now)
             if self.last.is_over:
@@ -85,18 +85,17 @@ class Clock:
         self.now = until
         return self
 
-    def _reply(self):
-        with_stacks = self.stall.purpose is SnapshotPurpose.STALL
-        shown = self.ranks if with_stacks else {}
-        return SnapshotReply(
-            self.stall.purpose,
-            stacks={rank: stack for rank, (stack, _) in shown.items()},
-            kernel_waits={rank: wait for rank, (_, wait) in shown.items()},
-            cpu_seconds={rank: self.cpu[rank] * self.now for rank in self.ranks},
-            bytes_written={rank: self.written[rank] for rank in self.ranks},
-            file_bytes={rank: int(self.files[rank] * self.now) for rank in self.ranks},
-            call_counters={rank: (self.made[rank],) for rank in self.ranks},
-            flights={rank: self._flight(rank) for rank in shown},
+    def _reply(self, rank):
+        (stacks, wait), flight = self.ranks[rank], self._flight(rank)
+        shown = {"stacks": stacks, "kernel_wait": wait, "flight": flight} if self.stall.wants_stacks else {}
+        return RankReply(
+            rank,
+            number=1,
+            cpu_seconds=self.cpu[rank] * self.now,
+            bytes_written=self.written[rank],
+            file_bytes=int(self.files[rank] * self.now),
+            call_counters=(self.made[rank],),
+            **shown,
         )
 
     def _flight(self, rank):
@@ -182,8 +181,8 @@ def test_output_and_calls_are_progress(sign):
     for _ in range(30):
         getattr(job, sign)[1] += 1
         job.wait(10)
-    assert job.told == [] and set(job.asked) == {SnapshotPurpose.PROGRESS}  # only a silent job gets signals
-    assert job.wait(60).told and job.asked[-1] is SnapshotPurpose.STALL
+    assert job.told == [] and not any(job.asked)  # only a silent job gets signals
+    assert job.wait(60).told and job.asked[-1]
 
 
 def test_a_job_that_stalls_again_and_again_is_told_of_less_and_less():

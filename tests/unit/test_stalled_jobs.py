@@ -12,8 +12,8 @@ from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.verdict.decide import decide
 from jaxrun.analysis.verdict.stall_notice import format_stall_notice
 from jaxrun.cli.make_job import make_job
-from jaxrun.controller.head.early_exit_detector import EarlyExitDetector
-from jaxrun.protocol.snapshot_messages import SnapshotPurpose, SnapshotReply
+from jaxrun.controller.head.stall_detector import EarlyExitDetector
+from jaxrun.protocol.snapshot_messages import RankReply
 from jaxrun.protocol.worker_messages import ChildForked
 
 SILENT = {"stall": 60.0}
@@ -158,7 +158,11 @@ CHECKS = {
 
 
 def check(detector, now, dumps, cpu, waits=ASLEEP, left_behind=False):
-    return detector.check(SnapshotReply(SnapshotPurpose.EARLY_EXIT, dumps, waits, cpu), now, left_behind=left_behind)
+    replies = {
+        rank: RankReply(rank, 1, stacks=dump, kernel_wait=waits[rank], cpu_seconds=cpu[rank])
+        for rank, dump in dumps.items()
+    }
+    return detector.check(replies, now, left_behind=left_behind)
 
 
 @pytest.mark.parametrize(("snapshots", "waits", "stuck"), CHECKS.values(), ids=CHECKS)

@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from jaxrun.analysis.verdict.decide import decide
-from jaxrun.controller.head.attempt import JobPhase
+from jaxrun.controller.head.head_state import JobPhase
 from jaxrun.controller.head.interruption import REPEATED_SIGNAL_S
 from jaxrun.protocol.stop_messages import (
     NO_STEP,

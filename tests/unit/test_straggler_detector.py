@@ -11,120 +11,140 @@ from jaxrun.analysis.verdict import decide
 from jaxrun.analysis.verdict.stack_text import format_snapshot
 from jaxrun.analysis.verdict.straggler_text import format_straggler
 from jaxrun.controller.head.clock_offsets import ClockOffsets
+from jaxrun.controller.head.head_state import HeadState, TimeLimits
+from jaxrun.controller.head.queries import RankQueries
 from jaxrun.controller.head.straggler_detector import StragglerDetector
+from jaxrun.controller.head.worker_table import WorkerTable
 from jaxrun.protocol.agent_messages import ClockReply
 from jaxrun.protocol.requests import StacksRequest
-from jaxrun.protocol.snapshot_messages import CallAim, RecorderSnapshot, SnapshotPurpose, SnapshotReply
-from jaxrun.records.event_log.actions import RecordStraggler, TakeSnapshot
+from jaxrun.protocol.snapshot_messages import RankDetail, RankReply, RecorderSnapshot
+from jaxrun.records.event_log.actions import RecordStraggler
 from jaxrun.records.event_log.events import Requested
 
-HOSTS = dict.fromkeys(range(3), "h1")
 LOAD = 'Thread 0x1 (most recent call first):\n  File "/job/data.py", line 10 in load\n  File "/job/train.py", line 9\n'
 IN_CALL = 'Thread 0x1 (most recent call first):\n  File "/job/train.py", line 88 in main\n'
+HOSTS = dict.fromkeys(range(3), "h1")
+FUTEX = "futex_wait_queue"
 
 
 def late(rank, size=3, calls=60, by=0.004):
     return blocking(lambda of, _: 0.02 + by * (of == rank), size, calls)
 
 
-def reply(dumps, wait="futex_wait_queue"):
-    return SnapshotReply(SnapshotPurpose.STRAGGLER, dumps, dict.fromkeys(dumps, wait), {})
+class Job:
+    """A detector, and ranks that reply to it with `reply`; `now` is also what the clocks of hosts say."""
+
+    def __init__(self, hosts=HOSTS, clocks=None):
+        self.queries = RankQueries(lambda rank: True)
+        workers = WorkerTable(hosts)
+        state = HeadState(workers, TimeLimits(60.0, None, 5.0, 30.0))
+        self.detector = StragglerDetector(state, self.queries, clocks)
+        self.now = 1000.0
+        self.asked = []
+        self.recorded = []
+
+    def add(self, flights, core_waits=None, now=None):
+        self.now = now or self.now
+        replies = {r: RankReply(r, 1, flight=f, core_wait_s=(core_waits or {}).get(r, 0)) for r, f in flights.items()}
+        self._record(self.detector.add(replies, self.now))
+        return self
+
+    def sample(self, flights, stacks, wait=FUTEX):
+        """Reply to all that the detector asks."""
+        while (at := self.detector.deadline()) is not None:
+            self.now = max(self.now, at)
+            ((rank,), query) = (lambda send: (send.ranks, send.message))(*self.detector.take_sample(self.now))
+            assert query.detail is RankDetail.STACKS and self.detector.deadline() is None
+            self.asked.append(rank)
+            kernel_wait = wait(len(self.asked)) if callable(wait) else wait
+            values = {"stacks": stacks.get(rank, ""), "kernel_wait": kernel_wait, "flight": flights[rank]}
+            reply = RankReply(rank, query.number, self.now, **values)
+            self.now += 0.1
+            self._record(self.queries.handle(reply, self.now))
+        return self
+
+    def _record(self, actions):
+        self.recorded += [action.straggler for action in actions if isinstance(action, RecordStraggler)]
+
+    @property
+    def straggler(self):
+        return self.detector.straggler
 
 
-def asked(actions):
-    """The snapshot that the detector wants, if any."""
-    return next((action for action in actions if isinstance(action, TakeSnapshot)), None)
+def test_a_straggler_is_asked_where_it_is_until_it_was_seen_a_few_times_while_others_waited():
+    flights = late(1, calls=128, by=0.02)
+    job = Job().add(flights).sample(flights, {1: LOAD})
+    assert [straggler.frame for straggler in job.recorded] == ["", "data.py:10 load"]
+    assert set(job.asked) == {1} and 4 <= len(job.asked) <= 30
+    assert job.straggler.ranks == (1,) and job.straggler.frame == "data.py:10 load"
 
 
-def test_a_straggler_is_asked_a_few_times_where_it_is_before_its_calls():
-    detector = StragglerDetector(HOSTS, None)
+def test_stacks_from_within_a_call_or_from_long_before_it_do_not_count_and_end_some_day():
     flights = late(1)
-    actions = detector.add(flights, {}, 1.0)
-    assert [action.straggler.frame for action in actions if isinstance(action, RecordStraggler)] == [""]
-    for _ in range(4):
-        want = asked(actions)
-        assert (want.ranks, want.purpose, want.aim.site) == ((1,), SnapshotPurpose.STRAGGLER, 7)
-        assert want.aim.lead_s == pytest.approx(0.002)
-        assert detector.add(flights, {}, 1.0) == []  # one question after the other
-        actions = detector.handle_sample(reply({1: LOAD}), flights)
-    assert asked(actions) is None
-    assert detector.straggler.ranks == (1,) and detector.straggler.frame == "data.py:10 load"
-
-
-def test_stacks_that_were_not_taken_at_the_right_moment_end_some_day():
-    detector = StragglerDetector(HOSTS, None)
-    flights = late(1)
-    actions, count = detector.add(flights, {}, 1.0), 0
-    while asked(actions):
-        count += 1
-        actions = detector.handle_sample(reply({1: ""}), flights)
-    assert count == 16 and detector.straggler.frame == ""
+    within = {rank: replace(flight, timings=flight.timings[:1]) for rank, flight in flights.items()}
+    job = Job().add(flights).sample(within, {1: LOAD})
+    assert len(job.asked) == 64 and job.straggler.frame == ""
+    far = late(1, calls=4, by=0.004)
+    far[1] = replace(far[1], timings=(far[1].timings[0], far[1].timings[1]._replace(entered=2000.0)))
+    assert Job().add(flights).sample(far, {1: LOAD}).straggler.frame == ""
 
 
 def test_nobody_is_asked_where_nobody_is_late():
-    detector = StragglerDetector(HOSTS, None)
-    assert detector.add(late(None), {}, 1.0) == [] and detector.straggler is None
+    job = Job().add(late(None))
+    assert job.recorded == [] and job.straggler is None and job.detector.deadline() is None
 
 
 @pytest.mark.parametrize(("in_jax", "told"), [(24, True), (12, True), (3, False), (0, False)])
 def test_where_calls_return_at_once_another_rank_must_be_seen_to_wait(in_jax, told):
-    detector = StragglerDetector({0: "h1", 1: "h1"}, None)
     flights = asynchronous(lambda rank, _: 0.02 + 0.02 * (rank == 1), 2, 128)
-    actions = detector.add(flights, {}, 1.0)
-    for number in range(24):
-        assert asked(actions) == TakeSnapshot((0,), SnapshotPurpose.STRAGGLER, CallAim(0, 0.0))
-        assert detector.straggler is None
-        wait = "futex_wait_queue" if number < in_jax else "hrtimer_nanosleep"
-        actions = detector.handle_sample(reply({0: IN_CALL}, wait), flights)
-    assert (detector.straggler is not None) is told
-    assert (asked(actions) is not None) is told  # now of the straggler
+    job = Job({0: "h1", 1: "h1"}).add(flights)
+    assert job.straggler is None
+    job.sample(flights, {0: IN_CALL, 1: LOAD}, lambda count: FUTEX if count <= in_jax else "hrtimer_nanosleep")
+    assert job.asked[:24] == [0] * 24
+    assert (job.straggler is not None) is told
+    assert (set(job.asked[24:]) == {1}) is told  # now of the straggler
     if told:
-        assert detector.straggler.share == pytest.approx(0.5, abs=0.02)
+        assert job.straggler.share == pytest.approx(0.5, abs=0.02)
 
 
 @pytest.mark.parametrize(("of_rank_1", "told"), [(0.1, True), (3.0, False)])
 def test_who_only_lacks_a_core_is_no_straggler(of_rank_1, told):
-    detector = StragglerDetector(HOSTS, None)
-    flights = late(1, calls=120)
-    detector.start(0.0)
-    detector.add(window(flights, 1, 60), {0: 5.0, 1: 9.0, 2: 5.0}, 10.0)
-    detector.add(window(flights, 60, 120), {0: 5.2, 1: 9.0 + of_rank_1, 2: 5.2}, 20.0)
-    assert (detector.straggler is not None) is told
+    job, flights = Job(), late(1, calls=120)
+    job.detector.start(0.0)
+    job.add(window(flights, 1, 60), {0: 5.0, 1: 9.0, 2: 5.0}, 10.0)
+    job.add(window(flights, 60, 120), {0: 5.2, 1: 9.0 + of_rank_1, 2: 5.2}, 20.0)
+    assert (job.straggler is not None) is told
 
 
 def test_of_a_short_job_all_that_it_waited_for_cores_counts():
-    detector = StragglerDetector(HOSTS, None)
-    detector.start(10.0)
+    job = Job()
+    job.detector.start(10.0)
     for rank, seconds in enumerate((0.1, 0.5, 0.1)):
-        detector.handle_recorder(RecorderSnapshot(rank, late(1)[rank], seconds), 12.0)
-    detector.add(late(1), {}, 12.0)
-    assert detector.straggler is None
+        job.detector.handle_recorder(RecorderSnapshot(rank, late(1)[rank], seconds), 12.0)
+    assert job.add(late(1), {}, 12.0).straggler is None
 
 
 def test_ranks_of_several_hosts_are_compared_once_their_clocks_are_known():
     hosts = {0: "h1", 1: "h2", 2: "h3"}
     clocks = ClockOffsets(hosts)
-    detector = StragglerDetector(hosts, clocks)
+    job = Job(hosts, clocks)
     flights = late(1)
     flights[2] = shifted(flights[2], 5.0)
-    assert detector.add(flights, {}, 100.0) == []
+    assert job.add(flights, {}, 100.0).recorded == []
     for rank, ahead in enumerate((0.0, 0.0, 5.0)):
         clocks.handle(ClockReply(rank, 100.0, 100.0005 + ahead), 100.001)
-    detector.add(flights, {}, 100.0)
-    assert detector.straggler.ranks == (1,)
+    assert job.add(flights, {}, 100.0).straggler.ranks == (1,)
     for rank, ahead in enumerate((0.0, 0.0, 5.0)):  # two hours later the clocks may be anywhere
         assert clocks.offset(rank, 7300.0).error_at(7300.0) > 0.1, ahead
-    detector.add({}, {}, 7300.0)
-    assert detector.straggler is None
+    assert job.add({}, {}, 7300.0).straggler is None
 
 
 def test_a_job_says_at_its_end_who_held_it_up(simulate):
     job = simulate(3, lockstep="record").run()
-    job.flights = late(1)
+    job.flights = blocking(lambda rank, _: 0.02 + 0.2 * (rank == 1), 3, 60, start=0.0)
     job.stacks = {1: LOAD}
     job.wait(10.0)
-    samples = [(ranks, purpose) for _, purpose, ranks in job.snapshots if purpose is SnapshotPurpose.STRAGGLER]
-    assert samples == [((1,), SnapshotPurpose.STRAGGLER)] * 4
+    assert {ranks for _, detail, ranks in job.queries if detail is RankDetail.STACKS} == {(1,)}
     job.handle(*(RecorderSnapshot(rank, flight) for rank, flight in job.flights.items()))
     job.done(0, 1, 2).exit(0, 0, 1, 2)
     assert job.outcome.reason is EndReason.OK and job.outcome.straggler.frame == "data.py:10 load"

@@ -11,7 +11,7 @@
                           ◀──────────    OutputCredit           (how much more output may be sent)
                           ◀──────────    SignalWorker
     FaultNotInjected      ──────────▶    InjectFault            (answered only if it was not possible)
-    SnapshotReply         ◀─────────▶    SnapshotRequest
+    RankReply             ◀─────────▶    RankQuery
     ProgramDetailsReply   ◀─────────▶    ProgramDetailsRequest
     RecorderSnapshot      ──────────▶                           (as the program ends)
     ClockReply            ◀─────────▶    ClockProbe
@@ -37,9 +37,9 @@ from jaxrun.protocol.settings import WorkerSettings
 from jaxrun.protocol.snapshot_messages import (
     ProgramDetailsReply,
     ProgramDetailsRequest,
+    RankQuery,
+    RankReply,
     RecorderSnapshot,
-    SnapshotReply,
-    SnapshotRequest,
 )
 from jaxrun.protocol.worker_messages import AgentToWorker, WorkerToAgent
 
@@ -285,13 +285,11 @@ AgentEvent = (
     | StartFailed
     | AgentSignalled
     | FaultNotInjected
-    | SnapshotReply
+    | RankReply
     | RecorderSnapshot
     | ProgramDetailsReply
     | ClockReply
 )
-AgentOrder = (
-    StartWorker | ProbePeers | SignalWorker | InjectFault | SnapshotRequest | ProgramDetailsRequest | ClockProbe
-)
+AgentOrder = StartWorker | ProbePeers | SignalWorker | InjectFault | RankQuery | ProgramDetailsRequest | ClockProbe
 AgentToHead = AgentEvent | OutputChunk | StreamEnded | FirstOutput | WorkerToAgent
 HeadToAgent = JobInfo | AgentRefused | AgentOrder | OutputCredit | NextAttempt | Shutdown | AgentToWorker

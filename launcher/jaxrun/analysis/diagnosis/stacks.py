@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 NATIVE_STACKS_TIMEOUT_S = 30.0  # for the C frames of one host's ranks
-AIM_TIMEOUT_S = 60.0  # until a rank is about to make its next call
 
 FATAL_ERROR = "Fatal Python error: "  # begins the dump of a fatal signal
 # Samples: `Thread 0x00007f2c4e7fc6c0 [Loader-1] (most recent call first):`, `  File "a.py", line 88 in step`

@@ -67,21 +67,6 @@ def format_lag(lag: Lag, hosts: Mapping[int, str]) -> str:
     return f"{call}, was {how} by {_names(lag.ahead, hosts)} and not by {_names(lag.behind, hosts)}"
 
 
-def format_compile_wait(lag: Lag, places: Mapping[int, str], hosts: Mapping[int, str], seconds: float) -> str:
-    """`rank 2 has not come to call #5, jit(step) at train.py:88, which ranks 0-1 lowered 10 s ago: it has made 4 calls
-    and is at data.py:31 __next__`.
-    """
-    doing = []
-    for made, place in dict.fromkeys((lag.reached[rank], places.get(rank, "")) for rank in lag.behind):
-        ranks = [rank for rank in lag.behind if (lag.reached[rank], places.get(rank, "")) == (made, place)]
-        calls = f"{plural(made, 'call') if made else 'no call'}{_of_group(lag.group, hosts)}"
-        who = _names(ranks, hosts) if len(ranks) < len(lag.behind) else "they" if len(ranks) > 1 else "it"
-        is_at = f" and {'are' if len(ranks) > 1 else 'is'} at {place}" if place else ""
-        doing.append(f"{who} {_has(ranks)} made {calls}{is_at}")
-    late = f"{_names(lag.behind, hosts)} {_has(lag.behind)} not come to call {_call(lag)}"
-    return f"{late}, which {_names(lag.ahead, hosts)} lowered {seconds:g} s ago: {'; '.join(doing)}"
-
-
 def _call(lag: Lag) -> str:
     """`#5, jit(step) at train.py:46`."""
     place = f" at {_line(lag.place)}" if lag.place else ""
@@ -192,10 +177,6 @@ def _names(ranks: Iterable[int], hosts: Mapping[int, str]) -> str:
             return name
     listed = format_ranges(known)
     return f"{len(known)} ranks ({listed[: listed.rindex(', ', 0, _MAX_RANKS_CHARS)]}, …)"
-
-
-def _has(ranks: Collection[int]) -> str:
-    return "have" if len(ranks) > 1 else "has"
 
 
 def _agree(state: str, ranks: Collection[int]) -> str:

@@ -4,15 +4,16 @@
 |---------------------------------------|-----------------------------------------------------------------------------|
 | head                                  | the state machine of one attempt to run a job, made of the following        |
 | events, actions                       | what the head is told, and what it wants done                               |
-| attempt, timeouts                     | the state that they share; all time limits                                  |
+| head_state                            | the state that they share: phase, outcome, time limits                      |
 | startup, agent_registry, consistency  | from the agents' reports to the first line of the program                   |
 | clock_offsets                         | how far the hosts' clocks are apart                                         |
-| straggler_detector                    | which rank the others wait for, and where it is meanwhile                   |
 | worker_table                          | what is known of each worker                                                |
-| snapshots                             | what ranks do: for people, for --timeout, for hangs                         |
-| stall_detector, early_exit_detector   | whether a job hangs                                                         |
+| queries                               | what ranks are doing: asked for by whoever wants to know                    |
+| snapshots                             | the replies as values, for people and verdicts                              |
+| requests, profiles                    | what other processes ask: stacks, overviews, profiles                       |
+| health_checks, stall_detector         | whether a job hangs, or its time is over                                    |
+| straggler_detector                    | which rank the others wait for, and where it is meanwhile                   |
 | divergence_detector, call_matcher     | whether the ranks make the same calls                                       |
-| replicated_programs                   | whether they run the same programs where these exchange nothing             |
 | divergence_reports                    | what is told of the ranks that do not                                       |
 | interruption                          | what signals do: how Ctrl-C, SIGTERM and SIGHUP end the job                 |
 | shutdown                              | how a job is stopped: root cause first, then the order of the kills         |

@@ -7,7 +7,7 @@ that the calls of the other ranks are known as well.
 
 A rank whose program is not compiled yet is about to make the call, too, unless its compilation fails: then another
 program may take the same number. So programs that are not compiled differ only if a rank has lowered none that the
-others have.
+others have. Programs that exchange nothing are compared by ReplicatedPrograms.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from jaxrun.records.event_log.actions import Action, Send
 MISMATCH_SETTLE_S = 0.1  # once every rank of the group has come, has ended or waits elsewhere
 _MISMATCH_TIMEOUT_S = 2.0  # for the ranks that have not: compiling may take them longer
 _LOWERED_MISMATCH_TIMEOUT_S = 0.5  # the same, before anything is compiled
+_MAX_PROGRAMS = 1024  # of replicated values
 _MAX_OPEN_SLOTS = 1024  # in record mode only some ranks send a call, where the others know its program already
 
 SlotKey = tuple[str, int]  # group, number
@@ -204,3 +205,36 @@ class CallMatcher:
         oldest = next(idle, None)
         if oldest is not None:
             del self._slots[oldest]
+
+
+class ReplicatedPrograms:
+    """The first calls, on all ranks, of programs of replicated values, which exchange nothing between ranks.
+
+    A rank may run such a program alone, to print a loss perhaps. But where all ranks run one of the same name and
+    shapes, as to update parameters, it is to be the same.
+    """
+
+    def __init__(self, hosts: Mapping[int, str]) -> None:
+        """`hosts` holds every rank of the job."""
+        self._hosts = hosts
+        self._calls: dict[tuple[str, str, str], dict[int, dict[str, Call]]] = {}  # group, name, key → rank → code
+        self._suspects: set[tuple[str, str, str]] = set()
+
+    def add(self, call: Call) -> None:
+        if call.code and len(self._calls) < _MAX_PROGRAMS:
+            ranks = self._calls.setdefault((call.group, call.name, call.key), {})
+            ranks.setdefault(call.rank, {}).setdefault(call.code, call)
+
+    def pop_mismatches(self, *, is_last: bool = False) -> list[Mapping[int, Call]]:
+        """Return the calls of programs which all ranks of their group have run, but none of them alike, each once.
+
+        A rank may be about to run the others' program, so that this must be so twice, but for the last time.
+        """
+        found = {key for key, ranks in self._calls.items() if self._differs(key[0], ranks)}
+        certain = found if is_last else found & self._suspects
+        self._suspects = found - certain
+        return [{rank: next(iter(calls.values())) for rank, calls in self._calls.pop(key).items()} for key in certain]
+
+    def _differs(self, group: str, ranks: Mapping[int, Mapping[str, Call]]) -> bool:
+        has_all = ranks.keys() >= parse_group(group, len(self._hosts))
+        return has_all and not set.intersection(*(set(calls) for calls in ranks.values()))

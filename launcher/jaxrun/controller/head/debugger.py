@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from jaxrun.controller.head.attempt import Attempt
-from jaxrun.controller.head.snapshots import Snapshots
-from jaxrun.controller.head.timeouts import Timeout
+from jaxrun.controller.head.head_state import HeadState, Timeout
+from jaxrun.controller.head.health_checks import HealthChecks
 from jaxrun.protocol.debugger_messages import (
     DebuggerClosed,
     DebuggerDecision,
@@ -36,10 +35,10 @@ HANDOVER_S = 1.0  # in which a step ends that waits for no other rank
 class DebuggerTurns:
     """Who has the terminal. Times are seconds since the epoch."""
 
-    def __init__(self, attempt: Attempt, snapshots: Snapshots, refusal: str) -> None:
+    def __init__(self, state: HeadState, checks: HealthChecks, refusal: str) -> None:
         """`refusal`: why no rank can have it, to complete "it cannot be debugged: …"; empty if one can."""
-        self._attempt = attempt
-        self._snapshots = snapshots
+        self._state = state
+        self._checks = checks
         self._refusal = refusal
         self._owner: int | None = None
         self._waiting: dict[int, list[DebuggerMessage]] = {}
@@ -57,7 +56,7 @@ class DebuggerTurns:
         if self._refusal:
             return list(self._refuse(message))
         if self._owner not in (None, message.rank):
-            self._snapshots.hold_stall_clock(message.rank)
+            self._checks.hold_stall_clock(message.rank)
             self._waiting.setdefault(message.rank, []).append(message)
             return []
         return [*self._give_to(message.rank, message), *self._handle_owners(message, now)]
@@ -67,7 +66,7 @@ class DebuggerTurns:
         if self._owner is None or self._stepping_since is not None:
             return []
         self._stepping_since = now
-        self._attempt.timeouts.resume(now)
+        self._state.timeouts.resume(now)
         return [Send((self._owner,), DebuggerInput(line))]
 
     def hand_over(self, now: float) -> list[Action]:
@@ -94,16 +93,16 @@ class DebuggerTurns:
         for messages in self._waiting.values():
             actions += [action for message in messages for action in self._refuse(message)]
         self._owner, self._waiting, self._stepping_since = None, {}, None
-        self._attempt.timeouts.resume(now)
+        self._state.timeouts.resume(now)
         return actions
 
     def _give_to(self, rank: int, message: DebuggerMessage) -> Iterator[Action]:
         if self._owner is None:
             self._owner = rank
-            self._snapshots.hold_stall_clock(rank)
+            self._checks.hold_stall_clock(rank)
             place = f" at {message.place}" if isinstance(message, DebuggerRequest) and message.place else ""
-            who = format_ranks_on_hosts([rank], self._attempt.workers.hosts)
-            others = ", and others may wait for it" if len(self._attempt.workers.hosts) > 1 else ""
+            who = format_ranks_on_hosts([rank], self._state.workers.hosts)
+            others = ", and others may wait for it" if len(self._state.workers.hosts) > 1 else ""
             yield ShowTerminalText(f"\n>>> {who} is in its debugger{place}{others}; c goes on\n")
 
     def _handle_owners(self, message: DebuggerMessage, now: float) -> Iterator[Action]:
@@ -114,7 +113,7 @@ class DebuggerTurns:
             case DebuggerOutput(text=text):
                 yield ShowTerminalText(text)
             case DebuggerReadRequest():
-                self._attempt.timeouts.hold(now, Timeout.JOB)
+                self._state.timeouts.hold(now, Timeout.JOB)
                 yield ReadTerminalLine()
             case DebuggerClosed():
                 yield from self._release(now)
@@ -122,9 +121,9 @@ class DebuggerTurns:
     def _release(self, now: float) -> list[Action]:
         """Take the terminal from its owner, and give it to the rank that has waited longest."""
         if self._owner is not None:
-            self._snapshots.release_stall_clock(self._owner)
+            self._checks.release_stall_clock(self._owner)
         self._owner, self._stepping_since = None, None
-        self._attempt.timeouts.resume(now)
+        self._state.timeouts.resume(now)
         if not self._waiting:
             return []
         messages = self._waiting.pop(next(iter(self._waiting)))

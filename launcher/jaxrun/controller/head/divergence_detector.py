@@ -21,19 +21,14 @@ from jaxrun.analysis.lockstep.divergence import (
     format_absent_state,
     largest_first,
 )
-from jaxrun.controller.head.call_matcher import CallMatcher, CallSlot
-from jaxrun.controller.head.compile_waits import CompileWaits
+from jaxrun.controller.head.call_matcher import CallMatcher, CallSlot, ReplicatedPrograms
 from jaxrun.controller.head.divergence_reports import DivergenceReports
-from jaxrun.controller.head.replicated_programs import ReplicatedPrograms
+from jaxrun.controller.head.queries import RankQueries, Replies, flights_of
 from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF
-from jaxrun.protocol.snapshot_messages import (
-    RecorderSnapshot,
-    SnapshotPurpose,
-    SnapshotReply,
-)
+from jaxrun.protocol.snapshot_messages import RankDetail, RecorderSnapshot
 from jaxrun.protocol.worker_messages import Call
-from jaxrun.records.event_log.actions import Action, TakeSnapshot
+from jaxrun.records.event_log.actions import Action
 
 _FIRST_READ_S = 1.0  # after the program's start, until the flight recorders are read
 _READ_INTERVAL_GROWTH = 1.5
@@ -57,14 +52,14 @@ class DivergenceDetector:
     flights:  what the flight recorders held when they were last read
     """
 
-    def __init__(self, mode: str, hosts: Mapping[int, str]) -> None:
+    def __init__(self, mode: str, hosts: Mapping[int, str], queries: RankQueries) -> None:
         """`hosts` may be filled in later."""
+        self._queries = queries
         self.flights: dict[int, Flight] = {}
         self._read_interval_s = None if mode == LOCKSTEP_OFF else _FIRST_READ_S
         self._matcher = CallMatcher(hosts)
         self.reports = DivergenceReports(self._matcher, hosts)
         self._replicated = ReplicatedPrograms(hosts)
-        self._compile_waits = CompileWaits(self._matcher, hosts)
         self._all_ranks_wait = False
         self._questions: list[_HistoryQuestion] = []
 
@@ -98,8 +93,6 @@ class DivergenceDetector:
             self._replicated.add(call)
             return []
         actions = self._matcher.add(call, now)
-        if not call.is_compiled:
-            self._compile_waits.add((call.group, call.number), now)
         self._all_ranks_wait = len(self._matcher.waiting) >= working
         if call.waits_for_answer and self._all_ranks_wait:
             self._matcher.mark_all_waiting(now)
@@ -113,24 +106,20 @@ class DivergenceDetector:
         flight = self.flights.get(rank, Flight())
         self._matcher.remove_rank(rank, flight.call_counts if flight.complete else None, now)
 
-    def handle_recorders(self, reply: SnapshotReply, now: float) -> list[Action]:
+    def compare(self, replies: Replies, now: float) -> list[Action]:
         """Flight recorders were read: where ranks seem to diverge, ask for their histories."""
-        if reply.purpose is SnapshotPurpose.COMPILE_WAIT:
-            return self._compile_waits.handle(reply)
-        if reply.purpose is SnapshotPurpose.HISTORY:
-            return self._compare_histories(reply.flights, now)
-        self.flights.update(reply.flights)
-        return self._find_candidates(now) if reply.purpose in (SnapshotPurpose.LOCKSTEP, SnapshotPurpose.KEEP) else []
+        self.flights.update(flights_of(replies))
+        return self._find_candidates(now)
 
     # ---- time
 
     def deadline(self) -> float | None:
-        deadlines = (self.reports.deadline(), self._matcher.deadline(), self._compile_waits.deadline())
+        deadlines = (self.reports.deadline(), self._matcher.deadline())
         return min((at for at in deadlines if at is not None), default=None)
 
     def handle_timeouts(self, now: float) -> list[Action]:
         actions = [action for slot in self._matcher.pop_expired(now) for action in self._handle_mismatch(slot, now)]
-        return [*actions, *self.reports.report_due(now), *self._compile_waits.ask_due(now)]
+        return [*actions, *self.reports.report_due(now)]
 
     def conclude(self, now: float, *, well: bool) -> list[Action]:
         """All ranks have ended: ask the last questions. `well`: with status 0, so that their calls should be equal."""
@@ -142,7 +131,7 @@ class DivergenceDetector:
         if not self.is_enabled:
             return []
         actions = self._find_candidates(now)
-        is_unexplained = well and not actions and not self.reports.divergences
+        is_unexplained = well and not self.is_waiting and not self.reports.divergences
         lag = next(iter(compare.find_lags(self.flights)), None) if is_unexplained else None
         return self.reports.add(self._divergence_of_lag(lag), None, now) if lag is not None else actions
 
@@ -164,30 +153,32 @@ class DivergenceDetector:
         candidates = [candidate for candidate in compare.find_candidates(self.flights) if candidate.group not in known]
         latest = (further_divergences.find_latest_sets(self.flights, group) for group in sorted(known))
         candidates += [candidate for candidate in latest if candidate is not None and len(candidate.rank_sets) > 1]
-        actions = self._ask(*(_HistoryQuestion(candidate) for candidate in candidates))
+        actions = self._ask([_HistoryQuestion(candidate) for candidate in candidates], now)
         for calls in self._replicated.pop_mismatches(is_last=self.reports.is_concluding):
             divergence = divergence_of_calls(calls)
             actions += self.reports.add(divergence, None, now) if divergence is not None else []
         return actions
 
-    def _ask(self, *questions: _HistoryQuestion) -> list[Action]:
+    def _ask(self, questions: Sequence[_HistoryQuestion], now: float) -> list[Action]:
         """Ask for histories, for one question after the other."""
-        is_first = not self._questions
+        is_idle = not self._questions
         self._questions += questions
-        return self._ask_next() if is_first else []
+        return self._ask_first(now) if is_idle else []
 
-    def _ask_next(self) -> list[Action]:
-        first = self._questions[:1]
-        return [TakeSnapshot(question.candidate.representatives, SnapshotPurpose.HISTORY) for question in first]
-
-    def _compare_histories(self, histories: Mapping[int, Flight], now: float) -> list[Action]:
+    def _ask_first(self, now: float) -> list[Action]:
         if not self._questions:
+            return []
+        ranks = self._questions[0].candidate.representatives
+        return self._queries.ask(ranks, RankDetail.HISTORY, self._compare_histories, now)
+
+    def _compare_histories(self, replies: Replies, now: float) -> list[Action]:
+        if not self._questions:  # they were given up
             return []
         question = self._questions.pop(0)
         actions = []
-        for found in self._find_divergences(question, histories):
+        for found in self._find_divergences(question, flights_of(replies)):
             actions += self.reports.add(found, question.slot, now)
-        return [*actions, *self._ask_next()]
+        return [*actions, *self._ask_first(now)]
 
     def _find_divergences(self, question: _HistoryQuestion, histories: Mapping[int, Flight]) -> Sequence[Divergence]:
         first = self.reports.first_of(question.candidate.group)
@@ -206,7 +197,7 @@ class DivergenceDetector:
             return self.reports.add(divergence, slot, now)
         # In record mode ranks send first calls only: they may have diverged before.
         rank_sets = tuple(group.ranks for group in divergence.call_groups)
-        return self._ask(_HistoryQuestion(Candidate(*slot.key, rank_sets), divergence, slot))
+        return self._ask([_HistoryQuestion(Candidate(*slot.key, rank_sets), divergence, slot)], now)
 
     def _absent_state(self, rank: int, group: str, number: int) -> str:
         """What a rank does instead of this call; empty if that is not known."""

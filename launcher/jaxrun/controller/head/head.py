@@ -23,19 +23,20 @@ from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
 from jaxrun.analysis.diagnosis.root_cause import is_certain
 from jaxrun.controller.head import consistency
 from jaxrun.controller.head.agent_registry import AgentRegistry
-from jaxrun.controller.head.attempt import Attempt, JobPhase
 from jaxrun.controller.head.clock_offsets import ClockOffsets
 from jaxrun.controller.head.debugger import DebuggerTurns
 from jaxrun.controller.head.divergence_detector import DivergenceDetector
 from jaxrun.controller.head.fault_injection import FaultInjector
+from jaxrun.controller.head.head_state import PROGRESS_INTERVAL_S, HeadState, JobPhase, TimeLimits, Timeout
+from jaxrun.controller.head.health_checks import HealthChecks
 from jaxrun.controller.head.interruption import Interruption
-from jaxrun.controller.head.overviews import Overviews
 from jaxrun.controller.head.profiles import Profiles
+from jaxrun.controller.head.queries import RankQueries
+from jaxrun.controller.head.requests import Requests
 from jaxrun.controller.head.shutdown import JobShutdown
 from jaxrun.controller.head.snapshots import Snapshots
 from jaxrun.controller.head.startup import Startup, StartupEvent
 from jaxrun.controller.head.straggler_detector import StragglerDetector
-from jaxrun.controller.head.timeouts import PROGRESS_INTERVAL_S, TimeLimits, Timeout
 from jaxrun.controller.head.worker_table import WorkerTable
 from jaxrun.errors import NotUniformError, UnavailableError, UsageError
 from jaxrun.protocol.agent_messages import (
@@ -51,8 +52,7 @@ from jaxrun.protocol.agent_messages import (
 from jaxrun.protocol.debugger_messages import DebuggerClosed, DebuggerOutput, DebuggerReadRequest, DebuggerRequest
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF
 from jaxrun.protocol.probe_messages import HostFacts, PeerResults
-from jaxrun.protocol.requests import Answer, AnswerState, OverviewRequest, ProfileRequest
-from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, RecorderSnapshot, SnapshotPurpose, SnapshotReply
+from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, RankReply, RecorderSnapshot
 from jaxrun.protocol.stop_messages import CheckpointSaved, PollCount, StopPolled, StopReached
 from jaxrun.protocol.worker_messages import (
     Call,
@@ -69,7 +69,6 @@ from jaxrun.protocol.worker_messages import (
 )
 from jaxrun.records.event_log.actions import (
     Action,
-    AnswerRequests,
     PrintLine,
     SignalRanks,
 )
@@ -117,33 +116,39 @@ class Head:
         With a `registry`, hosts, `expected` and `interface` are only known once all agents have reported to it.
         """
         self._workers = WorkerTable(hosts)
-        self._attempt = Attempt(self._workers, limits)
+        self._state = HeadState(self._workers, limits)
         self._started_at = now
         self._startup = Startup(self._workers.hosts, expected, interface, registry)
-        self._divergence = DivergenceDetector(lockstep, self._workers.hosts)
+        self._queries = RankQueries(has_fault_handler=self._startup.has_hello)
+        self._divergence = DivergenceDetector(lockstep, self._workers.hosts, self._queries)
         self._clocks = ClockOffsets(self._workers.hosts) if registry is not None else None
-        self._stragglers = StragglerDetector(self._workers.hosts, self._clocks)
-        self._snapshots = Snapshots(self._attempt, self._divergence, self._stragglers, self._startup.has_hello)
-        self._profiles = Profiles(self._attempt, lockstep)
-        self._overviews = Overviews(self._attempt, self._divergence, self._stragglers)
+        self._stragglers = StragglerDetector(self._state, self._queries, self._clocks)
+        self._snapshots = Snapshots(self._state, self._queries, self._divergence, self._stragglers)
+        self._profiles = Profiles(self._state, self._queries, lockstep)
         self._faults = FaultInjector(chaos, self._workers)
-        self._debugger = DebuggerTurns(self._attempt, self._snapshots, no_terminal)
         self._shutdown = JobShutdown(
-            self._attempt,
+            self._state,
             self._divergence,
             self._stragglers,
             self._faults,
             lambda: not self._debugger.refusal,
             requeue=requeue,
         )
-        self._interruption = Interruption(
-            self._attempt, self._shutdown, self._snapshots, self._divergence, requeue=requeue
+        self._checks = HealthChecks(
+            self._state, self._queries, self._snapshots, self._divergence, self._stragglers, self._shutdown.abort
         )
-        self._attempt.enter(JobPhase.STARTING, limits.at_start(now))
+        self._requests = Requests(
+            self._state, self._queries, self._snapshots, self._divergence, self._stragglers, self._profiles
+        )
+        self._debugger = DebuggerTurns(self._state, self._checks, no_terminal)
+        self._interruption = Interruption(
+            self._state, self._shutdown, self._snapshots, self._divergence, requeue=requeue
+        )
+        self._state.enter(JobPhase.STARTING, limits.at_start(now))
 
     @property
     def phase(self) -> JobPhase:
-        return self._attempt.phase
+        return self._state.phase
 
     @property
     def hosts(self) -> Mapping[int, str]:
@@ -156,8 +161,10 @@ class Head:
             return None
         faults = self._faults.deadline() if self.phase is JobPhase.RUNNING else None
         deadlines = (
-            self._attempt.timeouts.deadline(),
+            self._state.timeouts.deadline(),
+            self._queries.deadline(),
             self._divergence.deadline(),
+            self._stragglers.deadline(),
             self._debugger.deadline(),
             faults,
         )
@@ -182,16 +189,14 @@ class Head:
                 ranks = self._workers.working if self.phase is JobPhase.RUNNING else ()
                 return [SignalRanks(ranks, event.signum)] if ranks else []
             case FaultRequested():
-                inject = self._attempt.is_healthy
+                inject = self._state.is_healthy
                 return self._faults.inject(event.kind, event.ranks, "its gang", now) if inject else []
             case Requested():
-                return self._on_request(event)
+                return self._requests.handle(event, now)
             case TerminalLine():
                 return self._debugger.handle_line(event.line, now)
             case ParentExited():
                 return self._interruption.end_at_once(signal.SIGHUP, now, event.reason)
-            case SnapshotReply():
-                return self._on_snapshot(event, now)
             case ProgramDetailsReply():
                 return self._divergence.reports.handle_details(event)
             case StartFailed():
@@ -215,10 +220,12 @@ class Head:
                 return self._on_startup(event, now)
             case AgentLost():
                 return [*self._shutdown.on_agent_lost(event, now), *self._on_program_ended(now)]
-            case AgentSignalled() if self._attempt.is_healthy:
+            case AgentSignalled() if self._state.is_healthy:
                 return self._interruption.on_signal(event.signum, now)
             case Call():
                 return self._divergence.handle_call(event, self._workers.working_count, now)
+            case RankReply():
+                return self._queries.handle(event, now)
             case RecorderSnapshot():
                 self._divergence.handle_recorder(event)
                 self._stragglers.handle_recorder(event, now)
@@ -237,7 +244,7 @@ class Head:
             case CheckpointSaved():
                 self._workers.add_checkpoint(event.step)
             case StopPolled() | PollCount() | StopReached():
-                return self._attempt.stop.handle(event)
+                return self._state.stop.handle(event)
             case FaultNotInjected():
                 return self._faults.handle_not_injected(event)
             case Failed():
@@ -247,7 +254,7 @@ class Head:
             case Done():
                 self._workers.add_done(event.rank, now)
                 self._divergence.remove_rank(event.rank, now)
-                handed = self._debugger.remove(event.rank, now) + self._attempt.stop.agree()
+                handed = self._debugger.remove(event.rank, now) + self._state.stop.agree()
                 return handed + self._on_program_ended(now)
             case DebuggerClosed():
                 return self._debugger.handle(event, now) + self._shutdown.on_debugger_closed(event.rank, now)
@@ -257,15 +264,6 @@ class Head:
                 handed = self._debugger.remove(event.rank, now)
                 return [*handed, *self._shutdown.on_worker_exited(event, now), *self._on_program_ended(now)]
         return []
-
-    def _on_request(self, event: Requested) -> list[Action]:
-        if self.phase is JobPhase.CONCLUDING:
-            return [AnswerRequests((event.number,), Answer(AnswerState.REFUSED, "the job is ending"))]
-        if isinstance(event.request, ProfileRequest):
-            return self._profiles.handle_request(event.number, event.request)
-        if isinstance(event.request, OverviewRequest):
-            return [self._overviews.handle_request(event.number)]
-        return [self._snapshots.handle_request(event.number, event.request)]
 
     # ---- start-up
 
@@ -277,11 +275,11 @@ class Head:
         except tuple(_END_REASONS) as error:
             return self._abort(_END_REASONS[type(error)], str(error), now)
         if self._startup.complete:
-            self._attempt.phase = JobPhase.RUNNING
-            self._attempt.run_at = now
-            self._attempt.timeouts.cancel(Timeout.STARTUP, Timeout.PROGRESS)
+            self._state.phase = JobPhase.RUNNING
+            self._state.run_at = now
+            self._state.timeouts.cancel(Timeout.STARTUP, Timeout.PROGRESS)
             actions.append(PrintLine("", status=True))
-            self._snapshots.start_checks(self._startup.platform, now)
+            self._checks.start(self._startup.platform, now)
             self._faults.start(now)
             self._stragglers.start(now)
             actions += self._probe_clocks(now)
@@ -289,7 +287,7 @@ class Head:
 
     def _on_start_failed(self, event: StartFailed, now: float) -> list[Action]:
         if self.phase is JobPhase.SETTLING and not is_certain(self._workers.outcomes(now)):
-            self._attempt.phase = JobPhase.RUNNING  # what failed since is a consequence of this
+            self._state.phase = JobPhase.RUNNING  # what failed since is a consequence of this
         return self._abort(EndReason.UNAVAILABLE, event.text, now, event.traceback)
 
     def _abort(self, reason: EndReason, text: str, now: float, traceback: str = "") -> list[Action]:
@@ -304,7 +302,7 @@ class Head:
         ):
             return self._shutdown.leave(now)
         if self.phase is JobPhase.RUNNING:
-            self._snapshots.start_early_exit_checks(now)
+            self._checks.start_early_exit_checks(now)
         else:
             self._interruption.on_rank_ended(now)
         return []
@@ -313,20 +311,22 @@ class Head:
 
     def _on_tick(self, now: float) -> list[Action]:
         actions: list[Action] = []
-        while (timeout := self._attempt.timeouts.pop_expired(now)) is not None:
+        while (timeout := self._state.timeouts.pop_expired(now)) is not None:
             actions += self._on_timeout(timeout, now)
         if self.phase is JobPhase.RUNNING:
             actions += self._faults.inject_due(now)
+        actions += self._queries.expire(now)
+        actions += self._stragglers.take_sample(now)
         actions += self._debugger.hand_over(now)
         return [*actions, *self._divergence.handle_timeouts(now)]
 
     def _on_timeout(self, timeout: Timeout, now: float) -> list[Action]:
         match timeout:
             case Timeout.STARTUP:
-                text = self._startup.describe_missing(self._attempt.limits.init)
+                text = self._startup.describe_missing(self._state.limits.init)
                 return self._abort(EndReason.UNAVAILABLE, text, now)
             case Timeout.PROGRESS:
-                self._attempt.timeouts.start(timeout, now + PROGRESS_INTERVAL_S)
+                self._state.timeouts.start(timeout, now + PROGRESS_INTERVAL_S)
                 is_starting = self.phase is JobPhase.STARTING
                 text = self._startup.describe_progress(now - self._started_at) if is_starting else ""
                 return [PrintLine(text or self._shutdown.describe_wait(now), status=True)]
@@ -337,7 +337,7 @@ class Head:
             case Timeout.INTERRUPT | Timeout.GRACE | Timeout.KILL:
                 return self._interruption.on_timeout(timeout, now)
             case Timeout.TIME_LIMIT_NEAR:
-                left = self._attempt.limits.save or 0.0
+                left = self._state.limits.save or 0.0
                 return self._interruption.begin_stop(f"time limit in {left:g} s", now, left)
             case Timeout.UNANSWERED:
                 self._shutdown.give_up_unanswered(now)
@@ -345,21 +345,9 @@ class Head:
             case Timeout.CONCLUDE:
                 self._divergence.give_up_waiting()
                 return []
-            case Timeout.DIVERGENCE_CHECK:
-                return [*self._probe_clocks(now), self._snapshots.on_timeout(timeout)]
-        return [self._snapshots.on_timeout(timeout)]  # --timeout among them: the stacks come first
+        clocks = self._probe_clocks(now) if timeout is Timeout.DIVERGENCE_CHECK else []
+        return [*clocks, *self._checks.on_timeout(timeout, now)]  # --timeout among them: the stacks come first
 
     def _probe_clocks(self, now: float) -> list[Action]:
         """Measure the clocks of other hosts, by which calls are compared."""
         return self._clocks.probe(self._workers.live, now) if self._clocks is not None else []
-
-    def _on_snapshot(self, reply: SnapshotReply, now: float) -> list[Action]:
-        if reply.purpose is SnapshotPurpose.LATE:
-            return self._interruption.on_snapshot(reply, now)
-        if reply.purpose is SnapshotPurpose.PROFILE:
-            return self._profiles.handle_flights(reply)
-        if reply.purpose is SnapshotPurpose.OVERVIEW:
-            return [self._overviews.handle(reply, now)]
-        result = self._snapshots.handle(reply, now)
-        stop = self._shutdown.abort(result.outcome, now) if result.outcome is not None else []
-        return [*result.actions, *stop]

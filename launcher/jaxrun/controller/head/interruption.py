@@ -16,13 +16,12 @@ import signal
 from dataclasses import replace
 
 from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
-from jaxrun.controller.head.attempt import Attempt, JobPhase
 from jaxrun.controller.head.divergence_detector import DivergenceDetector
+from jaxrun.controller.head.head_state import FIRST_PROGRESS_S, HeadState, JobPhase, Timeout
+from jaxrun.controller.head.queries import Replies, kernel_waits_of, stacks_of
 from jaxrun.controller.head.shutdown import UNANSWERED_S, JobShutdown
 from jaxrun.controller.head.snapshots import Snapshots
-from jaxrun.controller.head.timeouts import FIRST_PROGRESS_S, Timeout
-from jaxrun.protocol.snapshot_messages import SnapshotPurpose, SnapshotReply
-from jaxrun.records.event_log.actions import Action, PrintLine, SignalRanks
+from jaxrun.records.event_log.actions import Action, PrintLine, PrintSnapshot, SignalRanks
 from jaxrun.text import format_ranks, format_ranks_on_hosts, plural
 
 REPEATED_SIGNAL_S = 0.2  # `timeout` and other wrappers send the same signal twice, to the process and to its group
@@ -34,7 +33,7 @@ class Interruption:
 
     def __init__(
         self,
-        attempt: Attempt,
+        state: HeadState,
         shutdown: JobShutdown,
         snapshots: Snapshots,
         divergence: DivergenceDetector,
@@ -42,8 +41,8 @@ class Interruption:
         requeue: bool,
     ) -> None:
         """`requeue`: Slurm starts the job again after it was told to end, and may say so by SIGUSR2."""
-        self._attempt = attempt
-        self._workers = attempt.workers
+        self._state = state
+        self._workers = state.workers
         self._shutdown = shutdown
         self._snapshots = snapshots
         self._divergence = divergence
@@ -53,25 +52,25 @@ class Interruption:
 
     def on_signal(self, signum: int, now: float) -> list[Action]:
         """The launcher, or an agent, was signalled."""
-        phase, working = self._attempt.phase, self._workers.working
+        phase, working = self._state.phase, self._workers.working
         if phase is not JobPhase.CONCLUDING:
             if signum in self._forwarded:
                 return [SignalRanks(working, signum)] if working else []
             if signum == signal.SIGQUIT:
-                return [self._snapshots.take(SnapshotPurpose.SHOW)]
+                return self._snapshots.show(now)
         if self._is_repeated(signum, now):
             return []
         return self._begin(signum, now) if phase is JobPhase.RUNNING else self.end_at_once(signum, now)
 
     def end_at_once(self, signum: int, now: float, text: str = "") -> list[Action]:
         """End the job without grace; one that is ending keeps its outcome."""
-        self._attempt.stop_requested = True
-        if self._attempt.phase is JobPhase.CONCLUDING:
+        self._state.stop_requested = True
+        if self._state.phase is JobPhase.CONCLUDING:
             self._divergence.give_up_waiting()
             return []
-        hurry = not self._attempt.is_healthy
-        if self._attempt.is_healthy:
-            self._attempt.outcome = JobOutcome(EndReason.INTERRUPTED, text=text, signum=signum, decided_at=now)
+        hurry = not self._state.is_healthy
+        if self._state.is_healthy:
+            self._state.outcome = JobOutcome(EndReason.INTERRUPTED, text=text, signum=signum, decided_at=now)
         return self._shutdown.kill_all(now, hurry=hurry)
 
     def begin_stop(self, reason: str, now: float, grace: float | None = None, signum: int = 0) -> list[Action]:
@@ -81,100 +80,100 @@ class Interruption:
         grace:   seconds until SIGKILL, instead of the signal grace, for a program that gets SIGTERM or if `signum` has
                  asked for it; any other has no limit to it here
         """
-        self._attempt.stop_requested = True
-        stop = self._attempt.stop
-        grace = self._attempt.limits.signal_grace if grace is None else grace
-        if not stop.polling and self._attempt.phase is JobPhase.RUNNING and self._workers.listening:
+        self._state.stop_requested = True
+        stop = self._state.stop
+        grace = self._state.limits.signal_grace if grace is None else grace
+        if not stop.polling and self._state.phase is JobPhase.RUNNING and self._workers.listening:
             return self._send_termination(signal.SIGTERM, reason, now, grace)
         actions = stop.request(reason)
         text = f"{reason}: asked {format_ranks(stop.polling)} to stop (should_stop)" if stop.polling else ""
         if signum:
             self._stop_signal = signum, now
             for timeout, at in _deadlines(now, grace).items():
-                self._attempt.timeouts.start(timeout, at)
+                self._state.timeouts.start(timeout, at)
             text += f"; {_describe_grace(grace)}"
         return [PrintLine(text), *actions] if text else actions
 
     def _begin(self, signum: int, now: float) -> list[Action]:
         if self._stop_signal is not None:
             return self.end_at_once(self._stop_signal[0], now)
-        if signum != signal.SIGINT and self._attempt.stop.polling:
+        if signum != signal.SIGINT and self._state.stop.polling:
             return self.begin_stop(signal.Signals(signum).name, now, signum=signum)
-        self._attempt.outcome = JobOutcome(EndReason.INTERRUPTED, signum=signum, decided_at=now)
+        self._state.outcome = JobOutcome(EndReason.INTERRUPTED, signum=signum, decided_at=now)
         ranks = self._workers.working
         if signum == signal.SIGINT:
-            interrupt = {Timeout.INTERRUPT: now + self._attempt.limits.grace}
-            deadlines = _deadlines(now, self._attempt.limits.signal_grace)
-            self._attempt.enter(JobPhase.TERMINATING, deadlines | interrupt)
+            interrupt = {Timeout.INTERRUPT: now + self._state.limits.grace}
+            deadlines = _deadlines(now, self._state.limits.signal_grace)
+            self._state.enter(JobPhase.TERMINATING, deadlines | interrupt)
             text = f"Ctrl-C: KeyboardInterrupt in {format_ranks(ranks)}; another Ctrl-C kills at once"
             return [PrintLine(text), SignalRanks(ranks, signal.SIGINT)]
         name = signal.Signals(signum).name
         if not self._workers.listening:
-            self._attempt.outcome = replace(self._attempt.outcome, unheard=True)
+            self._state.outcome = replace(self._state.outcome, unheard=True)
             text = f"{name}: nobody in the job listens to SIGTERM; stopping {plural(len(ranks), 'rank')}"
             return [PrintLine(text), *self._shutdown.kill_all(now)]
-        return self._send_termination(signum, name, now, self._attempt.limits.signal_grace)
+        return self._send_termination(signum, name, now, self._state.limits.signal_grace)
 
     def _send_termination(self, signum: int, reason: str, now: float, grace: float) -> list[Action]:
         ranks = self._workers.working
-        self._attempt.outcome = JobOutcome(EndReason.INTERRUPTED, signum=signum, decided_at=now)
-        self._attempt.enter(JobPhase.TERMINATING, _deadlines(now, grace))
+        self._state.outcome = JobOutcome(EndReason.INTERRUPTED, signum=signum, decided_at=now)
+        self._state.enter(JobPhase.TERMINATING, _deadlines(now, grace))
         text = f"{reason}: asked {format_ranks(ranks)} to end (SIGTERM); {_describe_grace(grace)}"
         return [PrintLine(text), SignalRanks(ranks, signal.SIGTERM)]
 
     def _is_repeated(self, signum: int, now: float) -> bool:
         """Whether the signal is the one that ends the job, or asks it to stop, already, sent twice."""
-        outcome = self._attempt.outcome
+        outcome = self._state.outcome
         if self._stop_signal is not None and self._stop_signal[0] == signum:
             return now - self._stop_signal[1] < REPEATED_SIGNAL_S
-        if self._attempt.phase not in (JobPhase.TERMINATING, JobPhase.STOPPING) or signum != outcome.signum:
+        if self._state.phase not in (JobPhase.TERMINATING, JobPhase.STOPPING) or signum != outcome.signum:
             return False
         return outcome.decided_at is not None and now - outcome.decided_at < REPEATED_SIGNAL_S
 
     def on_rank_ended(self, now: float) -> None:
         """A rank has ended, or said that it will, and others have not."""
-        timeouts = self._attempt.timeouts
-        if self._attempt.outcome.signum != signal.SIGINT and not self._workers.listening:
-            timeouts.advance(Timeout.GRACE, now + self._attempt.limits.grace)  # the others do not listen
+        timeouts = self._state.timeouts
+        if self._state.outcome.signum != signal.SIGINT and not self._workers.listening:
+            timeouts.advance(Timeout.GRACE, now + self._state.limits.grace)  # the others do not listen
         if self._workers.live == (0,) and self._late == (0,):
             timeouts.start(Timeout.KILL, now + KILL_DELAY_S)  # it may go on, now that it waits for nobody any more
 
     def on_timeout(self, timeout: Timeout, now: float) -> list[Action]:
         if timeout is Timeout.KILL:
             return self._kill_late(now)
-        if self._attempt.phase is JobPhase.RUNNING:  # a program that polls has not ended after the signal
+        if self._state.phase is JobPhase.RUNNING:  # a program that polls has not ended after the signal
             assert self._stop_signal is not None
             signum, asked_at = self._stop_signal
-            self._attempt.outcome = JobOutcome(EndReason.INTERRUPTED, signum=signum, decided_at=asked_at)
-            self._attempt.enter(JobPhase.TERMINATING, {})
+            self._state.outcome = JobOutcome(EndReason.INTERRUPTED, signum=signum, decided_at=asked_at)
+            self._state.enter(JobPhase.TERMINATING, {})
         if timeout is Timeout.INTERRUPT:  # KeyboardInterrupt should have been raised in all ranks by now
             return self._end_late(self._workers.not_interrupted, now)
         return self._end_late(self._workers.live_not_reported or self._workers.live, now)
 
-    def on_snapshot(self, reply: SnapshotReply, now: float) -> list[Action]:
+    def _on_late_stacks(self, replies: Replies, now: float) -> list[Action]:
         """The late ranks have said where they are."""
-        show = self._snapshots.show(reply, now, self._describe_late(self._late or tuple(reply.stacks), now))
-        if self._attempt.phase is not JobPhase.TERMINATING:
+        if self._state.phase is not JobPhase.TERMINATING:
             return []
-        outcome = self._attempt.outcome
-        stacks, waits = {**outcome.stacks, **reply.stacks}, {**outcome.kernel_waits, **reply.kernel_waits}
-        self._attempt.outcome = replace(outcome, stacks=stacks, kernel_waits=waits)
-        return [show, *self._kill_late(now)]
+        heading = f"{self._describe_late(self._late or tuple(replies), now)} · "
+        outcome = self._state.outcome
+        stacks, waits = {**outcome.stacks, **stacks_of(replies)}, {**outcome.kernel_waits, **kernel_waits_of(replies)}
+        self._state.outcome = replace(outcome, stacks=stacks, kernel_waits=waits)
+        return [PrintSnapshot(self._snapshots.snapshot(replies, now), heading), *self._kill_late(now)]
 
     def _kill_late(self, now: float) -> list[Action]:
         """Kill the late ranks; rank 0 with the last of the others, as JAX aborts those that lose its coordinator."""
         live = self._workers.live
         if set(live) <= set(self._late):
             return self._shutdown.kill_all(now)
-        self._attempt.timeouts.cancel(Timeout.KILL)
+        self._state.timeouts.cancel(Timeout.KILL)
         late, self._late = self._late, tuple(rank for rank in self._late if rank == 0)
         if late != self._late:
-            self._attempt.timeouts.start(Timeout.UNANSWERED, now + UNANSWERED_S)
+            self._state.timeouts.start(Timeout.UNANSWERED, now + UNANSWERED_S)
         return self._shutdown.kill(tuple(rank for rank in late if rank in live and rank != 0))
 
     def _describe_late(self, late: tuple[int, ...], now: float) -> str:
         """`rank 2 (h1) did not end within 5 s; sent SIGTERM and SIGKILL`."""
-        decided_at = self._attempt.outcome.decided_at
+        decided_at = self._state.outcome.decided_at
         seconds = now - decided_at if decided_at is not None else 0.0
         who = format_ranks_on_hosts(late, self._workers.hosts)
         return f"{who} did not end within {seconds:.0f} s; sent SIGTERM and SIGKILL"
@@ -183,8 +182,8 @@ class Interruption:
         if set(ranks) <= set(self._late):
             return []
         self._late = ranks
-        self._attempt.timeouts.start(Timeout.KILL, now + KILL_DELAY_S)
-        return [self._snapshots.take(SnapshotPurpose.LATE, ranks), SignalRanks(ranks, signal.SIGTERM)]
+        self._state.timeouts.start(Timeout.KILL, now + KILL_DELAY_S)
+        return [*self._snapshots.ask(ranks, self._on_late_stacks, now), SignalRanks(ranks, signal.SIGTERM)]
 
 
 def _deadlines(now: float, grace: float) -> dict[Timeout, float]:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from jaxrun.analysis.lockstep.profile_plan import ProfiledCalls, plan_profile
-from jaxrun.controller.head.attempt import Attempt, JobPhase
+from jaxrun.controller.head.head_state import HeadState, JobPhase
+from jaxrun.controller.head.queries import RankQueries, Replies, flights_of
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF
 from jaxrun.protocol.requests import Answer, AnswerState, ProfileRequest
-from jaxrun.protocol.snapshot_messages import SnapshotPurpose, SnapshotReply
+from jaxrun.protocol.snapshot_messages import RankDetail
 from jaxrun.protocol.worker_messages import ProfileCalls, ProfileEnded
 from jaxrun.records.event_log.actions import (
     Action,
-    AnswerRequests,
+    AnswerRequest,
     Send,
-    TakeSnapshot,
 )
 from jaxrun.text import format_ranks, format_ranks_on_hosts, plural
 
@@ -37,31 +37,32 @@ class _Profile:
 class Profiles:
     """Asks for the ranks' calls, orders the profile, and collects the answers."""
 
-    def __init__(self, attempt: Attempt, lockstep: str) -> None:
-        self._attempt = attempt
+    def __init__(self, state: HeadState, queries: RankQueries, lockstep: str) -> None:
+        self._state = state
+        self._queries = queries
         self._lockstep = lockstep
         self._current: _Profile | None = None
 
-    def handle_request(self, number: str, request: ProfileRequest) -> list[Action]:
+    def handle_request(self, number: str, request: ProfileRequest, now: float) -> list[Action]:
         if self._lockstep == LOCKSTEP_OFF:
             return [_refuse(number, _OFF)]
         if self._current is not None:
             return [_refuse(number, "a profile of this job is being taken already; wait until it is written")]
-        if self._attempt.phase is not JobPhase.RUNNING:
-            starting = self._attempt.phase is JobPhase.STARTING
+        if self._state.phase is not JobPhase.RUNNING:
+            starting = self._state.phase is JobPhase.STARTING
             return [_refuse(number, _TOO_EARLY, again=True) if starting else _refuse(number, "the job is ending")]
-        ranks = tuple(self._attempt.workers.working)
+        ranks = tuple(self._state.workers.working)
         self._current = _Profile(number, request, ranks, set(ranks))
-        return [TakeSnapshot(ranks, SnapshotPurpose.PROFILE)]
+        return self._queries.ask(ranks, RankDetail.CALLS, self._order, now)
 
-    def handle_flights(self, reply: SnapshotReply) -> list[Action]:
+    def _order(self, replies: Replies, now: float) -> list[Action]:
         """The recorders have been read: order the profile."""
         profile = self._current
         if profile is None or profile.calls:
             return []
-        ranks = tuple(sorted(profile.waiting))
-        incomplete = [rank for rank in ranks if rank not in reply.flights or not reply.flights[rank].complete]
-        calls = plan_profile(reply.flights, ranks, profile.request.steps, profile.request.lead_s)
+        ranks, flights = tuple(sorted(profile.waiting)), flights_of(replies)
+        incomplete = [rank for rank in ranks if rank not in flights or not flights[rank].complete]
+        calls = plan_profile(flights, ranks, profile.request.steps, profile.request.lead_s)
         if incomplete or not calls:
             self._current = None
             text = f"not every call of {format_ranks(incomplete)} is recorded" if incomplete else _TOO_EARLY
@@ -72,7 +73,7 @@ class Profiles:
             Send(part.ranks, ProfileCalls(part.group, part.first, part.last, request.directory, request.session))
             for part in calls
         ]
-        return [*orders, AnswerRequests((profile.number,), Answer(AnswerState.PROGRESS, _describe(calls)))]
+        return [*orders, AnswerRequest(profile.number, Answer(AnswerState.PROGRESS, _describe(calls)))]
 
     def handle_ended(self, event: ProfileEnded) -> list[Action]:
         """A rank has written its profile, or says why it has not."""
@@ -91,7 +92,7 @@ class Profiles:
         if profile.waiting:
             return []
         self._current = None
-        return [AnswerRequests((profile.number,), self._conclude(profile))]
+        return [AnswerRequest(profile.number, self._conclude(profile))]
 
     def _conclude(self, profile: _Profile) -> Answer:
         ranks = [rank for part in profile.calls for rank in part.ranks] or profile.ranks
@@ -104,16 +105,16 @@ class Profiles:
         content = {"files": len(files), "bytes": sum(answer.bytes for answer in files)}
         if not reasons:
             return Answer(AnswerState.DONE, _describe_early_end(profile), content)
-        hosts = self._attempt.workers.hosts
+        hosts = self._state.workers.hosts
         text = "; ".join(f"{format_ranks_on_hosts(who, hosts)}: {reason}" for reason, who in reasons.items())
         late = any(answer.is_late for answer in profile.answers.values())
         whose = f"{plural(len(files), 'rank')} of {len(ranks)} took their profile; " if files else ""
         return Answer(AnswerState.REFUSED, f"{whose}{text}", content | {"again": late})
 
 
-def _refuse(number: str, text: str, *, again: bool = False) -> AnswerRequests:
+def _refuse(number: str, text: str, *, again: bool = False) -> AnswerRequest:
     """`again`: whether the same request may be answered otherwise in a moment."""
-    return AnswerRequests((number,), Answer(AnswerState.REFUSED, text, {"again": again}))
+    return AnswerRequest(number, Answer(AnswerState.REFUSED, text, {"again": again}))
 
 
 def _describe_early_end(profile: _Profile) -> str:

@@ -16,11 +16,10 @@ from dataclasses import replace
 from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
 from jaxrun.analysis.diagnosis.root_cause import find_culprits, is_certain
 from jaxrun.analysis.diagnosis.worker_outcome import WorkerOutcome
-from jaxrun.controller.head.attempt import Attempt, JobPhase
 from jaxrun.controller.head.divergence_detector import DivergenceDetector
 from jaxrun.controller.head.fault_injection import FaultInjector
+from jaxrun.controller.head.head_state import FIRST_PROGRESS_S, HeadState, JobPhase, Timeout
 from jaxrun.controller.head.straggler_detector import StragglerDetector
-from jaxrun.controller.head.timeouts import FIRST_PROGRESS_S, Timeout
 from jaxrun.protocol.agent_messages import WorkerExited
 from jaxrun.protocol.debugger_messages import DebuggerDecision
 from jaxrun.protocol.worker_messages import Exit
@@ -47,7 +46,7 @@ class JobShutdown:
 
     def __init__(
         self,
-        attempt: Attempt,
+        state: HeadState,
         divergence: DivergenceDetector,
         stragglers: StragglerDetector,
         faults: FaultInjector,
@@ -58,8 +57,8 @@ class JobShutdown:
         """`may_debug`: whether a culprit that waits for it can have the terminal.
 
         `requeue`: the job is started again after it was told to end, even where it had to be killed."""
-        self._attempt = attempt
-        self._workers = attempt.workers
+        self._state = state
+        self._workers = state.workers
         self._divergence = divergence
         self._stragglers = stragglers
         self._faults = faults
@@ -73,16 +72,16 @@ class JobShutdown:
 
     def leave(self, now: float) -> list[Action]:
         """All programs have ended: let the workers exit, rank 0 and its coordinator last."""
-        until = max(now + self._attempt.limits.grace, self._attempt.timeouts.at(Timeout.GRACE) or 0.0)
-        self._attempt.enter(JobPhase.LEAVING, {Timeout.GRACE: until, Timeout.PROGRESS: now + FIRST_PROGRESS_S})
+        until = max(now + self._state.limits.grace, self._state.timeouts.at(Timeout.GRACE) or 0.0)
+        self._state.enter(JobPhase.LEAVING, {Timeout.GRACE: until, Timeout.PROGRESS: now + FIRST_PROGRESS_S})
         live = self._workers.live
         return [Send(tuple(rank for rank in live if rank != 0) or live, Exit())]
 
     def abort(self, outcome: JobOutcome, now: float) -> list[Action]:
         """End a job that was healthy so far, for a reason that is known: kill all workers."""
-        if not self._attempt.is_healthy:
+        if not self._state.is_healthy:
             return []
-        self._attempt.outcome = outcome
+        self._state.outcome = outcome
         return self.kill_all(now)
 
     def kill_all(self, now: float, *, hurry: bool = False) -> list[Action]:
@@ -90,7 +89,7 @@ class JobShutdown:
         if self._all_killed_at is None:
             self._all_killed_at = now
         until = max(now, self._all_killed_at + (UNANSWERED_HURRY_S if hurry else UNANSWERED_S))
-        self._attempt.enter(JobPhase.STOPPING, {Timeout.UNANSWERED: until, Timeout.PROGRESS: now + FIRST_PROGRESS_S})
+        self._state.enter(JobPhase.STOPPING, {Timeout.UNANSWERED: until, Timeout.PROGRESS: now + FIRST_PROGRESS_S})
         return self.kill(self._workers.live)
 
     def give_up_unanswered(self, now: float) -> None:
@@ -111,32 +110,32 @@ class JobShutdown:
 
     def on_failure(self, rank: int, now: float) -> list[Action]:
         """A worker has failed, or is about to."""
-        if self._attempt.is_healthy:
-            self._attempt.outcome = JobOutcome(EndReason.FAILED, decided_at=now)
+        if self._state.is_healthy:
+            self._state.outcome = JobOutcome(EndReason.FAILED, decided_at=now)
             wait = MISMATCH_REPORTS_WAIT_S if self._divergence.reports.was_told(rank) else SETTLE_S
             timeouts = {Timeout.SETTLE: now + wait, Timeout.ROOT_CAUSE: now + ROOT_CAUSE_WAIT_S}
-            self._attempt.enter(JobPhase.SETTLING, timeouts)
-        elif self._attempt.phase not in (JobPhase.SETTLING, JobPhase.DEBUGGING):
+            self._state.enter(JobPhase.SETTLING, timeouts)
+        elif self._state.phase not in (JobPhase.SETTLING, JobPhase.DEBUGGING):
             return [Send((rank,), DebuggerDecision(False))] if rank in self._workers.waiting_for_debugger else []
         return self.settle(now, rank)
 
     def settle(self, now: float, rank: int | None = None) -> list[Action]:
         """Stop the job once the root cause is known; `rank` is the only one of which more is known than before."""
-        attempt, workers = self._attempt, self._workers
-        if attempt.phase is not JobPhase.SETTLING or not workers.any_live:
+        state, workers = self._state, self._workers
+        if state.phase is not JobPhase.SETTLING or not workers.any_live:
             return []
         told = self._divergence.reports.was_told
         if rank is not None and told(rank) and not any(map(told, workers.live_without_failure)):
-            attempt.timeouts.cancel(Timeout.SETTLE)  # all that were told of the mismatch have raised it
-        if attempt.timeouts.is_running(Timeout.SETTLE):
+            state.timeouts.cancel(Timeout.SETTLE)  # all that were told of the mismatch have raised it
+        if state.timeouts.is_running(Timeout.SETTLE):
             return []
         news = workers.outcomes(now) if rank is None else (workers.outcome(rank, now),)
-        if attempt.timeouts.is_running(Timeout.ROOT_CAUSE) and not is_certain(news):
+        if state.timeouts.is_running(Timeout.ROOT_CAUSE) and not is_certain(news):
             return []
         self._culprits = [worker.rank for worker in find_culprits(workers.outcomes(now))]
         waiting = [rank for rank in self._culprits if rank in workers.waiting_for_debugger]
         if waiting and self._may_debug():
-            attempt.enter(JobPhase.DEBUGGING, {})
+            state.enter(JobPhase.DEBUGGING, {})
             self._debugged = waiting[0]
             failure = workers.outcome(waiting[0], now).failure
             error = f": {failure.error}: {failure.message}" if failure is not None else ""
@@ -146,7 +145,7 @@ class JobShutdown:
 
     def on_debugger_closed(self, rank: int, now: float) -> list[Action]:
         """The rank needs the terminal no more: after its failure, the job is stopped."""
-        return self._stop(now) if self._attempt.phase is JobPhase.DEBUGGING and rank == self._debugged else []
+        return self._stop(now) if self._state.phase is JobPhase.DEBUGGING and rank == self._debugged else []
 
     def _describe_culprits(self) -> str:
         return f"{format_ranks_on_hosts(self._culprits, self._workers.hosts)} failed"
@@ -163,7 +162,7 @@ class JobShutdown:
         live = self._workers.live
         if len(victims) == len(live):
             return self.kill_all(now)
-        self._attempt.enter(JobPhase.STOPPING, self._grace(now))
+        self._state.enter(JobPhase.STOPPING, self._grace(now))
         if live == (0,):
             return self._release_rank_0()
         if 0 in victims:
@@ -175,11 +174,11 @@ class JobShutdown:
 
     def on_worker_exited(self, event: WorkerExited, now: float) -> list[Action]:
         self._workers.add_exit(event, now)
-        if event.status != 0 or self._attempt.run_at is None:
-            if self._attempt.is_healthy:
+        if event.status != 0 or self._state.run_at is None:
+            if self._state.is_healthy:
                 return self.on_failure(event.rank, now)
             self._fail_if_leaving(now)
-        if self._attempt.phase is JobPhase.DEBUGGING and self._workers.any_live:
+        if self._state.phase is JobPhase.DEBUGGING and self._workers.any_live:
             return self.on_debugger_closed(event.rank, now)
         return [*self._release_rank_0_if_last(), *self.settle(now, event.rank)]
 
@@ -191,67 +190,67 @@ class JobShutdown:
         if self._workers.has_ended(event.rank):
             return []
         self._workers.add_loss(event, now)
-        if self._attempt.is_healthy:
+        if self._state.is_healthy:
             return self.on_failure(event.rank, now)
         self._fail_if_leaving(now)
-        if self._attempt.phase is JobPhase.SETTLING:  # the other ranks of its host are lost with it
-            self._attempt.timeouts.start(Timeout.SETTLE, now + SETTLE_S)
+        if self._state.phase is JobPhase.SETTLING:  # the other ranks of its host are lost with it
+            self._state.timeouts.start(Timeout.SETTLE, now + SETTLE_S)
         return self._release_rank_0_if_last()
 
     def on_grace_over(self, now: float) -> list[Action]:
         """Workers that were asked to end have not: kill all that live."""
         workers = self._workers
-        is_stopping = self._attempt.phase is JobPhase.STOPPING
+        is_stopping = self._state.phase is JobPhase.STOPPING
         late = (workers.live_reported if is_stopping else workers.working) or workers.live
-        grace = f"{self._attempt.limits.grace:g} s"
+        grace = f"{self._state.limits.grace:g} s"
         text = f"{format_ranks_on_hosts(late, workers.hosts)} did not end within {grace}; sent SIGKILL"
         return [PrintLine(text), *self.kill_all(now)]
 
     def describe_wait(self, now: float) -> str:
         """`waiting for ranks 2-3 (h1) to end; SIGKILL in 12 s`."""
-        killed_at = self._attempt.timeouts.at(Timeout.GRACE)
+        killed_at = self._state.timeouts.at(Timeout.GRACE)
         then = f"; SIGKILL in {killed_at - now:.0f} s" if killed_at is not None else ""
-        given_up_at = self._attempt.timeouts.at(Timeout.UNANSWERED)
+        given_up_at = self._state.timeouts.at(Timeout.UNANSWERED)
         if given_up_at is not None:
             then = f", sent SIGKILL; given up in {given_up_at - now:.0f} s"
-        is_stopping = self._attempt.phase is JobPhase.STOPPING  # and rank 0 may only be kept for the others
+        is_stopping = self._state.phase is JobPhase.STOPPING  # and rank 0 may only be kept for the others
         ranks = (is_stopping and self._workers.live_reported) or self._workers.live
         return f"waiting for {format_ranks_on_hosts(ranks, self._workers.hosts)} to end{then}"
 
     def finish_if_over(self, now: float) -> list[Action]:
         """Once all workers have ended: ask how they diverged, and when that is known, finish."""
-        attempt = self._attempt
-        if attempt.phase is JobPhase.STARTING or self._workers.any_live:
+        state = self._state
+        if state.phase is JobPhase.STARTING or self._workers.any_live:
             return []
         questions: list[Action] = []
-        if attempt.phase is not JobPhase.CONCLUDING:
-            attempt.enter(JobPhase.CONCLUDING, {Timeout.CONCLUDE: now + CONCLUDE_TIMEOUT_S})
-            questions = self._divergence.conclude(now, well=attempt.outcome.reason is EndReason.OK)
+        if state.phase is not JobPhase.CONCLUDING:
+            state.enter(JobPhase.CONCLUDING, {Timeout.CONCLUDE: now + CONCLUDE_TIMEOUT_S})
+            questions = self._divergence.conclude(now, well=state.outcome.reason is EndReason.OK)
         if self._divergence.is_waiting:
             return questions
-        attempt.enter(JobPhase.OVER, {})
+        state.enter(JobPhase.OVER, {})
         recorded = self._stragglers.conclude(self._divergence.flights, now)
         outcome = self._final_outcome(now)
         remaining = self._faults.report_remaining() if outcome.reason is EndReason.OK else []
         return [*recorded, *remaining, Finish(outcome)]
 
     def _final_outcome(self, now: float) -> JobOutcome:
-        attempt = self._attempt
+        state = self._state
         outcome = replace(
-            attempt.outcome,
+            state.outcome,
             workers=self._workers.outcomes(now),
-            run_at=self._attempt.run_at,
+            run_at=self._state.run_at,
             divergences=tuple(self._divergence.reports.divergences),
             shown_divergences=tuple(self._divergence.reports.shown),
             unanswered=self._unanswered,
-            stop_requested=attempt.stop_requested,
+            stop_requested=state.stop_requested,
             faults_left=self._faults.remaining,
             saved_step=self._workers.saved_step,
-            flights=self._attempt.outcome.flights or dict(self._divergence.flights),
+            flights=self._state.outcome.flights or dict(self._divergence.flights),
             straggler=self._stragglers.straggler,
         )
-        if outcome.reason is EndReason.OK and attempt.stop.was_reached:
-            return replace(outcome, reason=EndReason.PREEMPTED, text=attempt.stop.reason)
+        if outcome.reason is EndReason.OK and state.stop.was_reached:
+            return replace(outcome, reason=EndReason.PREEMPTED, text=state.stop.reason)
         is_preempted = outcome.reason is EndReason.INTERRUPTED and all(map(self._gave_way, outcome.workers))
         told_by = (signal.SIGTERM, signal.SIGUSR2) if self._requeue else (signal.SIGTERM,)
         return replace(outcome, reason=EndReason.PREEMPTED) if is_preempted and outcome.signum in told_by else outcome
@@ -262,11 +261,11 @@ class JobShutdown:
         return ended_well or (self._requeue and (worker.killed_by_launcher or worker.status == -signal.SIGTERM))
 
     def _fail_if_leaving(self, now: float) -> None:
-        if self._attempt.phase is JobPhase.LEAVING and self._attempt.outcome.reason is EndReason.OK:
-            self._attempt.outcome = JobOutcome(EndReason.FAILED, decided_at=now)
+        if self._state.phase is JobPhase.LEAVING and self._state.outcome.reason is EndReason.OK:
+            self._state.outcome = JobOutcome(EndReason.FAILED, decided_at=now)
 
     def _release_rank_0_if_last(self) -> list[Action]:
-        is_ending = self._attempt.phase in (JobPhase.LEAVING, JobPhase.STOPPING)
+        is_ending = self._state.phase in (JobPhase.LEAVING, JobPhase.STOPPING)
         return self._release_rank_0() if is_ending and self._workers.only_rank_0_left else []
 
     def _release_rank_0(self) -> list[Action]:
@@ -277,4 +276,4 @@ class JobShutdown:
         return [*thaw, Send((0,), Exit())]
 
     def _grace(self, now: float) -> dict[Timeout, float]:
-        return {Timeout.GRACE: now + self._attempt.limits.grace, Timeout.PROGRESS: now + FIRST_PROGRESS_S}
+        return {Timeout.GRACE: now + self._state.limits.grace, Timeout.PROGRESS: now + FIRST_PROGRESS_S}

@@ -1,4 +1,4 @@
-"""Decides from successive snapshots whether a job stalls: for how long it has made no progress, and who waits."""
+"""Decides from successive snapshots whether a job hangs: it makes no progress, or ranks wait for finished ones."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from jaxrun.analysis.diagnosis.rank_state import WAITING, Activity, RankState, find_rank_states
-from jaxrun.analysis.diagnosis.stacks import main_stack
+from jaxrun.analysis.diagnosis.stacks import is_in_jax, is_waiting_in_jax, main_stack
 from jaxrun.analysis.lockstep.compare import find_lags
+from jaxrun.controller.head.queries import Replies, flights_of, kernel_waits_of, stacks_of
 from jaxrun.protocol.flight_file import NOTHING
-from jaxrun.protocol.snapshot_messages import SnapshotPurpose, SnapshotReply
+from jaxrun.protocol.snapshot_messages import RankReply
 
 IDLE_CPU_FRACTION = 0.05  # of a core: a process that uses less is waiting
 _MIN_FILE_BYTES = 65536  # between two checks: a process that reads or writes less loads and saves nothing
@@ -29,6 +30,9 @@ _PATIENCE: Mapping[Activity, float | None] = {
     Activity.TRACED: None,
 }
 _LONG_PATIENCE = 2  # it may go on by itself: it loads data, or computes
+_EARLY_EXIT_CHECK_S = 10.0  # after the first rank has finished, and between checks of a job that works
+_EARLY_EXIT_CHECK_WITH_CALLS_S = 1.0  # after the first rank has finished, where the calls may show more
+_EARLY_EXIT_CONFIRM_S = 2.0  # between the two checks that must agree
 _LOCKS = {Activity.THREAD, Activity.ASLEEP, Activity.FILE_LOCK}
 
 
@@ -70,9 +74,9 @@ class StallDetector:
         self._next_notice_s = self._notice
         self._said_half = False
         self._held: set[int] = set()
-        self._previous = (now, SnapshotReply(SnapshotPurpose.PROGRESS, {}, {}, {}))  # at the start nothing is done
+        self._previous: tuple[float, Replies, bool] = (now, {}, False)  # with the last, whether there were stacks
         self.next_check_s = min(self.limit / _CHECKS_PER_LIMIT, self._notice / _CHECKS_PER_NOTICE)
-        self.purpose = SnapshotPurpose.PROGRESS
+        self.wants_stacks = False
 
     @property
     def is_needed(self) -> bool:
@@ -86,23 +90,26 @@ class StallDetector:
         """The rank goes on."""
         self._held.discard(rank)
 
-    def update(self, reply: SnapshotReply, now: float) -> StallCheck:
-        """Judge the next snapshot; afterwards `next_check_s` and `purpose` say when the one after it is due."""
-        then, before = self._previous
-        self._previous = (now, reply)
-        states = find_rank_states(reply.stacks, reply.kernel_waits, reply.flights)
-        if _made_progress(before, reply, states, now - then, polls=self._polls) or not self._held.isdisjoint(
-            reply.cpu_seconds
-        ):
+    def update(self, replies: Replies, now: float) -> StallCheck:
+        """Judge the next snapshot, with stacks if `wants_stacks`; afterwards that is, as `next_check_s`, of the one
+        after it.
+        """
+        then, before, had_stacks = self._previous
+        has_stacks = self.wants_stacks
+        self._previous = (now, replies, has_stacks)
+        states = {}
+        if has_stacks:
+            states = find_rank_states(stacks_of(replies), kernel_waits_of(replies), flights_of(replies))
+        if _made_progress(before, replies, states, now - then, polls=self._polls) or self._held & replies.keys():
             self._restart(now)
         idle = now - self._progress_at
-        self._schedule(idle, len(reply.cpu_seconds))
-        if reply.purpose is not SnapshotPurpose.STALL:
+        self._schedule(idle, len(replies))
+        if not has_stacks:
             return StallCheck(idle)
         half = not self._said_half and self.limit / 2 <= idle < self.limit
         self._said_half |= half
         # One snapshot does not show whether a rank moves.
-        told = bool(before.stacks) and self._is_due(idle, states, reply)
+        told = had_stacks and self._is_due(idle, states, replies)
         return StallCheck(idle, idle >= self.limit, half, told)
 
     def _restart(self, now: float) -> None:
@@ -118,17 +125,52 @@ class StallDetector:
             pause = max(least, min(idle / _CHECKS_PER_LIMIT, _MAX_CHECK_INTERVAL_S))
             pauses.append(_until(self._next_notice_s, idle, pause))
         self.next_check_s = min(pauses)
-        self.purpose = SnapshotPurpose.STALL if idle > 0 else SnapshotPurpose.PROGRESS
+        self.wants_stacks = idle > 0
 
-    def _is_due(self, idle: float, states: Mapping[int, RankState], reply: SnapshotReply) -> bool:
+    def _is_due(self, idle: float, states: Mapping[int, RankState], replies: Replies) -> bool:
         """Whether people are to be told now; each time it takes twice as long until they are told again."""
         if idle < self._next_notice_s:
             return False
-        patience = _patience(states, reply, polls=self._polls)
+        patience = _patience(states, replies, polls=self._polls)
         if patience is None or idle < patience * self._notice:
             return False
         self._next_notice_s = 2 * idle
         return True
+
+
+class EarlyExitDetector:
+    """Whether ranks wait for ever for one that has finished.
+
+    A rank may finish early as long as the others work. They wait in vain if each of them is in JAX and uses no CPU time
+    in two successive snapshots. Where their calls show that they have entered one for which the finished rank is
+    needed, their CPU time does not matter, as waiting for a GPU may cost some.
+
+    next_check_s:  seconds until the next snapshot is to be taken
+    """
+
+    def __init__(self, finished_at: float, *, has_calls: bool) -> None:
+        """`finished_at`: when the first rank's program ended; `has_calls`: whether flight recorders are read."""
+        self._finished_at = finished_at
+        self._previous: tuple[float, Mapping[int, float]] | None = None  # time, CPU seconds
+        self.next_check_s = _EARLY_EXIT_CHECK_WITH_CALLS_S if has_calls else _EARLY_EXIT_CHECK_S
+
+    def check(self, replies: Replies, now: float, *, left_behind: bool) -> bool:
+        """Whether the unfinished ranks wait in vain; `left_behind`: in a call for which a finished rank is needed."""
+        remaining = self._finished_at + _EARLY_EXIT_CHECK_S - now
+        if remaining > 0 and not left_behind:
+            self.next_check_s, self._previous = remaining, None
+            return False
+        is_waiting = bool(replies) and all(
+            is_in_jax(reply.stacks) if left_behind else is_waiting_in_jax(reply.stacks, reply.kernel_wait)
+            for reply in replies.values()
+        )
+        cpu = {rank: reply.cpu_seconds for rank, reply in replies.items()}
+        previous, self._previous = self._previous, (now, cpu) if is_waiting else None
+        self.next_check_s = _EARLY_EXIT_CONFIRM_S if is_waiting else _EARLY_EXIT_CHECK_S
+        if not is_waiting or previous is None:
+            return False
+        then, used = previous
+        return left_behind or all(cpu[rank] - used.get(rank, 0.0) < IDLE_CPU_FRACTION * (now - then) for rank in cpu)
 
 
 def _until(goal: float, idle: float, pause: float) -> float:
@@ -137,45 +179,51 @@ def _until(goal: float, idle: float, pause: float) -> float:
 
 
 def _made_progress(
-    before: SnapshotReply, after: SnapshotReply, states: Mapping[int, RankState], seconds: float, *, polls: bool
+    before: Replies, after: Replies, states: Mapping[int, RankState], seconds: float, *, polls: bool
 ) -> bool:
     """Whether any rank did something within these seconds; without stacks, CPU time is not judged."""
-    if not before.cpu_seconds.keys() <= after.cpu_seconds.keys():  # a rank has ended
+    if not before.keys() <= after.keys():  # a rank has ended
         return True
-    if any(count != before.bytes_written.get(rank, 0) for rank, count in after.bytes_written.items()):
+    pairs = {rank: (before.get(rank), reply) for rank, reply in after.items() if reply.number}
+    if any(_wrote_or_called(*pair) for pair in pairs.values()):
         return True
-    if any(any(counts) and counts != before.call_counters.get(rank) for rank, counts in after.call_counters.items()):
-        return True
-    files = (count - before.file_bytes.get(rank, count) for rank, count in after.file_bytes.items())
-    if any(count >= _MIN_FILE_BYTES for count in files):
-        return True
-    idle = IDLE_CPU_FRACTION * seconds
-    worked = {rank for rank, used in after.cpu_seconds.items() if used - before.cpu_seconds.get(rank, used) > idle}
-    worked = {rank for rank in worked & states.keys() if not (polls and _only_polled(rank, before, after))}
+    worked = {rank for rank in pairs.keys() & states.keys() if _used_cpu(*pairs[rank], IDLE_CPU_FRACTION * seconds)}
+    worked = {rank for rank in worked if not (polls and _only_polled(*pairs[rank]))}
     waiting = {rank for rank, state in states.items() if state.activity in WAITING} - worked
-    return any(not waiting or not _may_loop(rank, states[rank], after) for rank in worked)
+    return any(not waiting or not _may_loop(states[rank], after[rank]) for rank in worked)
 
 
-def _only_polled(rank: int, before: SnapshotReply, after: SnapshotReply) -> bool:
+def _wrote_or_called(before: RankReply | None, after: RankReply) -> bool:
+    """Whether a rank has written output, made a call, or read or written files."""
+    if after.bytes_written != (before.bytes_written if before is not None else 0):
+        return True
+    if any(after.call_counters) and (before is None or after.call_counters != before.call_counters):
+        return True
+    return before is not None and after.file_bytes - before.file_bytes >= _MIN_FILE_BYTES
+
+
+def _used_cpu(before: RankReply | None, after: RankReply, idle_s: float) -> bool:
+    return before is not None and after.cpu_seconds - before.cpu_seconds > idle_s
+
+
+def _only_polled(before: RankReply | None, after: RankReply) -> bool:
     """Whether a rank that has used CPU time may have done nothing but wait in JAX."""
-    flight = after.flights.get(rank)
-    if flight is None or flight.level == NOTHING or flight.compiling is not None:
+    if after.flight.level == NOTHING or after.flight.compiling is not None:
         return False
-    stack = main_stack(after.stacks.get(rank, ""))
-    earlier = before.stacks.get(rank)
-    has_not_moved = earlier is None or stack.frames == main_stack(earlier).frames
-    return has_not_moved and any(frame.is_jax for frame in stack.called)
+    stack = main_stack(after.stacks)
+    has_moved = before is not None and before.stacks and stack.frames != main_stack(before.stacks).frames
+    return not has_moved and any(frame.is_jax for frame in stack.called)
 
 
-def _may_loop(rank: int, state: RankState, reply: SnapshotReply) -> bool:
+def _may_loop(state: RankState, reply: RankReply) -> bool:
     """Whether the main thread runs the program's own Python code, or polls something: what JAX calls is not meant."""
-    if any(frame.is_jax for frame in main_stack(reply.stacks[rank]).frames):
+    if any(frame.is_jax for frame in main_stack(reply.stacks).frames):
         return False
-    runs = reply.kernel_waits.get(rank, "") in ("", "0")
+    runs = reply.kernel_wait in ("", "0")
     return state.activity is Activity.SLEEP or (state.activity is Activity.ELSEWHERE and runs)
 
 
-def _patience(states: Mapping[int, RankState], reply: SnapshotReply, *, polls: bool) -> float | None:
+def _patience(states: Mapping[int, RankState], replies: Replies, *, polls: bool) -> float | None:
     """For how many times --stall-notice the ranks may do this, until people are told; None for ever.
 
     All are to wait in JAX or for locks, or some in JAX for others. Where all wait in the same call of a device that
@@ -185,7 +233,7 @@ def _patience(states: Mapping[int, RankState], reply: SnapshotReply, *, polls: b
     kinds = {state.activity for state in busy}
     if not (kinds & set(WAITING) or (kinds and kinds <= _LOCKS)):
         return None
-    if polls and kinds <= set(WAITING) and _is_one_place(busy) and not find_lags(reply.flights):
+    if polls and kinds <= set(WAITING) and _is_one_place(busy) and not find_lags(flights_of(replies)):
         return None
     factors = [_PATIENCE.get(kind, _LONG_PATIENCE) for kind in kinds]
     known = [factor for factor in factors if factor is not None]

@@ -1,7 +1,8 @@
 """Finds out whether one rank, or one host, holds the others up, and where in its program it is meanwhile.
 
 The flight recorders say when each rank entered each call; they are read now and then for divergence_detector.py, and at
-the end. Only where they show a straggler are stacks taken, a few, at moments at which the others wait for it.
+the end. Only where they show a straggler are some stacks taken, at any moment: those count that were taken while others
+waited, shortly before it came to a call.
 """
 
 from __future__ import annotations
@@ -14,26 +15,34 @@ from jaxrun.analysis.diagnosis.straggler import Straggler
 from jaxrun.analysis.lockstep.call_waits import Party, find_waits
 from jaxrun.analysis.lockstep.wait_totals import WaitTotals
 from jaxrun.controller.head.clock_offsets import ClockOffsets
-from jaxrun.protocol.flight import Flight, parse_group
-from jaxrun.protocol.snapshot_messages import CallAim, RecorderSnapshot, SnapshotPurpose, SnapshotReply
-from jaxrun.records.event_log.actions import Action, RecordStraggler, TakeSnapshot
+from jaxrun.controller.head.head_state import HeadState
+from jaxrun.controller.head.queries import RankQueries, Replies, flights_of
+from jaxrun.protocol.flight import Flight, parse_group, strip_directory
+from jaxrun.protocol.snapshot_messages import RankDetail, RankReply, RecorderSnapshot
+from jaxrun.records.event_log.actions import Action, RecordStraggler
 
-_SAMPLES, _MAX_TRIES = 4, 16  # of the straggler's stack, while others wait for it
-_WAITER_SAMPLES, _MIN_HITS = 24, 3  # of another rank's, at any moment; so many of them show it waiting
+_SAMPLES, _MAX_TRIES = 4, 64  # of the straggler's stack: while others wait for it, and in all
+_WAITER_SAMPLES, _MIN_HITS = 24, 3  # of another rank's; so many of them show it waiting
+_MAX_PAUSE_S = 0.1  # between two samples, of different length so that they fall on all moments of a step
+_GOLDEN_RATIO = 0.618
 _CORE_SHARE = 0.5  # of what the straggler costs: as much is explained by its host's lack of cores
 
 
 class StragglerDetector:
     """Times are seconds since the epoch."""
 
-    def __init__(self, hosts: Mapping[int, str], clocks: ClockOffsets | None) -> None:
-        """`hosts` may be filled in later; `clocks` are those of other hosts, None where there are none."""
-        self._hosts = hosts
+    def __init__(self, state: HeadState, queries: RankQueries, clocks: ClockOffsets | None) -> None:
+        """`clocks` are those of other hosts, None where there are none."""
+        self._state = state
+        self._queries = queries
+        self._hosts = state.workers.hosts
         self._clocks = clocks
         self._by_rank, self._by_host = WaitTotals(), WaitTotals()
         self._core_waits: dict[int, _CoreWait] = {}
         self._started_at = 0.0
         self._samples = _Samples()
+        self._sample_at: float | None = None
+        self._is_asking = False
         self._now = 0.0
         self._recorded: Straggler | None = None
 
@@ -53,12 +62,14 @@ class StragglerDetector:
         """The program begins."""
         self._started_at = now
 
-    def add(self, flights: Mapping[int, Flight], core_waits: Mapping[int, float], now: float) -> list[Action]:
-        """Flight recorders were read; `core_waits`: for how many seconds threads of ranks have waited for a core."""
-        for rank, seconds in core_waits.items():
-            self._add_core_wait(rank, seconds, now)
-        self._compare(flights, now)
-        return [*self._record(), *self._sample(flights)]
+    def add(self, replies: Replies, now: float) -> list[Action]:
+        """Flight recorders were read."""
+        for rank, reply in replies.items():
+            if reply.core_wait_s:
+                self._add_core_wait(rank, reply.core_wait_s, now)
+        self._compare(flights_of(replies), now)
+        self._schedule_sample(now)
+        return self._record()
 
     def conclude(self, flights: Mapping[int, Flight], now: float) -> list[Action]:
         """All ranks have ended."""
@@ -70,10 +81,40 @@ class StragglerDetector:
         if snapshot.core_wait_s:
             self._add_core_wait(snapshot.rank, snapshot.core_wait_s, now)
 
-    def handle_sample(self, reply: SnapshotReply, flights: Mapping[int, Flight]) -> list[Action]:
-        """A stack was taken at the moment that was asked for, or an empty one that was not."""
-        self._samples.add(reply)
-        return [*self._record(), *self._sample(flights)]
+    def deadline(self) -> float | None:
+        """When `take_sample` is to be called."""
+        return self._sample_at
+
+    def take_sample(self, now: float) -> list[Action]:
+        """Ask where the straggler is; where the others may not wait for it, ask first where one of these is."""
+        if self._sample_at is None or self._sample_at > now:
+            return []
+        self._sample_at = None
+        found = self._find()
+        if found is None or not self._state.is_healthy:
+            return []
+        self._is_asking = True
+        return self._queries.ask((self._sampled_rank(found),), RankDetail.STACKS, self._add_sample, now)
+
+    def _add_sample(self, replies: Replies, now: float) -> list[Action]:
+        self._is_asking = False
+        found = self._find()
+        if found is not None and self._samples.straggler == found.ranks:
+            for reply in replies.values():
+                self._samples.add(reply)
+            self._samples.judge(flights_of(replies), found)
+        self._schedule_sample(now)
+        return self._record()
+
+    def _schedule_sample(self, now: float) -> None:
+        found = self._find() if self._sample_at is None and not self._is_asking else None
+        if found is not None and len(found.ranks) == 1 and self._samples.may_add(found, self._sampled_rank(found)):
+            self._sample_at = now + _MAX_PAUSE_S * (self._samples.count * _GOLDEN_RATIO % 1)
+
+    def _sampled_rank(self, found: Straggler) -> int:
+        if found.is_proven or self._samples.waiting_share(found.ranks, found.share):
+            return found.ranks[0]
+        return min(parse_group(found.group, len(self._hosts)).difference(found.ranks))
 
     # ---- the calls
 
@@ -136,24 +177,6 @@ class StragglerDetector:
         self._recorded = straggler
         return [RecordStraggler(straggler)]
 
-    def _sample(self, flights: Mapping[int, Flight]) -> list[Action]:
-        """Ask where the straggler is while others wait; where they may not wait, ask first where one of these is."""
-        found = self._find()
-        if found is None or len(found.ranks) > 1:
-            return []
-        others = sorted(parse_group(found.group, len(self._hosts)).difference(found.ranks))
-        rank, aim = others[0], CallAim(0, 0.0)
-        if found.is_proven or self._samples.waiting_share(found.ranks, found.share):
-            (rank,) = found.ranks
-            timings = (timing for timing in flights.get(rank, Flight()).timings if timing.group == found.group)
-            site = next((timing.site for timing in timings if timing.number == found.number), 0)
-            if not site:
-                return []
-            aim = CallAim(site, found.late_s / 2)
-        if not self._samples.may_ask(found.ranks, rank):
-            return []
-        return [TakeSnapshot((rank,), SnapshotPurpose.STRAGGLER, aim)]
-
 
 @dataclass(slots=True)
 class _CoreWait:
@@ -186,45 +209,64 @@ class _Samples:
     """The stacks that were taken because of one straggler: its own, and those of another rank that may wait for it."""
 
     def __init__(self) -> None:
-        self._is_pending = False
         self._reset(())
 
     def _reset(self, straggler: Party) -> None:
-        self._straggler = straggler
+        self.straggler = straggler
+        self._own: list[RankReply] = []  # which may have been taken while others waited
         self._tries = 0
-        self._dumps: list[str] = []  # of the straggler
+        self._frames: list[str] = []  # where the straggler was while others waited
         self._is_waiting: list[bool] = []  # whether the other did, each time it was asked
 
-    def may_ask(self, straggler: Party, rank: int) -> bool:
-        """Whether one more stack of this rank is needed; it is then taken."""
-        if self._is_pending:
-            return False
-        if straggler != self._straggler:
-            self._reset(straggler)
-        if rank in straggler:
-            self._tries += 1
-            self._is_pending = self._tries <= _MAX_TRIES and len(self._dumps) < _SAMPLES
-        else:
-            self._is_pending = len(self._is_waiting) < _WAITER_SAMPLES
-        return self._is_pending
+    @property
+    def count(self) -> int:
+        return self._tries + len(self._is_waiting)
 
-    def add(self, reply: SnapshotReply) -> None:
-        self._is_pending = False
-        for rank, dump in reply.stacks.items():
-            if rank not in self._straggler:
-                self._is_waiting.append(is_waiting_in_jax(dump, reply.kernel_waits.get(rank, "")))
-            elif dump:
-                self._dumps.append(dump)
+    def may_add(self, found: Straggler, rank: int) -> bool:
+        """Whether one more stack of this rank is needed."""
+        if found.ranks != self.straggler:
+            self._reset(found.ranks)
+        if rank in found.ranks:
+            return self._tries < _MAX_TRIES and len(self._frames) < _SAMPLES
+        return len(self._is_waiting) < _WAITER_SAMPLES
+
+    def add(self, reply: RankReply) -> None:
+        if reply.rank in self.straggler:
+            self._tries += 1
+            self._own += [reply] if reply.stacks else []
+        else:
+            self._is_waiting.append(is_waiting_in_jax(reply.stacks, reply.kernel_wait))
+
+    def judge(self, flights: Mapping[int, Flight], found: Straggler) -> None:
+        """Keep the stacks that were taken while others waited, once the recorder says when the next call came."""
+        for reply in tuple(self._own):
+            is_hit = _was_late(flights.get(reply.rank, Flight()), reply.time, found)
+            if is_hit is not None:
+                self._own.remove(reply)
+            if is_hit and (users := main_stack(reply.stacks).users):
+                self._frames.append(str(users[0]))
 
     def frame(self, straggler: Party) -> str:
         """Return the line at which the straggler was most often, `data.py:10 load`."""
-        dumps = self._dumps if straggler == self._straggler else []
-        frames = [str(users[0]) for dump in dumps if (users := main_stack(dump).users)]
+        frames = self._frames if straggler == self.straggler else []
         return max(frames, key=frames.count, default="")
 
     def waiting_share(self, straggler: Party, share: float) -> float:
         """Return in what share of its stacks the other rank waited in JAX; 0.0 if in less than half of `share`."""
         hits, count = sum(self._is_waiting), len(self._is_waiting)
-        if straggler != self._straggler or count < _WAITER_SAMPLES or hits < max(_MIN_HITS, share / 2 * count):
+        if straggler != self.straggler or count < _WAITER_SAMPLES or hits < max(_MIN_HITS, share / 2 * count):
             return 0.0
         return hits / count
+
+
+def _was_late(flight: Flight, moment: float, found: Straggler) -> bool | None:
+    """Whether the straggler was about to come to a call for which others waited; None if that is not known yet."""
+    after = [timing for timing in flight.timings if timing.entered > moment]
+    if not after:
+        return False if 0.0 < flight.entered <= moment else None
+    before = [timing for timing in flight.timings if timing.entered <= moment]
+    if not before or moment < before[-1].dispatched:  # it was inside a call
+        return False
+    site = flight.sites.get(after[0].site, ("",))[0]
+    is_its_call = after[0].group == found.group and found.place in ("", strip_directory(site))
+    return is_its_call and after[0].entered - moment <= found.late_s

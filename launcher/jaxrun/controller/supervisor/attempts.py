@@ -14,7 +14,7 @@ from jaxrun.analysis.verdict.restarts import AttemptEnd, Restart, Stop, decide_r
 from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head
-from jaxrun.controller.head.timeouts import TimeLimits
+from jaxrun.controller.head.head_state import TimeLimits
 from jaxrun.controller.supervisor.dispatch import Dispatcher
 from jaxrun.controller.supervisor.parent_link import ParentLink
 from jaxrun.controller.supervisor.report import describe_restart

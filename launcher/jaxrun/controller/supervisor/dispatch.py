@@ -14,7 +14,7 @@ from jaxrun.protocol.requests import Answer, AnswerState, Request
 from jaxrun.records.event_log import event_log
 from jaxrun.records.event_log.actions import (
     Action,
-    AnswerRequests,
+    AnswerRequest,
     PrintLine,
     PrintSnapshot,
     PrintStallNotice,
@@ -89,9 +89,8 @@ class Dispatcher:
             return PrintLine(f"{action.heading}{format_snapshot(action.snapshot) or 'no rank has stacks to show yet'}")
         if isinstance(action, PrintStallNotice):
             return PrintLine(format_stall_notice(action.snapshot, action.idle_s, self._files.shown_path))
-        if isinstance(action, AnswerRequests):
-            for number in action.numbers:
-                self._files.write_answer(number, action.answer)
+        if isinstance(action, AnswerRequest):
+            self._files.write_answer(action.number, action.answer)
         return action
 
     def _log(self, entry: event_log.Entry | None) -> None:

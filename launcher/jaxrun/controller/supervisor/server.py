@@ -18,7 +18,6 @@ from jaxrun.controller.supervisor.dropped_peers import DroppedPeers
 from jaxrun.controller.supervisor.launch_process import LaunchProcess
 from jaxrun.controller.supervisor.loss_watch import LossWatch
 from jaxrun.controller.supervisor.remote_output import RemoteOutput
-from jaxrun.controller.supervisor.snapshot_collection import SnapshotCollections
 from jaxrun.controller.supervisor.spare_agents import SpareAgents
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.node.channel.listener import Listener
@@ -37,7 +36,6 @@ from jaxrun.protocol.agent_messages import (
     WorkerExited,
 )
 from jaxrun.protocol.env import REQUEST_SIGNAL
-from jaxrun.protocol.snapshot_messages import SnapshotReply, SnapshotRequest
 from jaxrun.protocol.worker_messages import DeviceReport, Failed, Hello, Run
 from jaxrun.records.event_log.actions import (
     Action,
@@ -47,7 +45,6 @@ from jaxrun.records.event_log.actions import (
     Send,
     ShowTerminalText,
     SignalRanks,
-    TakeSnapshot,
 )
 from jaxrun.records.event_log.events import AgentLost, Event, LauncherSignalled, TerminalLine
 
@@ -105,7 +102,6 @@ class AgentServer:
         )
         self._remote_output = RemoteOutput(self._output, self.connections)
         self._clocks = AgentClocks(self._clock)
-        self._snapshots = SnapshotCollections(self._clock)
         self._losses = LossWatch(context, launch, self.connections, self._clocks, self._handle, attached=attached)
         self._dropped_peers = DroppedPeers(self._dispatcher.record, self._clock)
         self._signalled = False  # whether this process was asked to end, where the agents are as well
@@ -167,7 +163,6 @@ class AgentServer:
         self._terminal.attach(loop, _SIGNALS, lambda line: self._handle(TerminalLine(line)))
         loop.add_poller(self._remote_output.acknowledge)
         loop.add_poller(self._output.flush_due)
-        loop.add_timer(self._snapshots.deadline, lambda: self._handle_all(self._snapshots.expire()))
         self._losses.attach(loop)
         dispatcher = self._dispatcher
         loop.add_timer(dispatcher.deadline, lambda: self._execute_all(dispatcher.handle_timeouts()))
@@ -176,10 +171,6 @@ class AgentServer:
 
     def _handle(self, event: Event) -> None:
         self._execute_all(self._dispatcher.handle(event))
-
-    def _handle_all(self, events: Iterable[Event]) -> None:
-        for event in events:
-            self._handle(event)
 
     def _execute_all(self, actions: Iterable[Action]) -> None:
         actions = list(actions)
@@ -199,10 +190,6 @@ class AgentServer:
                 self.connections.send(action.ranks, action.message)
             case SignalRanks():
                 self.connections.send(action.ranks, SignalWorker(action.signum))
-            case TakeSnapshot():
-                site, lead_s = (action.aim.site, action.aim.lead_s) if action.aim is not None else (0, 0.0)
-                self.connections.send(action.ranks, SnapshotRequest(action.purpose, site, lead_s))
-                self._handle_all(self._snapshots.start(action))
             case PrintLine():
                 self._output.print_line(f"jaxrun: {action.text}" if action.text else "", status=action.status)
             case ShowTerminalText():
@@ -225,8 +212,6 @@ class AgentServer:
                 self._remote_output.handle(rank, connection, message)
             case FirstOutput():
                 self._dispatcher.record("first_output", rank)
-            case SnapshotReply():
-                self._handle_all(self._snapshots.add(message))
             case AgentSignalled():
                 self._losses.hold(message, probe=True)
             case AgentReport():

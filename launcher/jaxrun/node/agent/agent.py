@@ -34,7 +34,7 @@ from jaxrun.protocol.agent_messages import (
     WorkerExited,
 )
 from jaxrun.protocol.probe_messages import ProbePeers
-from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, ProgramDetailsRequest, RecorderSnapshot
+from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, ProgramDetailsRequest, RankQuery, RecorderSnapshot
 from jaxrun.protocol.worker_messages import Done, Failed, ProfileCalls, Run, WorkerStage
 from jaxrun.records.event_log.actions import (
     Action,
@@ -45,7 +45,6 @@ from jaxrun.records.event_log.actions import (
     Send,
     ShowTerminalText,
     SignalRanks,
-    TakeSnapshot,
 )
 from jaxrun.records.event_log.event_checks import check_event
 from jaxrun.records.event_log.events import Event, LauncherSignalled, TerminalLine
@@ -150,8 +149,6 @@ class Agent:
                     self._deliver(rank, action.message)
             case SignalRanks():
                 self._signal(action)
-            case TakeSnapshot():
-                self._report_all(self._snapshots.request(action))
             case PrintLine():
                 self._output.print_line(f"jaxrun: {action.text}" if action.text else "", status=action.status)
             case ShowTerminalText() if self._terminal is not None:
@@ -170,6 +167,8 @@ class Agent:
                     self._report(FaultNotInjected(rank, message.kind, reason))
             case ClockProbe():
                 self._report(ClockReply(rank, message.asked_at, time.time()))  # by which the worker's calls are timed
+            case RankQuery():
+                self._report_all(self._snapshots.request(rank, message))
             case ProgramDetailsRequest():
                 details = worker.flight.program_details(message.program)
                 self._report(ProgramDetailsReply(rank, message.program, details))

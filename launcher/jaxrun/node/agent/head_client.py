@@ -21,12 +21,10 @@ from jaxrun.protocol.agent_messages import (
     SignalWorker,
     StartWorker,
 )
-from jaxrun.protocol.snapshot_messages import CallAim, SnapshotPurpose, SnapshotRequest
 from jaxrun.records.event_log.actions import (
     Action,
     Send,
     SignalRanks,
-    TakeSnapshot,
 )
 from jaxrun.records.event_log.events import Event, LauncherSignalled
 from jaxrun.records.output.relay import Relay
@@ -111,10 +109,6 @@ class HeadClient:
         match message:
             case SignalWorker():
                 yield SignalRanks(ranks, message.signum)
-            case SnapshotRequest():
-                is_aimed = message.purpose is SnapshotPurpose.STRAGGLER
-                aim = CallAim(message.site, message.lead_s) if is_aimed else None
-                yield TakeSnapshot(ranks, message.purpose, aim)
             case OutputCredit():
                 self._relay.add_credit(message.bytes)
             case NextAttempt() | Shutdown():

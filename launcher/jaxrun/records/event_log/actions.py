@@ -10,10 +10,10 @@ from jaxrun.analysis.diagnosis.straggler import Straggler
 from jaxrun.protocol.agent_messages import ClockProbe, InjectFault, NextAttempt, Shutdown, StartWorker
 from jaxrun.protocol.probe_messages import ProbePeers
 from jaxrun.protocol.requests import Answer
-from jaxrun.protocol.snapshot_messages import CallAim, ProgramDetailsRequest, SnapshotPurpose
+from jaxrun.protocol.snapshot_messages import ProgramDetailsRequest, RankQuery
 from jaxrun.protocol.worker_messages import AgentToWorker
 
-MessageToRank = ProbePeers | StartWorker | InjectFault | ProgramDetailsRequest | ClockProbe | AgentToWorker
+MessageToRank = ProbePeers | StartWorker | InjectFault | RankQuery | ProgramDetailsRequest | ClockProbe | AgentToWorker
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +30,6 @@ class SignalRanks:
 
     ranks: tuple[int, ...]
     signum: int
-
-
-@dataclass(frozen=True, slots=True)
-class TakeSnapshot:
-    """Ask what these ranks are doing; answered by one SnapshotReply with the same purpose.
-
-    aim:  at which moment, for SnapshotPurpose.STRAGGLER
-    """
-
-    ranks: tuple[int, ...]
-    purpose: SnapshotPurpose
-    aim: CallAim | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +57,10 @@ class PrintStallNotice:
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerRequests:
-    """Answer the requests of these numbers."""
+class AnswerRequest:
+    """Answer the request of this number."""
 
-    numbers: tuple[str, ...]
+    number: str
     answer: Answer
 
 
@@ -122,11 +110,10 @@ class Finish:
 Action = (
     Send
     | SignalRanks
-    | TakeSnapshot
     | PrintLine
     | PrintSnapshot
     | PrintStallNotice
-    | AnswerRequests
+    | AnswerRequest
     | RecordClock
     | RecordDivergence
     | RecordStraggler

@@ -13,7 +13,6 @@ from jaxrun.errors import ProtocolError
 from jaxrun.protocol.agent_messages import AgentSignalled, AgentToHead, ClockReply, FaultNotInjected, WorkerExited
 from jaxrun.protocol.env import REQUEST_SIGNAL
 from jaxrun.protocol.probe_messages import HostFacts
-from jaxrun.protocol.snapshot_messages import SnapshotReply
 from jaxrun.protocol.worker_messages import Failed
 from jaxrun.spec.job.fault_spec import FAULT_KINDS
 
@@ -29,28 +28,10 @@ def check_event(message: AgentToHead, rank: int) -> None:
     The text completes "it sent …".
     """
     name = type(message).__name__
-    if not _ranks_of(message, rank) <= {rank}:
+    if getattr(message, "rank", rank) != rank:
         raise ProtocolError(f"a {name} for another rank than {rank}, its own")
     if not _is_possible(message):
         raise ProtocolError(f"a {name} that no process can mean: {message!r:.200}")
-
-
-def _ranks_of(message: AgentToHead, rank: int) -> set[int]:
-    """The ranks that a message speaks of."""
-    if not isinstance(message, SnapshotReply):
-        return {getattr(message, "rank", rank)}
-    return set().union(
-        message.stacks,
-        message.kernel_waits,
-        message.cpu_seconds,
-        message.bytes_written,
-        message.file_bytes,
-        message.call_counters,
-        message.flights,
-        message.native_stacks,
-        message.core_waits,
-        message.vitals,
-    )
 
 
 def _is_possible(message: AgentToHead) -> bool:

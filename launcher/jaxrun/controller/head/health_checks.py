@@ -1,0 +1,118 @@
+"""Checks a running job now and then: is its time over, does it stall, do ranks wait for finished ones or diverge?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
+from jaxrun.controller.head.divergence_detector import DivergenceDetector
+from jaxrun.controller.head.head_state import HeadState, Timeout
+from jaxrun.controller.head.queries import RankQueries, Replies
+from jaxrun.controller.head.snapshots import Snapshots
+from jaxrun.controller.head.stall_detector import EarlyExitDetector, StallDetector
+from jaxrun.controller.head.straggler_detector import StragglerDetector
+from jaxrun.protocol.snapshot_messages import RankDetail
+from jaxrun.records.event_log.actions import Action, PrintSnapshot, PrintStallNotice
+
+
+class HealthChecks:
+    """Times are seconds since the epoch."""
+
+    def __init__(
+        self,
+        state: HeadState,
+        queries: RankQueries,
+        snapshots: Snapshots,
+        divergence: DivergenceDetector,
+        stragglers: StragglerDetector,
+        abort: Callable[[JobOutcome, float], list[Action]],
+    ) -> None:
+        """`abort` ends a job that is healthy."""
+        self._state = state
+        self._queries = queries
+        self._snapshots = snapshots
+        self._divergence = divergence
+        self._stragglers = stragglers
+        self._abort = abort
+        self._early_exit: EarlyExitDetector | None = None
+        self._stall: StallDetector | None = None
+
+    def start(self, platform: str, now: float) -> None:
+        """The program runs on devices of this platform."""
+        limits = self._state.limits
+        self._stall = StallDetector(now, limit=limits.stall, notice=limits.stall_notice, polls=platform != "cpu")
+        if self._stall.is_needed:
+            self._state.timeouts.start(Timeout.STALL_CHECK, now + self._stall.next_check_s)
+        self._schedule_divergence_check(now)
+
+    def start_early_exit_checks(self, now: float) -> None:
+        """A rank's program has ended while others work."""
+        if self._early_exit is None:
+            self._early_exit = EarlyExitDetector(now, has_calls=self._divergence.is_enabled)
+            self._state.timeouts.start(Timeout.EARLY_EXIT_CHECK, now + self._early_exit.next_check_s)
+
+    def hold_stall_clock(self, rank: int) -> None:
+        """A person debugs this rank: that the job stands still meanwhile is no stall."""
+        if self._stall is not None:
+            self._stall.hold(rank)
+
+    def release_stall_clock(self, rank: int) -> None:
+        """The rank goes on."""
+        if self._stall is not None:
+            self._stall.release(rank)
+
+    def on_timeout(self, timeout: Timeout, now: float) -> list[Action]:
+        """Ask what the check needs to know."""
+        workers = self._state.workers
+        match timeout:
+            case Timeout.JOB:
+                return self._snapshots.ask(workers.working, self._end_job, now)
+            case Timeout.EARLY_EXIT_CHECK:
+                return self._snapshots.ask(workers.working, self._check_early_exit, now)
+            case Timeout.DIVERGENCE_CHECK:
+                return self._queries.ask(workers.live, RankDetail.CALLS, self._compare_calls, now)
+        assert timeout is Timeout.STALL_CHECK and self._stall is not None, timeout
+        if self._stall.wants_stacks:
+            return self._snapshots.ask(workers.working, self._check_progress, now)
+        return self._queries.ask(workers.working, RankDetail.PROGRESS, self._check_progress, now)
+
+    def _end_job(self, replies: Replies, now: float) -> list[Action]:
+        return self._abort(self._snapshots.outcome(EndReason.TIMEOUT, replies, now), now)
+
+    def _check_progress(self, replies: Replies, now: float) -> list[Action]:
+        if not self._state.is_healthy:
+            return []
+        assert self._stall is not None
+        check = self._stall.update(replies, now)
+        if check.is_over:
+            return self._abort(self._snapshots.outcome(EndReason.STALL, replies, now), now)
+        self._state.timeouts.start(Timeout.STALL_CHECK, now + self._stall.next_check_s)
+        if check.is_half:
+            limit = f"the job is stopped after {self._stall.limit:g} s of it (--stall-timeout)"
+            heading = f"no progress for {check.idle_s:.0f} s; {limit} · "
+            return [PrintSnapshot(self._snapshots.snapshot(replies, now), heading)]
+        if check.is_told:
+            return [PrintStallNotice(self._snapshots.snapshot(replies, now), check.idle_s)]
+        return []
+
+    def _check_early_exit(self, replies: Replies, now: float) -> list[Action]:
+        if not self._state.is_healthy:
+            return []
+        assert self._early_exit is not None
+        left_behind = self._divergence.left_behind(self._state.workers.live_reported) is not None
+        if self._early_exit.check(replies, now, left_behind=left_behind):
+            return self._abort(self._snapshots.outcome(EndReason.EARLY_EXIT, replies, now), now)
+        self._state.timeouts.start(Timeout.EARLY_EXIT_CHECK, now + self._early_exit.next_check_s)
+        return []
+
+    def _compare_calls(self, replies: Replies, now: float) -> list[Action]:
+        actions = self._divergence.compare(replies, now)
+        if self._state.is_healthy:
+            self._schedule_divergence_check(now)
+            actions += self._stragglers.add(replies, now)
+        return actions
+
+    def _schedule_divergence_check(self, now: float) -> None:
+        pause = self._divergence.next_read_s()
+        if pause is not None:
+            self._state.timeouts.start(Timeout.DIVERGENCE_CHECK, now + pause)

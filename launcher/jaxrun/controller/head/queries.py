@@ -1,0 +1,83 @@
+"""Asks ranks what they are doing: `then` is called once all have replied, or with the replies there are in time."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from jaxrun.analysis.diagnosis.stacks import NATIVE_STACKS_TIMEOUT_S
+from jaxrun.protocol.flight import Flight
+from jaxrun.protocol.snapshot_messages import RankDetail, RankQuery, RankReply
+from jaxrun.records.event_log.actions import Action, Send
+
+_REPLY_TIMEOUT_S = 1.5  # an agent waits for its fault handlers for a tenth of a second
+
+Replies = Mapping[int, RankReply]  # of all ranks that were asked, in their order
+Continuation = Callable[[Replies, float], list[Action]]
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A query whose replies are awaited until `deadline`."""
+
+    then: Continuation
+    deadline: float
+    replies: dict[int, RankReply]
+    missing: set[int]
+
+
+class RankQueries:
+    """The queries that are not complete. Times are seconds since the epoch."""
+
+    def __init__(self, has_fault_handler: Callable[[int], bool]) -> None:
+        """`has_fault_handler`: whether a rank has one; without, the signal for its stacks would kill it."""
+        self._has_fault_handler = has_fault_handler
+        self._numbers = itertools.count(1)
+        self._pending: dict[int, _Pending] = {}
+
+    def ask(self, ranks: Iterable[int], detail: RankDetail, then: Continuation, now: float) -> list[Action]:
+        """Ask these ranks, without those that cannot reply; where none can, `then` is called at once."""
+        asked = tuple(filter(self._has_fault_handler, ranks) if detail.needs_signal else ranks)
+        if not asked:
+            return then({}, now)
+        number = next(self._numbers)
+        more_s = NATIVE_STACKS_TIMEOUT_S if detail is RankDetail.NATIVE_STACKS else 0.0
+        replies = {rank: RankReply(rank) for rank in asked}
+        self._pending[number] = _Pending(then, now + _REPLY_TIMEOUT_S + more_s, replies, set(asked))
+        return [Send(asked, RankQuery(number, detail))]
+
+    def handle(self, reply: RankReply, now: float) -> list[Action]:
+        """Add a reply, if it is still awaited."""
+        pending = self._pending.get(reply.number)
+        if pending is None or reply.rank not in pending.missing:
+            return []
+        pending.replies[reply.rank] = reply
+        pending.missing.remove(reply.rank)
+        return [] if pending.missing else self._complete(reply.number, now)
+
+    def deadline(self) -> float | None:
+        return min((pending.deadline for pending in self._pending.values()), default=None)
+
+    def expire(self, now: float) -> list[Action]:
+        """Go on without the replies that have not come in time."""
+        late = [number for number, pending in self._pending.items() if pending.deadline <= now]
+        return [action for number in late for action in self._complete(number, now)]
+
+    def _complete(self, number: int, now: float) -> list[Action]:
+        pending = self._pending.pop(number)
+        return pending.then(pending.replies, now)
+
+
+def flights_of(replies: Replies) -> dict[int, Flight]:
+    """The flight recorders of the ranks that have replied."""
+    return {rank: reply.flight for rank, reply in replies.items() if reply.number}
+
+
+def stacks_of(replies: Replies) -> dict[int, str]:
+    """What the fault handlers wrote; empty for a rank that did not answer."""
+    return {rank: reply.stacks for rank, reply in replies.items()}
+
+
+def kernel_waits_of(replies: Replies) -> dict[int, str]:
+    return {rank: reply.kernel_wait for rank, reply in replies.items()}
