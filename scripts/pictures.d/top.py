@@ -12,7 +12,7 @@ from rich.console import Console
 
 from jaxrun.analysis.diagnosis.overview import Overview
 from jaxrun.frontends.top.feed import INTERVAL_S, Feed
-from jaxrun.frontends.top.run import to_text
+from jaxrun.frontends.top.run import join_lines
 from jaxrun.frontends.top.samples import take_samples
 from jaxrun.frontends.top.screen import LastLine, View, render
 from jaxrun.protocol.flight import DispatchedCall, Flight, PendingCall, ProgramInfo
@@ -27,7 +27,7 @@ RANKS, PER_HOST, LATE = 4096, 8, 1234
 
 def draw(view: View, last_line: LastLine, file: Path) -> None:
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
-    console.print(to_text(render(view, WIDTH, HEIGHT, last_line)))
+    console.print(join_lines(render(view, WIDTH, HEIGHT, last_line)))
     svg = console.export_svg(title="jaxrun top")
     # Without fonts from elsewhere, and with the same names each time.
     svg = re.sub(r"\s*@font-face \{.*?\}\n", "\n", svg, flags=re.DOTALL)

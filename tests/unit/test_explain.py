@@ -13,7 +13,7 @@ import pytest
 from jaxrun.analysis.verdict import verdict as verdict_file
 from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.errors import UsageError
-from jaxrun.frontends.top.job_files import JobFiles, last_line_of
+from jaxrun.frontends.top.feed import JobFiles, last_line_of
 from jaxrun.protocol.agent_messages import (
     AgentConnected,
     AgentSignalled,

@@ -9,11 +9,10 @@ from overviews import FUTEX, NOW, flight, overview
 from rich.cells import cell_len
 
 from jaxrun.analysis.diagnosis.straggler import Straggler
-from jaxrun.frontends.top.layout import format_memory, format_seconds_briefly, lay_out
 from jaxrun.frontends.top.rates import CallRates, format_pace, sparkline
-from jaxrun.frontends.top.rows import Order, make_table
+from jaxrun.frontends.top.rows import Order, group_samples
 from jaxrun.frontends.top.samples import FAILED, LATE, LIKE_OTHERS, SLOW, STOPPED, RankSample, take_samples
-from jaxrun.frontends.top.screen import View, render, render_pages
+from jaxrun.frontends.top.screen import View, format_memory, format_seconds_briefly, lay_out, render, render_pages
 from jaxrun.protocol.flight import Flight
 
 GROUP = "0-3"
@@ -118,32 +117,32 @@ def many(count=4096, per_host=8):
 
 def test_each_rank_has_a_row_where_there_is_room_else_like_ranks_share_one():
     ranks = [sample(rank) for rank in range(6)] + [sample(6, state="sleeps", standing_out=LATE, late_s=3.0)]
-    assert [row.ranks for row in make_table(ranks, 7).rows] == ["6", "0", "1", "2", "3", "4", "5"]
-    rows = make_table(ranks, 4).rows
+    assert [row.ranks for row in group_samples(ranks, 7)[0]] == ["6", "0", "1", "2", "3", "4", "5"]
+    rows = group_samples(ranks, 4)[0]
     assert [(row.ranks, row.state) for row in rows] == [("6", "sleeps"), ("0-5", "waits")]
-    assert [row.ranks for row in make_table(ranks, 7, Order.RANK).rows] == list("0123456")
+    assert [row.ranks for row in group_samples(ranks, 7, Order.RANK)[0]] == list("0123456")
 
 
 def test_the_rows_of_thousands_of_ranks_are_hosts_and_those_that_stand_out():
     ranks = many()
     ranks[1234] = replace(ranks[1234], state="stopped by a signal", standing_out=STOPPED, number=49)
-    rows = make_table(ranks, 16).rows
+    rows = group_samples(ranks, 16)[0]
     assert [(row.ranks, row.host) for row in rows] == [("1234", "h154"), ("0-1233, 1235-4095", "512 hosts")]
-    few = make_table(ranks[:96], 16).rows
+    few = group_samples(ranks[:96], 16)[0]
     assert [(row.ranks, row.host) for row in few[:2]] == [("0-7", "h000"), ("8-15", "h001")] and len(few) == 12
 
 
 def test_a_host_says_what_most_of_its_ranks_do():
     ranks = many(80)
     ranks[3] = replace(ranks[3], state="sleeps", number=49, memory_bytes=7)
-    first = make_table(ranks, 16).rows[0]
+    first = group_samples(ranks, 16)[0][0]
     assert (first.state, first.number, first.memory_bytes) == ("waits (7 of 8)", "49-50", 7)
 
 
 def test_what_does_not_fit_is_counted():
     ranks = [sample(rank, state=f"state {rank}") for rank in range(10)]
-    table = make_table(ranks, 4)
-    assert (len(table.rows), table.left_out) == (3, 7)
+    rows, left_out = group_samples(ranks, 4)
+    assert (len(rows), left_out) == (3, 7)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +155,7 @@ def test_rows_are_sorted_by_what_is_wanted(order, first):
         sample(2, standing_out=LATE, late_s=2.0),
         sample(3, memory_bytes=10),
     ]
-    assert make_table(ranks, 9, order).rows[0].speaker == first
+    assert group_samples(ranks, 9, order)[0][0].speaker == first
 
 
 # ---- the screen
@@ -179,7 +178,7 @@ _SAMPLES = st.builds(
 
 
 def plain(lines):
-    return ["".join(text for text, _ in line) for line in lines]
+    return [line.plain for line in lines]
 
 
 def view(samples, **more):
@@ -217,14 +216,14 @@ def test_where_gpus_leave_no_room_the_last_line_has_one_of_its_own():
     ranks = [
         sample(rank, f"h{rank}", gpu_percent=97.0, gpu_bytes=2**34, memory_bytes=2**30, number=7) for rank in (0, 1)
     ]
-    shown = [line.text for line in lay_out(make_table(ranks, 4).rows, 60, {0: "step 7", 1: "step 7"})]
+    shown = [line.plain for line in lay_out(group_samples(ranks, 4)[0], 60, {0: "step 7", 1: "step 7"})]
     assert "GPU  GPUMEM" in shown[0] and "97%     16G" in shown[1] and shown[2] == "      step 7"
     assert len(shown) == 5
 
 
 def test_what_is_not_known_is_a_hyphen():
-    (row,) = make_table([sample(0)], 4).rows
-    assert lay_out([row], 80, {})[1].text.split() == ["0", "waits", "-", "-", "-"]
+    (row,) = group_samples([sample(0)], 4)[0]
+    assert lay_out([row], 80, {})[1].plain.split() == ["0", "waits", "-", "-", "-"]
 
 
 def test_a_terminal_without_other_letters_gets_a_sparkline_of_ascii():

@@ -1,1 +1,4 @@
-"""`jaxrun top`: a running job on one screen. `samples` and `rows` decide what is shown, `screen` how it looks."""
+"""`jaxrun top`: a running job on one screen.
+
+`feed` asks the job; `samples` says what each rank does; `rows` groups ranks; `screen` lays them out; `run` shows them.
+"""

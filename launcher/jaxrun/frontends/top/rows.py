@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import itertools
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
@@ -58,16 +59,13 @@ class Row:
     gpu_bytes: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """The rows that fit, and how many more there are."""
+def group_samples(
+    samples: Sequence[RankSample], most_rows: int, order: Order = Order.STANDING_OUT
+) -> tuple[list[Row], int]:
+    """Return at most so many rows, and how many more there are.
 
-    rows: tuple[Row, ...]
-    left_out: int = 0
-
-
-def make_table(samples: Sequence[RankSample], most_rows: int, order: Order = Order.STANDING_OUT) -> Table:
-    """At most so many rows: one for each rank where that is possible, else for like ranks, or for each host."""
+    There is one for each rank where that is possible, else for like ranks, or for each host.
+    """
     if len(samples) <= most_rows:
         parts = [[sample] for sample in samples]
     elif len(samples) > BY_HOST_ABOVE and len({sample.host for sample in samples}) > 1:
@@ -76,9 +74,9 @@ def make_table(samples: Sequence[RankSample], most_rows: int, order: Order = Ord
         parts = _grouped(samples, _kind)
     parts.sort(key=lambda part: _sort_key(part, order))
     if len(parts) <= most_rows:
-        return Table(tuple(map(_row, parts)))
+        return [_row(part) for part in parts], 0
     kept = max(0, most_rows - 1)  # the last line says how many are left out
-    return Table(tuple(map(_row, parts[:kept])), len(parts) - kept)
+    return [_row(part) for part in parts[:kept]], len(parts) - kept
 
 
 def _by_host(samples: Sequence[RankSample], most_rows: int) -> list[list[RankSample]]:
@@ -86,7 +84,8 @@ def _by_host(samples: Sequence[RankSample], most_rows: int) -> list[list[RankSam
     outliers = _grouped([sample for sample in samples if sample.standing_out >= LATE], _kind)
     hosts = _grouped([sample for sample in samples if sample.standing_out < LATE], lambda sample: sample.host)
     if len(outliers) + len(hosts) > most_rows:
-        hosts = _joined(hosts, _kind_of_host)
+        kinds = {part[0].host: frozenset(map(_kind, part)) for part in hosts}
+        hosts = _grouped(itertools.chain.from_iterable(hosts), lambda sample: kinds[sample.host])
     return outliers + hosts
 
 
@@ -94,23 +93,10 @@ def _kind(sample: RankSample) -> Hashable:
     return sample.state, sample.standing_out
 
 
-def _kind_of_host(part: Sequence[RankSample]) -> Hashable:
-    return frozenset(map(_kind, part))
-
-
 def _grouped(samples: Iterable[RankSample], key: Callable[[RankSample], Hashable]) -> list[list[RankSample]]:
     found: dict[Hashable, list[RankSample]] = {}
     for sample in samples:
         found.setdefault(key(sample), []).append(sample)
-    return list(found.values())
-
-
-def _joined(
-    parts: Iterable[list[RankSample]], key: Callable[[Sequence[RankSample]], Hashable]
-) -> list[list[RankSample]]:
-    found: dict[Hashable, list[RankSample]] = {}
-    for part in parts:
-        found.setdefault(key(part), []).extend(part)
     return list(found.values())
 
 

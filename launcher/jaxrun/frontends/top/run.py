@@ -3,33 +3,36 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
+import termios
 import threading
 import time
+import tty
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from types import FrameType, TracebackType
+from typing import NoReturn
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
 
 from jaxrun.analysis.verdict.report import format_headline
 from jaxrun.errors import EXIT_SIGNAL_BASE, JaxrunError
 from jaxrun.frontends.top.feed import INTERVAL_S, Feed
-from jaxrun.frontends.top.keys import Keyboard
 from jaxrun.frontends.top.rows import Order
-from jaxrun.frontends.top.screen import ScreenLine, render, render_pages
+from jaxrun.frontends.top.screen import render, render_pages
 from jaxrun.records.rundir.recorded_files import read_verdict
 from jaxrun.records.rundir.rundir import JOB_FILE
 from jaxrun.records.rundir.running_job import RunningJob
 from jaxrun.records.rundir.stacks_request import format_stacks, request_snapshot
 from jaxrun.terminal import PROSE_WIDTH, TerminalFormat, without_controls
 
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.text import Text
-
 _QUIT, _STACKS, _ORDER = "q", "s", "o"
+_ESCAPE = b"\x1b"
 
 
 def show_once(job: RunningJob, environ: Mapping[str, str]) -> None:
@@ -48,12 +51,7 @@ def show_once(job: RunningJob, environ: Mapping[str, str]) -> None:
 
 def watch(job: RunningJob, environ: Mapping[str, str]) -> None:
     """Show the job on the terminal until it is over, with how it went, or until somebody quits."""
-    for signum in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, _end)
-    screen = _Screen(job, _console(environ))
-    if screen.run():
-        screen.print_last()
-        _print(screen.console, [((_headline(job), ""),)])
+    _show(job, environ)
 
 
 def watch_from_start(run_dir: Path, launcher: int, environ: Mapping[str, str]) -> None:
@@ -63,18 +61,23 @@ def watch_from_start(run_dir: Path, launcher: int, environ: Mapping[str, str]) -
     """
     for signum in (signal.SIGINT, signal.SIGQUIT):
         signal.signal(signum, signal.SIG_IGN)
-    for signum in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, _end)
     job = RunningJob(run_dir, launcher)
     while not (run_dir / JOB_FILE).exists():
         if not job.is_running:
             return
         time.sleep(INTERVAL_S / 10)
+    _show(job, environ, verdict_follows=True)
+
+
+def _show(job: RunningJob, environ: Mapping[str, str], *, verdict_follows: bool = False) -> None:
+    """`verdict_follows`: another process says how the job has ended, if there is a verdict."""
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, _end)
     screen = _Screen(job, _console(environ))
     if screen.run():
         screen.print_last()
-        if read_verdict(run_dir) is None:  # nobody else says how the job has ended
-            _print(screen.console, [((_headline(job), ""),)])
+        if not verdict_follows or read_verdict(job.run_dir) is None:
+            _print(screen.console, [Text(_headline(job))])
 
 
 class _Screen:
@@ -90,8 +93,6 @@ class _Screen:
 
     def run(self) -> bool:
         """Show the job; returns False where somebody has quit before its end."""
-        from rich.live import Live
-
         threading.Thread(target=self._feed.update_forever, args=(self._is_new.set,), daemon=True).start()
         with Live(screen=True, auto_refresh=False, console=self.console) as live, Keyboard(sys.stdin.fileno()) as keys:
             shown_at = float("-inf")
@@ -100,7 +101,7 @@ class _Screen:
                     self._is_new.clear()
                     if not self._feed.is_running:
                         return True
-                    live.update(to_text(self._lines()), refresh=True)
+                    live.update(join_lines(self._lines()), refresh=True)
                     shown_at = time.monotonic()
                 for key in keys.wait(INTERVAL_S / 5):
                     if key == _QUIT:
@@ -124,12 +125,41 @@ class _Screen:
             except JaxrunError as error:
                 self._pages = f"no stacks: {error}"
 
-    def _lines(self) -> list[ScreenLine]:
+    def _lines(self) -> list[Text]:
         width, height = self.console.size
         if self._pages:
             return render_pages(without_controls(self._pages), width, height)
         view = self._feed.view(self._order)
         return render(view, width, height, self._feed.last_line, plain=_is_plain(self.console))
+
+
+class Keyboard:
+    """Context manager that reads from the terminal `fd` by keys, which are not echoed; Ctrl-C stays a signal."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._is_open = True
+
+    def __enter__(self) -> Keyboard:
+        self._before = termios.tcgetattr(self._fd)
+        tty.setcbreak(self._fd, termios.TCSANOW)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        termios.tcsetattr(self._fd, termios.TCSANOW, self._before)
+
+    def wait(self, timeout: float) -> str:
+        """The keys that were typed, at the latest after so many seconds; those with escape sequences are left out."""
+        if not select.select([self._fd] if self._is_open else [], [], [], timeout)[0]:
+            return ""
+        try:
+            data = os.read(self._fd, 1024)
+        except OSError:
+            data = b""
+        self._is_open = bool(data)  # else the terminal has been closed
+        return "" if data.startswith(_ESCAPE) and len(data) > 1 else data.decode(errors="replace")
 
 
 def _end(signum: int, frame: FrameType | None) -> NoReturn:
@@ -139,8 +169,6 @@ def _end(signum: int, frame: FrameType | None) -> NoReturn:
 
 def _console(environ: Mapping[str, str]) -> Console:
     """The terminal, with colours where it wants them; or the pipe or file in its place."""
-    from rich.console import Console
-
     terminal = TerminalFormat.at(1, environ)
     return Console(
         width=PROSE_WIDTH if terminal.width is None else None,
@@ -151,15 +179,12 @@ def _console(environ: Mapping[str, str]) -> Console:
     )
 
 
-def to_text(lines: Iterable[ScreenLine]) -> Text:
-    """The lines as rich shows them."""
-    from rich.text import Text
-
-    return Text("\n").join(Text.assemble(*line) for line in lines)
+def join_lines(lines: Iterable[Text]) -> Text:
+    return Text("\n").join(lines)
 
 
-def _print(console: Console, lines: Iterable[ScreenLine]) -> None:
-    console.print(to_text(lines), soft_wrap=True)
+def _print(console: Console, lines: Iterable[Text]) -> None:
+    console.print(join_lines(lines), soft_wrap=True)
 
 
 def _is_plain(console: Console) -> bool:

@@ -1,23 +1,37 @@
-"""The screen of `jaxrun top`: a heading, the rows, and the keys. Colours only repeat what the text says."""
+"""The screen of `jaxrun top`: a heading, the rows, and the keys. Colours only repeat what the text says. No I/O."""
 
 from __future__ import annotations
 
+import io
 import textwrap
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
-from jaxrun.frontends.top.layout import Line, lay_out, shorten
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
 from jaxrun.frontends.top.rates import BARS, PLAIN_BARS, format_pace, sparkline
-from jaxrun.frontends.top.rows import Order, make_table
+from jaxrun.frontends.top.rows import Order, Row, group_samples
 from jaxrun.frontends.top.samples import FAILED, LATE, LIKE_OTHERS, SLOW, STOPPED, RankSample
 from jaxrun.terminal import TerminalFormat
 from jaxrun.text import format_seconds, plural
 
-_STYLES = {SLOW: "yellow", LATE: "yellow", STOPPED: "bold red", FAILED: "bold red"}
+_STYLES = {LIKE_OTHERS: "", SLOW: "yellow", LATE: "yellow", STOPPED: "bold red", FAILED: "bold red"}
 _PACE_WIDTH = 16
 _NOTE_LINES = 3
 _ALL_ROWS = 64  # that are printed where there is no screen to fill
 _KEYS = "s stacks   o order: {order}   q quit"
+_GAP = 2  # between columns
+_UNKNOWN = "-"
+_INDENT = " " * 6
+_MIN_STATE = 20
+_MIN_QUOTE = 18  # columns for the last line of a rank; else it stands below its row
+_ANY_WIDTH = 1000
+_MAX_SECONDS = 3.6e6
+_SINCE_S = 1.0  # for how long a rank is in a state, until that is worth saying
+
+LastLine = Callable[[int], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,82 +55,197 @@ class View:
     order: Order = Order.STANDING_OUT
 
 
-LastLine = Callable[[int], str]
-ScreenLine = tuple[tuple[str, str], ...]  # its parts, each with a style of rich
-_EMPTY: ScreenLine = ()
-
-
-def render(view: View, width: int, height: int | None, last_line: LastLine, *, plain: bool = False) -> list[ScreenLine]:
+def render(view: View, width: int, height: int | None, last_line: LastLine, *, plain: bool = False) -> list[Text]:
     """All lines of the screen; with `height` None as many as it takes, without the line of the keys.
 
     last_line:  returns what a rank wrote last
     plain:      the terminal shows nothing but ASCII
     """
-    lines = [_title(view, width), _pace(view, width, PLAIN_BARS if plain else BARS), *_note(view, width), _EMPTY]
+    lines = [_title(view, width), _pace(view, width, PLAIN_BARS if plain else BARS), *_note(view, width), Text()]
     room = _ALL_ROWS if height is None else max(1, height - len(lines) - 2)  # the titles, and the keys
-    lines += _table(view, width, room, last_line) if view.samples else []
-    if height is not None:
-        lines = lines[: height - 1]
-        lines += [_EMPTY] * (height - 1 - len(lines))
-        lines.append(((shorten(_KEYS.format(order=view.order.value), width), "dim"),))
-    return lines
+    lines += _rows_that_fit(view, width, room, last_line) if view.samples else []
+    if height is None:
+        return lines
+    return _fill(lines, height, _cut(_KEYS.format(order=view.order.value), width, "dim"))
 
 
-def render_pages(text: str, width: int, height: int) -> list[ScreenLine]:
+def render_pages(text: str, width: int, height: int) -> list[Text]:
     """A text in the place of the screen, as far as it fits."""
     lines = TerminalFormat(width).rewrap(text.expandtabs()).splitlines()
     room = height - 1
     if len(lines) > room:
         more = len(lines) - room + 1
         lines = [*lines[: room - 1], f"… {plural(more, 'more line')}: jaxrun stacks"]
-    shown: list[ScreenLine] = [((shorten(line, width), ""),) for line in lines]
-    return [*shown, *[_EMPTY] * (room - len(lines)), ((shorten("any key goes back", width), "dim"),)]
+    return _fill([_cut(line, width) for line in lines], height, _cut("any key goes back", width, "dim"))
 
 
-def _title(view: View, width: int) -> ScreenLine:
+def _fill(lines: list[Text], height: int, last: Text) -> list[Text]:
+    shown = lines[: height - 1]
+    return [*shown, *[Text()] * (height - 1 - len(shown)), last]
+
+
+def _cut(text: str, width: int, style: str = "") -> Text:
+    """The text in at most `width` columns of a terminal, with `…` for what is left out."""
+    shown = Text(text, style)
+    shown.truncate(max(0, width), overflow="ellipsis")
+    return shown
+
+
+def _title(view: View, width: int) -> Text:
     time = format_seconds(view.seconds) if view.seconds is not None else ""
     state = " ".join(filter(None, [view.phase, time]))
     rest = f"  attempt {view.attempt}, {state}"
-    return (shorten(f"jaxrun top  {view.name}", width - len(rest)), "bold"), (rest, "")
+    return Text.assemble(_cut(f"jaxrun top  {view.name}", width - len(rest), "bold"), rest)
 
 
-def _pace(view: View, width: int, bars: str) -> ScreenLine:
+def _pace(view: View, width: int, bars: str) -> Text:
     hosts = len({sample.host for sample in view.samples})
     ranks = plural(len(view.samples), "rank") if view.samples else ""
     ranks += f" on {hosts} hosts" if hosts > 1 else ""
     pace = format_pace(view.pace_now, view.calls_per_step).ljust(_PACE_WIDTH)
     room = width - len(pace) - len(ranks) - 3
     line = sparkline(view.pace, room, bars) if len(view.pace) > 1 else ""
-    return (f"{pace} ", ""), (line, "cyan"), (" " * (room - len(line) + 2) + ranks, "")
+    return Text.assemble(f"{pace} ", (line, "cyan"), " " * (room - len(line) + 2), ranks)
 
 
-def _note(view: View, width: int) -> list[ScreenLine]:
-    if not view.note:
-        return []
+def _note(view: View, width: int) -> list[Text]:
     lines = textwrap.wrap(view.note, width, max_lines=_NOTE_LINES, placeholder=" …")
-    return [((shorten(line, width), "yellow"),) for line in lines]
+    return [_cut(line, width, "yellow") for line in lines]
 
 
-def _table(view: View, width: int, room: int, last_line: LastLine) -> list[ScreenLine]:
+# ---- the table
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A column of the table; `most` is its largest width, which one that is wide always has."""
+
+    title: str
+    cell: Callable[[Row], str]
+    is_figure: bool = False
+    is_wide: bool = False
+    most: int = 16
+
+
+_RANK = _Column("  RANK", lambda row: f"{' ' if row.standing_out == LIKE_OTHERS else '!'} {row.ranks}", most=14)
+_HOST = _Column("HOST", lambda row: row.host, most=12)
+_STATE = _Column("STATE", lambda row: _state(row), most=44)
+_FIGURES = (
+    _Column("CALL", lambda row: row.number or _UNKNOWN, is_figure=True),
+    _Column("LAG", lambda row: _lag(row), is_figure=True),
+    _Column("CPU", lambda row: _percent(row.cpu_percent), is_figure=True),
+    _Column("MEM", lambda row: format_memory(row.memory_bytes), is_figure=True),
+)
+_GPU_FIGURES = (
+    _Column("GPU", lambda row: _percent(row.gpu_percent), is_figure=True),
+    _Column("GPUMEM", lambda row: format_memory(row.gpu_bytes), is_figure=True),
+)
+_QUOTE = "LAST LINE"
+
+
+def _rows_that_fit(view: View, width: int, room: int, last_line: LastLine) -> list[Text]:
     """The titles and rows in at most `room` lines besides the titles."""
     most = room
     while True:
-        table = make_table(view.samples, most, view.order)
-        quotes = {row.speaker: last_line(row.speaker) for row in table.rows}
-        lines = lay_out(table.rows, width, quotes)
-        used = len(lines) - 1 + (table.left_out > 0)
+        rows, left_out = group_samples(view.samples, most, view.order)
+        lines = lay_out(rows, width, {row.speaker: last_line(row.speaker) for row in rows})
+        used = len(lines) - 1 + (left_out > 0)
         if used <= room or most <= 1:
             break
         most = max(1, min(most - 1, most * room // used))
-    shown = [_line(line) for line in lines]
-    if table.left_out:
-        shown.append(((f"  … {plural(table.left_out, 'more row')}", "dim"),))
+    return [*lines, Text(f"  … {plural(left_out, 'more row')}", "dim")] if left_out else lines
+
+
+def lay_out(rows: Sequence[Row], width: int, last_lines: dict[int, str]) -> list[Text]:
+    """The titles and the rows as lines of at most `width` columns; `last_lines` are by the rows' speakers.
+
+    Where little room is left for what the ranks wrote, it has lines of its own, below the rows.
+    """
+    columns = _columns(rows)
+    needed = _measure(_make_table(rows, columns))
+    least = _measure(_make_table(rows, [replace(column, most=min(column.most, _MIN_STATE)) for column in columns]))
+    has_room = least + _GAP + _MIN_QUOTE <= width
+    if has_room:
+        quote_width = max(_MIN_QUOTE, width - needed - _GAP)
+        columns.append(_Column(_QUOTE, lambda row: last_lines.get(row.speaker, ""), most=quote_width, is_wide=True))
+    console = _console(max(width, least))  # of a screen that is too narrow the last columns are cut off
+    lines = ["".join(part.text for part in line) for line in console.render_lines(_make_table(rows, columns))]
+    shown = [_cut(lines[0].rstrip(), width, "bold")]
+    for row, line in zip(rows, lines[1:], strict=True):
+        shown.append(_cut(line.rstrip(), width, _STYLES[row.standing_out]))
+        if not has_room and (quote := last_lines.get(row.speaker)):
+            shown.append(_cut(f"{_INDENT}{quote}", width, "dim"))
     return shown
 
 
-def _line(line: Line) -> ScreenLine:
-    if line.row is None:
-        return ((line.text, "bold"),)
-    if line.is_quote:
-        return ((line.text, "dim"),)
-    return ((line.text, "" if line.row.standing_out == LIKE_OTHERS else _STYLES[line.row.standing_out]),)
+def _make_table(rows: Sequence[Row], columns: Sequence[_Column]) -> Table:
+    """Where there is too little room, the state gives way first."""
+    table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False)
+    for column in columns:
+        table.add_column(
+            column.title,
+            justify="right" if column.is_figure else "left",
+            min_width=column.most if column.is_wide else None,
+            max_width=column.most,
+            no_wrap=column.title != _STATE.title,
+            overflow="ellipsis",
+        )
+    for row in rows:
+        table.add_row(*(Text(column.cell(row), no_wrap=True, overflow="ellipsis") for column in columns))
+    return table
+
+
+def _measure(table: Table) -> int:
+    """The columns of a terminal that it takes."""
+    return _console(_ANY_WIDTH).measure(table).maximum
+
+
+def _console(width: int) -> Console:
+    return Console(width=width, file=io.StringIO())
+
+
+def _columns(rows: Sequence[Row]) -> list[_Column]:
+    """Without those that would say the same of all rows: the only host, GPUs where there are none."""
+    hosts = len({row.host for row in rows}) > 1 or any(" " in row.host for row in rows)
+    gpus = any(row.gpu_percent is not None or row.gpu_bytes is not None for row in rows)
+    return [_RANK, *([_HOST] if hosts else []), _STATE, *_FIGURES, *(_GPU_FIGURES if gpus else ())]
+
+
+def _state(row: Row) -> str:
+    """With the time that it takes after the first word, as what is too long is cut at its end."""
+    if row.since_s is None or row.since_s < _SINCE_S:
+        return row.state
+    verb, _, rest = row.state.partition(" ")
+    return f"{verb} {format_seconds_briefly(row.since_s)} {rest}".rstrip()
+
+
+def _lag(row: Row) -> str:
+    if row.late_s is not None:
+        return format_seconds_briefly(row.late_s)
+    return plural(row.behind, "call") if row.behind else ""
+
+
+def format_seconds_briefly(seconds: float) -> str:
+    """`38 ms`, `12 s`, `3m07`, `2h05`: as short as it can be, for a cell of the table; text has `format_seconds`."""
+    seconds = min(max(0.0, seconds), _MAX_SECONDS)  # of what a rank has written, it may be infinite
+    if seconds < 0.995:
+        return f"{1000 * seconds:.0f} ms"
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{round(seconds) // 60}m{round(seconds) % 60:02}" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02}"
+
+
+def _percent(value: float | None) -> str:
+    return _UNKNOWN if value is None else f"{value:.0f}%"
+
+
+def format_memory(count: float | None) -> str:
+    """`412M`, `1.2G`: 1024 of each make one of the next; `-` where it is not known."""
+    if count is None:
+        return _UNKNOWN
+    for unit in "KMG":
+        count /= 1024
+        if count < 999.5:
+            return f"{count:.1f}{unit}" if unit == "G" and count < 9.95 else f"{count:.0f}{unit}"
+    return f"{count / 1024:.1f}T"
