@@ -17,7 +17,7 @@ from harness import TIME_LIMIT
 from jaxrun.node.agent.guard import find_marked, job_marker
 from jaxrun.node.channel.connection import AGENT_TO_HEAD, Connection
 from jaxrun.node.channel.event_loop import EventLoop
-from jaxrun.node.channel.interfaces import Interface
+from jaxrun.node.channel.host_addresses import HostAddress
 from jaxrun.node.channel.listener import listen_on_tcp
 from jaxrun.protocol import auth
 from jaxrun.protocol.addresses import format_addresses
@@ -69,8 +69,8 @@ class ByHand:
     def __init__(self, directory, job_id, *, rank=0, size=1, run_dir="", timeout=60.0, token=None, **env):
         self.rank, self.size, self.job_id = rank, size, job_id
         self.token = auth.new_token()
-        interface = Interface("lo", "127.0.0.1")
-        self.listener, self.loop = listen_on_tcp([interface], self.token, everywhere=False), EventLoop()
+        loopback = HostAddress("lo", "127.0.0.1")
+        self.listener, self.loop = listen_on_tcp([loopback], self.token, everywhere=False), EventLoop()
         self.listener.attach(self.loop, 0, self._on_peer)
         self.job_info = JobInfo(job_id, run_dir, ("cpu",))
         agent_env = AgentEnv(

@@ -22,7 +22,7 @@ from jaxrun.controller.supervisor.connections import AgentConnections
 from jaxrun.controller.supervisor.remote_output import RemoteOutput
 from jaxrun.controller.supervisor.run import run
 from jaxrun.node.channel.event_loop import EventLoop
-from jaxrun.node.channel.interfaces import Interface
+from jaxrun.node.channel.host_addresses import HostAddress
 from jaxrun.node.channel.listener import listen_on_tcp
 from jaxrun.protocol.agent_messages import OutputChunk, WorkerExited
 
@@ -147,7 +147,7 @@ def test_the_head_handles_an_event_in_as_many_steps_at_any_job_size(prepare, sim
 
 
 def _steps_at_a_listener(count):
-    listener, loop = listen_on_tcp([Interface("lo", "127.0.0.1")], "token", everywhere=False), EventLoop()
+    listener, loop = listen_on_tcp([HostAddress("lo", "127.0.0.1")], "token", everywhere=False), EventLoop()
     listener.attach(loop, 0, lambda peer: None, expected=count)
     where = (listener.addresses[0].ip, listener.addresses[0].port)
     peers = [socket.create_connection(where) for _ in range(count)]

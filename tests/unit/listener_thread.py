@@ -10,7 +10,7 @@ import time
 import pytest
 
 from jaxrun.node.channel.event_loop import EventLoop
-from jaxrun.node.channel.interfaces import Interface
+from jaxrun.node.channel.host_addresses import HostAddress
 from jaxrun.node.channel.listener import listen_on_tcp
 from jaxrun.protocol import auth
 from jaxrun.protocol.auth import ChallengeResponse
@@ -18,7 +18,7 @@ from jaxrun.protocol.codec import MessageDecoder, message_types
 from jaxrun.protocol.connect import HeadAddress, connect
 
 TOKEN = auth.new_token()
-LOOPBACK = Interface("lo", "127.0.0.1")
+LOOPBACK = HostAddress("lo", "127.0.0.1")
 
 
 class ListenerThread:

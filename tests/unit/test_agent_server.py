@@ -17,7 +17,7 @@ from jaxrun.controller.supervisor import loss_watch
 from jaxrun.controller.supervisor.server import AgentServer
 from jaxrun.controller.supervisor.spare_agents import SpareAgents
 from jaxrun.node.channel.connection import HEAD_TO_AGENT, Connection
-from jaxrun.node.channel.interfaces import Interface
+from jaxrun.node.channel.host_addresses import HostAddress
 from jaxrun.node.channel.listener import listen_on_tcp
 from jaxrun.protocol import auth
 from jaxrun.protocol.agent_messages import (
@@ -117,7 +117,7 @@ class Server:
             parent=self._orders,
             terminal=SimpleNamespace(attach=lambda *words: None),
         )
-        self.listener = listen_on_tcp([Interface("lo", "127.0.0.1")], TOKEN, everywhere=False)
+        self.listener = listen_on_tcp([HostAddress("lo", "127.0.0.1")], TOKEN, everywhere=False)
         registry = SimpleNamespace(complete=True, check_installation=lambda report: None, prepare=prepare)
         self.spares = SpareAgents(("h1", "h2", "h3"), registry)
         self._clients = []

@@ -72,76 +72,107 @@ def bad(observation):
     ]
 
 
-def only(observation):
-    (found,) = bad(observation)
-    return found
+FAILURE, WARNING = Level.FAILURE, Level.WARNING
+BOTH_WAYS_OF_H3 = {(0, 2), (2, 0), (1, 2), (2, 1)}
+ON_CPU = RankDevices("cpu", 1, ("cpu",))
+WITH_PLUGIN = {"jaxlib": "0.12.0", "jax-cuda13-plugin": "0.12.0"}
 
 
+def on_h2(**changes):
+    return seen(facts(1, "h2", **changes))
+
+
+def h100(count=1, driver="580.159.04", used=0, total=80 * GIB):
+    """Facts of GPUs."""
+    facts = {"gpus": ("NVIDIA H100",) * count, "gpu_bytes": (total,) * count, "gpu_used_bytes": (used,) * count}
+    return {**facts, "nvidia_driver": driver}
+
+
+def box(devices=None, **facts_of_box):
+    """A single host."""
+    found = {0: facts(0, "box", **facts_of_box)}
+    devices = {0: devices or RankDevices("gpu", 1, ("H100",))}
+    return Observation(facts=found, devices=devices, verdict=Verdict("ok", 0, {0: "box"}))
+
+
+def with_drivers(*drivers):
+    hosts = [facts(rank, HOSTS[rank], **h100(driver=driver)) for rank, driver in enumerate(drivers)]
+    return seen(*hosts, devices={rank: RankDevices("gpu", 1, ("H100",)) for rank in range(3)})
+
+
+# What is seen, and the first that is not as it should be: the check, the level, the begin of the text.
 CASES = {
-    "another version": (facts(1, "h2", versions={"Python": "3.13.0", "jaxrun": "0.1.0", "jax": "0.12.0",
-        "jaxlib": "0.10.1", "numpy": "2.5"}), "versions", Level.FAILURE,
+    "another version": (on_h2(versions={"Python": "3.13.0", "jaxrun": "0.1.0", "jax": "0.12.0",
+        "jaxlib": "0.10.1", "numpy": "2.5"}), "versions", FAILURE,
         "jaxlib differs: 0.12.0 on h1, h3; 0.10.1 on h2 | pip install jaxlib==0.12.0"),
-    "no address": (facts(1, "h2", name_addresses=()), "names", Level.WARNING,
+    "no address": (on_h2(name_addresses=()), "names", WARNING,
         "h2: its own name has no address | add to /etc/hosts there: 10.0.0.2 h2"),
-    "Debian's address": (facts(1, "h2", name_addresses=("127.0.1.1",)), "names", Level.WARNING,
+    "Debian's address": (on_h2(name_addresses=("127.0.1.1",)), "names", WARNING,
         "h2: its own name leads to 127.0.1.1"),
-    "a proxy": (facts(1, "h2", proxies={"http_proxy": "proxy:3128"}), "proxies", Level.WARNING,
+    "a proxy": (on_h2(proxies={"http_proxy": "proxy:3128"}), "proxies", WARNING,
         "proxies differ: none on h1, h3; http_proxy=proxy:3128 on h2"),
-    "few files": (facts(1, "h2", limits={"nofile": 64, "nofile hard": 20000}), "limits", Level.FAILURE,
+    "few files": (on_h2(limits={"nofile": 64, "nofile hard": 20000}), "limits", FAILURE,
         "h2: a process may open 64 files | ulimit -n 20000 there"),
-    "rather few files": (facts(1, "h2", limits={"nofile": 512, "nofile hard": 512}), "limits", Level.WARNING,
+    "rather few files": (on_h2(limits={"nofile": 512, "nofile hard": 512}), "limits", WARNING,
         "h2: a process may open 512 files | nofile in /etc/security/limits.conf"),
-    "few processes": (facts(1, "h2", limits={"nofile": -1, "nproc": 200}), "limits", Level.WARNING,
+    "few processes": (on_h2(limits={"nofile": -1, "nproc": 200}), "limits", WARNING,
         "h2: the user may have 200 processes"),
-    "no locked memory": (facts(1, "h2", rdma=True), "limits", Level.WARNING, "h2: a process may lock 64 KiB"),
-    "a small cgroup": (facts(1, "h2", memory={"available": 60 * GIB, "limit": 2**29}), "limits", Level.WARNING,
+    "no locked memory": (on_h2(rdma=True), "limits", WARNING, "h2: a process may lock 64 KiB"),
+    "a small cgroup": (on_h2(memory={"available": 60 * GIB, "limit": 2**29}), "limits", WARNING,
         "h2: 512 MiB of memory for 1 process (the limit of its cgroup is 512 MiB)"),
-    "one core": (facts(1, "h2", cores=1), "cores", Level.WARNING, "h2: each process may use one core of 8"),
-    "a full disk": (facts(1, "h2", disk_errors={"/tmp": "No space left on device"}), "storage", Level.FAILURE,
+    "one core": (on_h2(cores=1), "cores", WARNING, "h2: each process may use one core of 8"),
+    "a full disk": (on_h2(disk_errors={"/tmp": "No space left on device"}), "storage", FAILURE,
         "h2: nothing can be written to /tmp: No space left on device | df -h /tmp there; TMPDIR=DIR"),
-    "little room": (facts(1, "h2", disks={"/tmp": 2**20}), "storage", Level.WARNING, "h2: only 1 MiB are free in /tmp"),
-    "Docker's memory": (facts(1, "h2", shared_memory=2**26), "storage", Level.WARNING, "h2: /dev/shm has 64 MiB"),
-    "no shared directory": (facts(1, "h2", sees_run_dir=False), "storage", Level.WARNING, "h2: the files of a job in"),
+    "little room": (on_h2(disks={"/tmp": 2**20}), "storage", WARNING, "h2: only 1 MiB are free in /tmp"),
+    "Docker's memory": (on_h2(shared_memory=2**26), "storage", WARNING, "h2: /dev/shm has 64 MiB"),
+    "no shared directory": (on_h2(sees_run_dir=False), "storage", WARNING, "h2: the files of a job in"),
+    "an unknown name": (seen(peers=network() | {2: replace(network()[2], unknown_names=("h1",))}), "names", WARNING,
+        "h3 does not know the name h1"),
+    "a host that is cut off": (seen(peers=network(BOTH_WAYS_OF_H3)), "network", FAILURE,
+        "h3 cannot be connected with the others (does not answer)"),
+    "one way that is closed": (seen(peers=network({(0, 2)})), "network", FAILURE,
+        "h1 cannot connect to h3 (does not answer)"),
+    "a clock that is ahead": (seen(clocks={1: RankClock(-90.0, 0.001)}), "clocks", WARNING,
+        "the clock of h2 is 90.0 s ahead of"),
+    "a clock that is behind": (seen(clocks={2: RankClock(3.2, 0.001)}), "clocks", WARNING,
+        "the clock of h3 is 3.2 s behind"),
+    "idle nodes": (seen(allocation=Allocation("7", (*HOSTS, "h4"), (8, 8, 8, 8))), "Slurm", WARNING,
+        "Slurm job 7: 4 nodes, 8 CPUs each; h4 would stay idle"),
+    "idle GPUs": (box(**h100(2)), "devices", WARNING, "box: NVIDIA's driver shows 2 GPUs, and JAX uses 1"),
+    "no plugin": (box(ON_CPU, **h100()), "devices", WARNING,
+        "box: NVIDIA's driver shows 1 GPU, and JAX uses none | pip install"),
+    "a GPU that is taken": (box(**h100(used=60 * GIB)), "devices", WARNING,
+        "box: 60 GiB of 80 GiB of GPU 0 are taken by another process"),
+    "an old driver": (box(**h100(driver="535.1"), versions=WITH_PLUGIN), "devices", FAILURE,
+        "box: jax-cuda13-plugin needs NVIDIA's driver 580 or newer, and 535.1 is installed"),
+    "a driver in trouble": (box(nvidia_trouble="NVML does not answer: version mismatch"), "devices", WARNING,
+        "box: there is an NVIDIA driver, but NVML does not answer: version mismatch"),
+    "an old plugin": (box(**h100(), versions={**WITH_PLUGIN, "jax-cuda13-plugin": "0.11.2"}), "versions", WARNING,
+        "box: jax-cuda13-plugin 0.11.2 does not go with jaxlib 0.12.0"),
+    "drivers that differ": (with_drivers("580.159.04", "570.1", "580.159.04"), "devices", WARNING,
+        "NVIDIA's drivers differ: 580.159.04 on h1, h3; 570.1 on h2"),
+    "no verdict": (Observation(output="jaxrun: out of paper\n"), "start", FAILURE, "jaxrun: out of paper"),
 }  # fmt: skip
 
 
-def test_nothing_is_said_against_three_hosts_that_are_alike():
+@pytest.mark.parametrize(("observation", "check", "level", "text"), CASES.values(), ids=CASES)
+def test_what_is_wrong_is_named_with_its_host(observation, check, level, text):
+    ((found_check, found_level, found_text),) = bad(observation)
+    assert (found_check, found_level) == (check, level) and found_text.startswith(text)
+
+
+def test_nothing_is_said_against_what_is_as_it_should_be():
     assert bad(seen()) == []
     assert report.exit_code(seen(), report.judge(seen())) == 0
-
-
-@pytest.mark.parametrize(("changed", "check", "level", "text"), CASES.values(), ids=CASES)
-def test_a_host_with_which_something_is_wrong_is_named(changed, check, level, text):
-    found = only(seen(changed))
-    assert found[:2] == (check, level) and found[2].startswith(text)
-
-
-def test_a_host_that_does_not_know_the_others_is_named():
-    peers = network()
-    peers[2] = replace(peers[2], unknown_names=("h1",))
-    assert only(seen(peers=peers))[2].startswith("h3 does not know the name h1")
-
-
-BOTH_WAYS_OF_H3 = {(0, 2), (2, 0), (1, 2), (2, 1)}
-WAYS = {
-    "a host that is cut off": (BOTH_WAYS_OF_H3, "h3 cannot be connected with the others (does not answer)"),
-    "one way that is closed": ({(0, 2)}, "h1 cannot connect to h3 (does not answer)"),
-}
-
-
-@pytest.mark.parametrize(("closed", "text"), WAYS.values(), ids=WAYS)
-def test_the_host_or_the_way_that_is_closed_is_named(closed, text):
-    found = only(seen(peers=network(closed)))
-    assert found[:2] == ("network", Level.FAILURE) and found[2].startswith(text)
+    assert bad(seen(allocation=Allocation("7", HOSTS, (8, 8, 8)))) == []
+    assert bad(box(**h100(used=-1, total=-1))) == []  # a GPU that has no memory of its own
 
 
 def test_by_which_interfaces_hosts_reach_each_other_is_told():
-    peers = network()
-    texts = [finding.text for name, finding in report.judge(seen()) if name == "network"]
-    assert texts == ["each host reaches each other, by eth0"]
-    peers[1] = replace(peers[1], interfaces={0: "ib0", 2: "eth0"})
-    texts = [finding.text for name, finding in report.judge(seen(peers=peers)) if name == "network"]
-    assert texts == ["each host reaches each other, by eth0 on h1, h3; eth0 and ib0 on h2"]
+    mixed = network() | {1: replace(network()[1], interfaces={0: "ib0", 2: "eth0"})}
+    for peers, by in ((network(), "eth0"), (mixed, "eth0 on h1, h3; eth0 and ib0 on h2")):
+        texts = [finding.text for name, finding in report.judge(seen(peers=peers)) if name == "network"]
+        assert texts == [f"each host reaches each other, by {by}"]
 
 
 def test_several_hosts_are_blamed_one_after_the_other_and_neither_of_two_that_cannot_meet():
@@ -153,61 +184,6 @@ def test_several_hosts_are_blamed_one_after_the_other_and_neither_of_two_that_ca
     assert (found.hosts, found.pairs) == (("h2", "h5"), (("h1", "h3"),))
 
 
-def test_a_clock_that_is_wrong_is_told_with_its_side():
-    clocks = {0: RankClock(0.0, 0.001), 1: RankClock(-90.0, 0.001), 2: RankClock(3.2, 0.001)}
-    texts = [text for _, _, text in bad(seen(clocks=clocks))]
-    assert texts[0].startswith("the clock of h2 is 90.0 s ahead of")
-    assert texts[1].startswith("the clock of h3 is 3.2 s behind")
-
-
-def h100(count=1, driver="580.159.04", used=0, total=80 * GIB):
-    """Facts of GPUs."""
-    facts = {"gpus": ("NVIDIA H100",) * count, "gpu_bytes": (total,) * count, "gpu_used_bytes": (used,) * count}
-    return {**facts, "nvidia_driver": driver}
-
-
-def of_box(devices=None, **facts_of_box):
-    """What is not as it should be on a single host."""
-    found = {0: facts(0, "box", **facts_of_box)}
-    devices = {0: devices or RankDevices("gpu", 1, ("H100",))}
-    return bad(Observation(facts=found, devices=devices, verdict=Verdict("ok", 0, {0: "box"})))
-
-
-ON_CPU = RankDevices("cpu", 1, ("cpu",))
-WITH_PLUGIN = {"jaxlib": "0.12.0", "jax-cuda13-plugin": "0.12.0"}
-GPUS = {
-    "unused": (h100(2), "NVIDIA's driver shows 2 GPUs, and JAX uses 1"),
-    "no plugin": (h100() | {"devices": ON_CPU}, "NVIDIA's driver shows 1 GPU, and JAX uses none"),
-    "taken": (h100(used=60 * GIB), "60 GiB of 80 GiB of GPU 0 are taken by another pro"),
-    "old driver": (
-        h100(driver="535.1") | {"versions": WITH_PLUGIN},
-        "jax-cuda13-plugin needs NVIDIA's driver 580 or newer, and 535.1 is installed",
-    ),
-    "a driver in trouble": (
-        {"nvidia_trouble": "NVML does not answer: version mismatch"},
-        "box: there is an NVIDIA driver, but NVML does not answer: version mismatch",
-    ),
-    "old plugin": (
-        h100() | {"versions": {**WITH_PLUGIN, "jax-cuda13-plugin": "0.11.2"}},
-        "jax-cuda13-plugin 0.11.2 does not go with jaxlib 0.12.0",
-    ),
-}
-
-
-@pytest.mark.parametrize(("changes", "text"), GPUS.values(), ids=GPUS)
-def test_gpus_that_jax_cannot_use_as_they_are(changes, text):
-    ((_, _, found),) = of_box(**changes)
-    assert text in found
-    assert of_box(**h100(used=-1, total=-1)) == []  # as of a GPU that has no memory of its own
-
-
-def test_drivers_that_differ_are_told():
-    drivers = ("580.159.04", "570.1", "580.159.04")
-    hosts = [facts(rank, HOSTS[rank], **h100(driver=drivers[rank])) for rank in range(3)]
-    gpus = {rank: RankDevices("gpu", 1, ("H100",)) for rank in range(3)}
-    assert "drivers differ: 580.159.04 on h1, h3; 570.1 on h2" in only(seen(*hosts, devices=gpus))[2]
-
-
 def test_a_job_that_has_not_started_is_told_in_its_own_words_and_with_the_host_that_does_not_answer():
     verdict = Verdict("unavailable", 69, {}, headline="mpirun ended with status 255\n  on node h2", advice="ssh h2")
     texts = [text for _, _, text in bad(Observation(verdict=verdict, unreachable={"h2": "no answer"}))]
@@ -215,18 +191,11 @@ def test_a_job_that_has_not_started_is_told_in_its_own_words_and_with_the_host_t
     assert texts[1] == "mpirun ended with status 255\n  on node h2 | ssh h2"
 
 
-def test_a_host_that_says_nothing_while_others_do_is_named_and_without_a_verdict_the_job_speaks_for_itself():
+def test_a_host_that_says_nothing_while_others_do_is_named_before_the_verdict():
     verdict = Verdict("unavailable", 69, {}, headline="2 of 3 agents reported")
     present = {rank: facts(rank, HOSTS[rank]) for rank in (0, 2)}
-    found = bad(seen(verdict=verdict, peers={}, devices={}, clocks={}, facts=present))
-    assert "nothing has been heard from h2" in found[0][2]
-    assert "jaxrun: out of paper" in only(Observation(output="jaxrun: out of paper\n"))[2]
-
-
-def test_nodes_of_an_allocation_that_would_stay_idle_are_told():
-    allocation = Allocation("7", ("h1", "h2", "h3", "h4"), (8, 8, 8, 8))
-    assert "h4 would stay idle" in only(seen(allocation=allocation))[2]
-    assert bad(seen(allocation=replace(allocation, nodes=HOSTS, cpus=(8, 8, 8)))) == []
+    texts = [text for _, _, text in bad(seen(verdict=verdict, peers={}, devices={}, clocks={}, facts=present))]
+    assert texts[0].startswith("nothing has been heard from h2") and texts[1].startswith("2 of 3 agents reported")
 
 
 def test_the_report_fits_the_terminal_and_says_how_many_there_are():

@@ -25,14 +25,14 @@ from listener_thread import (
 
 from jaxrun.errors import UnavailableError
 from jaxrun.node.channel import listener as listener_module
-from jaxrun.node.channel.interfaces import Interface
+from jaxrun.node.channel.host_addresses import HostAddress
 from jaxrun.node.channel.listener import listen_on_tcp
 from jaxrun.protocol import auth
 from jaxrun.protocol.addresses import Address
 from jaxrun.protocol.auth import ChallengeResponse, Rejected, Welcome
 from jaxrun.protocol.codec import encode
 
-LOOPBACK_6 = Interface("lo", "::1")
+LOOPBACK_6 = HostAddress("lo", "::1")
 
 
 __all__ = ["open_listener", "server"]  # fixtures
@@ -196,4 +196,4 @@ def test_a_port_in_use_is_named(server, everywhere, where):
 
 def test_an_address_that_this_host_does_not_have_is_named():
     with pytest.raises(UnavailableError, match=r"cannot listen at 192\.0\.2\.77, port any: Cannot"):
-        listen_on_tcp([Interface("eth9", "192.0.2.77")], TOKEN, everywhere=False)
+        listen_on_tcp([HostAddress("eth9", "192.0.2.77")], TOKEN, everywhere=False)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jaxrun.controller.supervisor.attach import prefer_given
 from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.node.channel.event_loop import EventLoop
-from jaxrun.node.channel.interfaces import Interface, describe_addresses, list_interfaces, select_interfaces
+from jaxrun.node.channel.host_addresses import HostAddress, describe_addresses, list_addresses, select_addresses
 from jaxrun.node.channel.listener import listen_on_tcp
 from jaxrun.node.channel.reachability import check_reachable
 from jaxrun.node.channel.rendezvous import rendezvous_file
@@ -23,12 +23,12 @@ from jaxrun.protocol.connect import HeadAddress, connect
 from jaxrun.spec.job.cluster_env import RankInfo
 
 HOST = (
-    Interface("lo", "127.0.0.1"),
-    Interface("lo", "::1"),
-    Interface("docker0", "172.17.0.1"),
-    Interface("eth0", "fd00::4"),
-    Interface("eth0", "192.168.7.4"),
-    Interface("ib0", "10.1.0.4"),
+    HostAddress("lo", "127.0.0.1"),
+    HostAddress("lo", "::1"),
+    HostAddress("docker0", "172.17.0.1"),
+    HostAddress("eth0", "fd00::4"),
+    HostAddress("eth0", "192.168.7.4"),
+    HostAddress("ib0", "10.1.0.4"),
 )
 IPS = st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6)).map(str)
 ADDRESSES = st.builds(Address, IPS, st.integers(1, 65535))
@@ -64,15 +64,15 @@ def test_any_text_is_addresses_or_a_usage_error(text):
 
 
 def test_without_a_wish_all_are_offered_the_likeliest_first():
-    names = [(interface.name, ":" in interface.ip) for interface in select_interfaces(HOST)]
+    names = [(address.interface, ":" in address.ip) for address in select_addresses(HOST)]
     assert names[:3] == [("eth0", False), ("ib0", False), ("eth0", True)]
     assert [name for name, _ in names[3:]] == ["docker0"]
 
 
 def test_an_address_at_which_somebody_else_may_listen_on_another_host_is_not_offered_unless_there_is_no_other():
-    loopback = [interface for interface in HOST if interface.name == "lo"]
-    assert loopback and not set(loopback) & set(select_interfaces(HOST))
-    assert set(select_interfaces(loopback)) == set(loopback)
+    loopback = [address for address in HOST if address.interface == "lo"]
+    assert loopback and not set(loopback) & set(select_addresses(HOST))
+    assert set(select_addresses(loopback)) == set(loopback)
 
 
 @pytest.mark.parametrize(
@@ -89,23 +89,23 @@ def test_an_address_at_which_somebody_else_may_listen_on_another_host_is_not_off
     ],
 )
 def test_an_interface_is_chosen_by_its_name_address_or_network(wanted, found):
-    assert [interface.ip for interface in select_interfaces(HOST, wanted)] == found
+    assert [address.ip for address in select_addresses(HOST, wanted)] == found
 
 
 @pytest.mark.parametrize("wanted", ["eth1", "10.2.0.0/16", "192.168.7.5", "eth", "fd01::/64", "not a name"])
 def test_the_error_for_a_wrong_interface_lists_the_interfaces(wanted):
     with pytest.raises(UsageError) as refused:
-        select_interfaces(HOST, wanted)
+        select_addresses(HOST, wanted)
     text = str(refused.value)
     assert text.startswith(f"--interface {wanted} is no interface, address or network of this host; it has: ")
-    assert all(f"{interface.name} {interface.ip}" in text for interface in HOST)
+    assert all(f"{address.interface} {address.ip}" in text for address in HOST)
 
 
 def test_this_hosts_interfaces_are_addresses_that_others_can_use():
-    found = list_interfaces()
-    assert Interface("lo", "127.0.0.1") in found
-    assert all(not ipaddress.ip_address(interface.ip).is_link_local for interface in found)
-    assert set(select_interfaces(found)) <= set(found)
+    found = list_addresses()
+    assert HostAddress("lo", "127.0.0.1") in found
+    assert all(not ipaddress.ip_address(address.ip).is_link_local for address in found)
+    assert set(select_addresses(found)) <= set(found)
 
 
 def test_addresses_are_described_by_their_interfaces():
@@ -267,7 +267,7 @@ def test_a_path_that_is_no_directory_is_refused(tmp_path):
 
 
 def test_a_check_distinguishes_a_head_from_nobody(capsys):
-    listener, loop = listen_on_tcp([Interface("lo", "127.0.0.1")], TOKEN, everywhere=False), EventLoop()
+    listener, loop = listen_on_tcp([HostAddress("lo", "127.0.0.1")], TOKEN, everywhere=False), EventLoop()
     listener.attach(loop, 0, lambda peer: None)
     (address,) = listener.addresses
     server = threading.Thread(target=loop.run_once, args=(10,))

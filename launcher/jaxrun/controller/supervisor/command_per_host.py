@@ -15,7 +15,7 @@ from jaxrun.controller.supervisor.attach import prefer_given
 from jaxrun.controller.supervisor.remote import Endpoint
 from jaxrun.controller.supervisor.run import run
 from jaxrun.errors import UsageError
-from jaxrun.node.channel.interfaces import list_interfaces
+from jaxrun.node.channel.host_addresses import list_addresses
 from jaxrun.node.channel.reachability import answers
 from jaxrun.node.channel.rendezvous import RendezvousFile, rendezvous_file
 from jaxrun.protocol import auth
@@ -93,7 +93,7 @@ def _not_found(job: Job, rendezvous: RendezvousFile) -> str:
 
 def _check_is_head(head: tuple[Address, ...]) -> None:
     """Raise UsageError where --head names another host, at which a head answers: this host is another than 0."""
-    own = {interface.ip.partition("%")[0] for interface in list_interfaces()}
+    own = {address.ip.partition("%")[0] for address in list_addresses()}
     if any(ip in own for address in head for ip in _resolve(address)):
         return
     here = os.uname().nodename

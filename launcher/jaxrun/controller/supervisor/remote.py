@@ -19,7 +19,7 @@ from jaxrun.controller.supervisor.running_engine import RunningEngine
 from jaxrun.controller.supervisor.server import AgentServer
 from jaxrun.controller.supervisor.spare_agents import SpareAgents
 from jaxrun.errors import JaxrunError, UnavailableError
-from jaxrun.node.channel.interfaces import Interface, describe_addresses
+from jaxrun.node.channel.host_addresses import HostAddress, describe_addresses
 from jaxrun.node.channel.listener import listen_on_tcp
 from jaxrun.node.channel.rendezvous import RendezvousFile
 from jaxrun.protocol import auth
@@ -59,10 +59,10 @@ class RemoteAgents:
         plan: Plan,
         environ: Mapping[str, str],
         directory: RunDir,
-        interfaces: Sequence[Interface],
+        offered: Sequence[HostAddress],
         endpoint: Endpoint | None = None,
     ) -> None:
-        """Listen at `interfaces`. UnavailableError where that cannot be."""
+        """Listen; `offered` to agents are these addresses. UnavailableError where that cannot be."""
         self._plan = plan
         self._environ = environ
         self._directory = directory
@@ -77,9 +77,9 @@ class RemoteAgents:
         platforms, restarts = wanted_platforms(plan.job, self._user_env), plan.job.max_restarts > 0
         self._job_info = JobInfo(plan.job_id, directory.name, platforms, restarts, probe=plan.job.probe_hosts)
         self._listener = listen_on_tcp(
-            interfaces, self._token, everywhere=not plan.job.interface, port=self._endpoint.port
+            offered, self._token, everywhere=not plan.job.interface, port=self._endpoint.port
         )
-        self.listen_addresses = describe_addresses(self._listener.addresses, interfaces)
+        self.listen_addresses = describe_addresses(self._listener.addresses, offered)
 
     def make_registry(self, plan: Plan) -> AgentRegistry:
         """Where the agents of this attempt report."""

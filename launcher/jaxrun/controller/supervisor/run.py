@@ -63,10 +63,10 @@ def _run_local(plan: Plan, environ: Mapping[str, str], started: float, early_ser
 
 
 def _run_remote(plan: Plan, environ: Mapping[str, str], started: float, endpoint: Endpoint | None) -> int:
-    from jaxrun.node.channel.interfaces import list_interfaces, select_interfaces
+    from jaxrun.node.channel.host_addresses import list_addresses, select_addresses
 
     # An --interface that this host lacks is refused before anything is made.
-    interfaces = select_interfaces(list_interfaces(), plan.job.interface)
+    addresses = select_addresses(list_addresses(), plan.job.interface)
     plan, directory = _continue_in_run_dir(plan)
     held = _start_screen(plan, directory)
     sigterm = plan.launch_command is None or plan.launch_command.sigterm_at_start
@@ -76,7 +76,7 @@ def _run_remote(plan: Plan, environ: Mapping[str, str], started: float, endpoint
     from jaxrun.controller.supervisor.remote import RemoteAgents
     from jaxrun.controller.supervisor.supervise import supervise
 
-    agents = RemoteAgents(plan, environ, directory, interfaces, endpoint)
+    agents = RemoteAgents(plan, environ, directory, addresses, endpoint)
     return supervise(plan, environ, directory, guard, agents, started, held)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from jaxrun.errors import ProtocolError
 from jaxrun.frontends.gang.launcher_process import LauncherProcess
 from jaxrun.node.channel.event_loop import EventLoop
-from jaxrun.node.channel.interfaces import list_interfaces, select_interfaces
+from jaxrun.node.channel.host_addresses import list_addresses, select_addresses
 from jaxrun.node.channel.listener import listen_on_tcp, listen_on_unix_socket
 from jaxrun.protocol.addresses import format_addresses
 from jaxrun.protocol.auth import new_token
@@ -47,7 +47,7 @@ class RankListener:
         token = new_token()
         try:
             if remote:
-                offered = select_interfaces(list_interfaces(), interface)
+                offered = select_addresses(list_addresses(), interface)
                 self.listener = listen_on_tcp(offered, token, everywhere=not interface)
             else:
                 self.listener = listen_on_unix_socket(str(self.directory / "ranks"), token)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from jaxrun import __version__
 from jaxrun.node.agent.oom import memory_limit, own_memory_cgroup
-from jaxrun.node.channel.interfaces import list_interfaces
+from jaxrun.node.channel.host_addresses import list_addresses
 from jaxrun.protocol.probe_messages import HostFacts
 from jaxrun.spec.job.nvml import NO_DRIVER, NvmlReading, ask_nvml, has_driver
 
@@ -42,7 +42,7 @@ def collect_facts(rank: int, environ: Mapping[str, str], *, sees_run_dir: bool =
         versions=dict(_versions()),
         python=sys.executable,
         name_addresses=_name_addresses(),
-        addresses={address.ip: address.name for address in list_interfaces()},
+        addresses={address.ip: address.interface for address in list_addresses()},
         proxies=_proxies(environ),
         limits=limits | {"nofile hard": resource.getrlimit(resource.RLIMIT_NOFILE)[1]},
         memory=_memory(),

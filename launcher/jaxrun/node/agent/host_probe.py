@@ -128,9 +128,9 @@ def probe_peers(rank: int, token: str, order: ProbePeers) -> PeerResults:
 
 def _interfaces_by_address() -> dict[str, str]:
     """The network interface of each address of this host."""
-    from jaxrun.node.channel.interfaces import list_interfaces
+    from jaxrun.node.channel.host_addresses import list_addresses
 
-    return {address.ip: address.name for address in list_interfaces()}
+    return {address.ip: address.interface for address in list_addresses()}
 
 
 def _find_unknown(hosts: Iterable[str]) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from functools import partial
 
 from jaxrun.errors import ProtocolError, UnavailableError
 from jaxrun.node.channel.event_loop import EventLoop
-from jaxrun.node.channel.interfaces import Interface
+from jaxrun.node.channel.host_addresses import HostAddress
 from jaxrun.protocol.addresses import Address, AnyAddress, UnixAddress
 from jaxrun.protocol.auth import ServerHandshake
 from jaxrun.protocol.session import Session
@@ -199,15 +199,15 @@ def listen_on_unix_socket(path: str, token: str) -> Listener:
     return Listener([listening], [address], token)
 
 
-def listen_on_tcp(interfaces: Sequence[Interface], token: str, *, everywhere: bool, port: int = 0) -> Listener:
-    """Listen at all addresses of this host (`everywhere`), or only at those of `interfaces`.
+def listen_on_tcp(offered: Sequence[HostAddress], token: str, *, everywhere: bool, port: int = 0) -> Listener:
+    """Listen at all addresses of this host (`everywhere`), or only at those that are `offered` to clients.
 
-    `interfaces` are those that are offered to clients. Raises UnavailableError.
+    Raises UnavailableError.
     """
     try:
-        sockets, addresses = _listen_everywhere(interfaces, port) if everywhere else _listen_at(interfaces, port)
+        sockets, addresses = _listen_everywhere(offered, port) if everywhere else _listen_at(offered, port)
     except OSError as error:
-        where = "any address" if everywhere else ", ".join(interface.ip for interface in interfaces)
+        where = "any address" if everywhere else ", ".join(one.ip for one in offered)
         why = os.strerror(error.errno) if error.errno else str(error)
         if error.errno == errno.EADDRINUSE:
             why += "; is the head of another job, or a second one of this job, running here? Another port does as well"
@@ -215,18 +215,18 @@ def listen_on_tcp(interfaces: Sequence[Interface], token: str, *, everywhere: bo
     return Listener(sockets, addresses, token)
 
 
-def _listen_everywhere(interfaces: Sequence[Interface], port: int) -> tuple[list[socket.socket], list[Address]]:
+def _listen_everywhere(offered: Sequence[HostAddress], port: int) -> tuple[list[socket.socket], list[Address]]:
     dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET
     listening = socket.create_server(("", port), family=family, backlog=_BACKLOG, dualstack_ipv6=dual)
     bound = listening.getsockname()[1]
-    return [listening], [Address(interface.ip, bound) for interface in interfaces if dual or ":" not in interface.ip]
+    return [listening], [Address(one.ip, bound) for one in offered if dual or ":" not in one.ip]
 
 
-def _listen_at(interfaces: Sequence[Interface], port: int) -> tuple[list[socket.socket], list[Address]]:
+def _listen_at(offered: Sequence[HostAddress], port: int) -> tuple[list[socket.socket], list[Address]]:
     sockets, addresses = [], []
-    for interface in interfaces:
-        family = socket.AF_INET6 if ":" in interface.ip else socket.AF_INET
-        sockets.append(socket.create_server((interface.ip, port), family=family, backlog=_BACKLOG))
-        addresses.append(Address(interface.ip, sockets[-1].getsockname()[1]))
+    for one in offered:
+        family = socket.AF_INET6 if ":" in one.ip else socket.AF_INET
+        sockets.append(socket.create_server((one.ip, port), family=family, backlog=_BACKLOG))
+        addresses.append(Address(one.ip, sockets[-1].getsockname()[1]))
     return sockets, addresses
