@@ -119,7 +119,7 @@ def test_each_rank_has_a_row_where_there_is_room_else_like_ranks_share_one():
     ranks = [sample(rank) for rank in range(6)] + [sample(6, state="sleeps", standing_out=LATE, late_s=3.0)]
     assert [row.ranks for row in group_samples(ranks, 7)[0]] == ["6", "0", "1", "2", "3", "4", "5"]
     rows = group_samples(ranks, 4)[0]
-    assert [(row.ranks, row.state) for row in rows] == [("6", "sleeps"), ("0-5", "waits")]
+    assert [(row.ranks, row.summary.state) for row in rows] == [("6", "sleeps"), ("0-5", "waits")]
     assert [row.ranks for row in group_samples(ranks, 7, Order.RANK)[0]] == list("0123456")
 
 
@@ -127,16 +127,16 @@ def test_the_rows_of_thousands_of_ranks_are_hosts_and_those_that_stand_out():
     ranks = many()
     ranks[1234] = replace(ranks[1234], state="stopped by a signal", standing_out=STOPPED, number=49)
     rows = group_samples(ranks, 16)[0]
-    assert [(row.ranks, row.host) for row in rows] == [("1234", "h154"), ("0-1233, 1235-4095", "512 hosts")]
+    assert [(row.ranks, row.summary.host) for row in rows] == [("1234", "h154"), ("0-1233, 1235-4095", "512 hosts")]
     few = group_samples(ranks[:96], 16)[0]
-    assert [(row.ranks, row.host) for row in few[:2]] == [("0-7", "h000"), ("8-15", "h001")] and len(few) == 12
+    assert [(row.ranks, row.summary.host) for row in few[:2]] == [("0-7", "h000"), ("8-15", "h001")] and len(few) == 12
 
 
 def test_a_host_says_what_most_of_its_ranks_do():
     ranks = many(80)
     ranks[3] = replace(ranks[3], state="sleeps", number=49, memory_bytes=7)
     first = group_samples(ranks, 16)[0][0]
-    assert (first.state, first.number, first.memory_bytes) == ("waits (7 of 8)", "49-50", 7)
+    assert (first.summary.state, first.numbers, first.summary.memory_bytes) == ("waits (7 of 8)", "49-50", 7)
 
 
 def test_what_does_not_fit_is_counted():
@@ -155,7 +155,7 @@ def test_rows_are_sorted_by_what_is_wanted(order, first):
         sample(2, standing_out=LATE, late_s=2.0),
         sample(3, memory_bytes=10),
     ]
-    assert group_samples(ranks, 9, order)[0][0].speaker == first
+    assert group_samples(ranks, 9, order)[0][0].summary.rank == first
 
 
 # ---- the screen

@@ -33,7 +33,6 @@ _ASKING = "asking the job ..."
 _MAX_SHARE = 0.5  # of the time, that a large job may be busy with answers
 _CPU_OVERVIEWS = 4  # of which the first and the last say how much CPU time was used meanwhile
 _TAIL_BYTES = 4096
-_ATTEMPT = re.compile(r"attempt-(\d{1,6})")
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -104,10 +103,10 @@ class JobFiles:
 
     def attempt(self) -> int:
         """The number of the latest attempt, from 1."""
-        with contextlib.suppress(OSError):
-            found = (_ATTEMPT.fullmatch(name) for name in os.listdir(self.run_dir))
-            return max((int(match[1]) for match in found if match), default=1)
-        return 1
+        number = 1
+        while attempt_directory(self.run_dir, number + 1).is_dir():
+            number += 1
+        return number
 
     def started(self) -> float | None:
         """When the job began, in seconds since the epoch; None where nothing says so."""

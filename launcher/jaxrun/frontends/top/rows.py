@@ -33,30 +33,17 @@ class Order(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Some ranks, all of them alike or of one host. None stands for what is not known of any.
+    """Some ranks, all of them alike or of one host.
 
-    ranks:         their numbers, "0-2, 5"
-    speaker:       the lowest of them, whose last line is shown
-    host:          the only one, or "511 hosts"
-    state:         of most of them
-    since_s:       the longest
-    number:        of the last call, "120" or "120-121"
-    cpu, gpu:      their average, in per cent; memory: the largest
+    ranks:    their numbers, "0-2, 5"
+    numbers:  of their last calls, "120" or "120-121"; empty where none is recorded
+    summary:  as of one rank, the lowest, whose last line is shown: the state of most of them, and since when the first
+              of those is in it; the only host, or "511 hosts"; CPU and GPU are averages, all else is the largest
     """
 
     ranks: str
-    speaker: int
-    host: str
-    state: str
-    since_s: float | None
-    standing_out: int
-    number: str | None
-    behind: int
-    late_s: float | None
-    cpu_percent: float | None
-    memory_bytes: int | None
-    gpu_percent: float | None
-    gpu_bytes: int | None
+    numbers: str
+    summary: RankSample
 
 
 def group_samples(
@@ -117,21 +104,24 @@ def _sort_key(part: Sequence[RankSample], order: Order) -> tuple[float, ...]:
 def _row(part: Sequence[RankSample]) -> Row:
     hosts = dict.fromkeys(sample.host for sample in part)
     (state, most), *others = Counter(sample.state for sample in part).most_common()
-    numbers = [sample.number for sample in part if sample.number is not None]
-    return Row(
-        ranks=format_ranges([sample.rank for sample in part]),
-        speaker=min(sample.rank for sample in part),
+    summary = RankSample(
+        rank=min(sample.rank for sample in part),
         host=next(iter(hosts)) if len(hosts) == 1 else plural(len(hosts), "host"),
         state=f"{state} ({most} of {len(part)})" if others else state,
         since_s=_largest(sample.since_s for sample in part if sample.state == state),
         standing_out=max(sample.standing_out for sample in part),
-        number="-".join(map(str, sorted({min(numbers), max(numbers)}))) if numbers else None,
         behind=max(sample.behind for sample in part),
         late_s=_largest(sample.late_s for sample in part),
         cpu_percent=_mean(sample.cpu_percent for sample in part),
         memory_bytes=_largest(sample.memory_bytes for sample in part),
         gpu_percent=_mean(sample.gpu_percent for sample in part),
         gpu_bytes=_largest(sample.gpu_bytes for sample in part),
+    )
+    numbers = sorted({sample.number for sample in part if sample.number is not None})
+    return Row(
+        ranks=format_ranges([sample.rank for sample in part]),
+        numbers="-".join(map(str, dict.fromkeys((numbers[0], numbers[-1])))) if numbers else "",
+        summary=summary,
     )
 
 

@@ -127,18 +127,18 @@ class _Column:
     most: int = 16
 
 
-_RANK = _Column("  RANK", lambda row: f"{' ' if row.standing_out == LIKE_OTHERS else '!'} {row.ranks}", most=14)
-_HOST = _Column("HOST", lambda row: row.host, most=12)
-_STATE = _Column("STATE", lambda row: _state(row), most=44)
+_RANK = _Column("  RANK", lambda row: f"{' ' if row.summary.standing_out == LIKE_OTHERS else '!'} {row.ranks}", most=14)
+_HOST = _Column("HOST", lambda row: row.summary.host, most=12)
+_STATE = _Column("STATE", lambda row: _state(row.summary), most=44)
 _FIGURES = (
-    _Column("CALL", lambda row: row.number or _UNKNOWN, is_figure=True),
-    _Column("LAG", lambda row: _lag(row), is_figure=True),
-    _Column("CPU", lambda row: _percent(row.cpu_percent), is_figure=True),
-    _Column("MEM", lambda row: format_memory(row.memory_bytes), is_figure=True),
+    _Column("CALL", lambda row: row.numbers or _UNKNOWN, is_figure=True),
+    _Column("LAG", lambda row: _lag(row.summary), is_figure=True),
+    _Column("CPU", lambda row: _percent(row.summary.cpu_percent), is_figure=True),
+    _Column("MEM", lambda row: format_memory(row.summary.memory_bytes), is_figure=True),
 )
 _GPU_FIGURES = (
-    _Column("GPU", lambda row: _percent(row.gpu_percent), is_figure=True),
-    _Column("GPUMEM", lambda row: format_memory(row.gpu_bytes), is_figure=True),
+    _Column("GPU", lambda row: _percent(row.summary.gpu_percent), is_figure=True),
+    _Column("GPUMEM", lambda row: format_memory(row.summary.gpu_bytes), is_figure=True),
 )
 _QUOTE = "LAST LINE"
 
@@ -148,7 +148,7 @@ def _rows_that_fit(view: View, width: int, room: int, last_line: LastLine) -> li
     most = room
     while True:
         rows, left_out = group_samples(view.samples, most, view.order)
-        lines = lay_out(rows, width, {row.speaker: last_line(row.speaker) for row in rows})
+        lines = lay_out(rows, width, {row.summary.rank: last_line(row.summary.rank) for row in rows})
         used = len(lines) - 1 + (left_out > 0)
         if used <= room or most <= 1:
             break
@@ -157,7 +157,7 @@ def _rows_that_fit(view: View, width: int, room: int, last_line: LastLine) -> li
 
 
 def lay_out(rows: Sequence[Row], width: int, last_lines: dict[int, str]) -> list[Text]:
-    """The titles and the rows as lines of at most `width` columns; `last_lines` are by the rows' speakers.
+    """The titles and the rows as lines of at most `width` columns; `last_lines` are by rank.
 
     Where little room is left for what the ranks wrote, it has lines of its own, below the rows.
     """
@@ -167,13 +167,15 @@ def lay_out(rows: Sequence[Row], width: int, last_lines: dict[int, str]) -> list
     has_room = least + _GAP + _MIN_QUOTE <= width
     if has_room:
         quote_width = max(_MIN_QUOTE, width - needed - _GAP)
-        columns.append(_Column(_QUOTE, lambda row: last_lines.get(row.speaker, ""), most=quote_width, is_wide=True))
+        columns.append(
+            _Column(_QUOTE, lambda row: last_lines.get(row.summary.rank, ""), most=quote_width, is_wide=True)
+        )
     console = _console(max(width, least))  # of a screen that is too narrow the last columns are cut off
     lines = ["".join(part.text for part in line) for line in console.render_lines(_make_table(rows, columns))]
     shown = [_cut(lines[0].rstrip(), width, "bold")]
     for row, line in zip(rows, lines[1:], strict=True):
-        shown.append(_cut(line.rstrip(), width, _STYLES[row.standing_out]))
-        if not has_room and (quote := last_lines.get(row.speaker)):
+        shown.append(_cut(line.rstrip(), width, _STYLES[row.summary.standing_out]))
+        if not has_room and (quote := last_lines.get(row.summary.rank)):
             shown.append(_cut(f"{_INDENT}{quote}", width, "dim"))
     return shown
 
@@ -206,23 +208,23 @@ def _console(width: int) -> Console:
 
 def _columns(rows: Sequence[Row]) -> list[_Column]:
     """Without those that would say the same of all rows: the only host, GPUs where there are none."""
-    hosts = len({row.host for row in rows}) > 1 or any(" " in row.host for row in rows)
-    gpus = any(row.gpu_percent is not None or row.gpu_bytes is not None for row in rows)
+    hosts = len({row.summary.host for row in rows}) > 1 or any(" " in row.summary.host for row in rows)
+    gpus = any(row.summary.gpu_percent is not None or row.summary.gpu_bytes is not None for row in rows)
     return [_RANK, *([_HOST] if hosts else []), _STATE, *_FIGURES, *(_GPU_FIGURES if gpus else ())]
 
 
-def _state(row: Row) -> str:
+def _state(sample: RankSample) -> str:
     """With the time that it takes after the first word, as what is too long is cut at its end."""
-    if row.since_s is None or row.since_s < _SINCE_S:
-        return row.state
-    verb, _, rest = row.state.partition(" ")
-    return f"{verb} {format_seconds_briefly(row.since_s)} {rest}".rstrip()
+    if sample.since_s is None or sample.since_s < _SINCE_S:
+        return sample.state
+    verb, _, rest = sample.state.partition(" ")
+    return f"{verb} {format_seconds_briefly(sample.since_s)} {rest}".rstrip()
 
 
-def _lag(row: Row) -> str:
-    if row.late_s is not None:
-        return format_seconds_briefly(row.late_s)
-    return plural(row.behind, "call") if row.behind else ""
+def _lag(sample: RankSample) -> str:
+    if sample.late_s is not None:
+        return format_seconds_briefly(sample.late_s)
+    return plural(sample.behind, "call") if sample.behind else ""
 
 
 def format_seconds_briefly(seconds: float) -> str:
