@@ -7,9 +7,8 @@ from types import SimpleNamespace
 
 from jaxrun.frontends.gang.call import GangCall
 from jaxrun.frontends.gang.rank_connections import RankConnections
-from jaxrun.protocol.exceptions import pickle_exception
 from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind, GangMessageReader, GangMessageWriter, pack
-from jaxrun.protocol.payload import Payload
+from jaxrun.protocol.payload import Payload, pickle_exception
 
 NUMBER = 5  # of the call
 

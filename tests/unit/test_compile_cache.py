@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 import jaxrun
-from jaxrun.protocol import shared_programs as directories
-from jaxrun.protocol.compile_cache import cache_directory, make_cache_directory
+from jaxrun.protocol import compiled_programs as directories
+from jaxrun.protocol.compiled_programs import cache_directory, make_cache_directory
 from jaxrun.protocol.whole_file import draft_name
 from jaxrun_runtime.compile_cache import jax_hooks, set_up
 from jaxrun_runtime.compile_cache.shared_programs import SharedPrograms
@@ -257,10 +257,10 @@ def test_a_directory_can_be_made_while_another_process_removes_it(own):
 
 _REMOVER = """
 import itertools, os, sys
-from jaxrun.protocol import shared_programs
-shared_programs._MEMORY = sys.argv[1]
+from jaxrun.protocol import compiled_programs
+compiled_programs._MEMORY = sys.argv[1]
 for number in itertools.count():
-    shared_programs.remove_shared_directory("shared")
+    compiled_programs.remove_shared_directory("shared")
     if number == 1000:
         open(os.path.join(sys.argv[1], "removed"), "w").close()
 """

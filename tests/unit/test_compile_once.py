@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from jaxrun.errors import UsageError
-from jaxrun.protocol import shared_programs as directories
+from jaxrun.protocol import compiled_programs as directories
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.spec.job.job import Job
 from jaxrun_runtime.compile_cache import compile_once, jax_hooks

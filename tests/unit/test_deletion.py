@@ -13,7 +13,7 @@ from jaxrun.protocol.deletion import remove_directory, remove_file
 # What else deletes than protocol/deletion.py, and what: all but one by the descriptor of the directory that it is in.
 _DELETING = {
     "jaxrun/node/agent/spawn.py": "a recorder that was just made, in the run directory",
-    "jaxrun/protocol/shared_programs.py": "the user's directory in memory, by its name, once it is empty",
+    "jaxrun/protocol/compiled_programs.py": "the user's directory in memory, by its name, once it is empty",
     "jaxrun/protocol/whole_file.py": "a draft of its own, whose name nobody can guess",
     "jaxrun/records/rundir/jobs.py": "the link `latest` of a collection",
     "jaxrun/records/rundir/request_files.py": "requests",
@@ -45,7 +45,7 @@ def test_every_place_that_deletes_is_known_and_does_so_by_a_descriptor():
     by_path = [
         name for name, calls in found.items() for call in calls if "dir_fd" not in {word.arg for word in call.keywords}
     ]
-    assert by_path == ["jaxrun/protocol/shared_programs.py"]
+    assert by_path == ["jaxrun/protocol/compiled_programs.py"]
 
 
 def _fill(directory: Path) -> Path:

@@ -21,7 +21,7 @@ from jaxrun.frontends.gang.exceptions import (
     WorkerDied,
     combined_exception,
 )
-from jaxrun.protocol.exceptions import pickle_exception
+from jaxrun.protocol.payload import pickle_exception
 
 
 class Own(Exception):

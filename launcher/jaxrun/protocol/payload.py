@@ -1,4 +1,4 @@
-"""Any Python value as bytes, large arrays included: what the messages of a gang carry.
+"""Any Python value as bytes, large arrays and exceptions included: what the messages of a gang carry.
 
 A value is pickled with protocol 5 by cloudpickle; the buffers of its arrays are left out of the pickle. Between
 processes of one machine, large buffers travel as a memory file whose descriptor goes with the message: it is written
@@ -161,3 +161,34 @@ def _map_buffers(fd: int, sizes: tuple[int, ...]) -> Iterator[memoryview]:
 
 def _aligned(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def pickle_exception(error: BaseException) -> bytes:
+    """Return `error` for pickle.loads, without its traceback, cause and context; empty if it cannot be pickled."""
+    import cloudpickle
+
+    for form in (error, _Rebuilt(error)):
+        with contextlib.suppress(Exception):
+            data: bytes = cloudpickle.dumps(form)
+            made = pickle.loads(data)
+            if type(made).__name__ == type(error).__name__ and str(made) == str(error):
+                return data
+    return b""
+
+
+class _Rebuilt:
+    """Pickles an exception so that unpickling does not call its __init__."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        error = self._error
+        return _rebuild, (type(error), error.args, {k: v for k, v in vars(error).items() if not k.startswith("__")})
+
+
+def _rebuild(kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
+    error = kind.__new__(kind)
+    error.args = args
+    vars(error).update(state)
+    return error

@@ -16,9 +16,9 @@ import sys
 from collections.abc import Callable, Iterator, Set
 from typing import Any, NamedTuple
 
+from jaxrun.protocol.compiled_programs import shared_directory
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.settings import COMPILE_EACH, COMPILE_ONCE
-from jaxrun.protocol.shared_programs import shared_directory
 from jaxrun_runtime.compile_cache import jax_hooks
 from jaxrun_runtime.compile_cache.devices import describe_devices, is_local
 from jaxrun_runtime.compile_cache.jax_hooks import CompileRequest

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxrun.protocol.compile_cache import cache_directory, make_cache_directory, open_cache_directory
+from jaxrun.protocol.compiled_programs import cache_directory, make_cache_directory, open_cache_directory
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.settings import CACHE_AUTO, CACHE_OFF
 from jaxrun.protocol.whole_file import is_draft

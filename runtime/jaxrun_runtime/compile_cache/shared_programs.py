@@ -13,7 +13,7 @@ import contextlib
 import os
 import time
 
-from jaxrun.protocol.shared_programs import open_shared_directory
+from jaxrun.protocol.compiled_programs import open_shared_directory
 from jaxrun.protocol.whole_file import write_whole_file
 from jaxrun_runtime.compile_cache.compiling_rank import CompilingRank
 from jaxrun_runtime.compile_cache.eviction import choose_oldest, list_stored

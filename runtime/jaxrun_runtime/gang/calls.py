@@ -17,9 +17,8 @@ from typing import Any
 
 import jaxrun_runtime
 from jaxrun.errors import ProtocolError
-from jaxrun.protocol import exceptions
 from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind, GangMessageReader, GangMessageWriter, pack
-from jaxrun.protocol.payload import Payload
+from jaxrun.protocol.payload import Payload, pickle_exception
 from jaxrun.protocol.session import Session
 from jaxrun_runtime import failure_report
 from jaxrun_runtime.gang import array_pickling, notebook_cells
@@ -124,7 +123,7 @@ class CallerConnection:
             call_sites.trim_to_user_frames(error)
         report = failure_report.describe_failure(error, self.rank)
         content = {name: getattr(report, name) for name in ("error", "message", "traceback", "notes", "status", "time")}
-        home, exception = type(error).__module__, exceptions.pickle_exception(error)
+        home, exception = type(error).__module__, pickle_exception(error)
         return self._pack(GangMessageKind.EXCEPTION, {**content, "home": home, "exception": exception})
 
     # ---- messages

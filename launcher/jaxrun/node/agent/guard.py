@@ -19,8 +19,8 @@ from typing import NoReturn
 
 from jaxrun.node.agent.descendants import Descendants
 from jaxrun.node.agent.process_tree import TRACKER_GRACE_S, children, group_members, is_tracker, kill
+from jaxrun.protocol.compiled_programs import remove_all_of_job
 from jaxrun.protocol.names import JOB_ID
-from jaxrun.protocol.shared_programs import remove_all_of_job
 
 _SWEEP_TIMEOUT_S = 2.0
 _SWEEP_PAUSE_S = 0.02

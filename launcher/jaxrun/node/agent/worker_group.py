@@ -10,8 +10,8 @@ from jaxrun.node.agent.spawn import ForkRequest, Spawner
 from jaxrun.node.agent.worker_process import WorkerProcess
 from jaxrun.node.forkserver.client import ForkServer
 from jaxrun.protocol.agent_messages import StartFailed, WorkerSpawned
+from jaxrun.protocol.compiled_programs import remove_shared_directory, shared_directory
 from jaxrun.protocol.forkserver_messages import ForkDeclined, SuccessorForked, WorkerForked
-from jaxrun.protocol.shared_programs import remove_shared_directory, shared_directory
 from jaxrun.records.event_log.events import Event
 from jaxrun.spec.job.plan import Plan
 

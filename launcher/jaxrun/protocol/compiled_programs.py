@@ -1,9 +1,10 @@
-"""The directories in memory in which the ranks of one host share compiled programs during an attempt (--compile).
+"""The directories of compiled programs. What is in them is executed, so nobody else may write to them.
 
-    /dev/shm/jaxrun-UID/JOB-ATTEMPT-HOST/
+    --compile-cache DIR, or ~/.cache/jaxrun/compiled    for the next attempt and the next job
+    /dev/shm/jaxrun-UID/JOB-ATTEMPT-HOST/               for the other ranks of a host, during an attempt (--compile)
 
-The first rank that has something to share makes them; whoever has ended the ranks removes them. What is in them is
-executed, so the upper one must be this user's own, and nobody else may enter it: below it no name is anybody else's.
+Those in memory are made by the first rank that has something to share, and removed by whoever has ended the ranks. The
+upper one must be this user's own, and nobody else may enter it: below it no name is anybody else's.
 """
 
 from __future__ import annotations
@@ -12,13 +13,46 @@ import contextlib
 import errno
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from jaxrun.protocol.deletion import remove_directory
-from jaxrun.protocol.own_directory import open_private_directory
+from jaxrun.protocol.own_directory import is_trusted, open_private_directory
+from jaxrun.protocol.settings import CACHE_AUTO
+from jaxrun.text import format_user
 
+_WRITABLE_BY_OTHERS = 0o022
 _MEMORY = "/dev/shm"
 _TRIES = 5  # while another process removes the directory, or a rank that is still there adds something
+
+
+def cache_directory(choice: str, environ: Mapping[str, str]) -> Path:
+    """The directory that --compile-cache means; `auto` is this user's own on this host."""
+    if choice != CACHE_AUTO:
+        return Path(choice)
+    base = environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "jaxrun" / "compiled"
+
+
+def make_cache_directory(path: Path) -> None:
+    """Make the directory unless it is there. Raises OSError, which says so, if others can put something into it."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.close(open_cache_directory(path))
+
+
+def open_cache_directory(path: Path) -> int:
+    """Return a descriptor of the directory, which is there. Raises OSError if others can put something into it."""
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    status = os.fstat(directory)
+    why = ""
+    if not is_trusted(status.st_uid):
+        why = f"it belongs to {format_user(status.st_uid)}, and what is in it is executed"
+    elif status.st_mode & _WRITABLE_BY_OTHERS:
+        why = "others can write to it, and what is in it is executed; try chmod go-w"
+    if why:
+        os.close(directory)
+        raise OSError(errno.EPERM, why)
+    return directory
 
 
 def shared_directory(job_id: str, attempt: int, host: str) -> str:
