@@ -119,7 +119,7 @@ def _command(name: str) -> click.Command:
         return Command("jaxrun doctor", params=params, callback=_doctor, context_settings=settings, help=DOCTOR_USAGE)
     from jaxrun.cli import run_dir_commands
 
-    return run_dir_commands.COMMANDS[name]()
+    return run_dir_commands.COMMANDS[name]
 
 
 def _run(dry_run: bool, **values: Any) -> int:

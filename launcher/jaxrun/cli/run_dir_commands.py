@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -10,24 +11,34 @@ import click
 from jaxrun.cli.option_types import RunDirectory
 from jaxrun.errors import UsageError
 
-_SETTINGS = {"help_option_names": ["-h", "--help"]}
+COMMANDS: dict[str, click.Command] = {}
+_JOB = click.Argument(["run_dir"], required=False, type=RunDirectory(exists=True, file_okay=False))
+_DIRECTORY = click.Argument(
+    ["directory"], required=False, metavar="[DIR]", type=click.Path(exists=True, file_okay=False)
+)
 
 
-def _explain_command() -> click.Command:
-    return click.Command(
-        "jaxrun explain",
-        params=[
-            _job_argument(),
-            click.Option(["--trace"], metavar="FILE", help="Write what all ranks did for Perfetto: .json or .json.gz."),
-            click.Option(["--html"], metavar="FILE", help="Write the same as a page for any browser."),
-        ],
-        callback=_explain,
-        context_settings=_SETTINGS,
-        help="Say how the job that left RUN_DIR went: its verdict, and when each rank did what; of the latest job here "
-        "without it.",
-    )
+def _command(help_text: str, *params: click.Parameter) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Make the decorated function the command of its name."""
+
+    def add(function: Callable[..., int]) -> Callable[..., int]:
+        name = function.__name__.strip("_")
+        settings = {"help_option_names": ["-h", "--help"]}
+        COMMANDS[name] = click.Command(
+            f"jaxrun {name}", params=list(params), callback=function, context_settings=settings, help=help_text
+        )
+        return function
+
+    return add
 
 
+@_command(
+    "Say how the job that left RUN_DIR went: its verdict, and when each rank did what; of the latest job here without "
+    "it.",
+    _JOB,
+    click.Option(["--trace"], metavar="FILE", help="Write what all ranks did for Perfetto: .json or .json.gz."),
+    click.Option(["--html"], metavar="FILE", help="Write the same as a page for any browser."),
+)
 def _explain(run_dir: str | None, trace: str | None, html: str | None) -> int:
     from jaxrun.records.history.explain import explain_run
     from jaxrun.terminal import TerminalFormat
@@ -35,37 +46,27 @@ def _explain(run_dir: str | None, trace: str | None, html: str | None) -> int:
     if trace or html:
         from jaxrun.records.history.write import write_trace
 
-        for line in write_trace(*(Path(name) if name else None for name in (run_dir, trace, html))):
+        for line in write_trace(*map(_path, (run_dir, trace, html))):
             click.echo(os.fsencode(line))
         return 0
-    text = explain_run(Path(run_dir) if run_dir else None, TerminalFormat.at(1, os.environ))
-    _show(text.rstrip("\n"))
+    _show(explain_run(_path(run_dir), TerminalFormat.at(1, os.environ)).rstrip("\n"))
     return 0
 
 
-def _stacks_command() -> click.Command:
-    native = "C frames, too, by py-spy, which halts each rank for a second."
-    return click.Command(
-        "jaxrun stacks",
-        params=[
-            _job_argument(),
-            click.Option(["--full"], is_flag=True, help="All frames of each group, too."),
-            click.Option(["--native"], is_flag=True, help=native),
-            click.Option(["--watch"], is_flag=True, help="Again every two seconds, until the job is over."),
-        ],
-        callback=_stacks,
-        context_settings=_SETTINGS,
-        help="Show where all ranks of the running job of RUN_DIR are, in groups; of the latest job here without it. "
-        "The job is not disturbed, save by --native.",
-    )
-
-
+@_command(
+    "Show where all ranks of the running job of RUN_DIR are, in groups; of the latest job here without it. The job is "
+    "not disturbed, save by --native.",
+    _JOB,
+    click.Option(["--full"], is_flag=True, help="All frames of each group, too."),
+    click.Option(["--native"], is_flag=True, help="C frames, too, by py-spy, which halts each rank for a second."),
+    click.Option(["--watch"], is_flag=True, help="Again every two seconds, until the job is over."),
+)
 def _stacks(run_dir: str | None, full: bool, native: bool, watch: bool) -> int:
     from jaxrun.records.rundir import running_job, stacks_request
 
     if native and watch:
         raise UsageError("--native halts every rank while it looks; not with --watch")
-    job = running_job.find_running_job(Path(run_dir) if run_dir else None, "jaxrun stacks")
+    job = running_job.find_running_job(_path(run_dir), "jaxrun stacks")
     if watch:
         stacks_request.watch_stacks(job)
     else:
@@ -74,51 +75,31 @@ def _stacks(run_dir: str | None, full: bool, native: bool, watch: bool) -> int:
     return 0
 
 
-def _profile_command() -> click.Command:
-    return click.Command(
-        "jaxrun profile",
-        params=[
-            _job_argument(),
-            click.Option(["--steps"], type=click.IntRange(min=1), default=5, metavar="N", help="5 by default."),
-            click.Option(
-                ["--output"], metavar="DIR", help="Write to DIR, which all hosts share, not into the run directory."
-            ),
-        ],
-        callback=_profile,
-        context_settings=_SETTINGS,
-        help="Take a JAX profile of the next steps of the running job of RUN_DIR, on all ranks at the same calls, for "
-        "xprof to show together; of the latest job here without it.",
-    )
-
-
+@_command(
+    "Take a JAX profile of the next steps of the running job of RUN_DIR, on all ranks at the same calls, for xprof to "
+    "show together; of the latest job here without it.",
+    _JOB,
+    click.Option(["--steps"], type=click.IntRange(min=1), default=5, metavar="N", help="5 by default."),
+    click.Option(["--output"], metavar="DIR", help="Write to DIR, which all hosts share, not into the run directory."),
+)
 def _profile(run_dir: str | None, steps: int, output: str | None) -> int:
     from jaxrun.records.rundir import profile_request, running_job
 
-    job = running_job.find_running_job(Path(run_dir) if run_dir else None, "jaxrun profile")
+    job = running_job.find_running_job(_path(run_dir), "jaxrun profile")
     text = profile_request.take_profile(
-        job, steps, Path(output) if output else None, lambda text: click.echo(os.fsencode(f"jaxrun: {text}"))
+        job, steps, _path(output), lambda text: click.echo(os.fsencode(f"jaxrun: {text}"))
     )
     click.echo(os.fsencode(text))
     return 0
 
 
-def _top_command() -> click.Command:
-    return click.Command(
-        "jaxrun top",
-        params=[
-            _job_argument(),
-            click.Option(
-                ["--once"], is_flag=True, help="Print it once, and end; so does a pipe in a terminal's place."
-            ),
-            click.Option(["--launcher"], type=int, hidden=True),  # that has started it, for --live
-        ],
-        callback=_top,
-        context_settings=_SETTINGS,
-        help="Show how far each rank of the running job of RUN_DIR is, and what it uses, twice a second: those that "
-        "stand out first; of the latest job here without it, or of the Nth latest. The ranks do not notice.",
-    )
-
-
+@_command(
+    "Show how far each rank of the running job of RUN_DIR is, and what it uses, twice a second: those that stand out "
+    "first; of the latest job here without it, or of the Nth latest. The ranks do not notice.",
+    _JOB,
+    click.Option(["--once"], is_flag=True, help="Print it once, and end; so does a pipe in a terminal's place."),
+    click.Option(["--launcher"], type=int, hidden=True),  # that has started it, for --live
+)
 def _top(run_dir: str | None, once: bool, launcher: int | None) -> int:
     from jaxrun.frontends.top import run
     from jaxrun.records.rundir import running_job
@@ -127,7 +108,7 @@ def _top(run_dir: str | None, once: bool, launcher: int | None) -> int:
         assert run_dir is not None
         run.watch_from_start(Path(run_dir), launcher, os.environ)
         return 0
-    job = running_job.find_running_job(Path(run_dir) if run_dir else None, "jaxrun top")
+    job = running_job.find_running_job(_path(run_dir), "jaxrun top")
     if once or not run.is_terminal():
         run.show_once(job, os.environ)
     else:
@@ -135,48 +116,37 @@ def _top(run_dir: str | None, once: bool, launcher: int | None) -> int:
     return 0
 
 
-def _list_command() -> click.Command:
-    return click.Command(
-        "jaxrun list",
-        params=[_directory()],
-        callback=_list,
-        context_settings=_SETTINGS,
-        help="List the jobs whose run directories lie in DIR, or in jaxrun-runs here without it; the newest last.",
-    )
-
-
+@_command(
+    "List the jobs whose run directories lie in DIR, or in jaxrun-runs here without it; the newest last.", _DIRECTORY
+)
 def _list(directory: str | None) -> int:
     from jaxrun.records.rundir import jobs
 
-    collection, found = jobs.list_jobs(Path(directory) if directory else None)
+    collection, found = jobs.list_jobs(_path(directory))
     _show(jobs.format_jobs(found) if found else f"{collection} holds no run directory")
     return 0
 
 
-def _clean_command() -> click.Command:
-    return click.Command(
-        "jaxrun clean",
-        params=[
-            click.Option(["--keep"], type=click.IntRange(min=0), metavar="N", help="Keep the newest N."),
-            click.Option(["--dry-run"], is_flag=True, help="Only say what would be deleted."),
-            _directory(),
-        ],
-        callback=_clean,
-        context_settings=_SETTINGS,
-        help="Delete the run directories in DIR, or in jaxrun-runs here without it, but for the newest ones. "
-        "Those of jobs that still run are kept, too.",
-    )
-
-
+@_command(
+    "Delete the run directories in DIR, or in jaxrun-runs here without it, but for the newest ones. Those of jobs that "
+    "still run are kept, too.",
+    click.Option(["--keep"], type=click.IntRange(min=0), metavar="N", help="Keep the newest N."),
+    click.Option(["--dry-run"], is_flag=True, help="Only say what would be deleted."),
+    _DIRECTORY,
+)
 def _clean(keep: int | None, dry_run: bool, directory: str | None) -> int:
     from jaxrun.records.rundir import jobs
 
     if keep is None:
         raise UsageError("say how many of the newest run directories to keep: jaxrun clean --keep 20")
-    collection, found = jobs.list_jobs(Path(directory) if directory else None)
+    collection, found = jobs.list_jobs(_path(directory))
     lines, failed = jobs.clean(collection, found, keep, dry_run=dry_run)
     _show("\n".join(lines))
     return 1 if failed else 0
+
+
+def _path(name: str | None) -> Path | None:
+    return Path(name) if name else None
 
 
 def _show(text: str) -> None:
@@ -184,21 +154,3 @@ def _show(text: str) -> None:
     from jaxrun.terminal import without_controls
 
     click.echo(os.fsencode(without_controls(text)))
-
-
-def _job_argument() -> click.Argument:
-    return click.Argument(["run_dir"], required=False, type=RunDirectory(exists=True, file_okay=False))
-
-
-def _directory() -> click.Argument:
-    return click.Argument(["directory"], required=False, metavar="[DIR]", type=click.Path(exists=True, file_okay=False))
-
-
-COMMANDS = {
-    "clean": _clean_command,
-    "explain": _explain_command,
-    "list": _list_command,
-    "profile": _profile_command,
-    "stacks": _stacks_command,
-    "top": _top_command,
-}
