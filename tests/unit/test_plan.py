@@ -3,6 +3,7 @@
 import json
 import resource
 import shlex
+from dataclasses import asdict, fields
 from importlib import import_module
 
 import pytest
@@ -12,7 +13,7 @@ from jaxrun.cli.options import parameters
 from jaxrun.controller.supervisor.resource_limits import check_limits
 from jaxrun.errors import UsageError
 from jaxrun.protocol.env import WorkerEnv
-from jaxrun.protocol.settings import options_of
+from jaxrun.protocol.settings import WorkerSettings, options_of
 from jaxrun.spec.backends import BACKENDS, HOST_OPTIONS, Backend, check_options, make_plan
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import LaunchCommand, Plan, Worker, to_json
@@ -101,6 +102,21 @@ def test_worker_settings_reach_it_through_its_environment():
     env = made.worker_env(made.workers[0], run_dir="/runs/1", channel_fd=5, stacks_fd=6, flight_fd=7)
     assert WorkerEnv.from_env({**made.base_env({}), **env.to_env()}) == env
     assert (env.size, env.local_device_ids, env.cpus, env.run_dir) == (1, (3,), (1,), "/runs/1")
+
+
+def test_what_workers_are_told_is_alike_in_the_job_in_their_environment_and_in_job_json():
+    told = WorkerSettings(
+        lockstep="off", make_mesh="jax", compile="each", compile_memory=7, compile_cache="/c", stdin="none",
+        verbose=True, torch_env=True, pdb=True, init_timeout=5.0
+    )  # fmt: skip
+    assert all(getattr(told, field.name) != field.default for field in fields(WorkerSettings))
+    plan = _plan(job=Job(program=("p",), **asdict(told)))
+    assert plan.job.worker_settings == told
+    env = plan.worker_env(plan.workers[0], run_dir="", channel_fd=5, stacks_fd=6, flight_fd=7)
+    assert asdict(told).items() <= asdict(WorkerEnv.from_env(env.to_env())).items()
+    recorded = {field.name for field, option in options_of(told) if option.recorded}
+    content = json.loads(to_json(plan))
+    assert recorded and all(content[name] == getattr(told, name) for name in recorded)
 
 
 # ---- limits that a job would exceed are told before anything is made

@@ -92,6 +92,6 @@ def _check_host_rank(job: Job) -> None:
 def _check_hosts_to_lose(job: Job) -> None:
     for option, wanted in (("--spares", job.spares), ("--min-hosts", job.min_hosts)):
         if wanted and not job.max_restarts:
-            raise UsageError(f"{option} {wanted} needs --max-restarts: a job without a host is started again")
+            raise UsageError(f"{option} {wanted} needs --max-restarts: a job that has lost a host is started again")
     if job.min_hosts and job.hosts and job.min_hosts > job.hosts:
         raise UsageError(f"--min-hosts {job.min_hosts} is more than -N {job.hosts}; give a smaller number")
