@@ -5,6 +5,7 @@ Folders of tests that start processes put this one into their PYTHONPATH.
 
 import threading
 from dataclasses import dataclass, field
+from operator import attrgetter
 from types import SimpleNamespace
 
 NVML_ERROR_LIBRARY_NOT_FOUND = 12
@@ -67,8 +68,8 @@ def nvmlDeviceGetMemoryInfo(device):
     return SimpleNamespace(used=used, total=total)
 
 
-def nvmlSystemGetDriverVersion():
-    return DRIVER
+def nvmlDeviceGetMaxMigDeviceCount(device):
+    return len(known(device.slots or None))
 
 
 def nvmlDeviceGetCount():
@@ -79,13 +80,12 @@ def nvmlDeviceGetHandleByIndex(index):
     return cards[index]
 
 
-def nvmlDeviceGetUUID(device):
-    return device.uuid
+def nvmlSystemGetDriverVersion():
+    return DRIVER
 
 
 def nvmlDeviceGetName(device):
     return device.name.encode()  # as nvidia-ml-py 11 returns it
 
 
-def nvmlDeviceGetMaxMigDeviceCount(device):
-    return len(known(device.slots or None))
+nvmlDeviceGetUUID = attrgetter("uuid")

@@ -89,22 +89,15 @@ def test_nvml_tells_gpus_their_mig_devices_and_what_is_used_of_them(driver):
     assert driver.is_open == 0
 
 
-def refusal(driver):
-    return ask_nvml(LIMIT_S).trouble
-
-
-def test_why_nvml_does_not_answer_is_one_line(driver, monkeypatch):
+def test_why_nvml_does_not_answer_is_one_line_and_a_stuck_driver_is_not_waited_for(driver, monkeypatch):
     driver.trouble = driver.NVMLError(driver.NVML_ERROR_LIBRARY_NOT_FOUND)
-    assert refusal(driver) == nvml.NO_DRIVER
+    assert ask_nvml(LIMIT_S).trouble == nvml.NO_DRIVER
     driver.trouble = driver.NVMLError(18, "Driver/library version mismatch")
-    assert refusal(driver) == "NVML does not answer: Driver/library version mismatch"
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert refusal(driver) == "the package nvidia-ml-py is not installed"
-
-
-def test_a_driver_that_is_stuck_is_not_waited_for(driver):
+    assert ask_nvml(LIMIT_S).trouble == "NVML does not answer: Driver/library version mismatch"
     driver.goes_on.clear()
     assert ask_nvml(0.01).trouble == "NVML has not answered within 0.01 s"
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert ask_nvml(LIMIT_S).trouble == "the package nvidia-ml-py is not installed"
 
 
 def test_for_the_cpu_no_driver_is_asked_and_automatically_only_one_of_which_there_is_a_sign(driver, monkeypatch):
@@ -189,12 +182,10 @@ def wait(monkeypatch):
     return run
 
 
-def test_memory_that_is_free_is_not_waited_for(wait):
+def test_only_what_an_attempt_has_left_is_waited_for_for_a_while_and_in_silence(wait):
     assert wait(0, 0) == (0.0, [])
     assert wait(30, 30.5) == (0.0, [])  # others hold it
-
-
-def test_memory_that_is_soon_free_is_waited_for_in_silence(wait):
+    assert wait(1, 61, stopped=lambda: True) == (0.0, [])
     seconds, said = wait(0, 60, 60, 60, 1)
     assert 0.1 < seconds < 0.2 and said == []
 
@@ -208,13 +199,11 @@ def test_a_long_wait_is_told_once_and_has_an_end(wait):
     ]
 
 
-def test_it_ends_once_the_job_is_stopped(wait):
-    assert wait(1, 61, stopped=lambda: True) == (0.0, [])
-
-
-def test_without_a_driver_there_is_nothing_to_wait_for():
-    for reading in (NvmlReading(trouble="no driver"), NvmlReading("", (GpuCard("G", "H"),), {"G": GpuUsage()})):
-        GpuMemory(None, lambda reading=reading: reading).wait_until_free(pytest.fail, lambda: False)
+@pytest.mark.parametrize(
+    "reading", [NvmlReading(trouble="no driver"), NvmlReading("", (GpuCard("G", "H"),), {"G": GpuUsage()})]
+)
+def test_what_does_not_tell_its_memory_is_not_waited_for(reading):
+    GpuMemory(None, lambda: reading).wait_until_free(pytest.fail, lambda: False)
 
 
 @pytest.mark.parametrize(

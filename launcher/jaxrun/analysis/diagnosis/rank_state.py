@@ -134,9 +134,8 @@ def find_rank_state(rank: int, dump: str, wait: str, places: Collection[str] = (
     `wait` is what the kernel says of its main thread; `places` are those at which it has made cross-process calls
     before ("train.py:88 train_step"), empty if they are not known.
     """
-    for text, activity in _STATES:
-        if wait.startswith(text):
-            return RankState(activity)
+    if (activity := _process_state(wait)) is not None:
+        return RankState(activity)
     stack = stacks.main_stack(dump)
     if not stack.frames:
         return RankState(Activity.UNKNOWN)
@@ -161,11 +160,18 @@ def find_rank_state(rank: int, dump: str, wait: str, places: Collection[str] = (
 
 def find_kernel_activity(rank: int, wait: str, *, known: bool = False) -> Activity:
     """What `rank` waits in, by what the kernel says; `known`: it may have made cross-process calls there before."""
+    if (activity := _process_state(wait)) is not None:
+        return activity
     if "futex" in wait:
         return Activity.CALL if known else Activity.ASLEEP
     if rank == 0 and _READS.search(wait):  # no other rank has a stdin
         return Activity.INPUT
     return next((activity for activity, pattern in _KERNEL if pattern.search(wait)), Activity.ELSEWHERE)
+
+
+def _process_state(wait: str) -> Activity | None:
+    """What a process does that is stopped or in uninterruptible sleep, whatever its frames say."""
+    return next((activity for text, activity in _STATES if wait.startswith(text)), None)
 
 
 def _program_frame(frames: Sequence[Frame]) -> int:

@@ -16,8 +16,10 @@ from jaxrun.text import format_ranks
 LIKE_OTHERS, SLOW, LATE, STOPPED, FAILED = range(5)
 _LATE_S = 1.0  # less is no reason to look
 _BUSY_PERCENT = 30.0  # of a core
-_STOPPED = ("stopped by a signal", "stopped by a debugger")
+_STOPPED = (Activity.STOPPED, Activity.TRACED)
 _OF_ACTIVITY = {
+    Activity.STOPPED: "stopped by a signal",
+    Activity.TRACED: "stopped by a debugger",
     Activity.SLEEP: "sleeps",
     Activity.PROCESS: "waits for a process",
     Activity.FILE_LOCK: "waits for a file lock",
@@ -117,7 +119,8 @@ def _sample(
     flight = now.flights.get(rank, Flight())
     cpu = _cpu_percent(vitals, before.vitals.get(rank) if before is not None else None)
     others = progress[position.group] if position is not None else None
-    state, since_s = _state(rank, now.phase, flight, vitals, cpu, position, others)
+    activity = find_kernel_activity(rank, vitals.kernel_wait)
+    state, since_s = _state(activity, now.phase, flight, vitals, cpu, position, others)
     behind, late_s = _lateness(rank, flight, progress)
     standing_out = LATE
     if (late_s or 0.0) < _LATE_S and (not rate or behind < max(2.0, rate * _LATE_S)):
@@ -130,7 +133,7 @@ def _sample(
         host=host,
         state=state,
         since_s=since_s,
-        standing_out=STOPPED if state in _STOPPED else standing_out,
+        standing_out=STOPPED if activity in _STOPPED else standing_out,
         number=_number(flight, position),
         behind=behind,
         late_s=late_s,
@@ -142,7 +145,7 @@ def _sample(
 
 
 def _state(
-    rank: int,
+    activity: Activity,
     phase: str,
     flight: Flight,
     vitals: RankVitals,
@@ -151,23 +154,20 @@ def _state(
     others: _Progress | None,
 ) -> tuple[str, float | None]:
     """What the rank does, and for how long, in seconds."""
-    wait = vitals.kernel_wait
-    for text in _STOPPED:
-        if wait.startswith(text):
-            return text, None
-    if wait.startswith("dead"):
+    if activity in _STOPPED:
+        return _OF_ACTIVITY[activity], None
+    if vitals.kernel_wait.startswith("dead"):
         return "ends", None
     if flight.compiling is not None:
         name, since = flight.compiling
         return f"compiles {name}", vitals.time - since
-    activity = find_kernel_activity(rank, wait)
     if position is not None and others is not None and (position.is_inside or activity is Activity.ASLEEP):
         state = _state_in_call(position, others)
         if state or position.is_inside:
             return state or f"runs {position.name or 'a call'}", vitals.time - position.since
     if phase == "starting":
         return "starts", None
-    if wait.startswith("waiting for a disk"):
+    if activity is Activity.DISK:
         return "waits for a disk", None
     if cpu is not None and cpu >= _BUSY_PERCENT:
         return "works", None

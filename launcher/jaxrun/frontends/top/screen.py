@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.table import Table
@@ -163,7 +163,7 @@ def lay_out(rows: Sequence[Row], width: int, last_lines: dict[int, str]) -> list
     """
     columns = _columns(rows)
     needed = _measure(_make_table(rows, columns))
-    least = _measure(_make_table(rows, [replace(column, most=min(column.most, _MIN_STATE)) for column in columns]))
+    least = needed - max(0, _measure(_make_table(rows, [_STATE])) - _MIN_STATE)
     has_room = least + _GAP + _MIN_QUOTE <= width
     if has_room:
         quote_width = max(_MIN_QUOTE, width - needed - _GAP)
