@@ -29,7 +29,7 @@ def short_name(argv: list[str]) -> str:
     """The program's name for lists of processes: "train.py", "package.train", "gang"."""
     is_module, name, _ = split_argv(argv)
     if is_module:
-        return "gang" if name == f"{__package__}.gang.connect" else name
+        return "gang" if name == f"{__package__}.gang" else name
     return os.path.basename(name.rstrip(os.sep)) or name
 
 

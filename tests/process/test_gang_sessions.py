@@ -20,7 +20,7 @@ _HEAD = """
 import os, signal, sys, threading, time
 import jaxrun
 import jaxrun.frontends.gang.call
-from jaxrun.frontends.gang import instance
+from jaxrun.frontends.gang import gang_job
 
 jaxrun.frontends.gang.call.FAILURE_GRACE_S = 60
 
@@ -310,15 +310,15 @@ def interrupted(fn, *args, timeout):
 """
 
 _START = """
-pool_for = instance.pool_for
-instance.pool_for = lambda *args, **more: (print("starting", flush=True), pool_for(*args, **more))[1]
+pool_for = gang_job.pool_for
+gang_job.pool_for = lambda *args, **more: (print("starting", flush=True), pool_for(*args, **more))[1]
 try:
     jaxrun.Gang(processes=2)
     while True:
         time.sleep(0.1)
 except KeyboardInterrupt:
     print("caught", flush=True)
-instance.pool_for = pool_for
+gang_job.pool_for = pool_for
 gang = jaxrun.Gang(processes=2)
 gang.run(meet)
 """

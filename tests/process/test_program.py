@@ -220,7 +220,7 @@ def test_a_program_that_has_gone_is_a_plain_error(folder):
         (["src/train.py", "--lr", "1"], "train.py"),
         (["package/", "x"], "package"),
         (["-m", "package.train", "x"], "package.train"),
-        (["-m", "jaxrun_runtime.gang.connect"], "gang"),
+        (["-m", "jaxrun_runtime.gang"], "gang"),
     ],
 )
 def test_the_short_name_is_for_lists_of_processes(argv, name):

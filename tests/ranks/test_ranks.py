@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxrun_runtime as jr
 from jaxrun_runtime import batches, shard
-from jaxrun_runtime.gang import array_pickling
+from jaxrun_runtime.gang import calls
 
 
 def layout(ranks: int, *marks: pytest.MarkDecorator) -> Any:
@@ -123,7 +123,7 @@ def spread(spec: PartitionSpec) -> jax.Array:
 
 
 def travelled(value: Any) -> np.ndarray:
-    function, arguments = array_pickling.reduce_array(value)
+    function, arguments = calls.reduce_array(value)
     return function(*arguments)
 
 
@@ -132,7 +132,7 @@ def travelled(value: Any) -> np.ndarray:
 def test_an_array_of_which_no_rank_sees_all_is_refused_with_what_to_do() -> None:
     advice = r"no rank can see all of an array of shape \(4, 2\).*addressable_shards.*process_allgather"
     with pytest.raises(ValueError, match=advice):
-        array_pickling.reduce_array(spread(PartitionSpec("d")))
+        calls.reduce_array(spread(PartitionSpec("d")))
 
 
 @pytest.mark.jax_version

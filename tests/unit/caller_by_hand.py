@@ -55,7 +55,6 @@ def serving_calls(monkeypatch):
     """run(function of a Caller) serves its calls until the function ends, and returns what it returns."""
     monkeypatch.setattr(jax, "local_devices", lambda: [1, 2])
     monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
-    monkeypatch.setattr(calls, "_current", None)
     monkeypatch.setattr(interrupts, "_installed", None)
     monkeypatch.setattr(signal, "default_int_handler", signal.default_int_handler)  # is restored
     before = signal.getsignal(signal.SIGINT)

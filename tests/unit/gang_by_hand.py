@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 from jaxrun.frontends.gang.call import GangCall
 from jaxrun.frontends.gang.rank_connections import RankConnections
+from jaxrun.node.channel.listener import Peer
 from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind, GangMessageReader, GangMessageWriter, pack
 from jaxrun.protocol.payload import Payload, pickle_exception
 
@@ -51,6 +52,7 @@ class FakeLauncher:
     def __init__(self):
         self.output_fd, self.output_write_end = os.pipe()
         os.set_blocking(self.output_fd, False)
+        self.pidfd, self._alive = os.pipe()
         self.has_ended = False
 
     def read_output(self):
@@ -60,7 +62,8 @@ class FakeLauncher:
             return ""
 
     def close(self):
-        os.close(self.output_fd)
+        for descriptor in (self.output_fd, self.pidfd, self._alive):
+            os.close(descriptor)
         if self.output_write_end >= 0:
             os.close(self.output_write_end)
 
@@ -82,7 +85,7 @@ class FakeGang:
             ours, theirs = socket.socketpair()
             ours.setblocking(False)
             theirs.settimeout(60)
-            self.connections.add(rank, ours, GangMessageReader(ours, None), None)
+            self.connections.add(Peer(rank, ours, None))
             self.ranks.append(Rank(theirs))
 
     def start_call(self, value="task"):

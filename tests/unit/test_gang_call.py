@@ -10,7 +10,14 @@ from gang_by_hand import NUMBER, FakeGang
 
 from jaxrun.frontends.gang import call as call_module
 from jaxrun.frontends.gang.call import step_difference
-from jaxrun.frontends.gang.call_events import Disconnected, LauncherOutput, Printed, RankMessage, Returned
+from jaxrun.frontends.gang.call_events import (
+    Disconnected,
+    LauncherOutput,
+    Printed,
+    RankMessage,
+    Returned,
+    TerminalDisplay,
+)
 from jaxrun.frontends.gang.exceptions import CallTimeout
 from jaxrun.protocol.gang_messages import GangMessageKind
 
@@ -250,3 +257,31 @@ def test_a_death_is_raised_as_the_launcher_explains_it(gang):
             gang.ranks[1].ends()
             call.results()
     assert isinstance(caught.value.__cause__, KeyError)
+
+
+# ---- output on a terminal
+
+
+def show(display, *printed):
+    for rank, stream, data in printed:
+        display.show(Printed(rank, stream, data))
+
+
+def test_each_line_is_shown_with_its_rank_on_its_stream_once_it_is_whole(capsys):
+    display = TerminalDisplay()
+    show(display, (0, "out", b"a\n\nb\n"), (12, "err", b"oh\n"), (0, "out", b"\xff\xc3\xa9\n"))
+    assert capsys.readouterr() == ("[0] a\n[0] \n[0] b\n[0] \ufffd\u00e9\n", "[12] oh\n")
+    show(display, (0, "out", b"loss "), (1, "out", b"other\n"), (0, "err", b"apart\n"))
+    assert capsys.readouterr() == ("[1] other\n", "[0] apart\n")
+    show(display, (0, "out", b"0.5\nnext"))
+    assert capsys.readouterr().out == "[0] loss 0.5\n"
+
+
+def test_what_was_not_ended_is_shown_at_the_end_and_once(capsys):
+    display = TerminalDisplay()
+    show(display, (1, "out", b"one"), (0, "err", b"two"))
+    display.end_call(None, None, healthy=True)
+    assert capsys.readouterr() == ("[1] one\n", "[0] two\n")
+    display.end_call(None, None, healthy=True)
+    show(display, (1, "out", b"new\n"))
+    assert capsys.readouterr() == ("[1] new\n", "")

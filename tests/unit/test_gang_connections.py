@@ -18,7 +18,7 @@ from jaxrun.frontends.gang.rank_connections import RankListener
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.protocol.gang_messages import GangMessageKind, GangMessageReader, pack
 from jaxrun.protocol.names import GANG_ADDRESS, GANG_TOKEN
-from jaxrun_runtime.gang import connect as gang_connect
+from jaxrun_runtime.gang import __main__ as gang_connect
 
 
 class Parent:

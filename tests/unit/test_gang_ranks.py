@@ -13,7 +13,7 @@ import pytest
 from caller_by_hand import serving_calls
 
 from jaxrun.protocol.gang_messages import GangMessageKind, pack
-from jaxrun_runtime.gang import array_pickling, calls, interrupts
+from jaxrun_runtime.gang import calls
 
 pytestmark = pytest.mark.jax_version
 
@@ -110,7 +110,7 @@ def test_an_interrupt_that_was_meant_for_an_earlier_function_does_not_hit_the_ne
 
 
 def test_an_interrupt_that_does_not_come_is_not_waited_for_for_ever(serve, monkeypatch):
-    monkeypatch.setattr(interrupts, "_ARRIVAL_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(calls, "_INTERRUPT_TIMEOUT_S", 0.01)
 
     def call(caller):
         caller.run(lambda: "late", interrupts=5)
@@ -187,7 +187,7 @@ def test_an_interrupt_in_a_result_on_its_way_is_no_failure(serve):
 
 def sent(value):
     """What arrives."""
-    return pack(GangMessageKind.RESULT, 1, value, share=False, reduce=array_pickling.reduce_array).load()
+    return pack(GangMessageKind.RESULT, 1, value, share=False, reduce=calls.reduce_array).load()
 
 
 ARRAYS = {
@@ -214,7 +214,7 @@ def test_arrays_within_a_value_arrive_too_and_all_else_travels_as_it_is():
     made = sent({"params": [jnp.ones(2), (jnp.zeros(3), "text")], "key": 1})
     assert type(made["params"][0]) is np.ndarray and type(made["params"][1][0]) is np.ndarray
     assert made["params"][1][1] == "text" and made["key"] == 1
-    assert [array_pickling.reduce_array(value) for value in (np.ones(3), "x")] == [NotImplemented] * 2
+    assert [calls.reduce_array(value) for value in (np.ones(3), "x")] == [NotImplemented] * 2
     assert type(sent(np.float32(2))) is np.float32
     assert sent(jnp.dtype("bfloat16")) == jnp.bfloat16
     assert sent(jax.tree_util.Partial(np.add, 1))(2) == 3

@@ -7,7 +7,7 @@ import pytest
 from jaxrun.cli.make_job import make_job
 from jaxrun.cli.options import parameters
 from jaxrun.errors import UsageError
-from jaxrun.frontends.gang.spec import GangSpec, split_options
+from jaxrun.frontends.gang.spec import GangSpec
 from jaxrun.frontends.notebook.arguments import MagicArguments, parse_arguments
 
 RUN_DIR = Path("/somewhere/run dir")
@@ -47,7 +47,7 @@ JOBS = {
 def test_a_spec_becomes_a_job(spec, expected):
     made = job(spec)
     assert {name: getattr(made, name) for name in expected} == expected
-    assert made.program[-1] == "jaxrun_runtime.gang.connect"
+    assert made.program[-1] == "jaxrun_runtime.gang"
 
 
 @pytest.mark.parametrize("name", ["processes", "devices", "hosts"])
@@ -105,13 +105,13 @@ def test_a_shape_is_a_value():
     ],
 )
 def test_options_are_words_or_a_line_of_them(options, words):
-    assert split_options(options) == words
+    assert GangSpec(options=options).options == words
 
 
 @pytest.mark.parametrize("options", ["--env 'A", ["--grace", 5], 5])
 def test_options_that_are_no_words_are_refused(options):
     with pytest.raises(UsageError, match="options of a gang"):
-        split_options(options)
+        GangSpec(options=options)
 
 
 # ---- the line after %gang
@@ -124,25 +124,25 @@ def test_options_that_are_no_words_are_refused(options):
         ("stop", MagicArguments("stop")),
         ("restart", MagicArguments("restart")),
         ("--timeout 60", MagicArguments(timeout=60.0)),
-        ("-n 4 -d 2", MagicArguments(spec=GangSpec(processes=4, devices=2))),
-        ("--hosts 2 -n 4", MagicArguments(spec=GangSpec(processes=4, hosts=2))),
+        ("-n 4 -d 2", MagicArguments(gang=dict(processes=4, devices=2))),
+        ("--hosts 2 -n 4", MagicArguments(gang=dict(processes=4, hosts=2))),
         (
             "--backend slurm --partition debug",
-            MagicArguments(spec=GangSpec(backend="slurm", options=("--partition", "debug"))),
+            MagicArguments(gang=dict(backend="slurm", options=("--partition", "debug"))),
         ),
         (
             "--platform cpu --env 'A=b c' --env D=",
-            MagicArguments(spec=GangSpec(platform="cpu", env={"A": "b c", "D": ""})),
+            MagicArguments(gang=dict(platform="cpu", env={"A": "b c", "D": ""})),
         ),
-        ("-n 2 --timeout 1.5", MagicArguments(spec=GangSpec(processes=2), timeout=1.5)),
-        ("-n 4   # 4 processes, don't ask", MagicArguments(spec=GangSpec(processes=4))),
+        ("-n 2 --timeout 1.5", MagicArguments(gang=dict(processes=2), timeout=1.5)),
+        ("-n 4   # 4 processes, don't ask", MagicArguments(gang=dict(processes=4))),
         ("# nothing", MagicArguments()),
         ("stop  # it", MagicArguments("stop")),
-        ("--env 'A=# b' --env B=c#d", MagicArguments(spec=GangSpec(env={"A": "# b", "B": "c#d"}))),
+        ("--env 'A=# b' --env B=c#d", MagicArguments(gang=dict(env={"A": "# b", "B": "c#d"}))),
         ("--help", MagicArguments("help")),
         ("-n 4 -h", MagicArguments("help")),
         ("--rank 0,2-3", MagicArguments(ranks=(range(0, 1), range(2, 4)))),
-        ("--no-fork", MagicArguments(spec=GangSpec(options=("--no-fork",)))),
+        ("--no-fork", MagicArguments(gang=dict(options=("--no-fork",)))),
     ],
 )
 def test_a_line_is_parsed_as_options_of_jaxrun(line, arguments):

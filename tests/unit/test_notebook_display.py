@@ -1,13 +1,122 @@
-"""The outputs of a notebook while a gang works, and the errors of its ranks."""
+"""The output of a gang in a notebook, as its ranks print and while they work, and the errors of its ranks."""
 
+import re
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from jaxrun.frontends.gang.call_events import Printed
 from jaxrun.frontends.gang.exceptions import RemoteFailure
 from jaxrun.frontends.notebook.display import NotebookDisplay, fold_other_errors, format_main_error
-from jaxrun.frontends.notebook.transcript import PAGE_LINES
+from jaxrun.frontends.notebook.transcript import Transcript, fold, format_progress, merge_by_rank
+from jaxrun.text import parse_ranks
+
+
+def plain(transcript):
+    return transcript.bundle()["text/plain"]
+
+
+def transcript_of(*texts):
+    transcript = Transcript()
+    for rank, text in texts:
+        transcript.add(rank, "out", text)
+    transcript.finish()
+    return transcript
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
+def test_equal_lines_of_all_ranks_are_one_line_in_any_order(order):
+    transcript = transcript_of(*((rank, "loss 0.3\nloss 0.2\n") for rank in order))
+    assert plain(transcript) == "[0-2] loss 0.3\n[0-2] loss 0.2"
+
+
+@pytest.mark.parametrize(
+    ("printed", "shown"),
+    [
+        ([(0, "tick\ntick\n"), (1, "tick\n")], "[0-1] tick\n[0] tick"),  # matched by their count
+        ([(0, "10%\r50%\r100%\r\ndone\n")], "[0] 100%\n[0] done"),
+    ],
+)
+def test_lines_as_they_are_shown(printed, shown):
+    assert plain(transcript_of(*printed)) == shown
+
+
+def test_lines_that_rank_0_has_not_printed_are_folded_by_rank_until_it_does():
+    transcript = transcript_of((2, "mine\nboth\n"), (0, "zero\n"), (1, "both\n"))
+    bundle = transcript.bundle()
+    assert bundle["text/plain"] == "[0] zero\nranks 1-2 printed 2 other lines:\n[1-2] both\n[2] mine"
+    before, _, inside = bundle["text/html"].partition("<details>")
+    assert "[0] zero" in before
+    assert "[2] mine" in inside
+    transcript = transcript_of((1, "late\n"))
+    assert "printed 1 line:" in plain(transcript)
+    transcript.add(0, "out", "late\n")
+    assert plain(transcript) == "[0-1] late"
+    assert "text/html" not in transcript.bundle()
+
+
+def test_a_line_is_shown_when_it_ends():
+    transcript = Transcript()
+    transcript.add(0, "out", "a")
+    assert plain(transcript) == ""
+    transcript.add(0, "err", "other\n")
+    transcript.add(0, "out", "b\nc")
+    assert plain(transcript) == "[0] other\n[0] ab"
+    transcript.finish()
+    assert plain(transcript) == "[0] other\n[0] ab\n[0] c"
+
+
+def test_there_is_an_end_to_what_is_shown(monkeypatch):
+    monkeypatch.setattr("jaxrun.frontends.notebook.transcript._MAX_LINES", 3)
+    transcript = transcript_of((0, "1\n2\n3\n4\n5\n"), (1, "2\n6\n"))
+    assert transcript.omitted_lines == 3
+    assert plain(transcript) == "[0] 1\n[0-1] 2\n[0] 3"
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from("ab")), max_size=60))
+def test_no_line_is_lost_or_made_up(printed):
+    transcript = transcript_of(*((rank, f"{text}\n") for rank, text in printed))
+    main, _, others = plain(transcript).partition("printed ")
+    found = [re.match(r"\[([^\]]+)\] (.)$", line) for line in (main + others).splitlines()]
+    lines = [(rank, line[2]) for line in found if line for part in parse_ranks(line[1], "") for rank in part]
+    assert sorted(lines) == sorted(printed)
+    assert all(line.startswith("[0") for line in main.splitlines() if line.startswith("["))
+    assert not any(line.startswith("[0") for line in others.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("done", "missing", "text"),
+    [
+        ((), (0, 1, 2, 3), "4 ranks running, 12 s"),
+        ((), (0,), "1 rank running, 12 s"),
+        ((0, 1), (2, 3), "ranks 0-1 done, ranks 2-3 running, 12 s"),
+    ],
+)
+def test_progress_names_the_running_ranks(done, missing, text):
+    assert format_progress(done, missing, 12.3) == text
+
+
+def test_html_is_escaped_and_has_no_colours():
+    shown = fold("<a>", "\x1b[31mred\x1b[0m & <b>")["text/html"]
+    assert "&lt;a&gt;" in shown
+    assert "<pre>red &amp; &lt;b&gt;</pre>" in shown
+
+
+def test_equal_values_are_shown_once_and_others_folded_below_rank_0s():
+    assert merge_by_rank({0: {"text/plain": "7"}, 1: {"text/plain": "7"}}) == {"text/plain": "7"}
+    assert merge_by_rank({0: {}, 1: {}}) == {}
+    shown = merge_by_rank(
+        {0: {"text/plain": "0", "text/html": "<b>0</b>"}, 1: {"text/plain": "1"}, 2: {"text/plain": "1"}}
+    )
+    assert shown["text/plain"] == "0\nother on ranks 1-2:\n[1-2] 1"
+    assert shown["text/html"].startswith("<b>0</b><details>")
+    assert merge_by_rank({0: {}, 1: {"text/plain": "1"}})["text/plain"] == "None\nother on rank 1:\n[1] 1"
+
+
+# ---- while a call runs
 
 
 class FakeNotebook:
@@ -111,16 +220,15 @@ def test_a_long_call_without_output_says_how_long_it_took(fake):
     assert fake.outputs == ["2 ranks done in 3.0 s"]
 
 
-def test_who_is_running_stands_below_the_last_page_only(fake):
+def test_much_output_is_shown_less_often(fake):
     fake.after(0)
-    fake.prints(0, "x\n" * (PAGE_LINES - 1))
-    fake.after(3)
-    for _ in range(2):
-        fake.prints(0, "x\n")
-        fake.after(1)
-    first, second = fake.outputs
-    assert "running" not in first
-    assert second == "[0] x\n2 ranks running, 5 s"
+    fake.prints(0, "".join(f"{number:0500}\n" for number in range(1600)))
+    fake.after(1)
+    fake.prints(0, "more\n")
+    pause = fake.after(1)
+    assert pause == pytest.approx(2, rel=0.1) and "more" not in fake.outputs[0]
+    fake.after(pause)
+    assert "more" in fake.outputs[0]
 
 
 @pytest.mark.parametrize(
@@ -153,7 +261,7 @@ _LATER = replace(_BAD, rank=0, error="KeyError", message="'k'\nmore", traceback=
 
 
 def test_an_error_of_one_rank_names_it_and_the_cell_and_then_the_others():
-    assert format_main_error([_BAD], 4, ["rank 0 waits"]) == (
+    assert format_main_error([_BAD], 4, "rank 0 waits") == (
         "rank 1 raised\n" + _TRACEBACK.replace('File "In[8]", line 6', "Cell In[8], line 6") + "rank 0 waits"
     )
     exits = replace(_BAD, error="SystemExit", message="3", traceback="")

@@ -11,7 +11,7 @@ from caller_by_hand import serving_calls
 
 from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind
 from jaxrun.protocol.payload import Payload
-from jaxrun_runtime.gang import array_pickling, calls
+from jaxrun_runtime.gang import calls
 
 pytestmark = pytest.mark.jax_version
 
@@ -81,9 +81,7 @@ def test_values_that_come_after_a_function_has_ended_are_ignored(serve):
 
 
 def test_results_follow_the_rule_for_jax_arrays(answers, monkeypatch):
-    monkeypatch.setattr(
-        array_pickling, "reduce_array", lambda value: (str, ("made",)) if value == 1j else NotImplemented
-    )
+    monkeypatch.setattr(calls, "reduce_array", lambda value: (str, ("made",)) if value == 1j else NotImplemented)
     assert answers(lambda: [1j]) == [(GangMessageKind.RESULT, ["made"])]
 
 

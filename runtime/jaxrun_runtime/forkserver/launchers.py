@@ -29,13 +29,13 @@ from jaxrun_runtime.forkserver import workers
 
 _MAX_REQUEST_BYTES = 2**18
 _REAP_INTERVAL_S = 1.0
-_IDLE_BEFORE_SPARE_S = 0.2  # without a request, after which the next launcher is made ready
+_PRESTART_DELAY_S = 0.2  # without a request, after which the next launcher is started ahead of time
 _LAUNCHER_EXIT_GRACE_S = 0.5  # for launchers to end by themselves once the Python process has died
 _IMPORTED_BY_RANKS = ("jaxrun_runtime.gang.calls", "jaxrun.protocol.connect", "cloudpickle")
 
 
 @dataclass(frozen=True, slots=True)
-class _Spare:
+class _IdleLauncher:
     """A launcher that waits for its command line on `channel`."""
 
     pid: int
@@ -56,39 +56,39 @@ def serve(channel: socket.socket, modules: Sequence[str], *, with_jax: bool) -> 
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
         gc.freeze()  # as what was imported before
-    spare: _Spare | None = _make_spare(channel, obstacle)
+    idle: _IdleLauncher | None = _fork_launcher(channel, obstacle)
     while os.getppid() == parent:
-        channel.settimeout(_REAP_INTERVAL_S if spare else _IDLE_BEFORE_SPARE_S)
+        channel.settimeout(_REAP_INTERVAL_S if idle else _PRESTART_DELAY_S)
         request = None
         with contextlib.suppress(TimeoutError):
             request, descriptors, _, _ = socket.recv_fds(channel, _MAX_REQUEST_BYTES, len(LAUNCHER_DESCRIPTORS))
         if request is None:
             # Outside of an `except`: else TimeoutError would be the context of what the ranks raise.
-            spare = spare or _make_spare(channel, obstacle)
+            idle = idle or _fork_launcher(channel, obstacle)
             _reap()
             continue
         if request == SHUTDOWN_BYTE:
             os._exit(0)
         if not request:
             break
-        _start(spare or _make_spare(channel, obstacle), request, descriptors, channel)
-        spare = None
+        _start(idle or _fork_launcher(channel, obstacle), request, descriptors, channel)
+        idle = None
     _remove_directories_of(parent)
     os._exit(0)
 
 
-def _start(spare: _Spare, request: bytes, descriptors: list[int], channel: socket.socket) -> None:
+def _start(idle: _IdleLauncher, request: bytes, descriptors: list[int], channel: socket.socket) -> None:
     """Give the launcher its command line, and the Python process a pidfd of the launcher."""
     with contextlib.suppress(OSError):  # it has died, which the pidfd shows
-        socket.send_fds(spare.channel, [request], descriptors)
+        socket.send_fds(idle.channel, [request], descriptors)
     with contextlib.suppress(OSError):
-        socket.send_fds(channel, [encode(LauncherStarted(spare.pid))], [spare.pidfd])
-    spare.channel.close()
-    for descriptor in (spare.pidfd, *descriptors):
+        socket.send_fds(channel, [encode(LauncherStarted(idle.pid))], [idle.pidfd])
+    idle.channel.close()
+    for descriptor in (idle.pidfd, *descriptors):
         os.close(descriptor)
 
 
-def _make_spare(channel: socket.socket, obstacle: str | None) -> _Spare:
+def _fork_launcher(channel: socket.socket, obstacle: str | None) -> _IdleLauncher:
     server_pid = os.getpid()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
@@ -101,7 +101,7 @@ def _make_spare(channel: socket.socket, obstacle: str | None) -> _Spare:
             traceback.print_exc()
         os._exit(1)
     theirs.close()
-    return _Spare(pid, os.pidfd_open(pid), ours)
+    return _IdleLauncher(pid, os.pidfd_open(pid), ours)
 
 
 def _become_launcher(channel: socket.socket, server_pid: int, obstacle: str | None) -> NoReturn:
@@ -110,7 +110,7 @@ def _become_launcher(channel: socket.socket, server_pid: int, obstacle: str | No
     linux.die_with_parent()
     if os.getppid() != server_pid:
         os._exit(0)
-    argv = [sys.executable, "-P", "-m", "jaxrun.cli.spare", str(channel.fileno())]
+    argv = [sys.executable, "-P", "-m", "jaxrun.cli.idle_launcher", str(channel.fileno())]
     if obstacle is not None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         fork_server = os.fork()

@@ -13,6 +13,8 @@ import select
 import socket
 import sys
 import threading
+import time
+from types import FrameType
 from typing import Any
 
 import jaxrun_runtime
@@ -21,10 +23,12 @@ from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind, GangMess
 from jaxrun.protocol.payload import Payload, pickle_exception
 from jaxrun.protocol.session import Session
 from jaxrun_runtime import failure_report
-from jaxrun_runtime.gang import array_pickling, notebook_cells
-from jaxrun_runtime.gang.interrupts import CallInterrupts
+from jaxrun_runtime.gang import notebook_cells
 from jaxrun_runtime.gang.printing import PrintForwarding
+from jaxrun_runtime.interrupts import Interrupts
 from jaxrun_runtime.lockstep import call_sites
+
+_INTERRUPT_TIMEOUT_S = 2.0  # for an interrupt to arrive that the caller says it has sent
 
 
 class CallEnded(Exception):
@@ -135,8 +139,7 @@ class CallerConnection:
     def _pack(self, kind: GangMessageKind, value: Any) -> GangMessage:
         ends_call = kind in (GangMessageKind.RESULT, GangMessageKind.EXCEPTION)
         note = json.dumps(_call_counts()).encode() if ends_call else b""
-        reduce = array_pickling.reduce_array
-        return pack(kind, self._call_number, value, share=self.shares_memory, note=note, reduce=reduce)
+        return pack(kind, self._call_number, value, share=self.shares_memory, note=note, reduce=reduce_array)
 
     def _send(self, message: GangMessage) -> None:
         with self._interrupts.deferred(), self._send_lock:
@@ -162,6 +165,66 @@ class CallerConnection:
         return message
 
 
+class CallInterrupts(Interrupts):
+    """Raises interrupts as KeyboardInterrupt in the function that runs, while `active`, and nowhere else.
+
+    An interrupt comes by way of the launcher, as SIGINT, and may arrive before the function that it is meant for or
+    after it. So each call says how many interrupts the caller has sent before.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._count = 0
+        self._idle_count = 0  # those that came while no function was running
+
+    def wait_for(self, count: int) -> None:
+        """Wait until `count` interrupts have arrived: those meant for earlier functions must not hit the next one."""
+        deadline = time.monotonic() + _INTERRUPT_TIMEOUT_S
+        while self._count < count and time.monotonic() < deadline:
+            time.sleep(0.001)
+
+    def raise_early(self, count: int) -> None:
+        """Raise an interrupt that has arrived before the function it is meant for; `count` were sent before that."""
+        early = min(self._count - count, self._idle_count)
+        self._idle_count = 0
+        if early > 0:
+            self._report()
+            raise KeyboardInterrupt
+        self._count = count
+
+    def _handle_signal(self, number: int, frame: FrameType | None) -> None:
+        self._count += 1
+        self._idle_count += not self.active
+        self._pending = self.active
+        if self.active and not self._deferring:
+            self._report()
+            raise KeyboardInterrupt
+
+
+def reduce_array(value: Any) -> Any:
+    """For a pickler's reducer_override: an array of JAX as a numpy array; NotImplemented for other values.
+
+    Raises ValueError for an array of which this rank holds a part only.
+    """
+    jax = sys.modules.get("jax")
+    if jax is None or not isinstance(value, jax.Array):
+        return NotImplemented
+    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        raise ValueError(
+            "a function that a gang runs cannot return a key of jax.random, which numpy does not know; "
+            "return jax.random.key_data(key)"
+        )
+    if not (value.is_fully_addressable or value.is_fully_replicated):
+        raise ValueError(
+            f"no rank can see all of an array of shape {value.shape} whose sharding is {value.sharding}, so none can "
+            "return it; return what each rank has, [shard.data for shard in x.addressable_shards], or gather it first, "
+            "jax.experimental.multihost_utils.process_allgather(x, tiled=True)"
+        )
+    import numpy
+
+    return numpy.asarray, (numpy.asarray(value),)
+
+
 def _call_counts() -> dict[str, int]:
     """The cross-process calls that this rank has made so far, by group; empty where they are not recorded."""
     lockstep = sys.modules.get("jaxrun_runtime.lockstep.call_recorder")
@@ -185,4 +248,7 @@ def serve(connection: socket.socket, session: Session | None) -> None:
     """
     global _current
     _current = CallerConnection(connection, session)
-    _current.serve()
+    try:
+        _current.serve()
+    finally:
+        _current = None

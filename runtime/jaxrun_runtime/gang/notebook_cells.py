@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import base64
 import contextlib
 import inspect
 import linecache
 import sys
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from types import CodeType, ModuleType
 from typing import Any
 
 import jaxrun_runtime
 from jaxrun.protocol.notebook_messages import CellOutput
-from jaxrun_runtime.gang import notebook_shell
 
 _AWAIT = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 
@@ -26,6 +26,8 @@ _RICH_DISPLAYS = (  # IPython's methods of objects, and the MIME types of what t
 )
 _main: ModuleType | None = None
 _event_loop: asyncio.AbstractEventLoop | None = None  # of the cells that await
+_shell: Any = None  # made when a cell first uses it, as the import of IPython takes 0.3 s
+_displays: list[dict[str, str]] = []  # of the running cell
 
 
 def run_cell(code: str, name: str, source: str = "", ranks: Collection[int] | None = None) -> CellOutput:
@@ -49,7 +51,7 @@ def run_cell(code: str, name: str, source: str = "", ranks: Collection[int] | No
     parts = [body] if expression is None else [body, expression]
     awaits = any(part.co_flags & inspect.CO_COROUTINE for part in parts)
     value = _run_coroutine(_evaluate_awaiting(parts)) if awaits else _evaluate(parts)
-    return CellOutput({} if value is None else _display(value), notebook_shell.pop_displays())
+    return CellOutput({} if value is None else _display(value), pop_displays())
 
 
 def get_variable(name: str) -> Any:
@@ -75,7 +77,7 @@ def _namespace() -> dict[str, Any]:
     if _main is None:
         main = _main = ModuleType("__main__")
         vars(main)["__builtins__"] = sys.modules["builtins"]
-        vars(main)["get_ipython"] = lambda: notebook_shell.get_shell(main)
+        vars(main)["get_ipython"] = lambda: get_shell(main)
         vars(main)["display"] = _show
         sys.modules["__main__"] = main  # where dataclasses, pickle and others look for what cells define
     return vars(_main)
@@ -119,7 +121,7 @@ def _run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 def _display(value: Any) -> dict[str, str]:
-    formatted = notebook_shell.format_value(value)
+    formatted = format_value(value)
     if formatted is not None:
         return formatted
     display = {"text/plain": repr(value)}
@@ -130,3 +132,58 @@ def _display(value: Any) -> dict[str, str]:
                 if isinstance(content, str):
                     display[mime_type] = content
     return display
+
+
+# ---- IPython's shell, for what cells have beside Python: magics, !commands, displays and figures
+
+
+def get_shell(main: ModuleType) -> Any:
+    """Return the shell, whose namespace is that of `main`. Raises ImportError where there is no IPython."""
+    global _shell
+    if _shell is None:
+        _shell = _make_shell(main)
+    return _shell
+
+
+def pop_displays() -> tuple[dict[str, str], ...]:
+    """Return what the cell that has ended has displayed, its open figures included."""
+    if _shell is not None:
+        _shell.events.trigger("post_execute")  # for which %matplotlib inline waits to show figures
+    displays = tuple(_displays)
+    _displays.clear()
+    return displays
+
+
+def format_value(value: Any) -> dict[str, str] | None:
+    """Return the display of a value with the formatters of the shell; None if there is no shell yet."""
+    return None if _shell is None else to_text(_shell.display_formatter.format(value)[0])
+
+
+def to_text(display: Mapping[str, Any]) -> dict[str, str]:
+    """The display's content as texts: images in base64, without what is neither text nor bytes, such as JSON."""
+    texts = {}
+    for mime_type, content in display.items():
+        if isinstance(content, bytes):
+            texts[mime_type] = base64.b64encode(content).decode()
+        elif isinstance(content, str):
+            texts[mime_type] = content
+    return texts
+
+
+def _make_shell(main: ModuleType) -> Any:
+    from IPython.core.displaypub import DisplayPublisher
+    from IPython.core.interactiveshell import InteractiveShell
+    from traitlets.config import Config
+
+    class Publisher(DisplayPublisher):
+        def publish(self, data: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
+            _displays.append(to_text(data))
+
+    class RankShell(InteractiveShell):
+        def enable_gui(self, gui: str | None = None) -> None:
+            """A rank has no event loop of a window system."""
+
+    config = Config({"HistoryManager": {"enabled": False}})  # whose thread and database would be shared by all ranks
+    return RankShell.instance(
+        config=config, display_pub_class=Publisher, user_module=main, user_ns=vars(main), colors="NoColor"
+    )

@@ -9,29 +9,31 @@ with gang.start_call(fn, *args) as call:
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
-import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from jaxrun.frontends.gang.call_events import CallEvent, Disconnected, LauncherOutput, Printed, RankMessage, Returned
-from jaxrun.frontends.gang.display import Display, find_sources
+from jaxrun.frontends.gang.call_events import (
+    CallEvent,
+    Disconnected,
+    Display,
+    LauncherOutput,
+    Printed,
+    RankMessage,
+    Returned,
+)
 from jaxrun.frontends.gang.exceptions import CallTimeout, RemoteFailure, WorkerDied, combined_exception
-from jaxrun.frontends.gang.instance import GangInstance
+from jaxrun.frontends.gang.gang_job import GangJob
 from jaxrun.protocol.flight import parse_group
 from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind, pack
-from jaxrun.protocol.payload import dump
 from jaxrun.text import format_ranks
 
 INTERRUPT_TIMEOUT_S = 1.0  # for ranks to end what they do when they are interrupted
 FAILURE_GRACE_S = 1.5  # for the other ranks to return after one has raised
 _VERDICT_TIMEOUT_S = 5.0
-_LARGE_CLOSURE_BYTES = 2**24  # of a function with all that it closes over, from which a warning says so
 
 
 class Results(tuple[Any, ...]):
@@ -48,22 +50,24 @@ class GangCall:
     """Made by `Gang.start_call`, for use in a `with`; a gang has one at a time. `on_end` is called after its end.
 
     main_rank:  the rank whose output a notebook shows first
+    waiting:    where the others are that have not returned, after some have failed
     """
 
     def __init__(
-        self, instance: GangInstance, number: int, task: GangMessage, display: Display, on_end: Callable[[], None]
+        self, job: GangJob, number: int, task: GangMessage, display: Display, on_end: Callable[[], None]
     ) -> None:
-        self._instance = instance
+        self._job = job
         self._number = number
         self._display = display
         self._on_end = on_end
         self._events: deque[CallEvent] = deque()
-        self._ranks = instance.connections.ranks
+        self._ranks = job.connections.ranks
         self.outcomes: dict[int, Returned] = {}
         self.disconnected: set[int] = set()
         self.main_rank = 0
-        self.shares_memory = instance.shares_memory
-        instance.connections.send(task.with_copied_buffers(), self._ranks)
+        self.waiting = ""
+        self.shares_memory = job.shares_memory
+        job.connections.send(task.with_copied_buffers(), self._ranks)
 
     @property
     def running(self) -> tuple[int, ...]:
@@ -77,7 +81,7 @@ class GangCall:
     def send(self, value: Any, ranks: Iterable[int] | None = None) -> None:
         """Send a value to the function on all ranks, or on these; it is pickled once."""
         message = pack(GangMessageKind.VALUE, self._number, value, share=self.shares_memory)
-        self._instance.connections.send(message.with_copied_buffers(), self._ranks if ranks is None else ranks)
+        self._job.connections.send(message.with_copied_buffers(), self._ranks if ranks is None else ranks)
 
     def receive(self, timeout: float | None = None) -> CallEvent | None:
         """The next event of any rank; None if none comes within `timeout` seconds, or none can come any more."""
@@ -121,11 +125,11 @@ class GangCall:
 
     def interrupt(self) -> None:
         """Raise KeyboardInterrupt in the function, on the ranks where it runs; a wait in C++ goes on."""
-        self._instance.interrupt()
+        self._job.interrupt()
 
     def explain_death(self) -> WorkerDied:
         """After a Disconnected: who has died, how, and why, as soon as the launcher knows."""
-        return self._instance.explain_death(_VERDICT_TIMEOUT_S, self.disconnected)
+        return self._job.explain_death(_VERDICT_TIMEOUT_S, self.disconnected)
 
     def __enter__(self) -> Self:
         return self
@@ -136,28 +140,29 @@ class GangCall:
             self._finish()
         except KeyboardInterrupt as again:
             error = again
-            self._instance.mark_broken(f"{format_ranks(self.running)} did not end when interrupted twice")
-            self._instance.stop()
+            self._job.mark_broken(f"{format_ranks(self.running)} did not end when interrupted twice")
+            self._job.stop()
             raise
         finally:
             for event in self._events:  # that nobody has received
                 if isinstance(event, (Printed, LauncherOutput)):
                     self.show(event)
             try:
-                self._display.end_call(self, error, healthy=self._instance.usable)
+                self._display.end_call(self, error, healthy=self._job.usable)
             finally:
                 self._on_end()
 
     def _raise_timeout(self, timeout: float | None) -> None:
-        stacks, running = self._instance.stacks(), self.running
+        stacks, running = self._job.stacks(), self.running
         if self.failures:
-            raise combined_exception(self.failures, f"{format_ranks(running)} did not return: {stacks}")
+            self.waiting = f"{format_ranks(running)} did not return: {stacks}"
+            raise combined_exception(self.failures, self.waiting)
         raise CallTimeout(f"{format_ranks(running)} did not return within {timeout:g} s · {stacks}", running)
 
     def _finish(self) -> None:
         if self.running:
             self.interrupt()
-            self._instance.connections.send(GangMessage(GangMessageKind.END_CALL, self._number), self.running)
+            self._job.connections.send(GangMessage(GangMessageKind.END_CALL, self._number), self.running)
             deadline = time.monotonic() + INTERRUPT_TIMEOUT_S
             while self.running and time.monotonic() < deadline:
                 self._poll(deadline - time.monotonic())
@@ -170,20 +175,20 @@ class GangCall:
         else:
             reason = step_difference({rank: outcome.message.note for rank, outcome in self.outcomes.items()})
         if reason:
-            self._instance.mark_broken(reason)
+            self._job.mark_broken(reason)
 
     def _poll(self, timeout: float | None) -> None:
         """Wait at most `timeout` seconds for messages and output, and make events of them."""
-        for rank, message in self._instance.connections.poll(timeout):
+        for rank, message in self._job.connections.poll(timeout):
             if message is None:
                 if rank not in self.outcomes:
                     self.disconnected.add(rank)
                     self._events.append(Disconnected(rank))
                 else:
-                    self._instance.mark_broken(f"rank {rank} ended")
+                    self._job.mark_broken(f"rank {rank} ended")
             elif message.call == self._number:
                 self._handle_message(rank, message)
-        text = self._instance.connections.read_launcher_output()
+        text = self._job.connections.read_launcher_output()
         if text and not self.disconnected:  # what the launcher prints about a death, its verdict says better
             self._events.append(LauncherOutput(text))
 
@@ -196,7 +201,7 @@ class GangCall:
                 self._events.append(Printed(rank, stream, bytes(message.payload.body)))
             case GangMessageKind.RESULT | GangMessageKind.EXCEPTION:
                 failed = message.kind is GangMessageKind.EXCEPTION
-                host = self._instance.workers[rank].host
+                host = self._job.workers[rank].host
                 error = RemoteFailure.from_rank(rank, host, message.load()) if failed else None
                 self.outcomes[rank] = Returned(rank, error, message)
                 self._events.append(self.outcomes[rank])
@@ -218,32 +223,3 @@ def step_difference(notes: Mapping[int, bytes]) -> str:
             each = ", ".join(f"{format_ranks(ranks)} {count}" for count, ranks in sorted(by_count.items()))
             return f"ranks {group} are out of step, having made different numbers of cross-process calls ({each})"
     return ""
-
-
-def pack_call(
-    instance: GangInstance, number: int, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> GangMessage:
-    """The message that has the ranks call `fn(*args, **kwargs)` as call `number`."""
-    sources = find_sources()
-    reduce = sources.reduce if sources is not None else None
-    task = pack(GangMessageKind.CALL, number, (fn, args, kwargs), share=instance.shares_memory, reduce=reduce)
-    note = {
-        "print": True,
-        "interrupts": instance.interrupts,
-        "cells": sources.lines if sources is not None else {},
-        "path": [os.path.abspath(entry) for entry in sys.path],
-    }
-    if task.payload.nbytes > _LARGE_CLOSURE_BYTES:
-        _warn_of_closure(fn)
-    return replace(task, note=json.dumps(note).encode())
-
-
-def _warn_of_closure(fn: Callable[..., Any]) -> None:
-    """Warn if a function is large by itself, whatever its arguments are."""
-    nbytes = dump(fn, share=False).nbytes
-    if nbytes > _LARGE_CLOSURE_BYTES:
-        warnings.warn(
-            f"{getattr(fn, '__name__', fn)} and what it closes over weigh {nbytes / 2**20:.0f} MiB, which go to every "
-            "rank with each call; pass large arrays as arguments, or load them on the ranks",
-            stacklevel=5,
-        )

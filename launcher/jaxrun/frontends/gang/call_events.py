@@ -1,12 +1,17 @@
-"""What a call on a gang reports while the function runs on the ranks."""
+"""What a call on a gang reports while its function runs on the ranks, and how a terminal shows it."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from jaxrun.frontends.gang.exceptions import RemoteFailure
 from jaxrun.protocol.gang_messages import GangMessage
+
+if TYPE_CHECKING:
+    from jaxrun.frontends.gang.call import GangCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +59,54 @@ class LauncherOutput:
 
 
 CallEvent = RankMessage | Printed | Returned | Disconnected | LauncherOutput
+
+
+# ---- where output is shown
+
+
+class Display(Protocol):
+    """Shows what ranks print during a call."""
+
+    def show(self, printed: Printed) -> None: ...
+
+    def refresh(self, call: GangCall) -> float | None:
+        """Show what is due; returns the seconds until there may be more to show, None for never."""
+
+    def end_call(self, call: GangCall, error: BaseException | None, *, healthy: bool) -> None:
+        """Show the rest. `error` is what ended the call early, if anything; `healthy`: the gang can be used on."""
+
+
+class TerminalDisplay:
+    """Prints what ranks print line by line, each with its rank, on this process's own streams."""
+
+    def __init__(self) -> None:
+        self._unfinished: dict[tuple[int, str], str] = {}
+
+    def show(self, printed: Printed) -> None:
+        stream: TextIO | None = sys.stdout if printed.stream == "out" else sys.stderr
+        if stream is None:  # as in a daemon that has closed it
+            return
+        key = printed.rank, printed.stream
+        text = self._unfinished.pop(key, "") + printed.data.decode(errors="replace")
+        *lines, rest = text.split("\n")
+        for line in lines:
+            print(f"[{printed.rank}] {line}", file=stream)
+        if rest:
+            self._unfinished[key] = rest
+        stream.flush()
+
+    def refresh(self, call: GangCall) -> None:
+        """Nothing is ever due."""
+
+    def end_call(self, call: GangCall, error: BaseException | None, *, healthy: bool) -> None:
+        """Print the lines that have no end."""
+        for rank, stream in tuple(self._unfinished):
+            self.show(Printed(rank, stream, b"\n"))
+
+
+def make_display() -> Display:
+    """The notebook's display where this process is a notebook's kernel, else the terminal's."""
+    # By name, as the package notebook stands above this one.
+    notebook = import_module("jaxrun.frontends.notebook.display") if "IPython" in sys.modules else None
+    found: Display | None = notebook.find_display() if notebook is not None else None
+    return found or TerminalDisplay()

@@ -1,23 +1,26 @@
-"""Gang: a warm job whose ranks can be called again and again."""
+"""Gang: a warm job whose ranks can be called again and again; launch: a job for one call."""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from jaxrun import RUNTIME
 from jaxrun.errors import UsageError
-from jaxrun.frontends.gang.call import GangCall, Results, pack_call
-from jaxrun.frontends.gang.display import make_display
+from jaxrun.frontends.gang.call import GangCall, Results
+from jaxrun.frontends.gang.call_events import make_display
 from jaxrun.frontends.gang.exceptions import GangError
-from jaxrun.frontends.gang.instance import GangWorker
-from jaxrun.frontends.gang.lifecycle import GangLifecycle
+from jaxrun.frontends.gang.gang_job import GangJob, GangWorker
 from jaxrun.frontends.gang.map import map_items
-from jaxrun.frontends.gang.spec import GangSpec, split_options
-from jaxrun.protocol.flight_file import LOCKSTEP_RECORD
+from jaxrun.frontends.gang.spec import GangSpec, lists_gang_options, pop_gang_options, takes_gang_spec
 from jaxrun.protocol.payload import FunctionReference
 from jaxrun.spec.job.fault_spec import FAULT_KINDS
 
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
 class Gang:
     """A warm job of `processes` ranks with `devices` devices each; started at once, closed by `close` or a `with`.
 
+    processes: how many ranks; None: as many as jaxrun finds devices for
+    devices:   GPUs of each rank, or simulated devices on CPU; None: one
     hosts:     simulated hosts of this machine, or with backend="mpirun" or "slurm" real ones
     backend:   what starts the ranks, as `jaxrun --backend`
     platform:  of the devices: "auto", "cpu", "cuda", "rocm" or "tpu"
@@ -40,42 +45,19 @@ class Gang:
     may use it: calls follow each other.
     """
 
-    def __init__(
-        self,
-        processes: int | None = None,
-        devices: int | None = None,
-        *,
-        hosts: int | None = None,
-        backend: str = "local",
-        platform: str = "auto",
-        env: Mapping[str, str] | None = None,
-        lockstep: str = LOCKSTEP_RECORD,
-        run_dir: str | os.PathLike[str] | None = None,
-        options: str | Sequence[str] = (),
-    ) -> None:
-        spec = GangSpec(
-            processes=processes,
-            devices=devices,
-            hosts=hosts,
-            backend=backend,
-            platform=platform,
-            lockstep=lockstep,
-            env=dict(env or {}),
-            options=split_options(options),
-        )
-        self._start(spec, run_dir)
-
-    @classmethod
-    def from_spec(cls, spec: GangSpec, run_dir: str | os.PathLike[str] | None = None) -> Self:
-        gang = cls.__new__(cls)
-        gang._start(spec, run_dir)
-        return gang
-
-    def _start(self, spec: GangSpec, run_dir: str | os.PathLike[str] | None) -> None:
+    @takes_gang_spec(GangSpec)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.spec = GangSpec(*args, **options)
         self._display = make_display()
+        self._lock = threading.RLock()  # held during a call
         self._in_call = False
         self._call_number = 0
-        self._lifecycle = GangLifecycle(spec, run_dir)
+        self._job: GangJob | None = None
+        self._starts = 0
+        self._closed = False
+        self._owner = os.getpid()
+        self._start()
+        _all.add(self)
 
     # ---- calls
 
@@ -92,23 +74,23 @@ class Gang:
 
     def start_call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> GangCall:
         """Start `fn(*args, **kwargs)` on every rank, to exchange values with it; for use in a `with`."""
-        self._lifecycle.lock.acquire()
+        self._lock.acquire()
         try:
             if self._in_call:
                 raise GangError("this gang is in a call already; end that first")
-            instance = self._lifecycle.usable_instance()
+            job = self._usable_job()
             self._call_number += 1
-            task = pack_call(instance, self._call_number, fn, args, kwargs)
-            call = GangCall(instance, self._call_number, task, self._display, self._end_call)
+            task = job.pack_call(self._call_number, fn, args, kwargs)
+            call = GangCall(job, self._call_number, task, self._display, self._end_call)
             self._in_call = True
             return call
         except BaseException:
-            self._lifecycle.lock.release()
+            self._lock.release()
             raise
 
     def _end_call(self) -> None:
         self._in_call = False
-        self._lifecycle.lock.release()
+        self._lock.release()
 
     def map(
         self,
@@ -147,12 +129,8 @@ class Gang:
     # ---- the job
 
     @property
-    def spec(self) -> GangSpec:
-        return self._lifecycle.spec
-
-    @property
     def workers(self) -> tuple[GangWorker, ...]:
-        return self._lifecycle.instance.workers
+        return self._running_job.workers
 
     @property
     def processes(self) -> int:
@@ -166,37 +144,82 @@ class Gang:
     @property
     def run_dir(self) -> Path:
         """Where the current start leaves its files."""
-        return self._lifecycle.instance.launcher.run_dir
+        return self._running_job.launcher.run_dir
 
     @property
     def healthy(self) -> bool:
         """Whether the next call finds the same ranks."""
-        return self._lifecycle.healthy
+        return self._job is not None and self._job.usable
 
     @property
     def broken(self) -> str:
         """Why the ranks cannot be used any more, so that the next call starts the gang anew; empty if they can."""
-        return self._lifecycle.broken
+        return self._job.broken if self._job is not None and not self._job.stopped else ""
 
     def mark_broken(self, reason: str) -> None:
         """Have the next call start the gang anew."""
-        self._lifecycle.mark_broken(reason)
+        if self._job is not None:
+            self._job.mark_broken(reason)
 
     def ensure_usable(self) -> None:
         """Start the gang anew where the next call would, and say why."""
-        self._lifecycle.usable_instance()
+        self._usable_job()
 
     def restart(self) -> None:
         """Start the gang anew: fresh processes that know nothing of earlier calls."""
-        self._lifecycle.restart()
+        with self._lock:
+            self._check_open()
+            self.stop()
+            self._start()
 
     def stop(self) -> None:
         """Stop the job at once, as it is; the next call starts another."""
-        self._lifecycle.stop()
+        if self._job is not None:
+            self._job.stop()
 
     def close(self) -> None:
         """Let the ranks end, and stop what does not. May be called again."""
-        self._lifecycle.close()
+        with self._lock:
+            self._closed = True
+            if self._owner != os.getpid():  # a fork of the process that has started the gang
+                return
+            if self._job is not None and self._job.usable:
+                self._job.shut_down()
+            self.stop()
+
+    def _start(self) -> None:
+        self._starts += 1
+        run_dir = None if self.spec.run_dir is None else Path(self.spec.run_dir)
+        if run_dir is not None and self._starts > 1:
+            run_dir = run_dir.with_name(f"{run_dir.name}-{self._starts}")
+        self._job = GangJob(self.spec, run_dir)
+
+    @property
+    def _running_job(self) -> GangJob:
+        """Raises GangError if there is none."""
+        if self._job is None or self._job.stopped:
+            end = "closed; make another" if self._closed else "stopped; its next call starts it anew"
+            raise GangError(f"this {self.spec} is {end}")
+        return self._job
+
+    def _usable_job(self) -> GangJob:
+        """The running job, started anew if it is broken or stopped. Raises GangError if the gang is closed."""
+        self._check_open()
+        if self._job is not None:
+            if not self._job.stopped:
+                self._job.check_connections()
+            if self._job.broken:
+                text = f"jaxrun: {self.spec}: started anew, what its ranks knew is lost: {self._job.broken}"
+                print(text, file=sys.stderr)
+        if not self.healthy:
+            self.restart()
+        return self._running_job
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise GangError(f"this {self.spec} is closed; make another")
+        if self._owner != os.getpid():
+            raise GangError(f"this {self.spec} is one of process {self._owner}, of which this is a fork; make another")
 
     def __enter__(self) -> Self:
         return self
@@ -204,8 +227,19 @@ class Gang:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
+    def __del__(self) -> None:
+        if self.__dict__.get("_job") is not None and self._owner == os.getpid():
+            with contextlib.suppress(Exception):  # the interpreter may be half gone
+                self.stop()
+
+    def __str__(self) -> str:
+        """`4 processes x 2 devices (cpu) on this machine`."""
+        if self._job is None or self._job.stopped:
+            return f"{self.spec}: {'closed' if self._closed else 'started anew at its next use'}"
+        return f"{self._job}{'' if self.healthy else ', broken'}"
+
     def __repr__(self) -> str:
-        return f"<{self._lifecycle}>"
+        return f"<{self}>"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a gang stays in the process that has started it; a function that it runs cannot refer to it")
@@ -215,17 +249,17 @@ class Gang:
     def stacks(self, *, full: bool = False) -> str:
         """Where all ranks are now, in groups; with `full`, all frames of each."""
         try:
-            return self._lifecycle.instance.stacks(full=full)
+            return self._running_job.stacks(full=full)
         except GangError as error:
             return f"where they are cannot be told: {error}"
 
     def snapshot(self) -> Snapshot:
         """The same as a value. Raises JaxrunError where the ranks cannot be asked."""
-        return self._lifecycle.instance.snapshot()
+        return self._running_job.snapshot()
 
     def interrupt(self) -> None:
         """Raise KeyboardInterrupt in what the ranks run."""
-        self._lifecycle.instance.interrupt()
+        self._running_job.interrupt()
 
     def fault(self, kind: str, rank: int) -> None:
         """Have this done to a rank: "kill" it (SIGKILL), or "pause" it (SIGSTOP)."""
@@ -233,7 +267,7 @@ class Gang:
             raise UsageError(f"a fault is one of {', '.join(FAULT_KINDS)}, not {kind!r}")
         if rank not in range(self.processes):
             raise UsageError(f"the ranks of this gang are 0 to {self.processes - 1}, so {rank!r} is none")
-        self._lifecycle.instance.launcher.send_command(fault=kind, ranks=[rank])
+        self._running_job.launcher.send_command(fault=kind, ranks=[rank])
 
     def kill(self, rank: int) -> None:
         """Kill a rank with SIGKILL, as the kernel does when memory is short."""
@@ -245,4 +279,26 @@ class Gang:
         Raises GangError if that takes longer than some seconds.
         """
         self.fault("pause", rank)
-        self._lifecycle.instance.wait_until_paused(rank)
+        self._running_job.wait_until_paused(rank)
+
+
+@lists_gang_options
+def launch(fn: Callable[..., Any], *args: Any, timeout: float | None = None, **kwargs: Any) -> Results:
+    """Call `fn(*args, **kwargs)` on every rank of a job that is started for it, and ends with it.
+
+    The job is described as for Gang, by name; the call as for Gang.run. What no argument of Gang is, `fn` gets.
+    """
+    options = pop_gang_options(kwargs)
+    with Gang(**options) as gang:
+        return gang.run(fn, *args, timeout=timeout, **kwargs)
+
+
+_all: weakref.WeakSet[Gang] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for gang in tuple(_all):
+        gang.close()
+
+
+atexit.register(_close_all)  # runs before the launcher pools', which was registered earlier

@@ -33,7 +33,7 @@ class LauncherProcess:
         os.set_blocking(self.output_fd, False)
         self._control, control = socket.socketpair()
         try:
-            started = pool.start(words, environ, theirs, control.fileno())
+            self.pid, self.pidfd = pool.start(words, environ, theirs, control.fileno())
         except BaseException:
             os.close(self.output_fd)
             self._control.close()
@@ -41,7 +41,6 @@ class LauncherProcess:
         finally:
             os.close(theirs)
             control.close()
-        self.pid, self.pidfd = started.pid, started.pidfd
         self._output = ""
         self._has_ended = False
 
@@ -103,12 +102,6 @@ class LauncherProcess:
             with contextlib.suppress(OSError):
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)  # its guard kills the rest
             self.wait(_STOP_TIMEOUT_S)
-        self.close()
-
-    def close(self) -> None:
-        """Close the descriptors."""
-        if self.output_fd < 0:
-            return
         self.read_output()
         os.close(self.output_fd)
         os.close(self.pidfd)

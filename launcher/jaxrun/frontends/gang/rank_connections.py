@@ -18,13 +18,12 @@ from jaxrun.errors import ProtocolError
 from jaxrun.frontends.gang.launcher_process import LauncherProcess
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.node.channel.host_addresses import list_addresses, select_addresses
-from jaxrun.node.channel.listener import listen_on_tcp, listen_on_unix_socket
+from jaxrun.node.channel.listener import Listener, Peer, listen_on_tcp, listen_on_unix_socket
 from jaxrun.protocol.addresses import format_addresses
 from jaxrun.protocol.auth import new_token
 from jaxrun.protocol.deletion import remove_directory
 from jaxrun.protocol.gang_messages import GangMessage, GangMessageReader, GangMessageWriter
 from jaxrun.protocol.names import GANG_ADDRESS, GANG_DIRECTORY_PREFIX, GANG_TOKEN
-from jaxrun.protocol.session import Tags
 
 Received = tuple[int, GangMessage | None]
 
@@ -77,18 +76,27 @@ class RankConnections:
         self._launcher = launcher
         self._launcher_output = ""
         self._loop.add_reader(launcher.output_fd, 0, self._read_launcher)
+        self._loop.add_reader(launcher.pidfd, 1, lambda: self._loop.remove_reader(launcher.pidfd))  # only ends a wait
 
     @property
     def ranks(self) -> tuple[int, ...]:
         """The ranks that are connected."""
         return tuple(sorted(self._connections))
 
-    def add(self, rank: int, connection: socket.socket, reader: GangMessageReader, tags: Tags | None) -> None:
-        """Add a rank's connection; `tags` are for what is sent to it."""
-        added = _RankConnection(rank, connection, reader, GangMessageWriter(connection, tags))
-        self._has_tags = self._has_tags or tags is not None
-        self._connections[rank] = added
-        self._loop.add_reader(connection.fileno(), 0, lambda: self._read(added))
+    def accept(self, listener: Listener, *, expected: int) -> None:
+        """Add the ranks that connect to `listener` while `poll` is called, perhaps `expected` of them."""
+        listener.attach(self._loop, 0, self.add, expected=expected)
+
+    def add(self, peer: Peer) -> None:
+        """Add a rank; a second one of the same number is none of ours."""
+        if peer.rank in self._connections:
+            peer.connection.close()
+            return
+        received, sent = (peer.session.received, peer.session.sent) if peer.session is not None else (None, None)
+        reader, writer = GangMessageReader(peer.connection, received), GangMessageWriter(peer.connection, sent)
+        self._connections[peer.rank] = added = _RankConnection(peer.rank, peer.connection, reader, writer)
+        self._has_tags = sent is not None
+        self._loop.add_reader(peer.connection.fileno(), 0, lambda: self._read(added))
 
     def send(self, message: GangMessage, ranks: Iterable[int]) -> None:
         """Send it to those ranks that are connected; what does not fit leaves with later calls of `poll`."""
@@ -108,7 +116,7 @@ class RankConnections:
 
     def read_launcher_output(self) -> str:
         """Return what the launcher has printed since the last call."""
-        text, self._launcher_output = self._launcher_output, ""
+        text, self._launcher_output = self._launcher_output + self._launcher.read_output(), ""
         return text
 
     def close(self) -> None:

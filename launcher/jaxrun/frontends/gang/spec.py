@@ -1,69 +1,63 @@
-"""GangSpec: what a gang is asked to be, and the launcher's command line for that."""
+"""GangSpec: what a gang is asked to be, the only place that lists it, and the launcher's command line for that."""
 
 from __future__ import annotations
 
+import inspect
+import os
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from jaxrun import RUNTIME
 from jaxrun.errors import UsageError
 from jaxrun.protocol.flight_file import LOCKSTEP_RECORD
 
-_RANK_PROGRAM = f"{RUNTIME}.gang.connect"
+_RANK_PROGRAM = f"{RUNTIME}.gang"
 _GRACE_S = 1.0  # between SIGTERM and SIGKILL; a gang that is told to end has nothing to save
+_P = ParamSpec("_P")
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def split_options(options: str | Sequence[str]) -> tuple[str, ...]:
-    """Return words of jaxrun's command line: those of a sequence as they are, a string split as a shell does it.
-
-    Raises UsageError for anything else.
-    """
-    try:
-        words = shlex.split(options) if isinstance(options, str) else list(options)
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"options of a gang cannot be split into words ({error}): {options!r}") from None
-    if not all(isinstance(word, str) for word in words):
-        raise UsageError(f"options of a gang must be strings, such as ['--partition', 'debug'], not {options!r}")
-    return tuple(words)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class GangSpec:
-    """None means that jaxrun decides, from the devices that it finds.
-
-    processes, devices:  ranks, and devices of each
-    hosts:               simulated ones with the local backend, real ones with the others
-    env:                 variables to add to every rank
-    options:             more words for jaxrun's command line
-    """
+    """The arguments of Gang, which describes them. Raises UsageError for what cannot be."""
 
     processes: int | None = None
     devices: int | None = None
+    _: KW_ONLY
     hosts: int | None = None
     backend: str = "local"
     platform: str = "auto"
+    env: Mapping[str, str] | None = None
     lockstep: str = LOCKSTEP_RECORD
-    env: Mapping[str, str] = field(default_factory=dict)
-    options: tuple[str, ...] = ()
+    run_dir: str | os.PathLike[str] | None = None
+    options: str | Sequence[str] = ()
 
     def __post_init__(self) -> None:
         for name in ("processes", "devices", "hosts"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise UsageError(f"{name} of a gang must be a whole number from 1, not {value!r}")
-        if not all(isinstance(part, str) for pair in self.env.items() for part in pair):
-            raise UsageError(f"env of a gang must map names to strings, not {dict(self.env)!r}")
+        env = dict(self.env or {})
+        if not all(isinstance(part, str) for pair in env.items() for part in pair):
+            raise UsageError(f"env of a gang must map names to strings, not {env!r}")
+        object.__setattr__(self, "env", env)
+        object.__setattr__(self, "options", _split_options(self.options))
+        if self.run_dir is not None:
+            object.__setattr__(self, "run_dir", Path(self.run_dir).absolute())
 
     @property
     def may_fork(self) -> bool:
         """Whether the ranks may be forks of a process that has imported jax; the launcher decides whether they are."""
         return self.backend == "local" and self.platform not in ("rocm", "tpu") and "--no-fork" not in self.options
 
-    def for_restart(self) -> GangSpec:
-        """The spec of the gang's next start."""
-        return self
+    @property
+    def interface(self) -> str:
+        """The value of --interface, which names the ranks' way to this process, too."""
+        words = [part for option in self.options for part in option.split("=", 1)]
+        return words[words.index("--interface") + 1] if "--interface" in words[:-1] else ""
 
     def command_line(self, run_dir: Path) -> tuple[str, ...]:
         """The words after `jaxrun`."""
@@ -80,7 +74,7 @@ class GangSpec:
             ("--stall-timeout", 0),  # a gang may wait for work for days
         )
         words = [str(word) for pair in given if pair[1] is not None for word in pair]
-        for name, value in self.env.items():
+        for name, value in (self.env or {}).items():
             words += ["--env", f"{name}={value}"]
         return (*words, *self.options, "-m", _RANK_PROGRAM)
 
@@ -89,3 +83,50 @@ class GangSpec:
         devices = "" if self.devices is None else f" x {self.devices} devices"
         where = "" if self.backend == "local" else f" by {self.backend}"
         return f"gang{size}{devices}{where}"
+
+
+def _split_options(options: str | Sequence[str]) -> tuple[str, ...]:
+    """Words of jaxrun's command line: those of a sequence as they are, a string split as a shell does it."""
+    try:
+        words = shlex.split(options) if isinstance(options, str) else list(options)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"options of a gang cannot be split into words ({error}): {options!r}") from None
+    if not all(isinstance(word, str) for word in words):
+        raise UsageError(f"options of a gang must be strings, such as ['--partition', 'debug'], not {options!r}")
+    return tuple(words)
+
+
+# ---- signatures of what takes these arguments
+
+
+def takes_gang_spec(
+    spec: Callable[_P, GangSpec],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, _P], None]]:
+    """Give a constructor that passes all its arguments to `spec` the signature of that."""
+
+    def declare(constructor: Callable[..., None]) -> Callable[Concatenate[Any, _P], None]:
+        own = next(iter(inspect.signature(constructor).parameters.values()))
+        signature = inspect.Signature([own, *inspect.signature(spec).parameters.values()])
+        constructor.__signature__ = signature  # type: ignore[attr-defined]
+        return constructor
+
+    return declare
+
+
+def lists_gang_options(function: _Function) -> _Function:
+    """Have the help of a function that takes arguments of Gang in its **kwargs list them, by name only."""
+    signature = inspect.signature(function)
+    *own, kwargs = signature.parameters.values()
+    options = (parameter.replace(kind=kwargs.KEYWORD_ONLY) for parameter in _gang_parameters())
+    parameters = [*own, *(option for option in options if option.name not in signature.parameters), kwargs]
+    function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return function
+
+
+def pop_gang_options(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Remove the arguments of Gang from `kwargs`; returns them."""
+    return {parameter.name: kwargs.pop(parameter.name) for parameter in _gang_parameters() if parameter.name in kwargs}
+
+
+def _gang_parameters() -> Iterable[inspect.Parameter]:
+    return inspect.signature(GangSpec).parameters.values()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import click
@@ -26,13 +26,13 @@ class MagicArguments:
     """The parsed line.
 
     action:   one of ACTIONS, HELP, or empty
-    spec:     the gang that is wanted; None if the line has no option for one
+    gang:     the arguments of the Gang that is wanted; empty if the line has no option for one
     timeout:  of a cell, in seconds
     ranks:    on which a cell runs, as ranges; empty for all
     """
 
     action: str = ""
-    spec: GangSpec | None = None
+    gang: dict[str, Any] = field(default_factory=dict)
     timeout: float | None = None
     ranks: tuple[range, ...] = ()
 
@@ -53,10 +53,10 @@ def parse_arguments(line: str) -> MagicArguments:
         if len(words) > 1 or words[0] not in ACTIONS:
             raise UsageError(f"%gang knows {' and '.join(ACTIONS)}, not {' '.join(words)!r} (%gang? says more)")
         return MagicArguments(action=words[0])
-    env = dict(assignment.partition("=")[::2] for assignment in assignments)
-    options = {name: value for name, value in given.items() if value is not None}
-    spec = GangSpec(**options, env=env, options=words) if options or words or env else None
-    return MagicArguments(spec=spec, timeout=timeout, ranks=ranks)
+    given |= {"env": dict(assignment.partition("=")[::2] for assignment in assignments), "options": words}
+    gang = {name: value for name, value in given.items() if value not in (None, {}, ())}
+    GangSpec(**gang)  # or UsageError
+    return MagicArguments(gang=gang, timeout=timeout, ranks=ranks)
 
 
 def split_line(line: str) -> list[str]:

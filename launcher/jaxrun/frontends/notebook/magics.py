@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,6 @@ from jaxrun.errors import JaxrunError, UsageError
 from jaxrun.frontends.gang.call import GangCall
 from jaxrun.frontends.gang.exceptions import CallTimeout, RemoteError, WorkerDied
 from jaxrun.frontends.gang.gang import Gang
-from jaxrun.frontends.gang.instance import describe_gang
 from jaxrun.frontends.gang.spec import GangSpec
 from jaxrun.frontends.notebook.arguments import HELP, MagicArguments, parse_arguments
 from jaxrun.frontends.notebook.display import fold_other_errors, format_main_error
@@ -32,7 +31,6 @@ from jaxrun.protocol.payload import FunctionReference
 from jaxrun.text import format_ranks, format_seconds
 
 NAME = "gang"  # of the magic and of the variable
-_WAITING = " did not return: "  # in the note about ranks that wait for those that have failed
 _SILENCED = "_ipython_magic_output_can_be_silenced"  # IPython's attribute of a magic: a semicolon hides the result
 
 
@@ -86,18 +84,15 @@ def _run_line(shell: Any, arguments: MagicArguments) -> None:
         print(__doc__)
         return
     gang = _find_gang(shell)
-    if arguments.spec is not None:
-        if gang is not None and gang.spec == arguments.spec:
-            print(f"jaxrun: {_describe_state(gang)}")
-        else:
-            _start(shell, arguments.spec)
+    if arguments.gang and (gang is None or gang.spec != GangSpec(**arguments.gang)):
+        _start(shell, arguments.gang)
     elif arguments.action == "stop":
         print("jaxrun: the gang has ended" if _stop(shell) else "jaxrun: there is no gang")
     elif arguments.action == "restart" and gang is not None:
         began = time.monotonic()
         gang.restart()
         took = format_seconds(time.monotonic() - began)
-        print(f"jaxrun: {describe_gang(gang.spec, gang.workers)}, started anew in {took}")
+        print(f"jaxrun: {gang}, started anew in {took}")
     elif gang is None:
         print(f"jaxrun: there is no gang; %{NAME} -n 4 starts one of 4 processes")
     else:
@@ -116,8 +111,8 @@ def _run_cell(shell: Any, arguments: MagicArguments, cell: str, line_failed: boo
             f"or %{NAME} alone to go on with what there is"
         )
     gang = _find_gang(shell)
-    if gang is None or arguments.spec not in (None, gang.spec):
-        gang = _start(shell, arguments.spec or GangSpec())
+    if gang is None or (arguments.gang and gang.spec != GangSpec(**arguments.gang)):
+        gang = _start(shell, arguments.gang)
     gang.ensure_usable()
     ranks = _select_ranks(gang, arguments.ranks)
     # An empty line first, so that line numbers count the line of the magic.
@@ -159,13 +154,12 @@ def _merge_failures(shell: Any, error: BaseException, call: GangCall) -> BaseExc
     failures = [f for f in call.failures if isinstance(error, KeyboardInterrupt) or f.error != "KeyboardInterrupt"]
     for bundle in fold_other_errors(failures):
         publish(shell, bundle)
-    waiting = [note for note in getattr(error, "__notes__", ())[-1:] if _WAITING in note]
     if isinstance(error, BaseExceptionGroup) and not hasattr(error, "rank"):
         error = error.exceptions[0]
     size = len({*call.outcomes, *call.running, *call.disconnected})
     if isinstance(error, (SyntaxError, BaseExceptionGroup)):  # IPython ignores _render_traceback_ of these
         error = RemoteError(f"{type(error).__name__}: {error}")
-    return _with_text(error, format_main_error(failures, size, waiting))
+    return _with_text(error, format_main_error(failures, size, call.waiting))
 
 
 def _with_text(error: BaseException, text: str) -> BaseException:
@@ -193,18 +187,18 @@ def _describe_state(gang: Gang) -> str:
     if not gang.healthy:
         return f"a {gang.spec}, which is started anew when it is used next"
     pids = ", ".join(str(worker.pid) for worker in gang.workers)
-    return f"{describe_gang(gang.spec, gang.workers)}; process ids {pids}"
+    return f"{gang}; process ids {pids}"
 
 
-def _start(shell: Any, spec: GangSpec) -> Gang:
+def _start(shell: Any, arguments: Mapping[str, Any]) -> Gang:
     """Start a gang in place of the notebook's present one."""
     if _find_gang(shell) is None and NAME in shell.user_ns:
         kind = type(shell.user_ns[NAME]).__name__
         raise UsageError(f"{NAME} is a variable of yours, of type {kind}; del {NAME}, or rename it: %{NAME} needs it")
     _stop(shell)
     began = time.monotonic()
-    gang = shell.user_ns[NAME] = Gang.from_spec(spec)
-    print(f"jaxrun: {describe_gang(gang.spec, gang.workers)}, started in {format_seconds(time.monotonic() - began)}")
+    gang = shell.user_ns[NAME] = Gang(**arguments)
+    print(f"jaxrun: {gang}, started in {format_seconds(time.monotonic() - began)}")
     return gang
 
 

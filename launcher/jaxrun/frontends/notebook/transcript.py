@@ -1,13 +1,4 @@
-"""The output of a gang's ranks as displays of a notebook. No I/O, no clock.
-
-The lines of the main rank, which is 0 unless a cell leaves it out, are shown in pages. A line that several ranks print
-is one line with all their ranks; lines that the main rank does not print are folded below. Lines are matched by text
-and count, whichever rank is ahead:
-
-    [0-3] loss 0.3
-    [0] saved
-    ▸ ranks 1-3 printed 3 other lines
-"""
+"""The output of a gang's ranks as displays of a notebook. No I/O, no clock."""
 
 from __future__ import annotations
 
@@ -21,7 +12,6 @@ from jaxrun.text import format_ranges, format_ranks, plural
 
 MimeBundle = dict[str, str]  # a display: content by MIME type
 
-PAGE_LINES = 200  # a page is shown again as a whole when one of its lines changes
 _MAX_LINES = 5_000  # of one call
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
 
@@ -29,55 +19,31 @@ _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\
 @dataclass(eq=False, slots=True)
 class _Line:
     text: str
-    page: Page
     ranks: set[int] = field(default_factory=set)
 
     def __str__(self) -> str:
         return f"[{format_ranges(self.ranks)}] {self.text}"
 
 
-@dataclass(eq=False, slots=True)
-class Page:
-    """A part of the output: the main rank's `lines`, and the `others` that it has not printed (so far)."""
-
-    lines: list[_Line] = field(default_factory=list)
-    others: dict[_Line, None] = field(default_factory=dict)
-
-    @property
-    def full(self) -> bool:
-        return len(self.lines) + len(self.others) >= PAGE_LINES
-
-    def bundle(self, below: str = "") -> MimeBundle:
-        """The page as a display; `below` is one more line."""
-        shown = [str(line) for line in self.lines]
-        if not self.others:
-            return {"text/plain": "\n".join([*shown, *filter(None, [below])])}
-        ranks = {rank for line in self.others for rank in line.ranks}
-        count = len(self.others)
-        title = f"{format_ranks(ranks)} printed {plural(count, 'other line' if self.lines else 'line')}"
-        more = fold(title, "\n".join(map(str, sorted(self.others, key=lambda line: min(line.ranks)))))
-        parts = [format_pre(shown)] if shown else []
-        parts += [more["text/html"], *([format_pre([below])] if below else [])]
-        return {
-            "text/plain": "\n".join([*shown, more["text/plain"], *filter(None, [below])]),
-            "text/html": "".join(parts),
-        }
-
-
 class Transcript:
-    """The output of one call, in pages.
+    """What the ranks print during one call: the lines of the main rank, and folded below, those that it does not print.
 
-    main_rank:      whose lines are not folded; to be set before there are any
+    A line that several ranks print is one line with all their ranks, matched by text and count, whichever is ahead:
+
+        [0-3] loss 0.3
+        [0] saved
+        ▸ ranks 1-3 printed 3 other lines
+
+    main_rank:      0 unless a cell leaves it out; to be set before there are any lines
     omitted_lines:  number of lines beyond the limit
     """
 
     def __init__(self) -> None:
         self.main_rank = 0
-        self.pages = [Page()]
         self.omitted_lines = 0
-        self._changed: dict[Page, None] = {}
+        self._lines: list[_Line] = []
+        self._others: dict[_Line, None] = {}  # not printed by the main rank, so far
         self._unfinished: dict[tuple[int, str], str] = {}
-        self._count = 0
         self._lines_by_text: dict[str, list[_Line]] = {}
         self._printed: Counter[tuple[int, str]] = Counter()
 
@@ -94,32 +60,36 @@ class Transcript:
         for rank, stream in tuple(self._unfinished):
             self.add(rank, stream, "\n")
 
-    def pop_changed(self) -> list[Page]:
-        """The pages that have changed since the last time this was called."""
-        pages = list(self._changed)
-        self._changed.clear()
-        return pages
+    def bundle(self, below: str = "") -> MimeBundle:
+        """All lines as a display; `below` is one more."""
+        shown, last = [str(line) for line in self._lines], [below] if below else []
+        if not self._others:
+            return {"text/plain": "\n".join([*shown, *last])}
+        ranks = {rank for line in self._others for rank in line.ranks}
+        title = f"{format_ranks(ranks)} printed {plural(len(self._others), 'other line' if shown else 'line')}"
+        more = fold(title, "\n".join(map(str, sorted(self._others, key=lambda line: min(line.ranks)))))
+        above, under = (format_pre(lines) if lines else "" for lines in (shown, last))
+        return {
+            "text/plain": "\n".join([*shown, more["text/plain"], *last]),
+            "text/html": above + more["text/html"] + under,
+        }
 
     def _add_line(self, rank: int, text: str) -> None:
         same, before = self._lines_by_text.get(text, []), self._printed[rank, text]
         if before == len(same):
-            if self._count >= _MAX_LINES:
+            if len(self._lines) + len(self._others) >= _MAX_LINES:
                 self.omitted_lines += 1
                 return
-            self._count += 1
-            if self.pages[-1].full:
-                self.pages.append(Page())
-            same.append(_Line(text, self.pages[-1]))
+            same.append(_Line(text))
             self._lines_by_text[text] = same
         self._printed[rank, text] = before + 1
         line = same[before]
         line.ranks.add(rank)
         if rank == self.main_rank:
-            line.page.others.pop(line, None)
-            line.page.lines.append(line)
+            self._others.pop(line, None)
+            self._lines.append(line)
         elif self.main_rank not in line.ranks:
-            line.page.others[line] = None
-        self._changed[line.page] = None
+            self._others[line] = None
 
 
 def format_progress(done: Sequence[int], missing: Sequence[int], seconds: float) -> str:

@@ -101,6 +101,7 @@ class Listener:
             if self._loop is not None:
                 self._loop.remove_reader(listening.fileno())
             listening.close()
+        self._paused_until = None
 
     def _start_accepting(self) -> None:
         assert self._loop is not None

@@ -14,7 +14,6 @@ import socket
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from jaxrun.errors import UnavailableError
 from jaxrun.node.forkserver.client import difference, is_fixed, start_server
@@ -28,14 +27,6 @@ _MAX_REQUEST_BYTES = 2**17
 _SLOW_IMPORTS = ("pytest",)  # where this process has them, the ranks will want them
 _lock = threading.Lock()
 _pools: dict[tuple[object, ...], LauncherPool] = {}
-
-
-@dataclass(frozen=True, slots=True)
-class StartedLauncher:
-    """A launcher's process id, and its pidfd, which is readable once it has ended."""
-
-    pid: int
-    pidfd: int
 
 
 class LauncherPool:
@@ -56,8 +47,11 @@ class LauncherPool:
     def usable(self) -> bool:
         return self._owner == os.getpid() and self._channel.fileno() >= 0
 
-    def start(self, words: Sequence[str], environ: Mapping[str, str], stderr: int, control: int) -> StartedLauncher:
-        """Start `jaxrun WORDS` in the current directory. Raises UnavailableError if jax, or anything, is missing."""
+    def start(self, words: Sequence[str], environ: Mapping[str, str], stderr: int, control: int) -> tuple[int, int]:
+        """Start `jaxrun WORDS` in the current directory; returns its process id, and a pidfd, readable at its end.
+
+        Raises UnavailableError if jax, or anything, is missing.
+        """
         wanted = {**environ, **interpreter_settings(environ)}
         frame = encode(StartLauncher(tuple(words), os.getcwd(), *difference(self._environ, wanted)))
         if len(frame) > _MAX_REQUEST_BYTES:
@@ -87,7 +81,7 @@ class LauncherPool:
                 f"jax could not be imported: {message.reason}\nis it installed for {sys.executable}?"
             )
         assert isinstance(message, LauncherStarted)
-        return StartedLauncher(message.pid, descriptors[0])
+        return message.pid, descriptors[0]
 
     def _receive(self) -> tuple[bytes, list[int]]:
         """The next answer and its descriptors; b"" if the server has ended."""

@@ -1,4 +1,4 @@
-"""The program of a gang's workers: connects to the parent, and runs what that sends until there is no more.
+"""The program of a gang's ranks: connects to the parent, and runs what that sends until there is no more.
 
 JAXRUN_GANG holds the parent's addresses, JAXRUN_GANG_TOKEN the token that both know.
 """

@@ -1,4 +1,4 @@
-"""A launcher that waits for its command line: `python -m jaxrun.cli.spare CHANNEL_FD [SERVER_FD:SERVER_PID]`.
+"""A launcher that waits for its command line: `python -m jaxrun.cli.idle_launcher CHANNEL_FD [SERVER_FD:SERVER_PID]`.
 
 A fork server starts it ahead of time, so that the start of a gang costs no imports. CHANNEL_FD is where the command
 line comes; SERVER is the launcher's own fork server, its child, which has imported jax.

@@ -1,25 +1,28 @@
-"""One start of a gang: its launcher, the connections to its ranks, and what the ranks are."""
+"""One job of a gang: its launcher, the connections to its ranks, and what the ranks are."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import sys
 import time
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from jaxrun.errors import JaxrunError, ProtocolError, UnavailableError, UsageError
+from jaxrun.errors import JaxrunError, UnavailableError, UsageError
 from jaxrun.frontends.gang.exceptions import GangError, GangStartError, WorkerDied
 from jaxrun.frontends.gang.launcher_process import LauncherProcess
 from jaxrun.frontends.gang.rank_connections import RankConnections, RankListener
 from jaxrun.frontends.gang.spec import GangSpec
-from jaxrun.node.channel.event_loop import EventLoop
-from jaxrun.node.channel.listener import Peer
 from jaxrun.node.forkserver.client import open_standard_descriptors
 from jaxrun.node.forkserver.launcher_pool import pool_for
-from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind, GangMessageReader
+from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind, pack
+from jaxrun.protocol.payload import dump
 from jaxrun.records.rundir.running_job import RunningJob
 from jaxrun.text import format_ranks, has_several_hosts, plural
 
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 _SHUTDOWN_TIMEOUT_S = 5.0  # for the ranks to end by themselves
 _PAUSE_TIMEOUT_S = 5.0
 _NO_VERDICT = 2  # the exit status of a launcher that has left no verdict: its command line was wrong
+_LARGE_CLOSURE_BYTES = 2**24  # of a function with all that it closes over, from which a warning says so
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +47,8 @@ class GangWorker:
     platform: str
 
 
-def describe_gang(spec: GangSpec, workers: Sequence[GangWorker]) -> str:
-    """`4 processes x 2 devices (cpu) on this machine`."""
-    hosts = {worker.rank: worker.host for worker in workers}
-    where = f"on {len(set(hosts.values()))} hosts" if has_several_hosts(hosts) else f"on {hosts[0]}"
-    if spec.backend == "local":
-        where = f"on {plural(spec.hosts, 'simulated host')}" if spec.hosts else "on this machine"
-    count = f"{len(workers)} process{'es' if len(workers) > 1 else ''}"
-    return f"{count} x {plural(workers[0].devices, 'device')} ({workers[0].platform}) {where}"
-
-
-class GangInstance:
-    """A running job of a gang.
+class GangJob:
+    """A job that was started for a gang, until it is stopped; the next start is another.
 
     broken:      why the ranks cannot be used any more; empty as long as they can
     interrupts:  how many interrupts were sent, so that a rank can wait for those that are under way
@@ -67,13 +61,14 @@ class GangInstance:
         """
         open_standard_descriptors()
         environ = dict(os.environ)
+        self.spec = spec
         self.broken = ""
         self.stopped = False
         self.interrupts = 0
         self.shares_memory = spec.backend == "local"
-        self._listener = RankListener(remote=not self.shares_memory, interface=_interface(spec.options))
+        self._listener = RankListener(remote=not self.shares_memory, interface=spec.interface)
         try:
-            pool = pool_for({**environ, **spec.env}, with_jax=spec.may_fork)
+            pool = pool_for({**environ, **(spec.env or {})}, with_jax=spec.may_fork)
             run_dir = run_dir or self._listener.directory / "run"
             environ |= self._listener.environ
             self.launcher = LauncherProcess(pool, spec.command_line(run_dir), environ, run_dir)
@@ -82,10 +77,20 @@ class GangInstance:
             raise
         self.connections = RankConnections(self.launcher)
         try:
-            self.workers = self._wait_for_ranks(spec.processes or 0)
+            self.workers = self._accept_ranks()
         except BaseException:
             self.stop()
             raise
+
+    def __str__(self) -> str:
+        """`4 processes x 2 devices (cpu) on this machine`."""
+        hosts = {worker.rank: worker.host for worker in self.workers}
+        where = f"on {len(set(hosts.values()))} hosts" if has_several_hosts(hosts) else f"on {hosts[0]}"
+        if self.spec.backend == "local":
+            where = f"on {plural(self.spec.hosts, 'simulated host')}" if self.spec.hosts else "on this machine"
+        first = self.workers[0]
+        count = f"{len(hosts)} process{'es' if len(hosts) > 1 else ''}"
+        return f"{count} x {plural(first.devices, 'device')} ({first.platform}) {where}"
 
     @property
     def usable(self) -> bool:
@@ -102,6 +107,25 @@ class GangInstance:
             if message is None:
                 death = str(self.explain_death(_SHUTDOWN_TIMEOUT_S, (rank,)))
                 self.mark_broken(f"between two calls, {death}".partition("\n")[0])
+
+    def pack_call(
+        self, number: int, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> GangMessage:
+        """Return the message that has the ranks call `fn(*args, **kwargs)` as call `number`."""
+        # The package notebook stands above this one; outside of IPython there are no cells.
+        notebook = import_module("jaxrun.frontends.notebook.ipython") if "IPython" in sys.modules else None
+        cells = notebook.find_sources() if notebook is not None else None
+        reduce = cells.reduce if cells is not None else None
+        task = pack(GangMessageKind.CALL, number, (fn, args, kwargs), share=self.shares_memory, reduce=reduce)
+        note = {
+            "print": True,
+            "interrupts": self.interrupts,
+            "cells": cells.lines if cells is not None else {},
+            "path": [os.path.abspath(entry) for entry in sys.path],
+        }
+        if task.payload.nbytes > _LARGE_CLOSURE_BYTES:
+            _warn_of_closure(fn)
+        return replace(task, note=json.dumps(note).encode())
 
     def interrupt(self) -> None:
         """Raise KeyboardInterrupt in what the ranks run."""
@@ -165,57 +189,38 @@ class GangInstance:
         self.launcher.stop()
         self._listener.close()
 
-    def _wait_for_ranks(self, expected: int) -> tuple[GangWorker, ...]:
-        """Accept all ranks, perhaps `expected` of them.
-
-        Raises GangStartError with the launcher's output if that ends before.
-        """
+    def _accept_ranks(self) -> tuple[GangWorker, ...]:
+        """Wait until all ranks have said what they are. Raises GangStartError if the launcher ends before."""
         workers: dict[int, GangWorker] = {}
         size = None
-        loop = EventLoop()
-
-        def add_rank(peer: Peer) -> None:
-            reader = GangMessageReader(peer.connection, peer.session.received if peer.session is not None else None)
-            loop.add_reader(peer.connection.fileno(), 0, lambda: receive_ready(peer, reader))
-
-        def receive_ready(peer: Peer, reader: GangMessageReader) -> None:
-            nonlocal size
-            try:
-                about: dict[str, Any] = reader.receive().load()
-            except BlockingIOError:
-                return
-            except (EOFError, OSError, ProtocolError):
-                loop.remove_reader(peer.connection.fileno())  # the launcher will say why
-                peer.connection.close()
-                return
-            loop.remove_reader(peer.connection.fileno())
-            if peer.rank in workers:
-                peer.connection.close()
-                return
-            size = about.pop("size")
-            workers[peer.rank] = GangWorker(**about)
-            sent = peer.session.sent if peer.session is not None else None
-            self.connections.add(peer.rank, peer.connection, reader, sent)
-
-        try:
-            self._listener.listener.attach(loop, 0, add_rank, expected=expected)
-            loop.add_reader(self.launcher.pidfd, 1, self._raise_start_error)
-            while len(workers) != size:
-                loop.run_once()
-        finally:
-            self._listener.listener.close()
-            loop.close()
-        self.launcher.read_output()  # the job's first line
+        self.connections.accept(self._listener.listener, expected=self.spec.processes or 0)
+        while len(workers) != size:
+            for rank, message in self.connections.poll(None):
+                if message is None:
+                    workers.pop(rank, None)  # the launcher will say why
+                else:
+                    about: dict[str, Any] = message.load()
+                    size = about.pop("size")
+                    workers[rank] = GangWorker(**about)
+            if len(workers) != size and self.launcher.has_ended:
+                raise self._start_error()
+        self._listener.listener.close()
+        self.connections.read_launcher_output()  # the job's first line
         return tuple(workers[rank] for rank in sorted(workers))
 
-    def _raise_start_error(self) -> NoReturn:
+    def _start_error(self) -> GangStartError:
         verdict = self.launcher.wait_for_verdict(0)
         code = verdict.exit_code if verdict is not None else _NO_VERDICT
         said = self.launcher.all_output or "its launcher ended without a word; are there processes and memory left?"
-        raise GangStartError(f"the gang did not start:\n{said}", code)
+        return GangStartError(f"the gang did not start:\n{said}", code)
 
 
-def _interface(options: Sequence[str]) -> str:
-    """The value of --interface, which names the ranks' way to this process, too."""
-    words = [part for option in options for part in option.split("=", 1)]
-    return words[words.index("--interface") + 1] if "--interface" in words[:-1] else ""
+def _warn_of_closure(fn: Callable[..., Any]) -> None:
+    """Warn if a function is large by itself, whatever its arguments are."""
+    nbytes = dump(fn, share=False).nbytes
+    if nbytes > _LARGE_CLOSURE_BYTES:
+        warnings.warn(
+            f"{getattr(fn, '__name__', fn)} and what it closes over weigh {nbytes / 2**20:.0f} MiB, which go to every "
+            "rank with each call; pass large arrays as arguments, or load them on the ranks",
+            stacklevel=5,
+        )
