@@ -1,9 +1,12 @@
-"""Start JAX processes, keep them in step, and say what went wrong: the launcher's side, which never imports jax.
+"""Start JAX processes, keep them in step, and say what went wrong. The process that asks for it never imports jax.
 
-results = jaxrun.launch(train, cfg, processes=4)        # a function on every rank of a job
-with jaxrun.Gang(processes=4) as gang: ...              # a job that stays warm
+    results = jaxrun.launch(train, cfg, processes=4)    # run a function on every rank of a job
+    with jaxrun.Gang(processes=4) as gang: ...          # a job that stays warm: gang.run(f, x), gang.map(f, xs)
+    with jaxrun.pool() as pool: ...                     # pool.map(f, xs) on all cores, for functions that use JAX
 
-PYTEST_DONT_REWRITE: a rank has imported this package before its pytest starts, which would warn of that.
+help(jaxrun.Gang), help(jaxrun.launch) and help(jaxrun.pool) say more; help(jaxrun_runtime) is for programs on ranks.
+All that goes wrong with a job is a GangError: it did not start (GangStartError), a rank died (WorkerDied), a call took
+too long (CallTimeout). What a function raises on a rank is raised as itself, or as a RemoteError.
 """
 
 from importlib import import_module
@@ -44,12 +47,12 @@ _HOMES = {
 
 
 def load_ipython_extension(shell: "Any") -> None:
-    """For `%load_ext jaxrun`: %gang and %%gang."""
+    """Add %gang and %%gang to IPython, at `%load_ext jaxrun`."""
     import_module(f"{__name__}.frontends.notebook.magics").load(shell)
 
 
 def unload_ipython_extension(shell: "Any") -> None:
-    """For `%unload_ext jaxrun`."""
+    """Remove them, and close the gang, at `%unload_ext jaxrun`."""
     import_module(f"{__name__}.frontends.notebook.magics").unload(shell)
 
 

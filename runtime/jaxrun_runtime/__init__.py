@@ -18,8 +18,6 @@ shard and batches give each process its rows of the data. should_stop, saved and
 interrupted and go on (docs/surviving.md). DivergenceError is raised under --lockstep strict.
 
 This package imports neither jax nor numpy; `shard` and `batches` import numpy when they are first used.
-
-PYTEST_DONT_REWRITE: a rank has imported this package before its pytest starts, which would warn of that.
 """
 
 from __future__ import annotations

@@ -37,6 +37,9 @@ def run(argv: list[str]) -> None:
     """Run the program to its end. Raises whatever the program raises, including SystemExit."""
     is_module, name, arguments = split_argv(argv)
     main = _fresh_main()
+    for package in ("jaxrun", "jaxrun_runtime"):
+        # Else pytest, in the program, would warn that it can no longer rewrite what is imported already.
+        sys.modules[package].__doc__ = f"{sys.modules[package].__doc__}\nPYTEST_DONT_REWRITE"
     if is_module:
         sys.argv[:] = ["-m", *arguments]  # runpy puts the file's path there when it has found the file
         sys.path.insert(0, os.getcwd())

@@ -32,7 +32,7 @@ from jaxrun.protocol.agent_messages import (
 )
 from jaxrun.protocol.codec import MessageDecoder, encode, message_types
 from jaxrun.protocol.env import AgentEnv, attempt_nonce
-from jaxrun.protocol.session import digest
+from jaxrun.protocol.message_tags import digest
 from jaxrun.protocol.worker_messages import (
     CoordinatorReady,
     DeviceReport,
@@ -114,8 +114,8 @@ class Agent:
     def hear(self) -> None:
         if self._codec is None:
             if self._handshake.advance():
-                assert self._handshake.session is not None
-                self._codec = MessageDecoder(_HEARD, tags=self._handshake.session.received)
+                assert self._handshake.tags is not None
+                self._codec = MessageDecoder(_HEARD, tags=self._handshake.tags.received)
             return
         data = self.socket.recv(_PIECE)
         if not data:
@@ -125,8 +125,8 @@ class Agent:
             self._on_message(message)
 
     def say(self, *messages: object) -> None:
-        assert self._handshake.session is not None
-        tags, frames = self._handshake.session.sent, b""
+        assert self._handshake.tags is not None
+        tags, frames = self._handshake.tags.sent, b""
         for frame in map(encode, messages):
             frames += frame + tags.next(digest(frame))
         self._crowd.result.received += len(frames)

@@ -92,7 +92,7 @@ class ByHand:
 
     def _on_peer(self, peer):
         assert peer.rank == self.rank
-        self.line = Connection(peer.connection, AGENT_TO_HEAD, peer.session)
+        self.line = Connection(peer.connection, AGENT_TO_HEAD, peer.tags)
         self.line.send(self.job_info)
 
     def admit(self):

@@ -160,7 +160,7 @@ class Server:
         plain.setblocking(False)
         handshake = ClientHandshake(plain, TOKEN, rank)
         wait_until(handshake.advance)
-        client = Connection(plain, HEAD_TO_AGENT, handshake.session)
+        client = Connection(plain, HEAD_TO_AGENT, handshake.tags)
         self._clients.append(client)
         return client, self.received(client)
 

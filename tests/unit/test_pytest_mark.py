@@ -1,14 +1,11 @@
-"""What users give the pytest plugin: its mark and options; and what it finds around it."""
+"""What users give the pytest plugin: its mark and options."""
 
 import argparse
 from types import SimpleNamespace
 
 import cloudpickle
 import pytest
-from _pytest.assertion.rewrite import AssertionRewriter
 
-import jaxrun
-import jaxrun_runtime
 from jaxrun.errors import UsageError
 from jaxrun.frontends.pytest_plugin.mark import GangKey, MarkSpec, is_parametrized, parse_counts, parse_mark
 from jaxrun.frontends.pytest_plugin.parent_settings import session_settings
@@ -140,11 +137,3 @@ def test_all_ranks_are_told_the_same_seed_for_the_examples_of_hypothesis(pytestc
         pytest.skip("this pytest has a seed, or no plugin of hypothesis")
     seeds = [session_settings(pytestconfig, (), "").options["hypothesis_seed"] for _ in range(2)]
     assert len({cloudpickle.loads(seed) for seed in seeds} - {None}) == 2
-
-
-# ---- what is around
-
-
-@pytest.mark.parametrize("package", [jaxrun, jaxrun_runtime])
-def test_pytest_does_not_warn_of_packages_that_a_rank_has_imported(package):
-    assert AssertionRewriter.is_rewrite_disabled(package.__doc__)

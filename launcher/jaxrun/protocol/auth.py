@@ -6,7 +6,7 @@
                         ◀──────────      Welcome | Rejected  proves that the server knows it, too
 
 A proof is an HMAC-SHA256 over both nonces, the prover's role and the rank: the token itself never travels, and a proof
-can be neither replayed nor reflected. What follows the handshake is authenticated (session.py), and not encrypted.
+can be neither replayed nor reflected. What follows the handshake is authenticated (message_tags.py), and not encrypted.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from jaxrun.errors import ProtocolError, UsageError
 
 from .codec import M, MessageDecoder, encode, message_types
+from .message_tags import ConnectionTags, derive_tags
 from .names import TOKEN
-from .session import Session, derive_session
 
 HANDSHAKE_VERSION = 1
 MAX_FRAME_BYTES = 4096
@@ -112,14 +112,14 @@ def proofs_equal(one: str, other: str) -> bool:
 class ServerHandshake:
     """The server's side, on a connection that has just been accepted; becomes non-blocking.
 
-    session:  for what follows, once the client is authenticated; None on a Unix socket
+    tags:  for what follows, once the client is authenticated; None on a Unix socket
     """
 
     def __init__(self, connection: socket.socket, token: str) -> None:
         connection.setblocking(False)
         self.connection = connection
         self.rank = -1  # of the client, once it is authenticated
-        self.session: Session | None = None
+        self.tags: ConnectionTags | None = None
         self._token = token
         self._nonce = new_nonce()
         self._decoder = MessageDecoder(message_types(ToServer), MAX_FRAME_BYTES)
@@ -149,14 +149,14 @@ class ServerHandshake:
             self.connection.send(encode(Welcome(make_proof(self._token, "server", response.rank, *nonces))))
         self.rank = response.rank
         if self.connection.family != socket.AF_UNIX:
-            self.session = derive_session(self._token, response.rank, *nonces, is_server=True)
+            self.tags = derive_tags(self._token, response.rank, *nonces, is_server=True)
         return True
 
 
 class ClientHandshake:
     """The client's side, on a non-blocking connection that may still be connecting.
 
-    session:  for what follows, once the server is authenticated; None on a Unix socket
+    tags:  for what follows, once the server is authenticated; None on a Unix socket
     """
 
     def __init__(self, connection: socket.socket, token: str, rank: int) -> None:
@@ -165,7 +165,7 @@ class ClientHandshake:
         self._rank = rank
         self._nonce = new_nonce()
         self._server_nonce = ""
-        self.session: Session | None = None
+        self.tags: ConnectionTags | None = None
         self._decoder = MessageDecoder(message_types(ToClient), MAX_FRAME_BYTES)
 
     def advance(self) -> bool:
@@ -197,7 +197,7 @@ class ClientHandshake:
         if not self._server_nonce or not proofs_equal(welcome.proof, proof):
             raise ProtocolError("answers, but does not know this job's token")
         if self.connection.family != socket.AF_UNIX:
-            self.session = derive_session(self._token, self._rank, *nonces, is_server=False)
+            self.tags = derive_tags(self._token, self._rank, *nonces, is_server=False)
 
     def _respond(self, challenge: Challenge) -> None:
         if challenge.version != HANDSHAKE_VERSION:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, get_origin, g
 from jaxrun.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from .session import Tags  # whose imports a worker's start need not pay for
+    from .message_tags import Tags  # whose imports a worker's start need not pay for
 
 FRAME_VERSION = 1
 MAX_FRAME_BYTES = 4 * 2**20

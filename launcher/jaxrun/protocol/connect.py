@@ -18,7 +18,7 @@ from jaxrun.errors import ProtocolError, UnavailableError
 
 from .addresses import AnyAddress, UnixAddress
 from .auth import ClientHandshake
-from .session import Session
+from .message_tags import ConnectionTags
 
 _STAGGER_S = 0.2  # until the next address is tried beside one that has not answered
 _ATTEMPT_TIMEOUT_S = 8.0  # until an address that does not answer is given up
@@ -39,7 +39,7 @@ class HeadConnection:
     """A connection to a head that has proved to know the token."""
 
     connection: socket.socket
-    session: Session | None
+    tags: ConnectionTags | None
     token: str
 
 
@@ -55,8 +55,8 @@ class ConnectionAttempt:
         self._handshake = ClientHandshake(self.connection, token, rank)
 
     @property
-    def session(self) -> Session | None:
-        return self._handshake.session
+    def tags(self) -> ConnectionTags | None:
+        return self._handshake.tags
 
     def advance(self) -> bool:
         """Go on as far as possible; return whether the server has proved itself. `failure` says why it never will."""
@@ -101,7 +101,7 @@ def connect(
         until = min(deadline, time.monotonic() + min(_ATTEMPT_TIMEOUT_S, number * _FIRST_ROUND_S))
         found = _try_all(head, rank, until, failures, check) if head is not None else None
         if head is not None and found is not None:
-            return HeadConnection(found.connection, found.session, head.token)
+            return HeadConnection(found.connection, found.tags, head.token)
         if time.monotonic() + _ROUND_PAUSE_S > deadline:
             tried = "; ".join(f"{address} {why}" for address, why in failures.items()) or why_none
             raise UnavailableError(

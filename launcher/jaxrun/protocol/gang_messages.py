@@ -30,8 +30,8 @@ from typing import Any
 
 from jaxrun.errors import ProtocolError
 
+from .message_tags import Tags, digest
 from .payload import OwnedDescriptor, Payload, Reduce, dump
-from .session import Tags, digest
 
 _MAGIC = b"JXP2"
 _HEADER = struct.Struct("<4sBBxxIIQIxxxx")

@@ -24,7 +24,7 @@ def main() -> None:
         parent = connect_to_parent(os.environ.pop(GANG_ADDRESS, ""), os.environ.pop(GANG_TOKEN, ""))
     except (ProtocolError, UnavailableError) as error:
         sys.exit(f"this rank cannot reach the Python process that its gang belongs to: {error}")
-    calls.serve(parent.connection, parent.session)
+    calls.serve(parent.connection, parent.tags)
 
 
 def connect_to_parent(addresses: str, token: str) -> HeadConnection:

@@ -20,8 +20,8 @@ from typing import Any
 import jaxrun_runtime
 from jaxrun.errors import ProtocolError
 from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind, GangMessageReader, GangMessageWriter, pack
+from jaxrun.protocol.message_tags import ConnectionTags
 from jaxrun.protocol.payload import Payload, pickle_exception
-from jaxrun.protocol.session import Session
 from jaxrun_runtime import failure_report
 from jaxrun_runtime.gang import notebook_cells
 from jaxrun_runtime.gang.printing import PrintForwarding
@@ -38,13 +38,13 @@ class CallEnded(Exception):
 class CallerConnection:
     """This rank's connection to the Python process that calls the gang."""
 
-    def __init__(self, connection: socket.socket, session: Session | None) -> None:
+    def __init__(self, connection: socket.socket, tags: ConnectionTags | None) -> None:
         self.rank: int = jaxrun_runtime.rank
         self.size: int = jaxrun_runtime.size
         self.shares_memory = connection.family == socket.AF_UNIX
         self._connection = connection
-        self._reader = GangMessageReader(connection, session.received if session is not None else None)
-        self._writer = GangMessageWriter(connection, session.sent if session is not None else None)
+        self._reader = GangMessageReader(connection, tags.received if tags is not None else None)
+        self._writer = GangMessageWriter(connection, tags.sent if tags is not None else None)
         self._send_lock = threading.Lock()
         self._interrupts = CallInterrupts()
         self._call_number = 0
@@ -241,13 +241,13 @@ def current_call() -> CallerConnection:
     return _current
 
 
-def serve(connection: socket.socket, session: Session | None) -> None:
+def serve(connection: socket.socket, tags: ConnectionTags | None) -> None:
     """Run the calls that come by `connection`, until the caller shuts the gang down or is gone.
 
-    session:  what the handshake has agreed on; None on a Unix socket
+    tags:  what the handshake has agreed on; None on a Unix socket
     """
     global _current
-    _current = CallerConnection(connection, session)
+    _current = CallerConnection(connection, tags)
     try:
         _current.serve()
     finally:

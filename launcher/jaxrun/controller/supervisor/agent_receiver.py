@@ -66,7 +66,7 @@ class AgentReceiver:
 
     def add(self, peer: Peer) -> None:
         """Let an agent in that has connected."""
-        connection: AgentConnection = AgentConnection(peer.connection, AGENT_TO_HEAD, peer.session)
+        connection: AgentConnection = AgentConnection(peer.connection, AGENT_TO_HEAD, peer.tags)
         number = peer.rank
         if self.is_closed and number not in self._numbers.waiting:
             self._refuse(number, connection)

@@ -15,6 +15,7 @@ from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.analysis.verdict.verdict import to_json as verdict_to_json
 from jaxrun.errors import EXIT_SIGNAL_BASE
 from jaxrun.node.agent.signals import SignalPipe
+from jaxrun.protocol.names import CONTROL_FD
 from jaxrun.records.output.held_screen import HeldScreen
 from jaxrun.records.output.output import Output
 from jaxrun.records.rundir import rundir
@@ -40,7 +41,8 @@ def open_output(plan: Plan, environ: Mapping[str, str], directory: RunDir, held:
         len(ranks),
         log_dir=directory.make_attempt_directory(plan.attempt),
         colour=(colour_out, colour_err),
-        shown=frozenset(rank for rank in ranks if plan.job.shows(rank)),
+        # What the ranks of a gang print goes to the Python process that has started it.
+        shown=frozenset(rank for rank in ranks if plan.job.shows(rank) and CONTROL_FD not in environ),
         open_logs=command is None,  # agents on other hosts write the logs themselves, where they can
         held=held,
     )

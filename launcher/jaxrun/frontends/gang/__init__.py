@@ -2,14 +2,13 @@
 
 | module           | what it does                                                                         |
 |------------------|--------------------------------------------------------------------------------------|
-| gang, launch     | Gang and launch, as `import jaxrun` offers them                                      |
+| gang             | Gang and launch, as `import jaxrun` offers them; starts jobs anew, and closes them   |
 | pool             | jaxrun.pool, in place of multiprocessing.Pool                                        |
 | map, map_items   | a function of one item over many: dealt to the ranks; made arrays of                 |
-| call             | one function that runs on all ranks; call_events: what it reports meanwhile          |
-| display          | where the output of the ranks is shown                                               |
+| call             | one function that runs on all ranks                                                  |
+| call_events      | what it reports meanwhile, and how a terminal shows it                               |
 | exceptions       | what the ranks raise, and how it is raised again here                                |
-| lifecycle        | starts the job of a gang, starts it anew where its ranks are broken, stops it        |
-| instance         | one such job: launcher, connections, ranks                                           |
+| gang_job         | one job of a gang, from its start to its end: launcher, connections, ranks           |
 | launcher_process | the launcher, seen from outside: output, end, verdict, commands                      |
 | rank_connections | where the ranks connect, and messages to and from all of them                        |
 | spec             | what a gang is asked to be, and the command line that makes it one                   |

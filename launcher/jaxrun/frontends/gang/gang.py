@@ -62,11 +62,11 @@ class Gang:
     # ---- calls
 
     def run(self, fn: Callable[..., Any], *args: Any, timeout: float | None = None, **kwargs: Any) -> Results:
-        """Call `fn(*args, **kwargs)` on every rank; what each returned, JAX's arrays as numpy's.
+        """Call `fn(*args, **kwargs)` on every rank; returns what each has returned, by rank, JAX's arrays as numpy's.
 
-        Raises what the ranks raise: itself, with `.rank`, `.host` and the remote traceback; a group where they raise
-        different errors. WorkerDied if a rank's process ends. CallTimeout after `timeout` seconds, with where
-        each rank was. KeyboardInterrupt at a Ctrl-C: the ranks are interrupted, a second one stops the gang.
+        An error of the ranks is raised as itself, with `.rank`, `.host` and the remote traceback; different errors are
+        raised as a group. Raises WorkerDied if a rank's process ends, and CallTimeout after `timeout` seconds, which
+        says where each rank was. Ctrl-C interrupts the ranks and raises KeyboardInterrupt; a second one stops the gang.
         """
         __tracebackhide__ = True
         with self.start_call(fn, *args, **kwargs) as call:
@@ -286,10 +286,9 @@ class Gang:
 def launch(fn: Callable[..., Any], *args: Any, timeout: float | None = None, **kwargs: Any) -> Results:
     """Call `fn(*args, **kwargs)` on every rank of a job that is started for it, and ends with it.
 
-    The job is described as for Gang, by name; the call as for Gang.run. What no argument of Gang is, `fn` gets.
+    Keywords of Gang describe the job; `fn` gets the others. The rest is as for Gang.run.
     """
-    options = pop_gang_options(kwargs)
-    with Gang(**options) as gang:
+    with Gang(**pop_gang_options(kwargs)) as gang:
         return gang.run(fn, *args, timeout=timeout, **kwargs)
 
 

@@ -19,7 +19,6 @@ from jaxrun.records.rundir.recorded_files import read_verdict
 
 _READ_BYTES = 65536
 _MAX_OUTPUT_CHARS = 100_000
-_RANK_PREFIX = "["  # how the lines of ranks begin in the launcher's output
 _VERDICT_POLL_S = 0.02
 _STOP_TIMEOUT_S = 3.0  # for a job to end that was told to
 
@@ -58,22 +57,18 @@ class LauncherProcess:
         return self._has_ended
 
     def read_output(self) -> str:
-        """The lines that it has printed since the last call, without those of its ranks."""
+        """What it has printed since the last call."""
         data = b""
         with contextlib.suppress(BlockingIOError):
             while piece := os.read(self.output_fd, _READ_BYTES):
                 data += piece
-        text = "".join(
-            line
-            for line in data.decode(errors="replace").splitlines(keepends=True)
-            if not line.startswith(_RANK_PREFIX)
-        )
+        text = data.decode(errors="replace")
         self._output = (self._output + text)[-_MAX_OUTPUT_CHARS:]
         return text
 
     @property
     def all_output(self) -> str:
-        """All that it has printed so far, without the lines of its ranks."""
+        """All that it has printed so far."""
         self.read_output()
         return self._output.strip()
 

@@ -16,8 +16,8 @@ from jaxrun.frontends.gang.call import GangCall
 from jaxrun.frontends.gang.call_events import Disconnected, LauncherOutput, Printed, RankMessage, Returned
 from jaxrun.frontends.gang.map_items import MapItems, parse_items
 from jaxrun.protocol.map_messages import MapTask, Part, map_leaves
+from jaxrun.protocol.message_tags import digest
 from jaxrun.protocol.payload import FunctionReference, dump
-from jaxrun.protocol.session import digest
 
 if TYPE_CHECKING:
     from jaxrun.frontends.gang.gang import Gang

@@ -92,7 +92,7 @@ class RankConnections:
         if peer.rank in self._connections:
             peer.connection.close()
             return
-        received, sent = (peer.session.received, peer.session.sent) if peer.session is not None else (None, None)
+        received, sent = (peer.tags.received, peer.tags.sent) if peer.tags is not None else (None, None)
         reader, writer = GangMessageReader(peer.connection, received), GangMessageWriter(peer.connection, sent)
         self._connections[peer.rank] = added = _RankConnection(peer.rank, peer.connection, reader, writer)
         self._has_tags = sent is not None

@@ -85,7 +85,7 @@ def run(
     try:
         with SignalPipe(_SIGNALS) as signals:
             subreaper.become_subreaper()
-            connection: Connection[HeadToAgent] = Connection(head.connection, HEAD_TO_AGENT, head.session)
+            connection: Connection[HeadToAgent] = Connection(head.connection, HEAD_TO_AGENT, head.tags)
             connection.send(AgentConnected(rank, os.uname().nodename))  # what it reports may take a while to find out
             report = partial(make_report, size, head, environ, tuple(command))
             job = _AgentJob(rank, connection, signals, environ, report)

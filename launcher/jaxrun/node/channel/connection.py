@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 from jaxrun.protocol import agent_messages
 from jaxrun.protocol.codec import MessageDecoder, encode, message_types
-from jaxrun.protocol.session import Session, digest
+from jaxrun.protocol.message_tags import ConnectionTags, digest
 
 _RECEIVE_BYTES = 2**18
 # The kernel closes the connection when the other host's kernel has not answered for PEER_TIMEOUT_S. Where something was
@@ -34,16 +34,14 @@ HEAD_TO_AGENT = message_types(agent_messages.HeadToAgent)
 
 
 class Connection(Generic[M]):
-    """Sends any message; receives those of the types `received`. `session` is what its handshake has agreed on."""
+    """Sends any message; receives those of the types `received`. `tags` are what its handshake has agreed on."""
 
-    def __init__(self, connection: socket.socket, received: Mapping[str, type[M]], session: Session | None) -> None:
+    def __init__(self, connection: socket.socket, received: Mapping[str, type[M]], tags: ConnectionTags | None) -> None:
         connection.setblocking(False)
         enable_keepalive(connection)
         self._socket = connection
-        self._tags = session.sent if session is not None else None
-        self._codec: MessageDecoder[M] = MessageDecoder(
-            received, tags=session.received if session is not None else None
-        )
+        self._tags = tags.sent if tags is not None else None
+        self._codec: MessageDecoder[M] = MessageDecoder(received, tags=tags.received if tags is not None else None)
         self._unsent = bytearray()
         self._sent_bytes = 0
         self._pushed_back: list[M] = []

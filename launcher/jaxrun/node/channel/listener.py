@@ -22,7 +22,7 @@ from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.node.channel.host_addresses import HostAddress
 from jaxrun.protocol.addresses import Address, AnyAddress, UnixAddress
 from jaxrun.protocol.auth import ServerHandshake
-from jaxrun.protocol.session import Session
+from jaxrun.protocol.message_tags import ConnectionTags
 
 _BACKLOG = 4096
 _HANDSHAKE_TIMEOUT_S = 10.0
@@ -38,7 +38,7 @@ class Peer:
 
     rank: int
     connection: socket.socket
-    session: Session | None
+    tags: ConnectionTags | None
 
 
 class Listener:
@@ -164,7 +164,7 @@ class Listener:
             self._drop(fd, str(error))
             return
         self._remove(fd)
-        self._on_peer(Peer(handshake.rank, handshake.connection, handshake.session))
+        self._on_peer(Peer(handshake.rank, handshake.connection, handshake.tags))
 
     def _drop_oldest(self) -> None:
         fd = next(iter(self._pending))

@@ -14,7 +14,7 @@ from jaxrun.protocol.agent_messages import SignalWorker, WorkerSpawned
 from jaxrun.protocol.auth import Challenge, ClientHandshake, Rejected, ServerHandshake, Welcome, make_proof
 from jaxrun.protocol.codec import MessageDecoder, encode, message_types
 from jaxrun.protocol.gang_messages import GangMessageKind, GangMessageReader, GangMessageWriter, pack
-from jaxrun.protocol.session import Session, Tags, derive_session, digest
+from jaxrun.protocol.message_tags import ConnectionTags, Tags, derive_tags, digest
 
 TOKEN = auth.new_token()
 NONCES = "server's nonce", "client's nonce"
@@ -42,7 +42,7 @@ def shake_hands(pair, client_token=TOKEN):
                     outcomes[index] = str(error)
                     pair[index].close()
     assert sides[0].rank == (3 if outcomes[0] is True else -1)
-    assert sides[0].session is sides[1].session is None  # between processes of one machine there is nobody
+    assert sides[0].tags is sides[1].tags is None  # between processes of one machine there is nobody
     return outcomes
 
 
@@ -135,7 +135,7 @@ def test_a_reason_to_refuse_is_passed_on(pair):
         ClientHandshake(client, TOKEN, 0).advance()
 
 
-# ---- the session
+# ---- the tags of a connection
 
 
 class Executed(Exception):
@@ -164,7 +164,7 @@ def tcp():
 
 
 def sessions(rank=3, token=TOKEN, nonces=NONCES):
-    return [derive_session(token, rank, *nonces, is_server=side) for side in (True, False)]
+    return [derive_tags(token, rank, *nonces, is_server=side) for side in (True, False)]
 
 
 def frame(tags, message):
@@ -172,9 +172,9 @@ def frame(tags, message):
     return encoded + tags.next(digest(encoded))
 
 
-def received_by_agent(raw, session):
+def received_by_agent(raw, tags):
     """What an agent makes of these bytes."""
-    return MessageDecoder(HEAD_TO_AGENT, tags=session.received).feed(raw)
+    return MessageDecoder(HEAD_TO_AGENT, tags=tags.received).feed(raw)
 
 
 def test_both_ends_of_a_connection_over_tcp_have_the_session_and_messages_pass(tcp):
@@ -183,8 +183,8 @@ def test_both_ends_of_a_connection_over_tcp_have_the_session_and_messages_pass(t
     accepted, connected = auth.ServerHandshake(server, TOKEN), auth.ClientHandshake(client, TOKEN, 3)
     while not connected.advance():
         accepted.advance()
-    head = Connection(server, AGENT_TO_HEAD, accepted.session)
-    agent = Connection(client, HEAD_TO_AGENT, connected.session)
+    head = Connection(server, AGENT_TO_HEAD, accepted.tags)
+    agent = Connection(client, HEAD_TO_AGENT, connected.tags)
     for number in range(3):
         head.send(SignalWorker(number))
         assert agent.receive() == [SignalWorker(number)]
@@ -194,7 +194,7 @@ def test_both_ends_of_a_connection_over_tcp_have_the_session_and_messages_pass(t
 
 def test_both_ends_derive_the_same_keys_and_what_the_head_sends_is_accepted_as_it_is():
     head, agent = sessions()
-    assert isinstance(head, Session)
+    assert isinstance(head, ConnectionTags)
     assert agent.sent.next(b"x") == head.received.next(b"x")
     assert sessions()[0].sent.next(b"x") != sessions()[1].sent.next(b"x")
     raw = frame(head.sent, SignalWorker(1)) + frame(head.sent, SignalWorker(2))

@@ -52,19 +52,19 @@ class Tags:
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class ConnectionTags:
     """The tags of one end of a connection, by direction."""
 
     sent: Tags
     received: Tags
 
 
-def derive_session(token: str, rank: int, server_nonce: str, client_nonce: str, *, is_server: bool) -> Session:
-    """Return this end's session; both ends know all that goes into it, and nobody else knows `token`."""
+def derive_tags(token: str, rank: int, server_nonce: str, client_nonce: str, *, is_server: bool) -> ConnectionTags:
+    """Return the tags of this end; both ends know all that goes into it, and nobody else knows `token`."""
 
     def key(direction: str) -> bytes:
         text = f"jaxrun messages {direction} {rank} {server_nonce} {client_nonce}"
         return hmac.digest(token.encode(), text.encode(errors="surrogatepass"), "sha256")
 
     to_server, to_client = Tags(key("to server")), Tags(key("to client"))
-    return Session(to_client, to_server) if is_server else Session(to_server, to_client)
+    return ConnectionTags(to_client, to_server) if is_server else ConnectionTags(to_server, to_client)
