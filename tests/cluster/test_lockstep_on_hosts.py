@@ -192,10 +192,10 @@ def test_the_slow_rank_is_named_although_another_hosts_clock_is_ahead(
         results = [job.result() for job in jobs]
         jobs[0].gone()
     assert [result.code for result in results] == [0, 0, 0], results
-    offsets = {event["rank"]: event for event in results[0].events("clock") if "error" in event}
+    offsets = {event["rank"]: event for event in results[0].events("RecordClock") if event["error_s"]}
     assert offsets.keys() == {0, 1, 2}
     for rank, event in offsets.items():
         really = -AHEAD_S if rank == 1 else 0.0
-        assert abs(event["offset"] - really) <= event["error"] < 1.0, offsets  # type: ignore[operator, arg-type]
+        assert abs(event["offset_s"] - really) <= event["error_s"] < 1.0, offsets
     text = " ".join(results[0].err.split())
     assert "rank 2 (h3) came last to" in text and "it was in data.py:6 load." in text, results[0].err

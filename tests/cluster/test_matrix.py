@@ -59,7 +59,7 @@ def test_ranks_start_work_together_and_end_all_at_once_where_one_raises(runner: 
     result = runner.jaxrun(str(program))
     assert exit_code(runner, result) == 1, result
     assert "psum, all_gather and ppermute are right on 3 device(s) in 3 process(es)" in result.out, result
-    assert {event["host"] for event in result.events("reported")} == set(HOSTS)
+    assert {event["host"] for event in result.events("AgentReport")} == set(HOSTS)
     if runner.mode.engine is not SLURM:
         logs = [(result.run_dir / f"rank-{rank:04d}.out").read_text().splitlines() for rank in range(3)]
         assert all("sums 6 6" in log for log in logs), logs

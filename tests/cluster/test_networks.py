@@ -139,8 +139,8 @@ def test_hosts_may_meet_over_ipv6(make_runner: Callable[[LaunchMode], JobRunner]
     words = ("--interface", NETWORK, "-m", "jaxrun_runtime.programs.selfcheck")
     result = make_runner(LaunchMode(MPICH, LAUNCHED)).jaxrun(*words)
     assert result.code == 0, result
-    assert {event["host"]: event["address"] for event in result.events("reported")} == addresses
-    assert str(result.events("started")[0]["listening"]).startswith(f"eth0 [{addresses['h1']}]:")
+    assert {event["host"]: event["address"] for event in result.events("AgentReport")} == addresses
+    assert str(result.events("AttemptStarted")[0]["listening"]).startswith(f"eth0 [{addresses['h1']}]:")
 
 
 @pytest.mark.extended

@@ -48,7 +48,7 @@ def hosts_of_second_attempt(run_dir: Path) -> list[str]:
 
 def agents(result: Result) -> Sequence[tuple[object, object, object]]:
     """(rank, host, process id) of each report of an agent."""
-    return [(event["rank"], event["host"], event["pid"]) for event in result.events("reported")]
+    return [(event["rank"], event["host"], event["pid"]) for event in result.events("AgentReport")]
 
 
 @pytest.mark.parametrize(
@@ -94,13 +94,13 @@ def test_a_spare_host_takes_the_place_of_one_that_loses_its_power(bed: Bed, tmp_
 def test_an_agent_that_waits_takes_the_rank_of_a_host_that_loses_its_power(bed: Bed, tmp_path: Path) -> None:
     with started(bed, SLURM, tmp_path, "--spares", "1") as job:
         job.wait_for_output("ready", count=2)
-        job.wait_until(lambda: "spare_reported" in (job.run_dir / "events.jsonl").read_text(), "spare agent")
+        job.wait_until(lambda: "SpareReported" in (job.run_dir / "events.jsonl").read_text(), "spare agent")
         bed.run("off", "h2")
         result = job.result()
         job.gone()
     assert result.code == 0 and "h3 takes the place of h2" in result.err and "anew" not in result.err, result
     assert hosts_of_second_attempt(job.run_dir) == ["h1", "h3"]
-    (spare,) = result.events("spare_reported")
+    (spare,) = result.events("SpareReported")
     reports = agents(result)
     (of_rank_0,) = (report for report in reports[:2] if report[0] == 0)
     assert sorted(reports[2:]) == [of_rank_0, (1, "h3", spare["pid"])], reports

@@ -106,7 +106,7 @@ def command(engine: Engine | None, hosts: tuple[str, ...], *words: str) -> tuple
 
 def strike(bed: Bed, job: Job, faults: Faults) -> None:
     """Do to h2 what it is to suffer, once its program runs."""
-    job.wait_until(lambda: events(job).count('"event": "proof"') == RANKS, "program")
+    job.wait_until(lambda: events(job).count('"type": "DeviceReport"') == RANKS, "program")
     time.sleep(faults.after)
     bed.run(faults.host, "h2")
 

@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from harness import TIME_LIMIT
+from harness import TIME_LIMIT, read_events
 
 from jaxrun.node.agent.guard import find_marked, job_marker
 from jaxrun.node.channel.connection import AGENT_TO_HEAD, Connection
@@ -39,7 +39,7 @@ from jaxrun.protocol.worker_messages import (
     Run,
     StartCoordinator,
 )
-from jaxrun.records.rundir.rundir import EVENTS_FILE, VERDICT_FILE
+from jaxrun.records.rundir.rundir import VERDICT_FILE
 
 HERE = Path(__file__).parent
 FAKE_RUNTIME = f"""
@@ -273,10 +273,9 @@ class RemoteJob:
     def job_id(self):
         return json.loads((self.run_dir / "job.json").read_text())["job_id"]
 
-    def events(self, name=None):
+    def events(self, name=""):
         with contextlib.suppress(FileNotFoundError):
-            lines = (self.run_dir / EVENTS_FILE).read_text().splitlines()
-            return [event for event in map(json.loads, lines) if name in (None, event["event"])]
+            return read_events(self.run_dir, name)
         return []
 
     def until(self, condition):
@@ -292,7 +291,7 @@ class RemoteJob:
     def agents(self):
         """Process ids by rank, of those that have started their worker."""
         parents = {}
-        for event in self.events("spawned"):
+        for event in self.events("WorkerSpawned"):
             stat = Path(f"/proc/{event['pid']}/stat").read_text()
             parents[event["rank"]] = int(stat.rpartition(")")[2].split()[1])
         return parents

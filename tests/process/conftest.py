@@ -50,22 +50,22 @@ def simulate():
 
 
 class RecordedEvents(list):
-    """RunFiles of a Dispatcher that keeps (event, rank, data)."""
+    """RunFiles of a Dispatcher that keeps the messages."""
 
-    def record(self, event, time, rank=None, **data):
-        self.append((event, rank, data))
+    def record(self, event):
+        self.append(event.message)
 
     def write_text(self, name, text):
-        self.append((f"file {name}", None, {"text": text}))
+        self.append((name, text))
 
     def take_requests(self):
         return []
 
     def write_answer(self, number, answer):
-        self.append((f"answer {number}", None, {"answer": answer}))
+        self.append((number, answer))
 
     def names(self, rank):
-        return [event for event, of, _ in self if of == rank]
+        return [type(message).__name__ for message in self if getattr(message, "rank", None) == rank]
 
 
 def _end_processes(job_id):

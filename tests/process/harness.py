@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,9 +42,20 @@ class Result:
     def verdict(self) -> dict[str, object]:
         return json.loads((self.run_dir / "verdict.json").read_text())
 
-    def events(self, name: str) -> list[dict[str, object]]:
-        lines = (self.run_dir / "events.jsonl").read_text().splitlines()
-        return [event for event in map(json.loads, lines) if event["event"] == name]
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """The messages of this type in the event log."""
+        return read_events(self.run_dir, name)
+
+
+def read_events(run_dir: Path, name: str = "") -> list[dict[str, Any]]:
+    """The messages of this type, or all, in the event log, each with "logged" and "attempt", perhaps "to"."""
+    _, *lines = (run_dir / "events.jsonl").read_text().splitlines()
+    events = []
+    for content in map(json.loads, lines):
+        message = content.pop("event")
+        if name in ("", message["type"]):
+            events.append({**message, "logged": content.pop("time"), **content})
+    return events
 
 
 class Job:
@@ -76,14 +88,13 @@ class Job:
         """Until so many events of this name have been noted."""
 
         def is_noted() -> bool:
-            noted = self.events() if (self.run_dir / "events.jsonl").exists() else []
-            return sum(event["event"] == name for event in noted) >= count
+            return (self.run_dir / "events.jsonl").exists() and len(self.events(name)) >= count
 
         self.wait_until(is_noted, f"{count} events {name!r}")
 
-    def events(self) -> list[dict[str, object]]:
-        """All that has been noted so far."""
-        return [json.loads(line) for line in (self.run_dir / "events.jsonl").read_text().splitlines()]
+    def events(self, name: str = "") -> list[dict[str, Any]]:
+        """The messages of this type, or all, that have been noted so far."""
+        return read_events(self.run_dir, name)
 
     def processes(self) -> list[int]:
         """All living processes that carry the job's mark."""

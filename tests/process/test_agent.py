@@ -11,6 +11,8 @@ import pytest
 from jaxrun.node.agent.worker_process import WorkerProcess
 from jaxrun.protocol.codec import encode
 from jaxrun.protocol.worker_messages import Done
+from jaxrun.records.event_log.actions import SignalRanks
+from jaxrun.records.event_log.events import FreshInterpreters
 
 CLEAN = "run(); done()"
 SLEEPS = "run(); time.sleep(600)"
@@ -50,8 +52,9 @@ def test_a_clean_run_in_which_each_worker_has_a_session_and_no_descriptor_of_ano
     job = run_job(LOOKS, LOOKS, LOOKS)
     assert job.ending.reason == "ok" and job.statuses == [0, 0, 0]
     names = job.events.names(2)
-    assert [name for name in names if name != "first_output"] == ["spawned", "hello", "proof", "done", "exit"]
-    assert names.count("first_output") == 1
+    whole_life = ["WorkerSpawned", "Hello", "DeviceReport", "Done", "WorkerExited"]
+    assert [name for name in names if name != "FirstOutput"] == whole_life
+    assert names.count("FirstOutput") == 1
     assert job.left_over == []
     seen = [job.log(rank).decode().splitlines() for rank in range(3)]
     assert sorted(job.screen.splitlines()) == sorted(f"[{rank}] {line}" for rank in range(3) for line in seen[rank])
@@ -68,7 +71,7 @@ def test_the_first_error_ends_the_job_at_once(run_job):
     assert job.ending.workers[1].failure.message == "bad record"
     assert job.screen == "jaxrun: rank 1 failed; stopping 2 others\n"
     assert b"ValueError: bad record" in job.log(1, "err")
-    assert ("stop", None, {"signal": 9, "ranks": [0, 2]}) in job.events
+    assert SignalRanks((0, 2), 9) in job.events
 
 
 @pytest.mark.parametrize(
@@ -211,7 +214,7 @@ def test_forked_workers_run_as_any_other(run_job):
     job = run_job(*["run(); print(rank, os.getsid(0) == os.getpid()); done()"] * size, fork="fork")
     assert job.ending.reason == "ok" and job.statuses == [0] * size
     assert [job.log(rank) for rank in range(size)] == [f"{rank} True\n".encode() for rank in range(size)]
-    assert "fork_declined" not in job.events.names(None)
+    assert not any(isinstance(message, FreshInterpreters) for message in job.events)
     assert _descriptors() == before
 
 
@@ -223,7 +226,7 @@ def test_where_nothing_is_forked_the_workers_start_in_fresh_interpreters(run_job
     before = _descriptors()
     job = run_job(*["run(); print('here'); done()"] * 2, fork=how)
     assert job.ending.reason == "ok" and job.statuses == [0, 0]
-    assert ("fork_declined", None, {"reason": reason}) in job.events
+    assert FreshInterpreters(reason) in job.events
     assert [job.log(rank) for rank in range(2)] == [b"here\n"] * 2
     assert _descriptors() == before
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from agent_by_hand import wait_until, wait_until_gone
-from harness import TIME_LIMIT, end_commands, ended, extended, start_command
+from harness import TIME_LIMIT, end_commands, ended, extended, read_events, start_command
 
 Commands = list[subprocess.Popen[str]]
 TOKEN = {"JAXRUN_TOKEN": "5" * 64}
@@ -168,8 +168,7 @@ def test_the_processes_of_two_commands_are_one_job_that_is_started_again_by_the_
         for rank in range(2):
             log = (run_dir / folder / f"rank-{rank:04d}.out").read_text()
             assert f"attempt {attempt}\n" in log and ("end" in log) == (attempt == 2)
-    events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
-    agents = [(event["rank"], event["pid"]) for event in events if event["event"] == "reported"]
+    agents = [(event["rank"], event["pid"]) for event in read_events(run_dir, "AgentReport")]
     assert len(agents) == 4 and len(set(agents)) == 2
     wait_until_gone(str(json.loads((run_dir / "job.json").read_text())["job_id"]))
 

@@ -55,8 +55,8 @@ def test_a_killed_rank_ends_the_job_as_if_it_had_died_by_itself(tmp_path: Path) 
     assert headline.startswith("rank 1 of 2 was killed by SIGKILL (9), as --chaos asked, ")
     assert seconds_after("as --chaos asked, ", headline) >= 0.3
     assert result.verdict()["culprits"] == [1]
-    (note,) = result.events("chaos")
-    assert (note["fault"], note["ranks"]) == ("kill", [1])
+    (note,) = result.events("InjectFault")
+    assert (note["kind"], note["to"]) == ("kill", [1])
     assert json.loads((result.run_dir / "job.json").read_text())["chaos"] == ["kill:1@0.3s"]
 
 

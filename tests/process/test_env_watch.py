@@ -106,9 +106,9 @@ manager.save(5, args=ocp.args.StandardSave({"x": np.arange(4.0)}))
 manager.close()
 """)
     with started(tmp_path, "-n", "2", str(program)) as job:
-        job.wait_for_event("saved")
+        job.wait_for_event("CheckpointSaved")
         assert (tmp_path / "state" / "3").is_dir()
         (tmp_path / "go-on").touch()
         result = job.result()
     assert result.code == 0, result
-    assert [(event["rank"], event["step"]) for event in result.events("saved")] == [(0, 3), (0, 5)]
+    assert [(event["rank"], event["step"]) for event in result.events("CheckpointSaved")] == [(0, 3), (0, 5)]

@@ -162,7 +162,7 @@ def test_a_stall_is_told_with_its_cause_and_signals_reach_the_ranks_while_the_jo
         screen.open("wb") as stderr,
         started(tmp_path, "-n", "2", "--stall-notice", "0.5", MISBEHAVE, *flags, stderr=stderr) as job,
     ):
-        job.wait_for_event("stall_notice")
+        job.wait_for_event("StallNotice")
         job.process.send_signal(signal.SIGQUIT)
         job.wait_until(lambda: "2 ranks, 2 groups" in screen.read_text(), "stacks")
         for signum in (signal.SIGUSR1, signal.SIGUSR2):

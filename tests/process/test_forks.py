@@ -65,7 +65,7 @@ def test_children_end_by_sigterm_and_a_wait_for_one_names_where_it_was_forked(tm
         assert "rank 1 waits for data (multiprocessing.map)" in text
         assert "forking.py:8 fork_and_signal" in text and "use spawn or forkserver" in text
         assert "Segmentation fault" in (job.run_dir / "rank-0001.err").read_text()
-        forks = [event["at"] for event in job.events() if event["event"] == "forked" and event["rank"] == 0]
+        forks = [event["place"] for event in job.events("ChildForked") if event["rank"] == 0]
         assert forks == ["forking.py:8 fork_and_signal", "forking.py:27 main", "forking.py:17 fork_and_crash"]
         for _ in range(2):
             job.process.send_signal(signal.SIGINT)

@@ -92,13 +92,13 @@ def test_training_ends_with_the_same_bits_after_sigterm_a_killed_rank_and_a_rest
     undisturbed = parameters(jaxrun(folder("undisturbed"), *train, "state", *length))
     state = str(tmp_path / "state")
     with started(folder("stopped"), *train, state, *length, "--step-time", "0.5") as job:
-        job.wait_for_event("stop_polled", 2)
+        job.wait_for_event("StopPolled", 2)
         job.process.send_signal(signal.SIGTERM)
         stopped = job.result()
     assert stopped.code == 75, stopped
     found = re.search(r"stopped after step (\d+), and saved it", stopped.out)
     assert found is not None and f"may be resumed from step {found[1]}." in str(stopped.verdict()["headline"])
-    assert stopped.events("saved")[-1]["step"] == int(found[1])
+    assert stopped.events("CheckpointSaved")[-1]["step"] == int(found[1])
 
     faults = ("--max-restarts", "2", "--chaos", f"kill:{random.randrange(2)}@{random.uniform(0.2, 1.5):.1f}s")
     resumed = jaxrun(folder("resumed"), *faults, *train, state, *length, "--step-time", "0.05")

@@ -34,9 +34,10 @@ def test_a_job_runs_to_its_end_and_much_output_arrives_whole_and_in_order(start)
         wanted = [f"{rank} {number} {'x' * 90}" for number in range(15000)]  # more than an agent keeps for the head
         assert (job.run_dir / f"rank-{rank:04d}.out").read_text().splitlines() == wanted
         assert [line[4:] for line in job.out.splitlines() if line.startswith(f"[{rank}] ")] == wanted
-        names = [event["event"] for event in job.events() if event.get("rank") == rank]
-        others = ("first_output", "connected", "reported", "clock")
-        assert [name for name in names if name not in others] == ["spawned", "hello", "proof", "done", "exit"]
+        names = [event["type"] for event in job.events() if event.get("rank") == rank]
+        whole_life = ["WorkerSpawned", "Hello", "DeviceReport", "Done", "WorkerExited"]
+        others = ("FirstOutput", "AgentConnected", "AgentReport", "RecordClock")
+        assert [name for name in names if name not in others] == whole_life
     assert job.verdict()["exit_code"] == 0
 
 
@@ -137,7 +138,7 @@ def test_a_time_limit_shows_where_the_ranks_were_though_stacks_are_requested_at_
     job.until_output("ready", 2)
     for pid in job.agents().values():
         os.kill(pid, signal.SIGSTOP)
-    began = next(event["time"] for event in job.events("started"))
+    began = job.events("AttemptStarted")[0]["logged"]
     time.sleep(max(0.0, began + 10.5 - time.time()))
     job.process.send_signal(signal.SIGQUIT)
     time.sleep(0.1)
@@ -167,7 +168,7 @@ def test_injected_faults_reach_remote_workers_and_so_do_signals_of_the_process_t
         job.until_output("ready False")
         ours.sendall(b'{"signal": 12}\n')
         job.until_output("signalled")
-        job.until(lambda: len(job.events("chaos")) == 2)
+        job.until(lambda: len(job.events("InjectFault")) == 2)
         ours.sendall(b'{"fault": "kill", "ranks": [0]}\n')
         assert job.end() == 137
     assert job.verdict()["culprits"] == [0]
@@ -175,7 +176,7 @@ def test_injected_faults_reach_remote_workers_and_so_do_signals_of_the_process_t
     assert re.search(r"rank 0 of 3 was killed by SIGKILL \(9\), as its gang asked", job.err), job.err
     for rank in (1, 2):
         assert re.search(rf"rank {rank} was stopped by SIGSTOP \(19\)" + when, job.err), job.err
-    orders = [(event["fault"], event["ranks"]) for event in job.events("chaos")]
+    orders = [(event["kind"], event["to"]) for event in job.events("InjectFault")]
     assert orders == [("pause", [1]), ("pause", [2]), ("kill", [0])]
 
 
@@ -215,7 +216,7 @@ class Siege:
         self.with_token_in_arguments = [
             pid for pid in filter(str.isdigit, os.listdir("/proc")) if self.token in read(pid, "cmdline")
         ]
-        self.worker_environments = [read(event["pid"], "environ") for event in job.events("spawned")]
+        self.worker_environments = [read(event["pid"], "environ") for event in job.events("WorkerSpawned")]
         environ = dict(line.split("=", 1) for line in os.fsdecode(read(agents[1], "environ")).strip("\0").split("\0"))
         self.refusals = [self._come_as_agent(environ, size - 1, size) for size in (2, 9)]
         with contextlib.ExitStack() as stack:
@@ -232,7 +233,7 @@ class Siege:
         return second.returncode, second.stderr
 
     def _come_as_strangers(self, stack):
-        (started,) = self.job.events("started")
+        (started,) = self.job.events("AttemptStarted")
         where = "127.0.0.1", int(re.search(r"\d:(\d+)", started["listening"])[1])
         # Fewer descriptors than there are silent strangers.
         resource.prlimit(self.job.process.pid, resource.RLIMIT_NOFILE, (100, 100))
@@ -261,9 +262,9 @@ def test_a_second_agent_of_a_rank_that_runs_is_refused_and_the_job_goes_on(siege
 
 def test_strangers_at_the_port_are_counted_and_do_not_disturb_the_job(siege):
     assert siege.job.verdict()["exit_code"] == 143
-    dropped = siege.job.events("dropped")
+    dropped = siege.job.events("PeersDropped")
     assert dropped and sum(event["count"] for event in dropped) >= 10, dropped
-    assert len(dropped) <= 3 and all(event["text"].startswith("a peer at ") for event in dropped)
+    assert len(dropped) <= 3 and all(event["reason"].startswith("a peer at ") for event in dropped)
 
 
 def test_the_token_is_in_the_agents_environment_and_nowhere_else(siege):

@@ -46,7 +46,7 @@ def stuck(tmp_path_factory):
 @contextlib.contextmanager
 def stopped(job, rank):
     """This rank is stopped by a signal meanwhile."""
-    pid = next(event["pid"] for event in job.events() if event["event"] == "spawned" and event["rank"] == rank)
+    pid = next(event["pid"] for event in job.events("WorkerSpawned") if event["rank"] == rank)
     os.kill(pid, signal.SIGSTOP)
     try:
         yield
@@ -169,7 +169,7 @@ def profiles(tmp_path_factory, request):
     with started(directory, "-n", "2", "--lockstep", request.param, "profiled.py") as job:
         job.wait_for_output("ready", 2)
         made.text = command("profile", "--steps", 3, job.run_dir)
-        made.events = [event for event in job.events() if event["event"] == "profiled"]
+        made.events = job.events("ProfileEnded")
         made.below_a_file_text = command("profile", "--output", f"{__file__}/x", job.run_dir, status=69)
 
         (directory / "own").touch()
@@ -215,7 +215,7 @@ def test_all_ranks_write_the_profile_of_the_same_calls_into_one_session(profiles
     counted = [calls(file) for file in files]
     assert counted[0] == counted[1] and counted[0], counted
     assert len({event["last"] for event in profiles.events}) == 1 and len(profiles.events) == 2
-    assert all(event["started"] < event["sent"] for event in profiles.events)
+    assert all(event["started_at"] < event["time"] for event in profiles.events)
 
 
 def test_a_directory_that_cannot_be_made_is_named_by_the_ranks(profiles):

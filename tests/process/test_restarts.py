@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import time
 from pathlib import Path
 
 import pytest
-from harness import TIME_LIMIT, Result, extended, jaxrun, started, write_fake_runtime
+from harness import TIME_LIMIT, Result, extended, jaxrun, read_events, started, write_fake_runtime
 
 from jaxrun.records.history.explain import explain_run
 
@@ -39,8 +38,7 @@ print("finished", attempt, flush=True)
 
 def steps_of(run_dir: Path, event: str) -> list[tuple[int, int]]:
     """(attempt, rank) of each such event."""
-    lines = map(json.loads, (run_dir / "events.jsonl").read_text().splitlines())
-    return [(line.get("attempt", 1), line.get("rank")) for line in lines if line["event"] == event]
+    return [(line["attempt"], line.get("rank")) for line in read_events(run_dir, event)]
 
 
 @pytest.mark.parametrize("fork", [(), extended(("--no-fork",))], ids=["forked", "not forked"])
@@ -63,8 +61,8 @@ def test_a_job_that_fails_is_started_again_until_it_ends_well(tmp_path: Path, sc
     verdict = result.verdict()
     assert (verdict["outcome"], verdict["attempt"], len(verdict["earlier"])) == ("ok", 3, 2)
     assert [earlier["outcome"] for earlier in verdict["earlier"]] == ["killed", "failed"]
-    assert sorted(steps_of(result.run_dir, "proof")) == [(a, r) for a in (1, 2, 3) for r in (0, 1)]
-    assert steps_of(result.run_dir, "attempt_ended") == [(1, None), (2, None)]
+    assert sorted(steps_of(result.run_dir, "DeviceReport")) == [(a, r) for a in (1, 2, 3) for r in (0, 1)]
+    assert steps_of(result.run_dir, "AttemptEnded") == [(1, None), (2, None)]
 
 
 def test_an_injected_fault_comes_once_and_explain_shows_both_attempts(tmp_path: Path, script) -> None:
@@ -73,7 +71,7 @@ def test_an_injected_fault_comes_once_and_explain_shows_both_attempts(tmp_path: 
     result = jaxrun(tmp_path, "-n", "2", "--max-restarts", "3", *faults, str(program))
     # Killed twice without a step saved: the same signal.
     assert result.code == 137 and "twice in a row, and saved no step in between: that is a bug" in result.err
-    assert [event["ranks"] for event in result.events("chaos")] == [[1], [0]]
+    assert [event["to"] for event in result.events("InjectFault")] == [[1], [0]]
     explained = explain_run(result.run_dir)
     assert "attempt 1: rank 1 of 2 was killed by SIGKILL (9), as --chaos asked" in explained
     assert "not restarted: it was killed" in explained and "since attempt 2 was started" in explained

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from harness import TIME_LIMIT
+from harness import TIME_LIMIT, read_events
 
 import jaxrun
 from jaxrun.controller.supervisor.connections import AgentConnections
@@ -78,8 +78,7 @@ class Crowded:
         assert (directory / "crowd.json").exists(), done.stderr
         self.at = json.loads((directory / "crowd.json").read_text())["at"]
         self.verdict = json.loads((directory / "run/verdict.json").read_text())
-        events = (directory / "run/events.jsonl").read_text().splitlines()
-        self.events = list(map(json.loads, events))
+        self.events = read_events(directory / "run")
         self.steps = int((directory / "steps").read_text())
 
 
@@ -92,13 +91,13 @@ def jobs(tmp_path_factory):
 def test_every_agent_is_admitted_assigned_and_started(jobs):
     for job in jobs:
         assert list(job.at) == ["welcome", "orders", "join", "go", "failure", "told", "dismissed"]
-        counts = Counter(event["event"] for event in job.events)
-        assert [counts[name] for name in ("spawned", "hello", "proof")] == [job.size] * 3
+        counts = Counter(event["type"] for event in job.events)
+        assert [counts[name] for name in ("WorkerSpawned", "Hello", "DeviceReport")] == [job.size] * 3
 
 
 def test_one_failure_reaches_all_others_and_the_verdict_names_the_right_rank(jobs):
     for job in jobs:
-        exits = {event["rank"]: event["status"] for event in job.events if event["event"] == "exit"}
+        exits = {event["rank"]: event["status"] for event in job.events if event["type"] == "WorkerExited"}
         others = set(range(job.size)) - {CULPRIT}
         assert exits == {CULPRIT: 1} | dict.fromkeys(others, -signal.SIGKILL)
         assert job.verdict["culprits"] == [CULPRIT]

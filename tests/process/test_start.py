@@ -263,4 +263,4 @@ def test_threads_in_the_fork_server_make_it_decline(tmp_path: Path) -> None:
     result = jaxrun(tmp_path, "-n", "2", str(program), env={"PYTHONPATH": str(site)})
     assert result.code == 0, result.err
     assert result.out.count("the program ran") == 2
-    assert result.events("fork_declined")
+    assert result.events("FreshInterpreters")

@@ -216,7 +216,7 @@ def test_all_ranks_stop_at_the_same_step_wherever_they_ask(tmp_path: Path, scrip
         "preempted: the program ended with status 0 as should_stop told it (SIGTERM); "
         f"the job may be resumed from step {step}."
     )
-    assert [event["step"] for event in result.events("saved")] == [step]
+    assert [event["step"] for event in result.events("CheckpointSaved")] == [step]
     assert "Traceback" not in result.err
 
 

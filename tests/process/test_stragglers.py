@@ -49,7 +49,7 @@ def test_a_job_says_at_its_end_which_rank_the_others_waited_for_and_where_it_was
     (line,) = (line for line in result.verdict()["details"] if "came last" in line)
     assert re.search(r"^rank 1 came last to \d+ % of calls, .*; it was in data.py:6 load\.$", line), line
     assert line in " ".join(result.err.split())
-    told = result.events("straggler")[-1]
+    told = result.events("Straggler")[-1]
     assert told["ranks"] == [1] and told["late_s"] >= 0.01 and told["last"] > 0.5 and 0.2 < told["share"] < 1.0
 
 
@@ -58,7 +58,7 @@ def test_where_the_ranks_wait_outside_of_their_calls_one_is_seen_to_wait(tmp_pat
     program = write(tmp_path, slow=0, steps=260, after="step(batch).block_until_ready()")
     result = jaxrun(tmp_path, "-n", "2", "-d", "2", program)
     assert result.code == 0, result.err
-    (first, *_) = result.events("straggler")
+    (first, *_) = result.events("Straggler")
     assert first["ranks"] == [0] and not first["is_proven"]
     assert "rank 0 came last" in result.err and "rank 1 waited" in result.err
 
@@ -66,5 +66,5 @@ def test_where_the_ranks_wait_outside_of_their_calls_one_is_seen_to_wait(tmp_pat
 @pytest.mark.extended
 def test_of_ranks_that_are_alike_none_is_named(tmp_path):
     result = jaxrun(tmp_path, "-n", "3", write(tmp_path, slow=-1))
-    assert (result.code, result.events("straggler"), result.verdict()["details"]) == (0, [], []), result.err
+    assert (result.code, result.events("Straggler"), result.verdict()["details"]) == (0, [], []), result.err
     assert "came last" not in result.err

@@ -60,7 +60,7 @@ def test_it_shows_who_is_late_once_or_until_the_end_of_the_job(tmp_path):
 
         with TerminalSession(tmp_path, "top", str(job.run_dir), **SCREEN) as screen:
             screen.wait_for("! 1     sleeps")
-            pid = next(event["pid"] for event in job.events() if event["event"] == "spawned" and event["rank"] == 0)
+            pid = next(event["pid"] for event in job.events("WorkerSpawned") if event["rank"] == 0)
             os.kill(pid, signal.SIGSTOP)
             screen.wait_for("! 0     stopped by a signal")
             os.kill(pid, signal.SIGCONT)
@@ -70,7 +70,9 @@ def test_it_shows_who_is_late_once_or_until_the_end_of_the_job(tmp_path):
             assert screen.end() == 0
             last = screen.text.rpartition("\x1b[?1049l")[2]
             assert rows(last)[1] and "q quit" not in last, last
-        assert "requested" not in {event["event"] for event in job.events() if event.get("request") != "StacksRequest"}
+        assert not [
+            event for event in job.events() if event["type"].endswith("Request") and event["type"] != "StacksRequest"
+        ]
         assert "is over; how it went: jaxrun explain" in top(job.run_dir, status=2)
 
 

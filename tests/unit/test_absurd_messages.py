@@ -31,6 +31,7 @@ from jaxrun.records.event_log.actions import (
     SignalRanks,
 )
 from jaxrun.records.event_log.event_checks import check_event
+from jaxrun.records.event_log.event_log import format_line
 from jaxrun.records.event_log.events import (
     AgentLost,
     FaultRequested,
@@ -148,8 +149,8 @@ class Files:
 
     shown_path = None
 
-    def record(self, event, time, rank=None, **data):
-        json.dumps(data, default=str).encode()
+    def record(self, event):
+        format_line(event).encode("utf-8", "backslashreplace")
 
     def write_text(self, name, text):
         text.encode("utf-8", "backslashreplace")

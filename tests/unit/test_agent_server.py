@@ -38,8 +38,8 @@ from jaxrun.protocol.codec import encode
 from jaxrun.protocol.settings import WorkerSettings
 from jaxrun.protocol.snapshot_messages import RankReply
 from jaxrun.protocol.worker_messages import Done, Run
-from jaxrun.records.event_log.actions import Finish, Send
-from jaxrun.records.event_log.events import AgentLost
+from jaxrun.records.event_log.actions import Finish, RecordClock, Send
+from jaxrun.records.event_log.events import AgentLost, AgentTurnedAway, BadMessage, SpareReported
 from jaxrun.spec.job.spare_hosts import AGENTS_BY_RANK, AgentNumbers
 
 TOKEN = auth.new_token()
@@ -102,7 +102,7 @@ class Server:
         dispatcher = SimpleNamespace(
             hosts={0: "h1", 1: "h2"},
             handle=lambda event: self.events.append(event) or [],
-            record=lambda name, rank=None, **data: name == "clock" or self.records.append((name, rank, data)),
+            record=lambda message: isinstance(message, RecordClock) or self.records.append(message),
             deadline=lambda: None,
         )
         self._launch = SimpleNamespace(
@@ -228,7 +228,8 @@ def test_nonsense_of_an_agent_ends_its_own_connection_with_its_rank(server, sent
         report(server, client, 1)
     client.send_frame(sent)
     wait_until(lambda: client.receive() or client.lost_reason)
-    assert [(name, rank) for name, rank, _ in server.records] == [("dropped", 1)] and why in str(server.records)
+    (record,) = server.records
+    assert (type(record), record.rank) == (BadMessage, 1) and why in record.reason
     if has_reported:
         wait_until(lambda: len(server.events) == 3)
         assert server.events[2].rank == 1 and why in server.events[2].reason
@@ -288,7 +289,7 @@ def test_an_agent_that_comes_to_a_running_job_is_refused_in_words_and_touches_no
         early, said = server.connect(1)
     assert said == [AgentRefused("this job runs already: its rank 1 is another process, on h2")]
     wait_until(lambda: early.receive() or early.lost_reason)
-    assert [name for name, _, _ in server.records] == ["refused"]
+    assert [type(record) for record in server.records] == [AgentTurnedAway]
     assert server.connect(7)[1] == [AgentRefused("this job runs already, with 2 processes: none is rank 7")]
     server.order(Send((1,), SignalWorker(2)))
     assert server.received(first) == [SignalWorker(2)]
@@ -321,7 +322,7 @@ def test_an_agent_that_waits_takes_the_rank_of_a_lost_one(server):
     first, second, waiting = (server.connect(number)[0] for number in range(3))
     waiting.send(message(AgentReport, rank=2, host="h3", pid=7))
     assert server.received(waiting) == [message(StartWorker, rank=2, waits=True)]
-    assert server.records == [("spare_reported", None, {"number": 2, "host": "h3", "pid": 7})] and not server.events
+    assert server.records == [SpareReported(2, "h3", 7)] and not server.events
     report(server, first, 0)
     report(server, second, 1)
     assert server.server.usable_agents == {0, 1, 2}

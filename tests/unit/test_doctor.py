@@ -12,7 +12,7 @@ from jaxrun.frontends.doctor.network import blame
 from jaxrun.frontends.doctor.observation import CollectiveTiming, Observation, RankClock, RankDevices, read_run_dir
 from jaxrun.protocol.probe_messages import HostFacts, PeerResults
 from jaxrun.records.event_log.actions import RecordClock
-from jaxrun.records.event_log.event_log import action_entry, event_entry
+from jaxrun.records.event_log.event_log import LoggedEvent
 from jaxrun.records.rundir.rundir import RunDir
 from jaxrun.spec.backends.slurm_allocation import Allocation
 from jaxrun.terminal import TerminalFormat
@@ -220,9 +220,8 @@ def test_the_json_holds_all_that_was_found_and_seen():
 def test_what_the_agents_tell_is_read_back_from_the_event_log(tmp_path):
     told, results = facts(1, "h2", port=7), network()[1]
     log = RunDir(tmp_path)
-    for name, rank, more in (event_entry(told), event_entry(results), action_entry(RecordClock(1, 0.5, 0.1))):
-        log.record(name, 1.0, rank, **more)
-    log.record("clock", 2.0, 2, offset=0.25)
+    for message in (told, results, RecordClock(1, 0.5, 0.1), RecordClock(2, 0.25)):
+        log.record(LoggedEvent(1.0, message))
     log.close()
     found = read_run_dir(tmp_path)
     assert found["facts"] == {1: told} and found["peers"] == {1: results}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from dataclasses import replace
@@ -10,68 +9,47 @@ from pathlib import Path
 
 import pytest
 
+from jaxrun.analysis.diagnosis.straggler import Straggler
 from jaxrun.analysis.verdict import verdict as verdict_file
 from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.errors import UsageError
 from jaxrun.frontends.top.feed import JobFiles, last_line_of
-from jaxrun.protocol.agent_messages import (
-    AgentConnected,
-    AgentSignalled,
-    FaultNotInjected,
-    InjectFault,
-    StartFailed,
-    WorkerExited,
-    WorkerSpawned,
-)
+from jaxrun.protocol.agent_messages import FirstOutput, InjectFault, WorkerExited, WorkerSpawned
 from jaxrun.protocol.requests import OverviewRequest, StacksRequest
 from jaxrun.protocol.snapshot_messages import RankDetail, RankQuery, RankReply
-from jaxrun.protocol.worker_messages import (
-    ChildForked,
-    CoordinatorReady,
-    DeviceReport,
-    Done,
-    Exit,
-    Failed,
-    Hello,
-    ThreadFailed,
-)
+from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, Done, Exit, Failed, Hello, WorkerStage
 from jaxrun.records.event_log import event_log
-from jaxrun.records.event_log.actions import (
-    PrintLine,
-    Send,
-    SignalRanks,
-)
-from jaxrun.records.event_log.events import (
-    AgentLost,
-    FaultRequested,
-    LauncherSignalled,
-    ParentExited,
-    Requested,
-    SignalRequested,
-    Tick,
-)
-from jaxrun.records.history import timeline
-from jaxrun.records.history.explain import explain_run
+from jaxrun.records.event_log.actions import PrintLine, Send, SignalRanks
+from jaxrun.records.event_log.event_log import LoggedEvent
+from jaxrun.records.event_log.events import AttemptEnded, AttemptStarted, FaultRequested, Requested, Tick
+from jaxrun.records.history.explain import explain_run, format_table
+from jaxrun.records.history.job_log import read_attempts
 
 VERDICT = Verdict(
     "failed", 1, {0: "h0", 1: "h1"}, (1,), headline="rank 1 of 2 on h1 raised ValueError.", victims={0: "was stopped"}
 )
 
 
-def line(event: str, time: float, rank: int | None = None, **more: object) -> str:
-    return json.dumps({"time": 1000 + time, "event": event} | ({} if rank is None else {"rank": rank}) | more)
+def line(time: float, message: object, attempt: int = 1, to: tuple[int, ...] = ()) -> str:
+    return event_log.format_line(LoggedEvent(1000 + time, message, attempt, to))
 
 
 def job(size: int, *, slow: int | None = None, hosts: int = 1) -> list[str]:
     """The events of a job in which every step takes 0.1 s, and one rank imports 2 s longer."""
-    lines = [line("spawned", 0.01 * rank, rank, pid=rank) for rank in range(size)]
+    lines = [line(0.01 * rank, WorkerSpawned(rank, rank)) for rank in range(size)]
     for rank in range(size):
         late = 2.0 if rank == slow else 0.0
-        lines.append(line("hello", 0.1 + late, rank, host=f"h{rank % hosts}", pid=rank))
+        lines.append(line(0.1 + late, Hello(rank, f"h{rank % hosts}", rank, 1.0, 1000.0, {}, "", {})))
     end = 2.2 if slow is not None else 0.2
-    lines += [line("proof", end + 0.1, rank, at=1000 + end) for rank in range(size)]
-    lines += [line("first_output", end + 0.2, 0), line("stop", end + 0.3, ranks=[0], signal=9)]
-    return lines + [line("exit", end + 0.4, rank, status=-9 if rank else 0) for rank in range(size)]
+    report = DeviceReport(0, 0, size, 1, size, ("cpu",), "cpu", "", 1000 + end, 1000 + end)
+    lines += [line(end + 0.1, replace(report, rank=rank)) for rank in range(size)]
+    lines += [line(end + 0.2, FirstOutput(0)), line(end + 0.3, SignalRanks((0,), 9))]
+    return lines + [line(end + 0.4, WorkerExited(rank, -9 if rank else 0)) for rank in range(size)]
+
+
+def table(lines: list[str]) -> str:
+    (attempt,) = read_attempts(event_log.parse_lines(lines).events)
+    return format_table(attempt)
 
 
 def run_dir(path: Path, lines: list[str], verdict: Verdict | None = VERDICT) -> Path:
@@ -99,7 +77,7 @@ def test_the_verdict_is_printed_again_with_a_timeline_of_each_rank(tmp_path: Pat
 
 
 def test_the_slow_rank_is_marked_in_the_step_that_it_held_up() -> None:
-    text = timeline.format_table(timeline.parse_events(job(4, slow=2)))
+    text = table(job(4, slow=2))
     row = next(line for line in text.splitlines() if line.split()[0] == "2")
     assert row.split() == ["2", "0.02", "*2.10", "2.20", "2.30", "-", "2.60"]
     assert text.count("*") == 2
@@ -107,7 +85,7 @@ def test_the_slow_rank_is_marked_in_the_step_that_it_held_up() -> None:
 
 
 def test_a_large_job_is_summarised_by_step() -> None:
-    text = timeline.format_table(timeline.parse_events(job(40, slow=33, hosts=4)))
+    text = table(job(40, slow=33, hosts=4))
     lines = text.splitlines()
     assert len(lines) == 9
     assert lines[1].split() == ["step", "ranks", "first", "median", "last", "slowest", "ranks"]
@@ -129,9 +107,8 @@ def test_a_large_job_is_summarised_by_step() -> None:
 
 
 def test_a_job_without_a_verdict_shows_how_far_it_had_come(tmp_path: Path) -> None:
-    late = {"place": "", "number": 60, "calls": 60, "last": 0.9, "late_s": 0.02, "share": 0.3, "net_share": 0.3}
-    straggler = line("straggler", 0.1, ranks=[1], group="0-2", is_proven=True, frame="data.py:10 load", **late)
-    lines = [*job(3)[:5], straggler, line("exit", 0.15, 2, status=-11)]
+    straggler = Straggler((1,), "0-2", "", 60, 60, 0.9, 0.02, 0.3, 0.3, is_proven=True, frame="data.py:10 load")
+    lines = [*job(3)[:5], line(0.1, straggler), line(0.15, WorkerExited(2, -11))]
     text = explain_run(run_dir(tmp_path / "run", lines, verdict=None))
     assert (
         f"no verdict in {tmp_path / 'run'}: jaxrun is still running, was killed, or could not write (a full disk)"
@@ -139,16 +116,22 @@ def test_a_job_without_a_verdict_shows_how_far_it_had_come(tmp_path: Path) -> No
     )
     assert "of 3 ranks: 3 spawned, 2 imported, 1 ended" in text
     assert "ended badly: rank 2: status -11" in text
-    assert "last event: exit of rank 2 after 0.15 s" in text
+    assert "last event: WorkerExited of rank 2 after 0.15 s" in text
     assert "came last to 90 % of calls, by 20 ms on average: the others waited 30 % of the time; it was in" in text
 
 
 def test_damaged_lines_are_left_out_and_counted(tmp_path: Path) -> None:
     lines = job(2)
-    damaged = [*lines, lines[0][:20], "\x00\x00", "[1]", '{"event": "hello"}', '{"event": "x", "time": {}}']
+    damaged = [*lines, lines[0][:20], "\x00\x00", "[1]", '{"event": {"type": "Done"}}', lines[1].replace("rank", "r")]
     text = explain_run(run_dir(tmp_path / "run", damaged))
     assert text.endswith("(left out: 5 unreadable lines of events.jsonl)")
-    assert timeline.format_table(timeline.parse_events(damaged)) == timeline.format_table(timeline.parse_events(lines))
+    assert table(damaged) == table(lines)
+
+
+def test_a_log_of_another_format_is_refused(tmp_path: Path) -> None:
+    path = run_dir(tmp_path / "run", ['{"format": 2}', *job(1)])
+    with pytest.raises(UsageError, match=r"events.jsonl: it is of format 2, and this jaxrun reads format 1\."):
+        explain_run(path)
 
 
 def test_a_damaged_verdict_is_reported_as_damaged(tmp_path: Path) -> None:
@@ -178,15 +161,16 @@ def test_what_is_no_run_directory_is_refused(tmp_path: Path, name: str) -> None:
 
 def test_of_several_attempts_the_last_is_explained_and_the_others_are_named(tmp_path: Path) -> None:
     log = "attempt-2/rank-0000.err"
+    killed, raised = "rank 1 of 2 was killed.", "rank 0 of 2 raised ValueError."
     lines = [
-        line("started", 0.0),
-        line("spawned", 0.1, 0, pid=1),
-        line("attempt_ended", 1.0, attempt=1, headline="rank 1 of 2 was killed.", log="rank-0001.err"),
-        line("attempt_started", 1.0, attempt=2, reason="rank 1 of 2 was killed."),
-        line("spawned", 1.2, 0, attempt=2, pid=2),
-        line("attempt_ended", 2.0, attempt=2, headline="rank 0 of 2 raised ValueError.", log=log),
-        line("attempt_started", 2.0, attempt=3, reason="rank 0 of 2 raised ValueError."),
-        line("spawned", 2.3, 0, attempt=3, pid=3),
+        line(0.0, AttemptStarted()),
+        line(0.1, WorkerSpawned(0, 1)),
+        line(1.0, AttemptEnded("killed", 137, killed, "rank-0001.err")),
+        line(1.0, AttemptStarted(reason=killed), 2),
+        line(1.2, WorkerSpawned(0, 2), 2),
+        line(2.0, AttemptEnded("failed", 1, raised, log), 2),
+        line(2.0, AttemptStarted(reason=raised), 3),
+        line(2.3, WorkerSpawned(0, 3), 3),
     ]
     text = explain_run(run_dir(tmp_path / "run", lines, verdict=None))
     assert text.splitlines()[:3] == [
@@ -206,71 +190,49 @@ def test_a_verdict_keeps_those_of_earlier_attempts() -> None:
 
 # ---- events.jsonl
 
-KEPT = {
-    "spawned": (WorkerSpawned(1, 77), ("spawned", 1, {"pid": 77})),
-    "hello": (
-        Hello(1, "h1", 77, 2.5, 1.5, {"jax": "0.10.2"}, "ab", {"SECRET": "x"}),
-        ("hello", 1, {"host": "h1", "pid": 77, "started": 1.5, "sent": 2.5, "versions": {"jax": "0.10.2"}}),
-    ),
-    "proof": (
-        DeviceReport(1, 1, 2, 8, 16, ("H200",), "gpu", "nonce", 3.5, 4.5),
-        ("proof", 1, {"at": 3.5, "local_devices": 8, "platform": "gpu", "device_kinds": ["H200"]}),
-    ),
-    "a thread": (
-        ThreadFailed(1, 5.0, "Loader", "OSError", "Traceback"),
-        ("thread_failed", 1, {"thread": "Loader", "error": "OSError"}),
-    ),
-    "a fork": (ChildForked(1, 5.0, "loader.py:12 pool"), ("forked", 1, {"at": "loader.py:12 pool"})),
-    "failed": (
-        Failed(1, 5.0, "program", 3, "SystemExit", "bye", ""),
-        ("failed", 1, {"stage": "program", "status": 3, "error": "SystemExit", "sent": 5.0, "message": "bye"}),
-    ),
-    "done": (Done(1, 6.0), ("done", 1, {"sent": 6.0})),
-    "exit": (WorkerExited(1, -9), ("exit", 1, {"status": -9})),
-    "signal": (LauncherSignalled(signal.SIGTERM), ("signal", None, {"signal": 15})),
-    "an agent": (AgentConnected(1, "h2"), ("connected", 1, {"host": "h2"})),
-    "signal to an agent": (AgentSignalled(1, 15), ("agent_signalled", 1, {"signal": 15})),
-    "lost": (AgentLost(1, "no answer"), ("lost", 1, {"text": "no answer"})),
-    "a signal that was asked for": (SignalRequested(12), ("signal_asked", None, {"signal": 12})),
-    "a fault that was asked for": (
+
+def test_what_is_logged_comes_back_as_it_was() -> None:
+    for message in (
+        WorkerExited(1, -9, output_bursts=((1.0, 2.5, 30),)),
+        Failed(1, 5.0, WorkerStage.PROGRAM, 3, "SystemExit", "bye\n\u2028", "", ("note",)),
         FaultRequested("pause", (0, 2)),
-        ("fault_asked", None, {"fault": "pause", "ranks": [0, 2]}),
-    ),
-    "no such fault": (FaultNotInjected(1, "pause", "no"), ("spared", 1, {"fault": "pause", "text": "no"})),
-    "hung up": (ParentExited("its gang"), ("hung_up", None, {"by": "its gang"})),
-    "a request": (Requested("1", StacksRequest()), ("requested", None, {"request": "StacksRequest"})),
-    "unavailable": (StartFailed("x"), ("unavailable", None, {"text": "x"})),
-}
+        AttemptEnded("failed", 1, "rank 1 failed", "rank-0001.err"),
+    ):
+        event = LoggedEvent(12.5, message, 3, (0, 2))
+        text = event_log.format_line(event)
+        assert event_log.parse_line(text) == event and "\n" not in text
 
 
-@pytest.mark.parametrize(("event", "entry"), KEPT.values(), ids=KEPT)
-def test_an_event_is_kept_in_a_form_that_json_takes(event, entry):
-    assert event_log.event_entry(event) == entry
-    assert json.loads(json.dumps(entry[2])) == entry[2]
+def test_secrets_and_what_the_logs_of_ranks_hold_are_left_out() -> None:
+    hello = Hello(1, "h1", 77, 2.5, 1.5, {"jax": "0.10.2"}, "ab", {"SECRET": "x"})
+    assert event_log.parse_line(line(0.0, hello)).message == replace(hello, environment={})
+    failed = Failed(1, 5.0, WorkerStage.PROGRAM, 3, "ValueError", "bad", "Traceback ...")
+    assert event_log.parse_line(line(0.0, failed)).message == replace(failed, traceback="")
 
 
-NOT_KEPT = [
-    Tick(),
-    RankReply(0, 7),
-    CoordinatorReady(0, "h:1"),
-    Requested("1", OverviewRequest()),  # who only looks leaves no trace
-]
+def test_the_page_has_each_message_of_the_log() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "event-log.md").read_text()
+    assert [name for name in event_log.LOGGED_TYPES if f"`{name}`" not in page] == []
 
 
-@pytest.mark.parametrize("event", NOT_KEPT)
-def test_events_that_nobody_reads_again_are_not_kept(event: object) -> None:
-    assert event_log.event_entry(event) is None
-
-
-def test_of_the_actions_only_signals_and_faults_are_kept():
-    assert event_log.action_entry(Send((0, 2), InjectFault("pause"))) == (
-        "chaos",
-        None,
-        {"fault": "pause", "ranks": [0, 2]},
-    )
-    assert event_log.action_entry(SignalRanks((0, 2), signal.SIGKILL)) == ("stop", None, {"signal": 9, "ranks": [0, 2]})
-    for action in (PrintLine("x"), Send((0,), Exit()), Send((0,), RankQuery(7, RankDetail.STACKS))):
-        assert event_log.action_entry(action) is None
+@pytest.mark.parametrize(
+    ("thing", "logged"),
+    [
+        (Done(1, 6.0), (Done(1, 6.0), ())),
+        (Requested("1", StacksRequest()), (StacksRequest(), ())),
+        (Requested("1", OverviewRequest()), None),  # who only looks leaves no trace
+        (Tick(), None),
+        (RankReply(0, 7), None),
+        (CoordinatorReady(0, "h:1"), None),
+        (Send((0, 2), InjectFault("pause")), (InjectFault("pause"), (0, 2))),
+        (Send((0,), Exit()), None),
+        (SignalRanks((0, 2), signal.SIGKILL), (SignalRanks((0, 2), signal.SIGKILL), ())),
+        (PrintLine("x"), None),
+        (Send((0,), RankQuery(7, RankDetail.STACKS)), None),
+    ],
+)
+def test_of_events_and_actions_those_are_logged_that_somebody_reads_again(thing: object, logged: object) -> None:
+    assert event_log.find_message(thing) == logged
 
 
 # ---- logs
@@ -304,5 +266,5 @@ def test_the_newer_of_both_logs_has_the_last_line_and_each_attempt_its_own(tmp_p
     assert files.last_line(0, 1) == "err"
     (tmp_path / "attempt-2").mkdir()
     (tmp_path / "attempt-2" / "rank-0000.out").write_text("again\n")
-    (tmp_path / "events.jsonl").write_text('{"time": 12.5, "event": "started"}\n')
+    (tmp_path / "events.jsonl").write_text(f"{event_log.format_header()}\n{line(-987.5, AttemptStarted())}\n")
     assert (files.attempt(), files.started(), files.last_line(0, 2)) == (2, 12.5, "again")

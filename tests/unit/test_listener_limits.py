@@ -26,6 +26,7 @@ from jaxrun.node.channel import listener as listener_module
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.node.channel.listener import listen_on_tcp
 from jaxrun.protocol.codec import encode
+from jaxrun.records.event_log.events import PeersDropped
 
 __all__ = ["open_listener", "server"]  # fixtures
 
@@ -147,7 +148,7 @@ def test_some_descriptors_are_for_no_peer(monkeypatch):
 
 def test_the_first_that_was_dropped_is_logged_at_once_and_all_others_of_a_minute_in_one_line():
     lines, now = [], [1000.0]
-    peers = DroppedPeers(lambda name, rank=None, **data: lines.append((name, data)), lambda: now[0])
+    peers = DroppedPeers(lines.append, lambda: now[0])
     assert peers.deadline() is None
     peers.add("a peer at 10.0.0.9 is no process of jaxrun: " + "x" * 5000)
     assert peers.deadline() <= now[0]
@@ -158,6 +159,6 @@ def test_the_first_that_was_dropped_is_logged_at_once_and_all_others_of_a_minute
     assert peers.deadline() == 1060.0
     peers.log()
     peers.log()  # nothing more
-    (first, one), (second, many) = lines
-    assert first == second == "dropped" and one["count"] == 1 and len(one["text"]) == 200
-    assert many == {"count": 10_000, "text": "a peer at 10.0.0.0 said nothing"}
+    one, many = lines
+    assert one.count == 1 and len(one.reason) == 200
+    assert many == PeersDropped(10_000, "a peer at 10.0.0.0 said nothing")

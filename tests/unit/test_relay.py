@@ -24,7 +24,7 @@ from jaxrun.protocol.agent_messages import (
 from jaxrun.protocol.snapshot_messages import RankDetail, RankQuery
 from jaxrun.protocol.worker_messages import Done, Run
 from jaxrun.records.event_log.actions import Send, SignalRanks
-from jaxrun.records.event_log.events import LauncherSignalled
+from jaxrun.records.event_log.events import FreshInterpreters, LauncherSignalled
 from jaxrun.records.output import relay as relay_module
 from jaxrun.records.output.drain import Pipe, drain
 from jaxrun.records.output.relay import Relay
@@ -253,6 +253,6 @@ def test_a_signal_to_the_agent_is_reported_or_forwarded(connections):
     head_client = HeadClient(2, agent, Relay(2, agent, "", shown=True))
     assert head_client.handle(LauncherSignalled(signal.SIGUSR1)) == [SignalRanks((2,), signal.SIGUSR1)]
     assert head_client.handle(LauncherSignalled(signal.SIGTERM)) == []
-    head_client.record("first_output", 2)
-    head_client.record("anything_else", 2)
+    head_client.record(FirstOutput(2))
+    head_client.record(FreshInterpreters("a thread"))
     assert receive(head, lambda found: len(found) == 2) == [AgentSignalled(2, signal.SIGTERM), FirstOutput(2)]

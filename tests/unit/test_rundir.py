@@ -18,6 +18,10 @@ import pytest
 from jaxrun.controller.supervisor.launch_process import LaunchProcess
 from jaxrun.errors import UsageError
 from jaxrun.node.agent.spawn import Spawner
+from jaxrun.protocol.agent_messages import AgentConnected
+from jaxrun.protocol.worker_messages import Done
+from jaxrun.records.event_log.event_log import LoggedEvent
+from jaxrun.records.event_log.events import ParentExited
 from jaxrun.records.output.rank_logs import RankLogs
 from jaxrun.records.rundir.find import find_run_dir, is_run_dir
 from jaxrun.records.rundir.jobs import clean, read_job
@@ -30,7 +34,8 @@ STRANGER = 65534
 
 
 def events(path: Path) -> list[dict[str, object]]:
-    return [json.loads(line) for line in (path / "events.jsonl").read_text().splitlines()]
+    """All lines but the first, which says the format."""
+    return [json.loads(line) for line in (path / "events.jsonl").read_text().splitlines()][1:]
 
 
 @pytest.fixture
@@ -119,14 +124,14 @@ def test_anything_else_in_its_place_is_refused_and_left_as_it_is(tmp_path: Path)
 
 
 def test_events_are_on_disk_at_once_one_per_line(directory: RunDir, tmp_path: Path) -> None:
-    directory.record("hello", 12.3456789, 3, host="h\n1", versions={"jax": "0.10"})
-    directory.record("signal", 13.0, signal=2, odd=Path("x"), broken="\udcff")
+    directory.record(LoggedEvent(12.3456789, AgentConnected(3, "h\n1")))
+    directory.record(LoggedEvent(13.0, ParentExited("\udcff"), attempt=2))
     assert events(tmp_path / "run") == [
-        {"time": 12.345679, "event": "hello", "rank": 3, "host": "h\n1", "versions": {"jax": "0.10"}},
-        {"time": 13.0, "event": "signal", "signal": 2, "odd": "x", "broken": "\udcff"},
+        {"time": 12.345679, "attempt": 1, "event": {"type": "AgentConnected", "rank": 3, "host": "h\n1"}},
+        {"time": 13.0, "attempt": 2, "event": {"type": "ParentExited", "reason": "\udcff"}},
     ]
     directory.close()
-    directory.record("late", 14.0)
+    directory.record(LoggedEvent(14.0, Done(0, 14.0)))
     assert len(events(tmp_path / "run")) == 2
 
 
@@ -164,17 +169,17 @@ def test_a_full_disk_is_reported_once_and_costs_no_later_event(
     directory.on_write_error(errors.append)
     monkeypatch.setattr(os, "write", write)
     for rank in range(4):
-        directory.record("hello", 1.0, rank)
+        directory.record(LoggedEvent(1.0, Done(rank, 1.0)))
     monkeypatch.undo()
     assert len(errors) == 1 and "No space left on device" in errors[0]
-    _, *whole = (tmp_path / "run" / "events.jsonl").read_text().splitlines()
-    assert [json.loads(line)["rank"] for line in whole] == [2, 3]
+    _, _, *whole = (tmp_path / "run" / "events.jsonl").read_text().splitlines()
+    assert [json.loads(line)["event"]["rank"] for line in whole] == [2, 3]
 
 
 def test_a_job_that_wants_no_directory_gets_one_that_does_nothing(tmp_path: Path) -> None:
     directory = RunDir(None)
     directory.on_write_error(pytest.fail)
-    directory.record("hello", 1.0, 0)
+    directory.record(LoggedEvent(1.0, Done(0, 1.0)))
     directory.write_text("job.json", "x")
     directory.close()
     assert (directory.path, directory.make_attempt_directory(2)) == (None, None)

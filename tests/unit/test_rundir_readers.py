@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from jaxrun.analysis.verdict.verdict import Verdict, to_json
 from jaxrun.cli.main import main
 from jaxrun.errors import UsageError
+from jaxrun.protocol.agent_messages import WorkerSpawned
+from jaxrun.records.event_log.event_log import LOGGED_TYPES, LoggedEvent, format_line
 from jaxrun.records.history.explain import explain_run
 from jaxrun.records.history.write import write_trace
 from jaxrun.records.rundir.jobs import clean, format_jobs, latest_job, list_jobs
@@ -158,7 +160,7 @@ def test_bad_input_is_one_message(collection, capsys, words, message):
 
 FILES = {
     "verdict.json": to_json(Verdict("ok", 0, {0: "h1"})),
-    "events.jsonl": json.dumps({"time": 1.0, "event": "spawned", "rank": 0}),
+    "events.jsonl": format_line(LoggedEvent(1.0, WorkerSpawned(0, 7))),
     "job.json": json.dumps({"launcher": {"host": os.uname().nodename, "pid": 1}, "program": ["train.py"]}),
     "rank-0000.flight": "",
 }
@@ -224,18 +226,25 @@ VERDICTS = st.builds(
     OUTCOMES,
     st.dictionaries(st.sampled_from([field.name for field in fields(Verdict)]), ODD, max_size=1),
 )
-KNOWN_EVENTS = (
-    "started", "spawned", "hello", "proof", "failed", "exit", "lost", "clock", "profiled", "stop", "signal", "chaos",
-    "attempt_started", "attempt_ended",
-)  # fmt: skip
-KNOWN_FIELDS = (
-    "rank", "at", "host", "status", "attempt", "log", "headline", "pid", "started", "sent", "offset", "output",
-    "signal", "ranks", "error", "message", "fault", "file", "text",
-)  # fmt: skip
-EVENTS = st.fixed_dictionaries(
-    {"event": st.sampled_from(KNOWN_EVENTS), "time": NUMBERS},
-    optional=dict.fromkeys(KNOWN_FIELDS, NUMBERS | ODD),
-)
+FIELDS = OF_TYPE | {
+    "bool": st.booleans(),
+    "float": NUMBERS | st.floats(0, 1e9),
+    "tuple[tuple[float, ...], ...]": st.just([[1.0, 2.0, 30]]) | st.just([[1.0]]),
+    "WorkerStage": st.just("program"),
+}
+
+
+def logged(kind: type) -> st.SearchStrategy[dict[str, object]]:
+    """Lines of the log with messages of this type, in which one field may be anything."""
+    content = {field.name: FIELDS.get(str(field.type), st.just({})) for field in fields(kind)}
+    odd = st.dictionaries(st.sampled_from(["rank", *content]), ODD, max_size=1)
+    event = st.builds(lambda values, odd: {"type": kind.__name__, **values, **odd}, st.fixed_dictionaries(content), odd)
+    more = {"to": st.lists(st.integers(0, 5), max_size=2) | ODD}
+    attempt = st.integers(1, 3) | ODD
+    return st.fixed_dictionaries({"event": event, "time": NUMBERS, "attempt": attempt}, optional=more)
+
+
+EVENTS = st.sampled_from(sorted(LOGGED_TYPES)).flatmap(lambda name: logged(LOGGED_TYPES[name]))
 LAUNCHERS = st.fixed_dictionaries({"host": st.just(os.uname().nodename) | ODD, "pid": st.just(1) | ODD})
 JOBS = st.fixed_dictionaries({}, optional={"launcher": LAUNCHERS | ODD, "program": ODD, "processes": ODD})
 

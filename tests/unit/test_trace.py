@@ -1,14 +1,19 @@
 """What is known of a job over time: which rank came last to each call, and the phases that the event log tells."""
 
-import json
+import math
+import signal
 
 import pytest
 
+from jaxrun.protocol.agent_messages import StartFailed, WorkerExited, WorkerSpawned
 from jaxrun.protocol.flight import DispatchedCall, Flight, PendingCall, ProgramInfo
 from jaxrun.protocol.flight_file import EVERY_CALL
-from jaxrun.records.event_log.event_log import parse_line
+from jaxrun.protocol.worker_messages import DeviceReport, Done, Failed, Hello, ProfileEnded, WorkerStage
+from jaxrun.records.event_log.actions import RecordClock, SignalRanks
+from jaxrun.records.event_log.event_log import LoggedEvent
+from jaxrun.records.event_log.events import AttemptEnded, AttemptStarted, LauncherSignalled
 from jaxrun.records.history.calls import trace_calls
-from jaxrun.records.history.phases import rank_phases, split_attempts
+from jaxrun.records.history.job_log import rank_phases, read_attempts
 
 # ---- calls: who came last, and how long the others waited for it
 
@@ -94,27 +99,31 @@ def test_groups_of_ranks_wait_for_themselves_alone():
 
 
 def logs(*events):
-    """`events` are (time, name, rank or None, more)."""
-    lines = []
-    for time, name, rank, more in events:
-        of_rank = {} if rank is None else {"rank": rank}
-        lines.append(parse_line(json.dumps({"time": time, "event": name, **of_rank, **more})))
-    return split_attempts(lines)
+    """`events` are (time, message, attempt)."""
+    return read_attempts(LoggedEvent(time, message, attempt) for time, message, attempt in events)
+
+
+def hello(rank, started=1.2):
+    return Hello(rank, f"h{rank + 1}", 11 + rank, 2.0, started, {}, "", {})
+
+
+def proof(rank, joined):
+    return DeviceReport(rank, rank, 2, 1, 2, ("cpu",), "cpu", "", joined, 4.0)
 
 
 START = [
-    (0.0, "started", None, {}),
-    (1.0, "spawned", 0, {"pid": 11}),
-    (2.0, "hello", 0, {"host": "h1", "started": 1.2}),
-    (4.0, "proof", 0, {"at": 3.0}),
-    (1.5, "spawned", 1, {"pid": 12}),
-    (2.5, "hello", 1, {"host": "h2", "started": 1.2}),
-    (5.0, "proof", 1, {"at": 3.5}),
+    (0.0, AttemptStarted(), 1),
+    (1.0, WorkerSpawned(0, 11), 1),
+    (2.0, hello(0), 1),
+    (4.0, proof(0, 3.0), 1),
+    (1.5, WorkerSpawned(1, 12), 1),
+    (2.5, hello(1), 1),
+    (5.0, proof(1, 3.5), 1),
 ]
 
 
 def test_the_phases_of_a_rank_follow_each_other():
-    (log,) = logs(*START, (9.0, "done", 0, {}), (9.5, "exit", 0, {"status": 0}))
+    (log,) = logs(*START, (9.0, Done(0, 9.0), 1), (9.5, WorkerExited(0, 0), 1))
     assert [(span.name, span.start, span.end) for span in rank_phases(log.ranks[0], log)] == [
         ("before its process", 0.0, 1.0),
         ("start Python and import jax", 1.0, 2.0),
@@ -129,9 +138,7 @@ def test_the_phases_of_a_rank_follow_each_other():
 
 
 def test_a_rank_may_be_heard_before_its_start_is_told():
-    (log,) = logs(
-        (0.0, "started", None, {}), (2.0, "hello", 0, {"host": "h1", "started": 1.0}), (2.1, "spawned", 0, {"pid": 5})
-    )
+    (log,) = logs((0.0, AttemptStarted(), 1), (2.0, hello(0, started=1.0), 1), (2.1, WorkerSpawned(0, 5), 1))
     assert [(span.name, span.start) for span in rank_phases(log.ranks[0], log)][:2] == [
         ("before its process", 0.0),
         ("start Python and import jax", 1.0),
@@ -139,7 +146,7 @@ def test_a_rank_may_be_heard_before_its_start_is_told():
 
 
 def test_a_job_that_never_ran_has_no_program():
-    (log,) = logs(*START[:6], (7.0, "unavailable", None, {"text": "no device"}))
+    (log,) = logs(*START[:6], (7.0, StartFailed("no device"), 1))
     assert [span.name for span in rank_phases(log.ranks[1], log)][-1] == "meet the other ranks, join"
     assert log.run_at is None and log.marks[0].is_failure and log.marks[0].detail == "no device"
 
@@ -147,14 +154,14 @@ def test_a_job_that_never_ran_has_no_program():
 def test_attempts_are_apart():
     first, second = logs(
         *START,
-        (6.0, "failed", 1, {"error": "ValueError", "message": "bad"}),
-        (6.1, "exit", 1, {"status": 1}),
-        (6.2, "stop", None, {"signal": 9, "ranks": [0]}),
-        (6.3, "exit", 0, {"status": -9}),
-        (6.4, "attempt_ended", None, {"headline": "rank 1 failed"}),
-        (6.5, "attempt_started", None, {"attempt": 2, "reason": "rank 1 failed"}),
-        (7.0, "spawned", 0, {"pid": 13, "attempt": 2}),
-        (8.0, "exit", 0, {"status": -11, "attempt": 2}),
+        (6.0, Failed(1, 6.0, WorkerStage.PROGRAM, 1, "ValueError", "bad", ""), 1),
+        (6.1, WorkerExited(1, 1), 1),
+        (6.2, SignalRanks((0,), signal.SIGKILL), 1),
+        (6.3, WorkerExited(0, -9), 1),
+        (6.4, AttemptEnded("failed", 1, "rank 1 failed", "rank-0001.err"), 1),
+        (6.5, AttemptStarted("", "rank 1 failed"), 2),
+        (7.0, WorkerSpawned(0, 13), 2),
+        (8.0, WorkerExited(0, -11), 2),
     )
     assert (first.number, first.end, first.outcome, second.number, second.start) == (1, 6.4, "rank 1 failed", 2, 6.5)
     assert [(mark.name, mark.is_failure) for mark in first.ranks[1].marks] == [("ValueError", True)]
@@ -165,17 +172,18 @@ def test_attempts_are_apart():
 
 def test_times_of_another_clock_are_corrected_by_the_last_word_on_it():
     (log,) = logs(
-        (0.0, "started", None, {}),
-        (0.5, "clock", 1, {"offset": -7.0}),
-        (1.0, "profiled", 1, {"started": 6.0, "sent": 7.0, "file": "f", "error": ""}),
-        (2.0, "clock", 1, {"offset": -5.0, "error": 0.001}),
-        (3.0, "exit", 1, {"status": 0, "output": [[7.0, 7.5, 120]]}),
+        (0.0, AttemptStarted(), 1),
+        (0.5, RecordClock(1, -7.0), 1),
+        (1.0, ProfileEnded(1, 7.0, 6.0, "s", "f", 1, 2, "", False), 1),
+        (2.0, RecordClock(1, -5.0, 0.001), 1),
+        (3.0, WorkerExited(1, 0, output_bursts=((7.0, 7.5, 120),)), 1),
     )
     rank = log.ranks[1]
     assert (rank.output[0].start, rank.output[0].end, rank.output[0].detail) == (2.0, 2.5, "120 bytes")
     assert (rank.profiles[0].start, rank.profiles[0].end, rank.clock_error) == (1.0, 2.0, 0.001)
 
 
-def test_what_is_not_understood_is_left_out():
-    (log,) = logs(*START, (6.0, "exit", 0, {}), (6.0, "stop", None, {"signal": "x"}), (6.0, "spawned", 1, {"pid": []}))
-    assert len(log.ranks) == 2 and log.marks == [] and log.end == 6.0
+def test_values_that_no_process_has_are_left_out():
+    odd = (proof(1, math.nan), WorkerExited(0, 0, output_bursts=((1.0,),)), LauncherSignalled(10**9))
+    (log,) = logs(*START[:-1], *((6.0, message, 1) for message in odd))
+    assert len(log.ranks) == 2 and log.ranks[1].joined is None and log.end == 6.0

@@ -13,6 +13,7 @@ from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.node.channel.listener import Peer
 from jaxrun.protocol.agent_messages import AgentRefused, AgentReport, AgentToHead, JobInfo, NextAttempt, Shutdown
 from jaxrun.records.event_log.event_checks import check_event
+from jaxrun.records.event_log.events import AgentTurnedAway, BadMessage
 
 if TYPE_CHECKING:
     from jaxrun.controller.supervisor.attempts import AttemptContext
@@ -98,7 +99,7 @@ class AgentReceiver:
         text = f"this job runs already: its rank {rank} is another process, on {hosts.get(rank, '?')}"
         if rank not in hosts:
             text = f"this job runs already, with {len(hosts)} processes: none is rank {rank}"
-        self._dispatcher.record("refused", rank, text=text)
+        self._dispatcher.record(AgentTurnedAway(rank, text))
         connection.send(AgentRefused(text))
         connection.close()
 
@@ -112,7 +113,7 @@ class AgentReceiver:
                 check_event(message, rank)
         except ProtocolError as error:
             messages, connection.lost_reason = [], f"its agent sent what is no message of jaxrun's: {error}"
-            self._dispatcher.record("dropped", rank, text=connection.lost_reason)
+            self._dispatcher.record(BadMessage(rank, connection.lost_reason))
         for message in messages:
             if self._connections.add(number, connection):
                 self._on_message(rank, connection, message)

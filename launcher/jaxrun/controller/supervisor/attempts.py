@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from jaxrun.analysis.diagnosis.job_outcome import JobOutcome
 from jaxrun.analysis.verdict import decide
@@ -23,6 +23,8 @@ from jaxrun.node.agent.guard import Guard
 from jaxrun.node.agent.signals import SignalPipe
 from jaxrun.protocol.addresses import loopback_address
 from jaxrun.protocol.env import attempt_nonce
+from jaxrun.records.event_log.event_log import LoggedEvent
+from jaxrun.records.event_log.events import AttemptEnded, AttemptStarted
 from jaxrun.records.output.output import Output
 from jaxrun.records.rundir.rundir import RunDir
 from jaxrun.spec.job.plan import Plan
@@ -154,16 +156,13 @@ def _run_attempt(
 
 
 def _record_start(directory: RunDir, plan: Plan, began: float, listen_addresses: str) -> None:
-    more: dict[str, Any] = {"listening": listen_addresses} if listen_addresses else {}
-    if plan.attempt > 1:
-        more |= {"attempt": plan.attempt, "reason": plan.restart_reason}
-    directory.record("attempt_started" if plan.attempt > 1 else "started", began, None, **more)
+    directory.record(LoggedEvent(began, AttemptStarted(listen_addresses, plan.restart_reason), plan.attempt))
 
 
 def _record_end(directory: RunDir, verdict: Verdict, ended: float) -> None:
     """Record how an attempt has ended after which there is another: verdict.json is written at the end of the job."""
-    more: dict[str, Any] = {"outcome": verdict.outcome, "exit_code": verdict.exit_code, "log": verdict.log}
-    directory.record("attempt_ended", ended, None, attempt=verdict.attempt, headline=verdict.headline, **more)
+    end = AttemptEnded(verdict.outcome, verdict.exit_code, verdict.headline, verdict.log)
+    directory.record(LoggedEvent(ended, end, verdict.attempt))
 
 
 def _make_head(plan: Plan, registry: AgentRegistry | None, began: float, before: float) -> Head:

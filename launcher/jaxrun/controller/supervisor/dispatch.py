@@ -11,7 +11,6 @@ from jaxrun.analysis.verdict.stall_notice import format_stall_notice
 from jaxrun.controller.head.head import Head
 from jaxrun.protocol.env import REQUEST_SIGNAL
 from jaxrun.protocol.requests import Answer, AnswerState, Request
-from jaxrun.records.event_log import event_log
 from jaxrun.records.event_log.actions import (
     Action,
     AnswerRequest,
@@ -19,6 +18,7 @@ from jaxrun.records.event_log.actions import (
     PrintSnapshot,
     PrintStallNotice,
 )
+from jaxrun.records.event_log.event_log import LoggedEvent, LoggedMessage, find_message
 from jaxrun.records.event_log.events import Event, LauncherSignalled, Requested, Tick
 
 
@@ -29,7 +29,7 @@ class RunFiles(Protocol):
     def shown_path(self) -> Path | None:
         """The directory as people may type it; None where there is none."""
 
-    def record(self, event: str, time: float, rank: int | None = None, **data: object) -> None: ...
+    def record(self, event: LoggedEvent) -> None: ...
 
     def take_requests(self) -> list[tuple[str, Request | None]]:
         """What others have asked since the last call, by number; None for what is not understood."""
@@ -41,8 +41,8 @@ class Dispatcher:
     """Feeds events to the head and returns its actions; `clock` returns seconds since the epoch."""
 
     def __init__(self, head: Head, files: RunFiles, clock: Callable[[], float], attempt: int = 1) -> None:
-        """`attempt` is logged with each event, unless it is the first."""
-        self._of_attempt = {"attempt": attempt} if attempt > 1 else {}
+        """`attempt` is logged with each event."""
+        self._attempt = attempt
         self._head = head
         self._files = files
         self._clock = clock
@@ -56,7 +56,7 @@ class Dispatcher:
         """Return what is to be done now, in order."""
         if isinstance(event, LauncherSignalled) and event.signum == REQUEST_SIGNAL:
             return self._handle_requests()
-        self._log(event_log.event_entry(event))
+        self._log(event)
         return [self._prepare(action) for action in self._head.handle(event, self._clock())]
 
     def handle_timeouts(self) -> list[Action]:
@@ -68,9 +68,9 @@ class Dispatcher:
         """When `handle_timeouts` is to be called at the latest, seconds since the epoch."""
         return self._head.deadline()
 
-    def record(self, name: str, rank: int | None = None, **data: object) -> None:
-        """Log an event that the head need not know."""
-        self._files.record(name, self._clock(), rank, **self._of_attempt, **data)
+    def record(self, message: LoggedMessage, to: tuple[int, ...] = ()) -> None:
+        """Log what the head need not know, or what it has sent to these ranks."""
+        self._files.record(LoggedEvent(self._clock(), message, self._attempt, to))
 
     def _handle_requests(self) -> list[Action]:
         actions: list[Action] = []
@@ -84,7 +84,7 @@ class Dispatcher:
 
     def _prepare(self, action: Action) -> Action:
         """Log an action, and do what needs neither agents nor output."""
-        self._log(event_log.action_entry(action))
+        self._log(action)
         if isinstance(action, PrintSnapshot):
             return PrintLine(f"{action.heading}{format_snapshot(action.snapshot) or 'no rank has stacks to show yet'}")
         if isinstance(action, PrintStallNotice):
@@ -93,7 +93,7 @@ class Dispatcher:
             self._files.write_answer(action.number, action.answer)
         return action
 
-    def _log(self, entry: event_log.Entry | None) -> None:
-        if entry is not None:
-            name, rank, data = entry
-            self.record(name, rank, **data)
+    def _log(self, thing: Event | Action) -> None:
+        found = find_message(thing)
+        if found is not None:
+            self.record(*found)

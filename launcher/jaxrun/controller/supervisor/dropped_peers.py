@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+
+from jaxrun.records.event_log.events import PeersDropped
 
 _INTERVAL_S = 60.0  # between two lines of the log
 _MAX_TEXT = 200  # characters; the text may hold what a stranger has sent
 
 
-class _Record(Protocol):
-    def __call__(self, name: str, rank: int | None = None, **data: object) -> None: ...
-
-
 class DroppedPeers:
     """Counts them; the first is logged at once. `clock` returns seconds since the epoch."""
 
-    def __init__(self, record: _Record, clock: Callable[[], float]) -> None:
+    def __init__(self, record: Callable[[PeersDropped], None], clock: Callable[[], float]) -> None:
         self._record = record
         self._clock = clock
         self._count = 0
@@ -35,6 +32,6 @@ class DroppedPeers:
     def log(self) -> None:
         """Log how many there were since the last line, and what became of the last of them."""
         if self._count:
-            self._record("dropped", count=self._count, text=self._last)
+            self._record(PeersDropped(self._count, self._last))
             self._count = 0
             self._next_line = self._clock() + _INTERVAL_S

@@ -42,11 +42,20 @@ from jaxrun.records.event_log.actions import (
     Finish,
     PrintLine,
     ReadTerminalLine,
+    RecordClock,
     Send,
     ShowTerminalText,
     SignalRanks,
 )
-from jaxrun.records.event_log.events import AgentLost, Event, LauncherSignalled, TerminalLine
+from jaxrun.records.event_log.events import (
+    AgentLost,
+    Event,
+    LaunchCommandEnded,
+    LauncherSignalled,
+    SpareLost,
+    SpareReported,
+    TerminalLine,
+)
 
 if TYPE_CHECKING:
     from jaxrun.controller.supervisor.attempts import AttemptContext
@@ -211,11 +220,11 @@ class AgentServer:
             case OutputChunk() | StreamEnded():
                 self._remote_output.handle(rank, connection, message)
             case FirstOutput():
-                self._dispatcher.record("first_output", rank)
+                self._dispatcher.record(message)
             case AgentSignalled():
                 self._losses.hold(message, probe=True)
             case AgentReport():
-                self._dispatcher.record("clock", rank, offset=self._clocks.add(message))
+                self._dispatcher.record(RecordClock(rank, self._clocks.add(message)))
                 self.slurm_step = self.slurm_step or message.slurm_step
                 self._handle(message)
                 self._prepare_spares()
@@ -233,7 +242,7 @@ class AgentServer:
     # ---- agents that wait on spare hosts
 
     def _on_spare_report(self, report: AgentReport) -> None:
-        self._dispatcher.record("spare_reported", number=report.rank, host=report.host, pid=report.pid)
+        self._dispatcher.record(SpareReported(report.rank, report.host, report.pid))
         reason = self._spares.add(report)
         if reason:
             self._output.print_line(f"jaxrun: spare host {report.host} cannot be used: {reason}")
@@ -245,7 +254,7 @@ class AgentServer:
 
     def _on_spare_lost(self, number: int, reason: str) -> None:
         host = self._spares.host_of(number)
-        self._dispatcher.record("spare_lost", number=number, host=host, text=reason)
+        self._dispatcher.record(SpareLost(number, host, reason))
         if self._spares.lose(number):
             self._output.print_line(f"jaxrun: spare host {host} is lost: {reason}")
 
@@ -277,7 +286,7 @@ class AgentServer:
             if signum != signal.SIGCHLD:
                 self._on_signal(signum)
             elif self._launch.status is None and self._launch.reap():
-                self._dispatcher.record("starter_ended", status=self._launch.status)
+                self._dispatcher.record(LaunchCommandEnded(self._launch.status or 0))
                 self._losses.hold(probe=True)
 
     def _on_signal(self, signum: int) -> None:

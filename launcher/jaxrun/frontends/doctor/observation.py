@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from jaxrun.analysis.verdict.verdict import Verdict
-from jaxrun.protocol.codec import from_content
 from jaxrun.protocol.probe_messages import HostFacts, PeerResults
-from jaxrun.records.event_log.event_log import parse_lines
-from jaxrun.records.rundir.recorded_files import read_text, read_verdict
-from jaxrun.records.rundir.rundir import EVENTS_FILE
+from jaxrun.protocol.worker_messages import DeviceReport
+from jaxrun.records.event_log.actions import RecordClock
+from jaxrun.records.rundir.recorded_files import read_job_events, read_text, read_verdict
 from jaxrun.spec.backends.slurm_allocation import Allocation
 
 Pair = tuple[str, str]  # of hosts: from, to
@@ -119,18 +118,18 @@ class Observation:
 def read_run_dir(path: Path) -> dict[str, Any]:
     """Return the fields of an Observation that the files of a job say; those of files that are missing are left out."""
     found: dict[str, Any] = {"facts": {}, "peers": {}, "devices": {}, "clocks": {}}
-    for event in parse_lines(_read(path / EVENTS_FILE).splitlines()):
-        if event.rank is None:
-            continue
-        if event.name == "host_facts":
-            found["facts"][event.rank] = from_content(HostFacts, event.more["facts"])
-        elif event.name == "peers":
-            found["peers"][event.rank] = from_content(PeerResults, event.more["results"])
-        elif event.name == "clock":
-            found["clocks"][event.rank] = RankClock(event.more["offset"], event.more.get("error", _ONE_WAY_S))
-        elif event.name == "proof":
-            kinds = tuple(event.more["device_kinds"])
-            found["devices"][event.rank] = RankDevices(event.more["platform"], event.more["local_devices"], kinds)
+    for event in read_job_events(path).events:
+        message = event.message
+        match message:
+            case HostFacts():
+                found["facts"][message.rank] = message
+            case PeerResults():
+                found["peers"][message.rank] = message
+            case RecordClock():
+                found["clocks"][message.rank] = RankClock(message.offset_s, message.error_s or _ONE_WAY_S)
+            case DeviceReport():
+                devices = RankDevices(message.platform, message.local_devices, message.device_kinds)
+                found["devices"][message.rank] = devices
     return {**found, "verdict": read_verdict(path), "timings": _timings(_read(path / _TIMINGS_LOG))}
 
 

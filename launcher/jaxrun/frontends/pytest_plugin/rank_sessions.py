@@ -9,14 +9,13 @@ from pathlib import Path
 
 from jaxrun import RUNTIME
 from jaxrun.analysis.diagnosis.snapshot import Snapshot
-from jaxrun.errors import JaxrunError
+from jaxrun.errors import JaxrunError, UsageError
 from jaxrun.frontends.gang.call_events import Disconnected, LauncherOutput, RankMessage, Returned
 from jaxrun.frontends.gang.gang import Gang
 from jaxrun.protocol.payload import FunctionReference
 from jaxrun.protocol.pytest_messages import SessionReady, SessionSettings
-from jaxrun.records.event_log.event_log import DIVERGENCE, parse_lines
-from jaxrun.records.rundir.recorded_files import read_text
-from jaxrun.records.rundir.rundir import EVENTS_FILE
+from jaxrun.records.event_log.actions import RecordDivergence
+from jaxrun.records.rundir.recorded_files import read_job_events
 from jaxrun.text import format_ranks, format_seconds
 
 _STARTUP_TIMEOUT_S = 120.0  # for the ranks to import and collect the tests
@@ -56,9 +55,9 @@ class RankSessions:
     def new_divergences(self) -> list[str]:
         """How the ranks fell out of step, as often as the launcher has found it since this was last called."""
         texts: list[str] = []
-        with contextlib.suppress(OSError):
-            events = parse_lines(read_text(self.gang.run_dir / EVENTS_FILE).splitlines())
-            texts = [event.more["text"] for event in events if event.name == DIVERGENCE]
+        with contextlib.suppress(UsageError):
+            messages = [event.message for event in read_job_events(self.gang.run_dir).events]
+            texts = [message.text for message in messages if isinstance(message, RecordDivergence)]
         known, self._known_divergences = self._known_divergences, len(texts)
         return texts[known:]
 

@@ -112,6 +112,7 @@ class JobFiles:
         """When the job began, in seconds since the epoch; None where nothing says so."""
         with contextlib.suppress(OSError, ValueError):
             with open(open_regular(self.run_dir / EVENTS_FILE), encoding="utf-8", errors="replace") as file:
+                file.readline()  # the header
                 return parse_line(file.readline()).time
         return None
 

@@ -27,6 +27,7 @@ from jaxrun.protocol.agent_messages import (
     ClockProbe,
     ClockReply,
     FaultNotInjected,
+    FirstOutput,
     InjectFault,
     NextAttempt,
     Shutdown,
@@ -47,7 +48,7 @@ from jaxrun.records.event_log.actions import (
     SignalRanks,
 )
 from jaxrun.records.event_log.event_checks import check_event
-from jaxrun.records.event_log.events import Event, LauncherSignalled, TerminalLine
+from jaxrun.records.event_log.events import Event, FreshInterpreters, LauncherSignalled, TerminalLine
 from jaxrun.records.output.drain import OutputSink
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class Agent:
         self._clock = clock
         self._source = source
         self._terminal = terminal
-        self._pipes = OutputPipes(output, lambda rank: head.record("first_output", rank))
+        self._pipes = OutputPipes(output, lambda rank: head.record(FirstOutput(rank)))
         self._loop = EventLoop(clock)
         self._oom = OomWatch(own_memory_cgroup())
         self._snapshots = SnapshotReader(workers, output, clock)
@@ -208,7 +209,7 @@ class Agent:
             self._loop.remove_reader(fd)
         self._report_all(events)
         if self._workers.declined:
-            self._head.record("fork_declined", reason=self._workers.declined)
+            self._head.record(FreshInterpreters(self._workers.declined))
             for worker in self._workers:
                 self._loop.remove_reader(worker.pipes.channel.fileno())
                 self._pipes.remove(worker.rank)

@@ -26,7 +26,7 @@ from jaxrun.records.event_log.actions import (
     Send,
     SignalRanks,
 )
-from jaxrun.records.event_log.events import Event, LauncherSignalled
+from jaxrun.records.event_log.events import Event, FreshInterpreters, LauncherSignalled
 from jaxrun.records.output.relay import Relay
 
 HEAD_LOST = Shutdown(EXIT_UNAVAILABLE)  # said by no head: known by its identity
@@ -45,8 +45,8 @@ class HeadInterface(Protocol):
     def deadline(self) -> float | None:
         """When `handle_timeouts` is to be called at the latest."""
 
-    def record(self, name: str, rank: int | None = None, **data: object) -> None:
-        """Log an event that changes no decision."""
+    def record(self, message: FirstOutput | FreshInterpreters) -> None:
+        """Log what changes no decision."""
 
 
 class ActionSource(Protocol):
@@ -100,9 +100,9 @@ class HeadClient:
     def deadline(self) -> None:
         return None
 
-    def record(self, name: str, rank: int | None = None, **data: object) -> None:
-        if name == "first_output":
-            self._connection.send(FirstOutput(self._rank))
+    def record(self, message: FirstOutput | FreshInterpreters) -> None:
+        if isinstance(message, FirstOutput):
+            self._connection.send(message)
 
     def _actions_for(self, message: HeadToAgent) -> Iterable[Action]:
         ranks = (self._rank,)

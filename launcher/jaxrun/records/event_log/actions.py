@@ -80,11 +80,15 @@ class RecordStraggler:
 
 @dataclass(frozen=True, slots=True)
 class RecordClock:
-    """Log what is to be added to times of this rank's clock, in seconds, and how wrong that may be."""
+    """Log what is to be added to times of this rank's clock, in seconds, and how wrong that may be.
+
+    It is for the times in the rank's flight recorder, its WorkerExited and its ProfileEnded; the last one counts.
+    error_s: 0.0 where it comes from one message one way, and nobody knows
+    """
 
     rank: int
     offset_s: float
-    error_s: float
+    error_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

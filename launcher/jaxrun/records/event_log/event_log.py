@@ -1,32 +1,34 @@
-"""The event log, events.jsonl: which events of the head are logged, and how a line is read back.
+"""The event log, events.jsonl: the messages of a job, each with its time. docs/event-log.md has the table of all.
 
-A line is a JSON object with "time" (seconds since the epoch), "event", "rank" where the event has one, "attempt" from
-the second attempt on, and more. Attempts begin with "started" and "attempt_started"; after each "attempt_ended" there
-is another. "clock" says what is to be added to the times of a rank's own clock: to those in its flight recorder, in its
-"exit" and in "profiled". The last counts; with an "error", how wrong it may be, it comes from round trips.
+The first line is `{"format": 1}`. Each further line is a JSON object: "time" (seconds since the epoch, on the clock of
+the launcher's host), "attempt" (from 1), "event", a message as the codec writes it, with its "type", and, where the
+head has sent it to ranks, these as "to". Some fields are left empty: secrets, and texts that the ranks' logs hold.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from jaxrun.analysis.diagnosis.straggler import Straggler
+from jaxrun.errors import ProtocolError
 from jaxrun.protocol.agent_messages import (
     AgentConnected,
     AgentReport,
     AgentSignalled,
     FaultNotInjected,
+    FirstOutput,
     InjectFault,
     StartFailed,
     WorkerExited,
     WorkerSpawned,
 )
+from jaxrun.protocol.codec import field_values, from_content, message_types, to_content
 from jaxrun.protocol.probe_messages import HostFacts, PeerResults
-from jaxrun.protocol.requests import OverviewRequest
-from jaxrun.protocol.stop_messages import NO_STEP, CheckpointSaved, StopPolled, StopReached, StopRequested
+from jaxrun.protocol.requests import ProfileRequest, StacksRequest
+from jaxrun.protocol.stop_messages import CheckpointSaved, StopPolled, StopReached, StopRequested
 from jaxrun.protocol.worker_messages import ChildForked, DeviceReport, Done, Failed, Hello, ProfileEnded, ThreadFailed
 from jaxrun.records.event_log.actions import (
     Action,
@@ -41,129 +43,151 @@ from jaxrun.records.event_log.events import (
     AgentLost,
     Event,
     FaultRequested,
+    LauncherNote,
     LauncherSignalled,
     ParentExited,
     Requested,
     SignalRequested,
+    StallNotice,
 )
 
-DIVERGENCE = "divergence"
+FORMAT = 1
+_FORMAT_KEY = "format"
+_MAX_TIME_S = 1e11  # some thousand years
 _MAX_ATTEMPT = 10**6
-Entry = tuple[str, int | None, dict[str, Any]]  # event, rank, more
+_MAX_RANKS = 2**17
+
+_Received = (
+    AgentConnected
+    | AgentReport
+    | HostFacts
+    | PeerResults
+    | AgentLost
+    | StartFailed
+    | AgentSignalled
+    | WorkerSpawned
+    | FirstOutput
+    | Hello
+    | DeviceReport
+    | ThreadFailed
+    | ChildForked
+    | CheckpointSaved
+    | StopPolled
+    | StopReached
+    | ProfileEnded
+    | Failed
+    | Done
+    | WorkerExited
+    | FaultNotInjected
+    | LauncherSignalled
+    | SignalRequested
+    | FaultRequested
+    | ParentExited
+    | StacksRequest
+    | ProfileRequest
+)
+_Decided = SignalRanks | InjectFault | StopRequested | RecordClock | RecordDivergence | Straggler
+LoggedMessage = LauncherNote | _Received | _Decided
+LOGGED_TYPES = message_types(LoggedMessage)
+_EMPTIED: Mapping[type, Mapping[str, Any]] = {
+    Hello: {"environment": {}},
+    Failed: {"traceback": ""},
+    ThreadFailed: {"traceback": ""},
+    StartFailed: {"traceback": ""},
+    WorkerExited: {"crash_dump": "", "stderr_tail": ""},
+}
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedEvent:
-    """One line, read back."""
+    """One line: a message, when the launcher had it, in which attempt, and to which ranks it was sent, if it was."""
 
-    name: str
     time: float
-    rank: int | None
-    more: Mapping[str, Any]
+    message: LoggedMessage
+    attempt: int = 1
+    to: tuple[int, ...] = ()
 
     @property
-    def attempt(self) -> int:
-        """The attempt that it belongs to, from 1."""
-        return int(self.more.get("attempt", 1))
+    def rank(self) -> int | None:
+        """The rank that it is about, if it is about one."""
+        rank = getattr(self.message, "rank", None)
+        return rank if rank is not None and 0 <= rank < _MAX_RANKS else None
+
+
+@dataclass(slots=True)
+class EventLog:
+    """What a file held: its events, and how many lines of it were damaged."""
+
+    events: list[LoggedEvent] = field(default_factory=list)
+    damaged: int = 0
+
+
+def find_message(thing: Event | Action) -> tuple[LoggedMessage, tuple[int, ...]] | None:
+    """What is logged of an event or an action, and to which ranks it goes; None for what is not logged."""
+    ranks: tuple[int, ...] = ()
+    message: Any = thing
+    match thing:
+        case Send():
+            message, ranks = thing.message, thing.ranks
+            if not isinstance(message, InjectFault | StopRequested):
+                return None
+        case Requested():
+            message = thing.request
+        case RecordStraggler():
+            message = thing.straggler
+        case PrintStallNotice():
+            message = StallNotice(round(thing.idle_s, 1))
+    return (message, ranks) if type(message).__name__ in LOGGED_TYPES else None
+
+
+def format_header() -> str:
+    """The first line."""
+    return json.dumps({_FORMAT_KEY: FORMAT})
+
+
+def format_line(event: LoggedEvent) -> str:
+    """The line of an event, without its end."""
+    emptied = _EMPTIED.get(type(event.message))
+    message = replace(event.message, **emptied) if emptied else event.message
+    content: dict[str, Any] = {"time": round(event.time, 6), "attempt": event.attempt}
+    content |= {"to": event.to} if event.to else {}
+    content["event"] = {"type": type(message).__name__, **field_values(message)}
+    return json.dumps(content, ensure_ascii=False, default=to_content)
 
 
 def parse_line(line: str) -> LoggedEvent:
-    """Raises ValueError if the line is damaged."""
+    """Raises ValueError if the line is damaged, or is no event."""
     try:
-        more = json.loads(line)
-        rank = int(more["rank"]) if "rank" in more else None
-        event = LoggedEvent(str(more["event"]), float(more["time"]), rank, more)
-        if event.attempt not in range(1, _MAX_ATTEMPT):
-            raise ValueError(f"no job has so many attempts: {event.attempt!r:.40}")
-        return event
-    except (ArithmeticError, KeyError, RecursionError, TypeError) as error:
+        content = json.loads(line)
+        time, attempt = float(content["time"]), int(content["attempt"])
+        if not abs(time) <= _MAX_TIME_S or attempt not in range(1, _MAX_ATTEMPT):
+            raise ValueError(f"no time or no attempt: {line:.80}")
+        event = content["event"]
+        message = from_content(LOGGED_TYPES[event["type"]], event, lenient=True)
+        return LoggedEvent(time, message, attempt, tuple(map(int, content.get("to", ()))))
+    except (ArithmeticError, AttributeError, LookupError, ProtocolError, RecursionError, TypeError) as error:
         raise ValueError(f"not a line of the event log: {error!r}") from None
 
 
-def parse_lines(lines: Iterable[str]) -> Iterator[LoggedEvent]:
-    """Parse all lines but those that are damaged."""
-    for line in lines:
-        with suppress(ValueError):
-            yield parse_line(line)
+def parse_lines(lines: Iterable[str]) -> EventLog:
+    """Parse all lines but those that are damaged. Raises ValueError if they are of another format."""
+    log = EventLog()
+    for line in filter(str.strip, lines):
+        try:
+            log.events.append(parse_line(line))
+        except ValueError:
+            form = _format_of(line)
+            if form not in (None, FORMAT):
+                raise ValueError(f"it is of format {form}, and this jaxrun reads format {FORMAT}") from None
+            log.damaged += form is None
+    return log
 
 
-def event_entry(event: Event) -> Entry | None:
-    """What is logged of an event; None for an event that is not logged."""
-    match event:
-        case AgentConnected():
-            return "connected", event.rank, {"host": event.host}
-        case AgentReport():
-            return "reported", event.rank, {"host": event.host, "pid": event.pid, "address": event.address}
-        case HostFacts():
-            return "host_facts", event.rank, {"facts": asdict(event)}
-        case PeerResults():
-            return "peers", event.rank, {"results": asdict(event)}
-        case AgentLost():
-            return "lost", event.rank, {"text": event.reason}
-        case StartFailed():
-            return "unavailable", None, {"text": event.text}
-        case AgentSignalled():
-            return "agent_signalled", event.rank, {"signal": event.signum}
-        case WorkerSpawned():
-            return "spawned", event.rank, {"pid": event.pid}
-        case Hello():
-            more = {"host": event.host, "pid": event.pid, "started": event.started_at, "sent": event.time}
-            return "hello", event.rank, more | {"versions": dict(event.versions)}
-        case DeviceReport():
-            more = {"at": event.joined_at, "local_devices": event.local_devices, "platform": event.platform}
-            return "proof", event.rank, more | {"device_kinds": list(event.device_kinds)}
-        case ThreadFailed():
-            return "thread_failed", event.rank, {"thread": event.thread, "error": event.error}
-        case ChildForked():
-            return "forked", event.rank, {"at": event.place}
-        case CheckpointSaved():
-            return "saved", event.rank, {"step": event.step}
-        case StopPolled():
-            return "stop_polled", event.rank, {}
-        case StopReached():
-            return "stop_reached", event.rank, {"step": event.step if event.step != NO_STEP else None}
-        case ProfileEnded():
-            more = {"started": event.started_at, "sent": event.time, "session": event.session, "last": event.last}
-            return "profiled", event.rank, more | {"file": event.file, "error": event.error}
-        case Failed():
-            more = {"stage": event.stage, "status": event.status, "error": event.error, "sent": event.time}
-            return "failed", event.rank, more | {"message": event.message}
-        case Done():
-            return "done", event.rank, {"sent": event.time}
-        case WorkerExited():
-            bursts = [[round(value, 3) for value in burst] for burst in event.output_bursts]
-            return "exit", event.rank, {"status": event.status} | ({"output": bursts} if bursts else {})
-        case LauncherSignalled():
-            return "signal", None, {"signal": event.signum}
-        case SignalRequested():
-            return "signal_asked", None, {"signal": event.signum}
-        case FaultRequested():
-            return "fault_asked", None, {"fault": event.kind, "ranks": list(event.ranks)}
-        case Requested(request=OverviewRequest()):
-            return None  # twice a second while somebody looks
-        case Requested():
-            return "requested", None, {"request": type(event.request).__name__}
-        case ParentExited():
-            return "hung_up", None, {"by": event.reason}
-        case FaultNotInjected():
-            return "spared", event.rank, {"fault": event.kind, "text": event.reason}
-    return None
-
-
-def action_entry(action: Action) -> Entry | None:
-    """What is logged of an action of the head; None for an action that is not logged."""
-    if isinstance(action, SignalRanks):
-        return "stop", None, {"signal": int(action.signum), "ranks": list(action.ranks)}
-    if isinstance(action, RecordClock):
-        return "clock", action.rank, {"offset": action.offset_s, "error": action.error_s}
-    if isinstance(action, RecordDivergence):
-        return DIVERGENCE, None, {"text": action.text}
-    if isinstance(action, RecordStraggler):
-        return "straggler", None, asdict(action.straggler)
-    if isinstance(action, PrintStallNotice):
-        return "stall_notice", None, {"idle": round(action.idle_s, 1)}
-    if isinstance(action, Send) and isinstance(action.message, InjectFault):
-        return "chaos", None, {"fault": action.message.kind, "ranks": list(action.ranks)}
-    if isinstance(action, Send) and isinstance(action.message, StopRequested):
-        return "stop_requested", None, {"reason": action.message.reason, "ranks": list(action.ranks)}
-    return None
+def _format_of(line: str) -> int | None:
+    """The format that a first line names; None for any other line."""
+    try:
+        content = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    form = content.get(_FORMAT_KEY) if isinstance(content, dict) else None
+    return form if type(form) is int else None

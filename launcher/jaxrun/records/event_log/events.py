@@ -1,4 +1,4 @@
-"""Events that the head handles: those of the launcher itself, and what agents and workers send."""
+"""Events that the head handles: those of the launcher itself, and what agents and workers send; those only logged."""
 
 from __future__ import annotations
 
@@ -74,3 +74,101 @@ LauncherEvent = (
     AgentLost | LauncherSignalled | SignalRequested | FaultRequested | ParentExited | Requested | TerminalLine | Tick
 )
 Event = LauncherEvent | AgentEvent | WorkerToAgent
+
+
+# ---- what the launcher only logs
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptStarted:
+    """An attempt begins; `listening`: where agents connect; `reason`: why there is another attempt than the first."""
+
+    listening: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptEnded:
+    """An attempt has ended, and there will be another. The fields are those of its verdict."""
+
+    outcome: str
+    exit_code: int
+    headline: str
+    log: str
+
+
+@dataclass(frozen=True, slots=True)
+class FreshInterpreters:
+    """The workers are started in fresh interpreters, for this reason."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AgentTurnedAway:
+    """An agent came for a rank that another process is."""
+
+    rank: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BadMessage:
+    """The agent of this rank sent what is no message, and lost its connection for that."""
+
+    rank: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PeersDropped:
+    """So many peers were turned away at the head's port; `reason` is that of the last one."""
+
+    count: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SpareReported:
+    """The agent of this number waits on a spare host."""
+
+    number: int
+    host: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpareLost:
+    """An agent on a spare host is gone."""
+
+    number: int
+    host: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchCommandEnded:
+    """mpirun or srun has ended with this status."""
+
+    status: int
+
+
+@dataclass(frozen=True, slots=True)
+class StallNotice:
+    """A line was printed that says that the job has made no progress for so many seconds."""
+
+    idle_s: float
+
+
+LauncherNote = (
+    AttemptStarted
+    | AttemptEnded
+    | FreshInterpreters
+    | AgentTurnedAway
+    | BadMessage
+    | PeersDropped
+    | SpareReported
+    | SpareLost
+    | LaunchCommandEnded
+    | StallNotice
+)

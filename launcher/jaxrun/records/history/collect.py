@@ -13,11 +13,10 @@ from jaxrun.analysis.verdict import report
 from jaxrun.errors import UsageError
 from jaxrun.protocol.flight import CompilationStage, Flight
 from jaxrun.protocol.flight_file import RING_RECORDS, flight_file_name
-from jaxrun.records.event_log.event_log import LoggedEvent, parse_lines
 from jaxrun.records.history.calls import trace_calls
+from jaxrun.records.history.job_log import AttemptLog, RankLog, rank_phases, read_attempts
 from jaxrun.records.history.job_trace import AttemptTrace, JobTrace, Moment, RankTrace, Span
-from jaxrun.records.history.phases import AttemptLog, RankLog, rank_phases, split_attempts
-from jaxrun.records.rundir.recorded_files import open_regular, parse_json, read_text, read_verdict
+from jaxrun.records.rundir.recorded_files import open_regular, parse_json, read_job_events, read_text, read_verdict
 from jaxrun.records.rundir.rundir import EVENTS_FILE, JOB_FILE, attempt_directory
 from jaxrun.text import plural
 
@@ -30,7 +29,7 @@ def collect_job(run_dir: Path, max_calls: int) -> JobTrace:
 
     Raises UsageError where there is no event log.
     """
-    logs = split_attempts([*_read_events(run_dir / EVENTS_FILE)])
+    logs = read_attempts(read_job_events(run_dir).events)
     if not logs:
         raise UsageError(f"{run_dir} has no {EVENTS_FILE} from which its job could be told")
     found = read_verdict(run_dir)
@@ -104,15 +103,6 @@ def _read_recorder(file: Path, max_calls: int) -> tuple[Flight, tuple[Compilatio
         return reader.history(max_calls), reader.compilation_stages()
     finally:
         os.close(fd)
-
-
-def _read_events(file: Path) -> Iterator[LoggedEvent]:
-    """The events, less damaged lines."""
-    try:
-        with open(open_regular(file), encoding="utf-8", errors="replace") as lines:
-            yield from parse_lines(lines)
-    except OSError as error:
-        raise UsageError(f"cannot read {file}: {error.strerror}.") from None
 
 
 def _title(run_dir: Path, ranks: int) -> str:

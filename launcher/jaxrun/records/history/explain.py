@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 
 from jaxrun.analysis.verdict import report, verdict
+from jaxrun.analysis.verdict.straggler_text import format_straggler
 from jaxrun.errors import UsageError
-from jaxrun.records.history import timeline
+from jaxrun.protocol.agent_messages import FirstOutput, WorkerExited, WorkerSpawned
+from jaxrun.protocol.worker_messages import DeviceReport, Hello
+from jaxrun.records.history.job_log import AttemptLog, read_attempts
 from jaxrun.records.rundir import recorders
 from jaxrun.records.rundir.find import find_run_dir
-from jaxrun.records.rundir.recorded_files import read_text
+from jaxrun.records.rundir.recorded_files import read_job_events, read_text
 from jaxrun.records.rundir.rundir import EVENTS_FILE, VERDICT_FILE, attempt_directory
 from jaxrun.terminal import A_FILE, TerminalFormat
-from jaxrun.text import plural
+from jaxrun.text import UNKNOWN_HOST, format_ranks_on_hosts, has_several_hosts, plural
+
+STEPS = ("spawned", "imported", "joined", "proved", "first output", "ended")
+_MAX_FULL_TABLE_RANKS = 16  # a larger job is summarised by step
+_MAX_ENDS = 8  # of ranks that ended badly
+_SLOWEST_SHOWN = 3
+_LATE_S = 0.25  # a rank is marked if it is later than the others' median by this and by _LATE_FRACTION of it
+_LATE_FRACTION = 0.25
+
+Steps = Mapping[str, Mapping[int, float]]  # step → rank → seconds since the attempt began
 
 
 def explain_run(path: Path | None, terminal: TerminalFormat = A_FILE) -> str:
@@ -22,25 +36,69 @@ def explain_run(path: Path | None, terminal: TerminalFormat = A_FILE) -> str:
     Raises UsageError if it is neither, or cannot be read.
     """
     path = find_run_dir(path)
-    events = timeline.parse_events(_read(path / EVENTS_FILE).splitlines())
-    logs = attempt_directory(path, events.attempt)
-    calls = recorders.format_recorders(logs, events.hosts, divergences=not (path / VERDICT_FILE).exists())
-    earlier = "\n".join(["earlier attempts:", *events.earlier]) if events.earlier else ""
-    parts = [earlier, _format_verdict(path, events, terminal), calls, timeline.format_table(events)]
-    if events.skipped:
-        parts.append(f"(left out: {plural(events.skipped, 'unreadable line')} of {EVENTS_FILE})")
+    events = read_job_events(path)
+    *earlier, last = read_attempts(events.events) or [AttemptLog(1, 0.0, 0.0)]
+    logs = attempt_directory(path, last.number)
+    ends = [
+        f"attempt {log.number}: {log.outcome}{f'   {log.log}' if log.log else ''}" for log in earlier if log.outcome
+    ]
+    parts = [
+        "\n".join(["earlier attempts:", *ends]) if ends else "",
+        _format_verdict(path, last, terminal),
+        recorders.format_recorders(logs, last.hosts, divergences=not (path / VERDICT_FILE).exists()),
+        format_table(last),
+        f"(left out: {plural(events.damaged, 'unreadable line')} of {EVENTS_FILE})" if events.damaged else "",
+    ]
     return "\n\n".join(filter(None, parts))
 
 
-def _format_verdict(path: Path, events: timeline.Timeline, terminal: TerminalFormat) -> str:
+def format_table(log: AttemptLog) -> str:
+    """One row per rank, or for a large job one per step; ranks that are late are marked."""
+    steps = _find_steps(log)
+    ranks = _ranks(steps)
+    if not ranks:
+        return "no rank was started."
+    late = {step: _find_late_rank(steps[step]) for step in STEPS[:-1]}
+    rows = _by_rank(steps, log.hosts, late) if len(ranks) <= _MAX_FULL_TABLE_RANKS else _by_step(steps)
+    what = f"attempt {log.number}" if log.number > 1 else "the job"
+    lines = [f"start-up, in seconds since {what} was started:", *_aligned(rows)]
+    for step, rank in late.items():
+        if rank is not None:
+            behind = steps[step][rank] - median(steps[step].values())
+            who = format_ranks_on_hosts([rank], log.hosts) if rank in log.hosts else f"rank {rank}"
+            lines.append(f"* slowest: {who}, {step} {behind:.2f} s after the median")
+    return "\n".join(lines)
+
+
+def _format_progress(log: AttemptLog) -> str:
+    """How far a job without a verdict had come, in a few lines."""
+    steps = _find_steps(log)
+    ranks = _ranks(steps)
+    counts = ", ".join(f"{len(times)} {step}" for step, times in steps.items() if times)
+    ended = [
+        f"rank {rank}: status {rank_log.status}" for rank, rank_log in sorted(log.ranks.items()) if rank_log.status
+    ]
+    lines = [f"of {plural(len(ranks), 'rank')}: {counts}" if counts else "no rank was started"]
+    if ended:
+        lines.append(f"ended badly: {'; '.join(ended[:_MAX_ENDS])}")
+    if log.last is not None:
+        of_rank = f" of rank {log.last.rank}" if log.last.rank is not None else ""
+        lines.append(f"last event: {type(log.last.message).__name__}{of_rank} after {log.last.time - log.start:.2f} s")
+    if log.straggler is not None:
+        hosts = {rank: log.hosts.get(rank, UNKNOWN_HOST) for rank in ranks}
+        lines.append(f"{format_straggler(log.straggler, hosts)}.")
+    return "\n".join(lines)
+
+
+def _format_verdict(path: Path, log: AttemptLog, terminal: TerminalFormat) -> str:
     text = _read(path / VERDICT_FILE)
     if not text:
         why = "jaxrun is still running, was killed, or could not write (a full disk): these records are incomplete"
-        return f"no verdict in {path}: {why}\n{timeline.format_progress(events)}"
+        return f"no verdict in {path}: {why}\n{_format_progress(log)}"
     try:
         return report.format_report(verdict.from_json(text), path, terminal).lstrip("\n")
     except ValueError as error:
-        return f"the verdict in {path / VERDICT_FILE} cannot be read: {error}\n{timeline.format_progress(events)}"
+        return f"the verdict in {path / VERDICT_FILE} cannot be read: {error}\n{_format_progress(log)}"
 
 
 def _read(path: Path) -> str:
@@ -50,3 +108,60 @@ def _read(path: Path) -> str:
         return ""
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}.") from None
+
+
+def _find_steps(log: AttemptLog) -> Steps:
+    def times(kind: type) -> dict[int, float]:
+        return {rank: rank_log.at[kind] - log.start for rank, rank_log in log.ranks.items() if kind in rank_log.at}
+
+    found = (
+        times(WorkerSpawned),
+        times(Hello),
+        {rank: rank_log.joined - log.start for rank, rank_log in log.ranks.items() if rank_log.joined is not None},
+        times(DeviceReport),
+        times(FirstOutput),
+        times(WorkerExited),
+    )
+    return dict(zip(STEPS, found, strict=True))
+
+
+def _ranks(steps: Steps) -> list[int]:
+    return sorted({rank for times in steps.values() for rank in times})
+
+
+def _find_late_rank(times: Mapping[int, float]) -> int | None:
+    """The slowest rank, if it is well behind the others."""
+    if len(times) < 2:
+        return None
+    slowest = max(times, key=lambda rank: times[rank])
+    others = median(time for rank, time in times.items() if rank != slowest)
+    return slowest if times[slowest] - others > max(_LATE_S, _LATE_FRACTION * others) else None
+
+
+def _by_rank(steps: Steps, hosts: Mapping[int, str], late: Mapping[str, int | None]) -> list[Sequence[str]]:
+    with_hosts = has_several_hosts(hosts)
+    rows: list[Sequence[str]] = [["rank", *(["host"] if with_hosts else []), *STEPS]]
+    for rank in _ranks(steps):
+        cells = []
+        for step in STEPS:
+            time = steps[step].get(rank)
+            mark = "*" if late.get(step) == rank else ""
+            cells.append(f"{mark}{time:.2f}" if time is not None else "-")
+        rows.append([str(rank), *([hosts.get(rank, "-")] if with_hosts else []), *cells])
+    return rows
+
+
+def _by_step(steps: Steps) -> list[Sequence[str]]:
+    rows: list[Sequence[str]] = [["step", "ranks", "first", "median", "last", "slowest ranks"]]
+    for step, times in steps.items():
+        if times:
+            slowest = sorted(times, key=lambda rank: (-times[rank], rank))[:_SLOWEST_SHOWN]
+            names = ", ".join(f"{rank} ({times[rank]:.2f})" for rank in slowest)
+            numbers = (f"{value:.2f}" for value in (min(times.values()), median(times.values()), times[slowest[0]]))
+            rows.append([step, str(len(times)), *numbers, names])
+    return rows
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  " + "  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in rows]

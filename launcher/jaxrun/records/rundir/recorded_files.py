@@ -12,7 +12,9 @@ from typing import Any
 
 from jaxrun.analysis.verdict import verdict
 from jaxrun.analysis.verdict.verdict import Verdict
-from jaxrun.records.rundir.rundir import VERDICT_FILE
+from jaxrun.errors import UsageError
+from jaxrun.records.event_log.event_log import EventLog, parse_lines
+from jaxrun.records.rundir.rundir import EVENTS_FILE, VERDICT_FILE
 
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -37,6 +39,20 @@ def read_verdict(run_dir: Path) -> Verdict | None:
     with contextlib.suppress(OSError, ValueError):
         return verdict.from_json(read_text(run_dir / VERDICT_FILE))
     return None
+
+
+def read_job_events(run_dir: Path) -> EventLog:
+    """Return what the event log holds; nothing where there is none. Raises UsageError where it cannot be read."""
+    path = run_dir / EVENTS_FILE
+    try:
+        with open(open_regular(path), encoding="utf-8", errors="replace") as file:
+            return parse_lines(file)
+    except FileNotFoundError:
+        return EventLog()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}.") from None
+    except ValueError as error:
+        raise UsageError(f"cannot read {path}: {error}.") from None
 
 
 def parse_json(text: str) -> Any:

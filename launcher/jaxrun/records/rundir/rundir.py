@@ -8,7 +8,6 @@ disk is reported once and costs files, never the job. All is made and written by
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from jaxrun.errors import UsageError
 from jaxrun.protocol.own_directory import open_own_directory, open_own_or_linked_directory
 from jaxrun.protocol.requests import Answer, Request
 from jaxrun.protocol.whole_file import NEW_FILE, draft_name, write_whole_file
+from jaxrun.records.event_log.event_log import LoggedEvent, format_header, format_line
 from jaxrun.records.rundir import request_files
 
 if TYPE_CHECKING:
@@ -59,6 +59,8 @@ class RunDir:
             except BaseException:
                 os.close(self._directory)
                 raise
+            if events & os.O_CREAT:
+                self._append(format_header())
 
     @property
     def name(self) -> str:
@@ -82,12 +84,13 @@ class RunDir:
         for text in self._early_errors:
             warn(text)
 
-    def record(self, event: str, time: float, rank: int | None = None, **data: object) -> None:
-        """Write one line to events.jsonl at once, so that it outlives the launcher. `time`: seconds since the epoch."""
-        if self._events is None:
-            return
-        of_rank = {} if rank is None else {"rank": rank}
-        line = json.dumps({"time": round(time, 6), "event": event, **of_rank, **data}, ensure_ascii=False, default=str)
+    def record(self, event: LoggedEvent) -> None:
+        """Write one line to events.jsonl at once, so that it outlives the launcher."""
+        if self._events is not None:
+            self._append(format_line(event))
+
+    def _append(self, line: str) -> None:
+        assert self._events is not None
         # A line that a full disk has cut must not swallow the next one.
         encoded = ("\n" * self._line_is_torn + line + "\n").encode("utf-8", "backslashreplace")
         try:

@@ -1,0 +1,193 @@
+"""What the event log says of each attempt and rank: the one reading of it, for explain, timeline and trace. No I/O."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from jaxrun.analysis.diagnosis.straggler import Straggler
+from jaxrun.protocol.agent_messages import InjectFault, StartFailed, WorkerExited, WorkerSpawned
+from jaxrun.protocol.stop_messages import CheckpointSaved, StopRequested
+from jaxrun.protocol.worker_messages import DeviceReport, Done, Failed, Hello, ProfileEnded, ThreadFailed
+from jaxrun.records.event_log.actions import RecordClock, SignalRanks
+from jaxrun.records.event_log.event_log import LoggedEvent
+from jaxrun.records.event_log.events import (
+    AgentLost,
+    AttemptEnded,
+    AttemptStarted,
+    LauncherNote,
+    LauncherSignalled,
+    StallNotice,
+)
+from jaxrun.records.history.job_trace import Moment, Span
+from jaxrun.text import format_ranks, format_signal
+
+_MAX_S = 1e11  # some thousand years
+_MIN_OUTPUT_S = 0.001  # so that it can be seen
+
+
+@dataclass(slots=True)
+class RankLog:
+    """What the log says of one rank.
+
+    offset, clock_error:  what is to be added to times of its own clock, and how wrong that may be, in seconds
+    at:                   when the launcher first had each message of the rank, by the message's type
+    process_started, joined:  when its process began, and when it had joined the others
+    """
+
+    host: str = ""
+    pid: int = 0
+    status: int | None = None
+    offset: float = 0.0
+    clock_error: float = 0.0
+    at: dict[type, float] = field(default_factory=dict)
+    process_started: float | None = None
+    joined: float | None = None
+    marks: list[Moment] = field(default_factory=list)
+    output: list[Span] = field(default_factory=list)
+    profiles: list[Span] = field(default_factory=list)
+
+    @property
+    def end(self) -> float | None:
+        """When it ended, or said that it would."""
+        return next((self.at[kind] for kind in (WorkerExited, AgentLost, Done, Failed) if kind in self.at), None)
+
+
+@dataclass(slots=True)
+class AttemptLog:
+    """What the log says of one attempt.
+
+    outcome, log:  how it ended, and the file to look at first, where another attempt followed
+    stopped:       the ranks that jaxrun has killed
+    straggler:     the rank or host that holds the others up, as far as it was known
+    last:          the last event
+    """
+
+    number: int
+    start: float
+    end: float
+    outcome: str = ""
+    log: str = ""
+    ranks: dict[int, RankLog] = field(default_factory=dict)
+    marks: list[Moment] = field(default_factory=list)
+    stopped: set[int] = field(default_factory=set)
+    straggler: Straggler | None = None
+    last: LoggedEvent | None = None
+
+    @property
+    def hosts(self) -> dict[int, str]:
+        """The host of each rank that has said its own."""
+        return {rank: log.host for rank, log in self.ranks.items() if log.host}
+
+    @property
+    def run_at(self) -> float | None:
+        """When the program started: once all ranks had reported their devices."""
+        times = [rank.at.get(DeviceReport) for rank in self.ranks.values()]
+        known = [time for time in times if time is not None]
+        return max(known) if known and len(known) == len(times) else None
+
+
+def read_attempts(events: Iterable[LoggedEvent]) -> list[AttemptLog]:
+    """Sort the events by attempt and rank; those with values that no process has are left out."""
+    attempts: dict[int, AttemptLog] = {}
+    # The clocks first, of which the last word counts for all that is said of a rank.
+    for event in sorted(events, key=lambda event: not isinstance(event.message, RecordClock)):
+        log = attempts.setdefault(event.attempt, AttemptLog(event.attempt, event.time, event.time))
+        log.start, log.end = min(log.start, event.time), max(log.end, event.time)
+        log.last = log.last if isinstance(event.message, RecordClock) else event
+        with contextlib.suppress(ArithmeticError, ValueError):
+            if event.rank is None or isinstance(event.message, LauncherNote):
+                _add(log, event)
+            else:
+                _add_to_rank(log.ranks.setdefault(event.rank, RankLog()), event, event.rank in log.stopped)
+    return [attempts[number] for number in sorted(attempts)]
+
+
+def rank_phases(log: RankLog, attempt: AttemptLog) -> tuple[Span, ...]:
+    """The phases of a rank that follow each other, to the attempt's end where it has not ended, and profiles within."""
+    steps: Sequence[tuple[str, float | None]] = (
+        ("before its process", attempt.start),
+        ("start Python and import jax", log.process_started),
+        ("meet the other ranks, join", log.at.get(Hello)),
+        ("find the devices", log.joined),
+        ("wait for the other ranks", log.at.get(DeviceReport)),
+        ("program", attempt.run_at if DeviceReport in log.at else None),
+        ("end", log.at.get(Failed, log.at.get(Done))),
+    )
+    known = [(name, time) for name, time in steps if time is not None]
+    ends = [*(time for _, time in known[1:]), log.end or attempt.end]
+    phases = [Span(name, start, stop) for (name, start), stop in zip(known, ends, strict=True) if start < stop]
+    return (*phases, *log.profiles)
+
+
+def _add(log: AttemptLog, event: LoggedEvent) -> None:
+    message, time = event.message, event.time
+    match message:
+        case AttemptStarted() if event.attempt > 1:
+            log.marks.append(Moment(time, f"attempt {event.attempt}", message.reason))
+        case AttemptEnded():
+            log.outcome, log.log = message.headline, message.log
+        case Straggler():
+            log.straggler = message
+        case StartFailed():
+            log.marks.append(Moment(time, "cannot be started", message.text, is_failure=True))
+        case LauncherSignalled():
+            log.marks.append(Moment(time, f"{format_signal(message.signum)} to jaxrun"))
+        case SignalRanks():
+            log.stopped |= set(message.ranks) if message.signum == signal.SIGKILL else set()
+            log.marks.append(Moment(time, f"{format_signal(message.signum)} to {format_ranks(message.ranks)}"))
+        case StallNotice():
+            log.marks.append(Moment(time, f"no progress for {_seconds(message.idle_s):.0f} s"))
+        case InjectFault():
+            log.marks.append(Moment(time, f"--chaos: {message.kind} {format_ranks(event.to)}", is_failure=True))
+        case StopRequested():
+            log.marks.append(Moment(time, "asked to stop", message.reason))
+
+
+def _add_to_rank(rank: RankLog, event: LoggedEvent, stopped: bool) -> None:
+    message, time = event.message, event.time
+    if isinstance(message, RecordClock):
+        rank.offset, rank.clock_error = _seconds(message.offset_s), _seconds(message.error_s)
+        return
+    rank.at.setdefault(type(message), time)
+    match message:
+        case WorkerSpawned():
+            rank.pid = message.pid
+            rank.process_started = min(time, rank.process_started or time)
+        case Hello():
+            rank.host = message.host
+            # It may be heard before what has forked it says so.
+            rank.process_started = min(_seconds(message.started_at), rank.process_started or time)
+        case DeviceReport():
+            rank.joined = _seconds(message.joined_at)
+        case Failed():
+            rank.marks.append(Moment(time, message.error, message.message, is_failure=True))
+        case AgentLost():
+            rank.marks.append(Moment(time, "lost", message.reason, is_failure=True))
+        case ThreadFailed():
+            rank.marks.append(Moment(time, f"thread {message.thread} died", message.error))
+        case CheckpointSaved():
+            rank.marks.append(Moment(time, f"saved step {message.step}"))
+        case WorkerExited(status=status):
+            rank.status = status
+            if status and not stopped and Failed not in rank.at:
+                how = f"killed by {format_signal(-status)}" if status < 0 else f"exit status {status}"
+                rank.marks.append(Moment(time, how, is_failure=True))
+            for start, stop, count in message.output_bursts:
+                rank.output.append(_output(_seconds(start) + rank.offset, _seconds(stop) + rank.offset, int(count)))
+        case ProfileEnded() if message.started_at:
+            start, stop = _seconds(message.started_at) + rank.offset, _seconds(message.time) + rank.offset
+            rank.profiles.append(Span("JAX profile", start, stop, message.file or message.error))
+
+
+def _seconds(value: float) -> float:
+    """Raises ValueError where it is no time, nor a difference of times."""
+    if not abs(value) <= _MAX_S:
+        raise ValueError(f"no time: {value!r:.40}")
+    return value
+
+
+def _output(start: float, end: float, count: int) -> Span:
+    return Span("output", start, max(end, start + _MIN_OUTPUT_S), f"{count:,} bytes")
