@@ -58,20 +58,6 @@ def test_defaults_that_the_backend_does_not_know_or_the_command_line_contradicts
     assert with_them.quiet_ranks == (range(1, 2),) and str(with_them.run_dir) == "x"
 
 
-def test_a_dry_run_says_where_each_comes_from(project, tmp_path, monkeypatch, capsys):
-    project("[tool.jaxrun]\nprocesses = 2\npartition = 'gpu'\nplatform = 'tpu'\nenv = ['A=1', 'B=2']\nno-fork = true")
-    monkeypatch.setenv("JAXRUN_PLATFORM", "cpu")
-    assert main(["--dry-run", "--env", "B=3", "train.py"]) == 0
-    notes = [line for line in capsys.readouterr().out.splitlines() if ", by " in line]
-    path = tmp_path / "pyproject.toml"
-    assert notes == [
-        f"note: --processes 2, by {path}",
-        "note: --platform cpu, by JAXRUN_PLATFORM",
-        f"note: --no-fork, by {path}",
-        f"note: --env A, by {path}",
-    ]
-
-
 def test_the_nearest_file_with_the_table_counts(project, tmp_path, job):
     project("[tool.jaxrun]\nprocesses = 2")
     (tmp_path / "src" / "pyproject.toml").write_text("[tool.other]\njaxrun = 1\n")

@@ -21,21 +21,16 @@ from jaxrun.protocol.names import CONTROL_FD, JOB_ID, RESERVED_PREFIX
 
 _FILE = "pyproject.toml"
 _TABLE = "jaxrun"
-_VARIABLES = f"{RESERVED_PREFIX}ENV or {RESERVED_PREFIX}ENV_FILE"
 _WORDS = ("WORDS", "FAULTS")  # metavars of options that take a text with blanks
 
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """Values by the name of the parameter, as click takes them, and where each comes from.
-
-    env, env_sources:  variables for the workers, and where each comes from
-    """
+    """Values by the name of the parameter, as click takes them, and where each comes from; `env`: for the workers."""
 
     values: Mapping[str, Any] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
-    env_sources: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_defaults(own: Sequence[JobOption], environ: Mapping[str, str], directory: str) -> Defaults:
@@ -63,8 +58,7 @@ def read_defaults(own: Sequence[JobOption], environ: Mapping[str, str], director
             if environ.get(variable):
                 values[option.parameter] = _from_text(option, environ[variable], variable)
                 sources[option.parameter] = variable
-    more = _pop_variables(values, environ)
-    return Defaults(values, sources, env | more, dict.fromkeys(env, path) | dict.fromkeys(more, _VARIABLES))
+    return Defaults(values, sources, env | _pop_variables(values, environ))
 
 
 def _pop_variables(values: dict[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
@@ -81,28 +75,6 @@ def used_defaults(ctx: click.Context, defaults: Defaults) -> frozenset[str]:
     """The names of those values that the command line does not replace."""
     source = click.core.ParameterSource.DEFAULT_MAP
     return frozenset(name for name in defaults.values if ctx.get_parameter_source(name) is source)
-
-
-def describe_defaults(
-    ctx: click.Context, defaults: Defaults, used: Collection[str], env: Mapping[str, str]
-) -> list[str]:
-    """One line for each default that is `used` or in `env`, the workers' variables: "--grace 5m, by JAXRUN_GRACE"."""
-    lines = [
-        f"{_as_typed(option, defaults.values[option.name])}, by {defaults.sources[option.name]}"
-        for option in ctx.command.params
-        if isinstance(option, JobOption) and option.name in used
-    ]
-    kept = [name for name, value in defaults.env.items() if env.get(name) == value]
-    return [*lines, *(f"--env {name}, by {defaults.env_sources[name]}" for name in kept)]
-
-
-def _as_typed(option: JobOption, value: Any) -> str:
-    import shlex
-
-    name = f"--{option.long_name}"
-    if option.is_flag:
-        return name if option.type.convert(value, option, None) else f"{name} off"
-    return f"{name} {shlex.join(value if isinstance(value, tuple) else (value,))}"
 
 
 def _by_name(options: Sequence[JobOption]) -> dict[str, JobOption]:

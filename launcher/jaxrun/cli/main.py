@@ -10,12 +10,12 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from jaxrun.cli.defaults import Defaults, describe_defaults, read_defaults, used_defaults
+from jaxrun.cli.defaults import Defaults, read_defaults, used_defaults
 from jaxrun.cli.help import ATTACH_USAGE, COMPLETION_VARIABLE, DOCTOR_USAGE, Command, command_to_complete
 from jaxrun.cli.make_job import make_job, without_effect
 from jaxrun.cli.option_types import job_options
@@ -129,14 +129,13 @@ def _run(dry_run: bool, **values: Any) -> int:
     environ = dict(os.environ)
     context = click.get_current_context()
     invocation: _Invocation = context.obj
-    job, notes = _make_job(context, values, environ)
+    job = _make_job(context, values, environ)
     job, source = check_program(job, os.getcwd(), SUBCOMMANDS)
     _warn_of_misplaced(context, job, source)
     if job.sbatch or job.submit:
-        return _run_sbatch(job, invocation.words, environ, notes, dry_run=dry_run)
+        return _run_sbatch(job, invocation.words, environ, dry_run=dry_run)
     job_id = invocation.early_server.job_id if invocation.early_server else os.urandom(16).hex()
     plan = make_plan(job, environ, job_id)
-    plan = replace(plan, notes=(*plan.notes, *notes))
     if dry_run:
         from jaxrun.spec.job.render import render_plan
 
@@ -155,13 +154,11 @@ def _run(dry_run: bool, **values: Any) -> int:
     return run(plan, environ, invocation.early_server)
 
 
-def _make_job(context: click.Context, values: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[Job, list[str]]:
-    """The Job, and a line for each default from elsewhere."""
+def _make_job(context: click.Context, values: Mapping[str, Any], environ: Mapping[str, str]) -> Job:
+    """Make the Job of the options, without those defaults from elsewhere that have no effect."""
     defaults: Defaults = context.obj.defaults
-    used = used_defaults(context, defaults)
-    dropped = without_effect(values, used)
-    job = make_job({name: value for name, value in values.items() if name not in dropped}, environ, defaults.env)
-    return job, describe_defaults(context, defaults, used - dropped, job.env)
+    dropped = without_effect(values, used_defaults(context, defaults))
+    return make_job({name: value for name, value in values.items() if name not in dropped}, environ, defaults.env)
 
 
 def _warn_of_misplaced(context: click.Context, job: Job, source: Path | None) -> None:
@@ -174,17 +171,13 @@ def _warn_of_misplaced(context: click.Context, job: Job, source: Path | None) ->
             print(f"jaxrun: {line}", file=sys.stderr)
 
 
-def _run_sbatch(
-    job: Job, words: Sequence[str], environ: Mapping[str, str], notes: Sequence[str], *, dry_run: bool
-) -> int:
+def _run_sbatch(job: Job, words: Sequence[str], environ: Mapping[str, str], *, dry_run: bool) -> int:
     """Write the batch script of the job, or hand it to Slurm."""
     from pathlib import Path
 
     from jaxrun.spec.backends import follow, sbatch, submit
 
     path = job.sbatch or Path(f"{job.name}.sbatch")
-    for note in notes if dry_run or job.verbose else ():
-        print(f"jaxrun: {note}", file=sys.stderr)
     text = sbatch.sbatch_script(job, words, directory=os.getcwd(), file=str(path))
     if dry_run:
         click.echo(os.fsencode(text), nl=False)
@@ -212,7 +205,7 @@ def _attach(
         return check_reachable(check)
     environ = dict(os.environ)
     context = click.get_current_context()
-    job, _ = _make_job(context, {**values, "backend": ATTACH}, environ)
+    job = _make_job(context, {**values, "backend": ATTACH}, environ)
     job, source = check_program(job, os.getcwd())
     _warn_of_misplaced(context, job, source)
     return attach(job, AttachOptions(rank, size, head or "", Path(rendezvous) if rendezvous else None), environ)
@@ -225,7 +218,7 @@ def _doctor(as_json: bool, **values: Any) -> int:
 
     environ = dict(os.environ)
     of_program = {"program": PROGRAM, "module": True, "init_timeout": INIT_TIMEOUT_S, "timeout": TIMEOUT_S}
-    job, _ = _make_job(click.get_current_context(), {**values, **of_program}, environ)
+    job = _make_job(click.get_current_context(), {**values, **of_program}, environ)
     if job.host_rank:
         return take_part(job, environ)
     seen = examine(job, environ, sys.stderr)
