@@ -36,11 +36,14 @@ def job(monkeypatch):
 
 
 def test_the_file_gives_way_to_a_variable_and_that_to_the_command_line(project, job, monkeypatch):
-    project("[tool.jaxrun]\nprocesses = 2\nstall-timeout = '5m'\nno_run_dir = true\nmpi-args = '--mca a b'")
+    table = "[tool.jaxrun]\nprocesses = 2\nstall-timeout = '5m'\nmpi-args = '--mca a b'\n"
+    project(f"{table}no_run_dir = true\nno-fork = true\n")
     assert (job().processes, job().stall_timeout, job().no_run_dir) == (2, 300, True)
+    assert job().no_fork == "--no-fork was given"
     monkeypatch.setenv("JAXRUN_PROCESSES", "3")
     monkeypatch.setenv("JAXRUN_NO_RUN_DIR", "0")
-    assert (job().processes, job().stall_timeout, job().no_run_dir) == (3, 300, False)
+    monkeypatch.setenv("JAXRUN_NO_FORK", "0")
+    assert (job().processes, job().stall_timeout, job().no_run_dir, job().no_fork) == (3, 300, False, "")
     assert (job("-np", "4").processes, job("--stall-timeout", "0").stall_timeout) == (4, 0)
 
 

@@ -41,7 +41,7 @@ def make_job(
     }
     for field, option in options_of(Job):
         if field.name in given:
-            given[field.name] = _parse(given[field.name], str(field.type), option.title)
+            given[field.name] = option.flag_value or _parse(given[field.name], str(field.type), option.title)
     if given.get("compile_cache", "") not in ("", CACHE_OFF, CACHE_AUTO):
         given["compile_cache"] = os.path.abspath(given["compile_cache"])
     unattended = environ.get("CI", "").lower() not in ("", "0", "false")

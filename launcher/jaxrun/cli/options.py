@@ -96,9 +96,7 @@ def _make(name: str, annotation: str, declared: Option, default: Any = None) -> 
     kind = annotation.removesuffix(" | None")
     shown = f"{default:g}" if isinstance(default, float) else str(default)
     attributes: dict[str, Any] = {"type": _TYPES.get(kind)}
-    if declared.flag_value:
-        attributes = {"is_flag": True, "flag_value": declared.flag_value}
-    elif kind == "bool":
+    if kind == "bool" or declared.flag_value:
         attributes = {"is_flag": True}
     elif declared.choices:
         attributes = {"type": click.Choice(tuple(declared.choices))}

@@ -45,7 +45,7 @@ class Option:
     check:         completes "--grace …" for a value that is wrong; empty for any other. Without it, `choices` decides
     main:          --help shows it, too
     aliases:       names that other launchers have for it, which no page of help shows
-    flag_value:    what a flag means, where the field is no bool
+    flag_value:    what it means that the flag is given, where the field is no bool
     needs:         only backends that have this among their `options` understand it; empty for all
     configurable:  its default may come from pyproject.toml or a variable
     attach:        `jaxrun attach` has it; doctor: `jaxrun doctor` has it
