@@ -10,7 +10,7 @@ from jaxrun.frontends.doctor import report
 from jaxrun.frontends.doctor.finding import Level
 from jaxrun.frontends.doctor.network import blame
 from jaxrun.frontends.doctor.observation import CollectiveTiming, Observation, RankClock, RankDevices, read_run_dir
-from jaxrun.protocol.probe_messages import HostFacts, PeerResults
+from jaxrun.protocol.probe_messages import GpuFacts, HostFacts, PeerResults
 from jaxrun.records.event_log.actions import RecordClock
 from jaxrun.records.event_log.event_log import LoggedEvent
 from jaxrun.records.rundir.rundir import RunDir
@@ -84,8 +84,7 @@ def on_h2(**changes):
 
 def h100(count=1, driver="580.159.04", used=0, total=80 * GIB):
     """Facts of GPUs."""
-    facts = {"gpus": ("NVIDIA H100",) * count, "gpu_bytes": (total,) * count, "gpu_used_bytes": (used,) * count}
-    return {**facts, "nvidia_driver": driver}
+    return {"gpus": (GpuFacts("NVIDIA H100", used, total),) * count, "nvidia_driver": driver}
 
 
 def box(devices=None, **facts_of_box):
@@ -218,7 +217,7 @@ def test_the_json_holds_all_that_was_found_and_seen():
 
 
 def test_what_the_agents_tell_is_read_back_from_the_event_log(tmp_path):
-    told, results = facts(1, "h2", port=7), network()[1]
+    told, results = facts(1, "h2", port=7, **h100(2)), network()[1]
     log = RunDir(tmp_path)
     for message in (told, results, RecordClock(1, 0.5, 0.1), RecordClock(2, 0.25)):
         log.record(LoggedEvent(1.0, message))

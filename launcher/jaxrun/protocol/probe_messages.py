@@ -15,6 +15,15 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
+class GpuFacts:
+    """A GPU; the bytes of its memory are -1 where they are not known."""
+
+    name: str
+    used_bytes: int
+    all_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class HostFacts:
     """What an agent finds on its host. Sizes are bytes, limits are -1 where there is none.
 
@@ -29,7 +38,7 @@ class HostFacts:
     shared_memory:   the size of /dev/shm
     disks:           free bytes by directory; disk_errors: why nothing can be written there
     cores:           that the agent may use; all_cores: that the host has
-    gpus:            names of NVIDIA's, with the bytes of their memory, and those that are used; -1 where not known
+    gpus:            those of NVIDIA
     nvidia_driver:   its version; nvidia_trouble: why it does not tell of GPUs
     rdma:            whether the host has InfiniBand or RoCE devices
     sees_run_dir:    whether the job's run directory is there
@@ -51,9 +60,7 @@ class HostFacts:
     disk_errors: Mapping[str, str] = field(default_factory=dict)
     cores: int = 0
     all_cores: int = 0
-    gpus: tuple[str, ...] = ()
-    gpu_bytes: tuple[int, ...] = ()
-    gpu_used_bytes: tuple[int, ...] = ()
+    gpus: tuple[GpuFacts, ...] = ()
     nvidia_driver: str = ""
     nvidia_trouble: str = ""
     rdma: bool = False

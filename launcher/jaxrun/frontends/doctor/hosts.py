@@ -139,9 +139,9 @@ def _check_gpus(seen: Observation, host: str, facts: HostFacts) -> Iterator[Find
         yield warning(
             f"{host}: there is an NVIDIA driver, but {facts.nvidia_trouble}", "what does nvidia-smi say there?"
         )
-    for index, (used, all_bytes) in enumerate(zip(facts.gpu_used_bytes, facts.gpu_bytes, strict=True)):
-        if used > _TAKEN * all_bytes > 0:
-            taken = f"{format_bytes(used)} of {format_bytes(all_bytes)}"
+    for index, gpu in enumerate(facts.gpus):
+        if gpu.used_bytes > _TAKEN * gpu.all_bytes > 0:
+            taken = f"{format_bytes(gpu.used_bytes)} of {format_bytes(gpu.all_bytes)}"
             text = f"{host}: {taken} of GPU {index} are taken by another process, and JAX wants 75 %"
             yield warning(text, "nvidia-smi there names it; jaxrun --env XLA_PYTHON_CLIENT_MEM_FRACTION=.2 takes less")
     for plugin, first in _FIRST_DRIVERS.items():

@@ -16,8 +16,8 @@ from pathlib import Path
 from jaxrun import __version__
 from jaxrun.node.agent.oom import memory_limit, own_memory_cgroup
 from jaxrun.node.channel.host_addresses import list_addresses
-from jaxrun.protocol.probe_messages import HostFacts
-from jaxrun.spec.job.nvml import NO_DRIVER, NvmlReading, ask_nvml, has_driver
+from jaxrun.protocol.probe_messages import GpuFacts, HostFacts
+from jaxrun.spec.job.nvml import NO_DRIVER, GpuUsage, NvmlReading, ask_nvml, has_driver
 
 _PACKAGES = ("jax", "jaxlib", "numpy")
 _PLUGINS = ("jax-cuda12-plugin", "jax-cuda13-plugin", "jax-rocm7-plugin", "libtpu")
@@ -32,7 +32,6 @@ def collect_facts(rank: int, environ: Mapping[str, str], *, sees_run_dir: bool =
     """Return what there is on this host; takes less than a tenth of a second, but for slow drivers and disks."""
     disks, disk_errors = _try_disks(environ)
     gpus = ask_nvml(_NVML_TIMEOUT_S) if has_driver() else NvmlReading()
-    usages = [gpus.usage[card.uuid] for card in gpus.cards]
     limits = {name: resource.getrlimit(number)[0] for name, number in _LIMITS.items()}
     return HostFacts(
         rank=rank,
@@ -51,14 +50,16 @@ def collect_facts(rank: int, environ: Mapping[str, str], *, sees_run_dir: bool =
         disk_errors=disk_errors,
         cores=len(os.sched_getaffinity(0)),
         all_cores=os.cpu_count() or 0,
-        gpus=tuple(card.name for card in gpus.cards),
-        gpu_bytes=tuple(usage.all_bytes for usage in usages),
-        gpu_used_bytes=tuple(usage.used_bytes for usage in usages),
+        gpus=tuple(_gpu(card.name, gpus.usage[card.uuid]) for card in gpus.cards),
         nvidia_driver=gpus.driver,
         nvidia_trouble="" if gpus.trouble == NO_DRIVER else gpus.trouble,
         rdma=any(Path("/sys/class/infiniband").glob("*")),
         sees_run_dir=sees_run_dir,
     )
+
+
+def _gpu(name: str, usage: GpuUsage) -> GpuFacts:
+    return GpuFacts(name, usage.used_bytes, usage.all_bytes)
 
 
 def _versions() -> Iterator[tuple[str, str]]:
