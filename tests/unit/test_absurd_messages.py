@@ -98,6 +98,9 @@ VALUES = {
     "WorkerStage": st.sampled_from(["start", "join", "prove", "program"]),
     "Flight": some(FLIGHT_FIELDS),
     "ProgramDetails": some(DETAILS_FIELDS),
+    "tuple[GpuFacts, ...]": st.lists(
+        st.fixed_dictionaries({"name": TEXTS, "used_bytes": INTS, "all_bytes": INTS}), max_size=2
+    ),
     "tuple[int, ...]": st.lists(INTS, max_size=3),
     "tuple[str, ...]": st.lists(TEXTS, max_size=2),
     "Mapping[str, str]": st.dictionaries(TEXTS, TEXTS, max_size=2),

@@ -192,6 +192,9 @@ def test_a_host_without_gpus_among_others_is_refused_with_a_table():
 
 def test_a_host_without_the_requested_devices_is_named():
     assert refusal(["h1", "h2"], gpus={0: FOUR}, platform="cuda").startswith("h2: --platform cuda asks for GPUs")
+    stuck = {1: {"gpu_platform": "cuda", "gpu_trouble": "NVML does not answer"}}
+    text = refusal(["h1", "h2"], gpus={0: FOUR}, changes=stuck, platform="cuda")
+    assert text.startswith("h2: --platform cuda asks for GPUs, but none is visible (NVML does not answer)")
     text = refusal(["h1", "h2"], gpus={0: FOUR, 1: ("0",)}, platform="cuda", devices_per_process=2)
     assert text.startswith("h2: ") and "takes 2 GPUs, but 1 is visible (counted by the agent on h2)" in text
 

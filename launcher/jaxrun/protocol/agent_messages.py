@@ -84,8 +84,10 @@ class AgentReport:
     address, head_address:  the two ends of its connection to the head, as the agent sees them
     directory:              the agent's working directory
     cpus:                   the cores that it may use
-    gpu_platform:           "cuda" or "rocm", or empty; the GPUs' names and ids are in the order of their ordinals
+    gpu_platform:           "cuda" or "rocm", of the GPUs that it sees, or would see; empty where none was looked for
+    gpu_names, gpu_ids:     in the order of their ordinals
     gpu_limit:              the value of the variable that limits which GPUs are visible
+    gpu_trouble:            why they could not be counted
     can_write_run_dir:      whether the job's run directory is writable on this host
     command:                the program and arguments that a person has typed there; empty where an engine started it
     attempt:                the attempt that the agent is ready for, if it has been told of one
@@ -113,6 +115,7 @@ class AgentReport:
     command: tuple[str, ...] = ()
     attempt: int = 1
     slurm_step: str = ""
+    gpu_trouble: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -227,10 +227,10 @@ def _bypass_proxies(values: Mapping[str, str], interface: str) -> dict[str, str]
 
 
 def _machine(report: AgentReport) -> Machine:
-    gpus = {}
-    if report.gpu_platform:
-        gpus = {report.gpu_platform: Gpus(report.gpu_names, f"the agent on {report.host}", report.gpu_limit)}
-    return Machine(report.host, report.cpus, gpus, report.tpu, report.cuda_plugin)
+    counted_by = f"the agent on {report.host}"
+    gpus = Gpus(report.gpu_names, counted_by, report.gpu_limit, trouble=report.gpu_trouble)
+    found = {report.gpu_platform: gpus} if report.gpu_platform else {}
+    return Machine(report.host, report.cpus, found, report.tpu, report.cuda_plugin)
 
 
 def _check_same_devices(layouts: Mapping[int, Layout], hosts: Mapping[int, str]) -> None:

@@ -13,7 +13,7 @@ from jaxrun.protocol.connect import HeadConnection
 from jaxrun.protocol.own_directory import open_own_directory
 from jaxrun.records.rundir.rundir import JOB_FILE
 from jaxrun.spec.job.cluster_env import slurm_step
-from jaxrun.spec.job.devices import probe_machine
+from jaxrun.spec.job.devices import Gpus, probe_machine
 
 
 def make_report(
@@ -21,8 +21,8 @@ def make_report(
 ) -> AgentReport:
     """What the agent of `rank` is, sees and may use; `command` is what a person has typed to start it."""
     machine = probe_machine(info.platforms, environ)
-    platform = next((name for name, gpus in machine.gpus.items() if gpus.names), "")
-    gpus = machine.gpus.get(platform)
+    platform = next((name for name, gpus in machine.gpus.items() if gpus.names), next(iter(machine.gpus), ""))
+    gpus = machine.gpus.get(platform, Gpus())
     return AgentReport(
         rank=rank,
         size=size,
@@ -37,9 +37,10 @@ def make_report(
         directory=os.getcwd(),
         cpus=machine.cores,
         gpu_platform=platform,
-        gpu_names=gpus.names if gpus else (),
-        gpu_ids=gpus.ids if gpus else (),
-        gpu_limit=gpus.visible if gpus else "",
+        gpu_names=gpus.names,
+        gpu_ids=gpus.ids,
+        gpu_limit=gpus.visible,
+        gpu_trouble=gpus.trouble,
         tpu=machine.tpu,
         cuda_plugin=machine.cuda_plugin,
         can_write_run_dir=bool(info.run_dir) and _is_of_job(Path(info.run_dir), info.job_id),
