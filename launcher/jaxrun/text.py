@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import re
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from jaxrun.errors import UsageError
 
 Ranks = tuple[range, ...]
+V = TypeVar("V", bound=Hashable)
+_PLURALS = {"is": "are", "has": "have", "was": "were", "waits": "wait", "sleeps": "sleep", "it": "they", "its": "their"}
 _MAX_SECONDS = 1e9
 _SECONDS_OF_UNIT = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 UNKNOWN_HOST = "?"  # the host of a rank whose agent has not reported yet
@@ -45,6 +48,21 @@ def format_rank(rank: int, hosts: Mapping[int, str]) -> str:
     """Write 5 as `rank 5 of 8 on h3`, without the host where the whole job is on one; `hosts` has every rank."""
     where = f" on {hosts[rank]}" if has_several_hosts(hosts) else ""
     return f"rank {rank} of {len(hosts)}{where}"
+
+
+def group_alike(values: Mapping[int, V]) -> list[tuple[V, tuple[int, ...]]]:
+    """Return each value with the ranks that have it, the largest group first."""
+    ranks: dict[V, list[int]] = {}
+    for rank in sorted(values):
+        ranks.setdefault(values[rank], []).append(rank)
+    return sorted(
+        ((value, tuple(alike)) for value, alike in ranks.items()), key=lambda group: (-len(group[1]), group[1])
+    )
+
+
+def agree(predicate: str, count: int) -> str:
+    """Write `waits for its end` for one, and `wait for their end` for several."""
+    return predicate if count == 1 else " ".join(_PLURALS.get(word, word) for word in predicate.split(" "))
 
 
 def has_several_hosts(hosts: Mapping[int, str]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jaxrun.analysis.diagnosis.rank_state import Activity
 
-STOPPED = "stopped by a signal (SIGCONT lets it go on)"
+STOPPED = "T"  # ProcessState.STOPPED
 FUTEX = "futex_do_wait"
 _SHORT = {"PY": "/usr/lib/python3", "SITE": "/v/lib/python3.13/site-packages", "JOB": "/job"}
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from jaxrun.analysis.lockstep.compare import Candidate, find_candidates, find_divergence, find_lags
 from jaxrun.analysis.lockstep.divergence import (
+    Absence,
     CallGroup,
     Divergence,
     divergence_of_calls,
-    format_absent_state,
     partition_by_program,
 )
 from jaxrun.analysis.lockstep.further_divergences import find_further_divergences, find_latest_sets
@@ -272,20 +272,20 @@ def test_a_divergence_of_calls_names_the_rank_that_has_the_program() -> None:
 
 
 def test_ranks_that_make_no_such_call_are_a_call_group_too() -> None:
-    gone = format_absent_state(4, "is finished")
+    gone = Absence(4)
     found = divergence_of_calls({0: call(0, "a"), 3: call(3, "a")}, {2: gone, 1: gone})
     assert divergence_of_calls({}, {1: gone}) is None
     assert found is not None
-    assert [(call_group.ranks, call_group.state) for call_group in found.call_groups] == [
-        ((0, 3), ""),
-        ((1, 2), "has made only 4 calls and is finished"),
+    assert [(call_group.ranks, call_group.absence) for call_group in found.call_groups] == [
+        ((0, 3), None),
+        ((1, 2), gone),
     ]
 
 
-def test_the_state_of_an_absent_rank_says_how_many_calls_it_made() -> None:
-    assert format_absent_state(1, "is gone") == "has made only 1 call and is gone"
-    assert format_absent_state(0, "is gone") == "has made no call and is gone"
-    assert format_absent_state(None, "is gone") == "is gone"
+def test_of_ranks_that_make_no_such_call_it_is_said_how_many_they_made() -> None:
+    assert Absence(1).format() == "has made only 1 call and is finished"
+    assert Absence(0).format(2) == "have made no call and are finished"
+    assert Absence().format() == "is finished"
 
 
 def test_program_details_are_added_to_the_call_groups() -> None:

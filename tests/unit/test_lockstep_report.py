@@ -10,7 +10,7 @@ import pytest
 
 from jaxrun.analysis.lockstep import report
 from jaxrun.analysis.lockstep.compare import Lag
-from jaxrun.analysis.lockstep.divergence import CallGroup, Divergence
+from jaxrun.analysis.lockstep.divergence import Absence, CallGroup, Divergence, OtherCall
 
 ONE_HOST = dict.fromkeys(range(4), "here")
 TWO_HOSTS = {0: "h1", 1: "h1", 2: "h2", 3: "h2"}
@@ -268,7 +268,7 @@ def test_ranks_of_which_nothing_is_known_are_named() -> None:
 
 
 def test_a_call_that_one_rank_alone_makes() -> None:
-    gone = CallGroup((1, 2, 3), state="has made only 11 calls and is finished")
+    gone = CallGroup((1, 2, 3), absence=Absence(11))
     assert format_report_lines(replace(STEP, ranks=(0,)), gone)[1:4] == [
         "  rank 0:     jit(step)  step at model.py:40, called at train.py:88",
         "  ranks 1-3:  have made only 11 calls and are finished",
@@ -287,7 +287,7 @@ def test_an_extra_call_is_named_as_such() -> None:
 
 
 def test_groups_that_wait_for_each_other() -> None:
-    crossed = CallGroup((3,), state="waits in call #1 of ranks 1, 3, jit(g) at train.py:50")
+    crossed = CallGroup((3,), absence=Absence(waits_in=OtherCall(1, "1, 3", "jit(g)", "train.py:50")))
     lines = format_report_lines(replace(STEP, ranks=(0,)), crossed, group="0,3")
     assert lines[0] == "the processes disagree at cross-process call #12 of ranks 0, 3"
     assert "only" not in " ".join(lines)
@@ -339,13 +339,13 @@ def test_what_happened_before_is_marked_as_unknown() -> None:
     ("parties", "line"),
     [
         ((STEP, OTHER), "#12 (jit(step), train.py:88)"),
-        ((STEP, CallGroup((3,), state="is gone")), "#12 (jit(step), train.py:88)"),
+        ((STEP, CallGroup((3,), absence=Absence())), "#12 (jit(step), train.py:88)"),
         (
             (STEP, replace(OTHER, name="jit(f)", place="train.py:91 main")),
             "#12 (jit(step) at train.py:88 and jit(f) at train.py:91)",
         ),
         ((CallGroup((0,), "jit(f)"), CallGroup((1,), "jit(f)")), "#12 (jit(f))"),
-        ((CallGroup((0,), state="is gone"),), "#12"),
+        ((CallGroup((0,), absence=Absence()),), "#12"),
     ],
 )
 def test_the_one_line_summary_names_the_place(parties: tuple[CallGroup, ...], line: str) -> None:

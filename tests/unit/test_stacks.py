@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from jaxrun.analysis.diagnosis import stacks
 from jaxrun.analysis.verdict import stack_text
+from jaxrun.protocol.snapshot_messages import ProcessState
 
 LIB = "/usr/lib/python3.11"
 SITE = "/venv/lib/python3.11/site-packages"
@@ -175,7 +176,7 @@ def test_no_text_breaks_the_parser(text: str) -> None:
 
 
 def test_a_rank_that_does_not_answer_is_described_by_its_kernel_state():
-    waits = {0: "futex_wait_queue", 1: "stopped by a signal (SIGCONT lets it go on)"}
+    waits = {0: "futex_wait_queue", 1: ProcessState.STOPPED}
     lines = stack_text.format_groups({0: IN_JAX, 1: ""}, ONE_HOST, waits).splitlines()
     assert any("no answer: stopped by a signal" in line and "  1 " in line for line in lines)
     assert not any("futex" in line for line in lines)

@@ -10,7 +10,7 @@ import pytest
 from jaxrun.controller.head.stall_detector import StallDetector
 from jaxrun.protocol.flight import DispatchedCall, Flight
 from jaxrun.protocol.flight_file import EVERY_CALL
-from jaxrun.protocol.snapshot_messages import RankReply
+from jaxrun.protocol.snapshot_messages import ProcessState, RankReply
 
 SITE = "/v/lib/python3.13/site-packages"
 SLEEPS, RUNS, LOCKED = "hrtimer_nanosleep", "0", "futex_do_wait"
@@ -111,7 +111,7 @@ class Clock:
 
 @pytest.mark.parametrize(
     "other",
-    [IN_OTHER_CALL, IN_LOCK, ASLEEP, ("", "stopped by a signal (SIGCONT lets it go on)"), IN_CALL],
+    [IN_OTHER_CALL, IN_LOCK, ASLEEP, ("", ProcessState.STOPPED), IN_CALL],
     ids=["in another call", "in a lock", "sleeping", "stopped", "in the same call"],
 )
 def test_ranks_that_wait_for_each_other_are_told_of_after_30_s_and_then_half_as_often(other):

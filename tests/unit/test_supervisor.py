@@ -115,8 +115,9 @@ class Signals:
 
 
 def report(output, signals, reason=EndReason.OK):
-    verdict = decide(JobOutcome(reason, text="no agent"), {0: "box"}, started=0.0, ended=1.0)
-    return report_verdict(verdict, (), RunDir(None), output, signals)
+    outcome = JobOutcome(reason, text="no agent")
+    verdict = decide(outcome, {0: "box"}, started=0.0, ended=1.0)
+    return report_verdict(verdict, outcome, RunDir(None), output, signals)
 
 
 @pytest.mark.parametrize(("reason", "status"), [(EndReason.OK, 0), (EndReason.UNAVAILABLE, 69)])

@@ -14,6 +14,7 @@ from jaxrun.frontends.top.rows import Order, group_samples
 from jaxrun.frontends.top.samples import FAILED, LATE, LIKE_OTHERS, SLOW, STOPPED, RankSample, take_samples
 from jaxrun.frontends.top.screen import View, format_memory, format_seconds_briefly, lay_out, render, render_pages
 from jaxrun.protocol.flight import Flight
+from jaxrun.protocol.snapshot_messages import ProcessState
 
 GROUP = "0-3"
 SLEEPS = "hrtimer_nanosleep"
@@ -67,8 +68,8 @@ def test_all_in_the_same_call_run_it():
 @pytest.mark.parametrize(
     ("wait", "busy_s", "state"),
     [
-        ("stopped by a signal (SIGCONT lets it go on)", 0.0, ("stopped by a signal", STOPPED)),
-        ("waiting for a disk or a file server (state D)", 0.0, ("waits for a disk", LIKE_OTHERS)),
+        (ProcessState.STOPPED, 0.0, ("stopped by a signal", STOPPED)),
+        (ProcessState.DISK, 0.0, ("waits for a disk", LIKE_OTHERS)),
         ("do_wait", 0.0, ("waits for a process", LIKE_OTHERS)),
         ("", 0.9, ("works", LIKE_OTHERS)),
         ("", 0.0, ("idle", LIKE_OTHERS)),

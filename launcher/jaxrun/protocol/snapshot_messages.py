@@ -42,7 +42,7 @@ class RankReply:
     time:           seconds since the epoch on the clock of its host: of the stacks, or of the reply
     stacks:         what the fault handler wrote
     native_stacks:  stacks with C frames
-    kernel_wait:    what the kernel says that its main thread waits in
+    kernel_wait:    what the kernel says that its main thread waits in, or its ProcessState
     cpu_seconds:    user and system time so far, with that of the processes that it has started
     core_wait_s:    for how many seconds so far its threads have waited for a core
     bytes_written:  to stdout and stderr
@@ -71,6 +71,15 @@ class RankReply:
     gpu_bytes: int = -1
 
 
+class ProcessState(enum.StrEnum):
+    """The kernel's letter for a process that does not answer signals: it takes the place of what a thread waits in."""
+
+    STOPPED = "T"  # by a signal
+    TRACED = "t"  # by a debugger
+    ENDED = "Z"
+    DISK = "D"  # waits for a disk or a file server
+
+
 @dataclass(frozen=True, slots=True)
 class RankVitals:
     """What a rank uses, and how its host sees it.
@@ -78,7 +87,7 @@ class RankVitals:
     time:          when this was read, in seconds since the epoch on the clock of its host
     cpu_seconds:   user and system time so far, with that of the processes that it has started
     memory_bytes:  of its process that are in memory; 0 where that is not known
-    kernel_wait:   what the kernel says that its main thread waits in
+    kernel_wait:   what the kernel says that its main thread waits in, or its ProcessState
     gpu_percent:   for how much of the last moment its GPUs were busy, on average; -1 where that is not known
     gpu_bytes:     of their memory that are used, by whomever; -1 where that is not known
     """

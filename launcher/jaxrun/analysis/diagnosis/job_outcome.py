@@ -41,6 +41,7 @@ class JobOutcome:
     unheard:                         nobody in the job listens to the signal that ended it
     unanswered:                      the ranks that were killed, but whose end nobody has reported in time
     shown_divergences:               those of them that have been printed already
+    raised_divergences:              those that ranks were told of, which they then raise as an exception
     straggler:                       the rank or host that held the others up, if one did
     stop_requested:                  somebody has asked for the end, too
     faults_left:                     the faults of --chaos that were not injected
@@ -62,6 +63,7 @@ class JobOutcome:
     unheard: bool = False
     unanswered: tuple[int, ...] = ()
     shown_divergences: tuple[Divergence, ...] = ()
+    raised_divergences: tuple[Divergence, ...] = ()
     straggler: Straggler | None = None
     stop_requested: bool = False
     faults_left: tuple[FaultSpec, ...] = ()

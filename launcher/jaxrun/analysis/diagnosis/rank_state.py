@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from jaxrun.analysis.diagnosis import stacks
 from jaxrun.analysis.diagnosis.stacks import Frame, Stack
 from jaxrun.protocol.flight import Flight, strip_directory
+from jaxrun.protocol.snapshot_messages import ProcessState
 
 
 class Activity(enum.Enum):
@@ -96,12 +97,11 @@ _RULES = tuple(
         (Activity.THREAD, "", rf"{_PYTHON}(?:concurrent/futures/|threading\.py (?:wait|acquire|join|__enter__)$)"),
     )
 )
-# How the agent words the state of a process that is stopped or in uninterruptible sleep.
-_STATES = (
-    ("stopped by a signal", Activity.STOPPED),
-    ("stopped by a debugger", Activity.TRACED),
-    ("waiting for a disk", Activity.DISK),
-)
+_STATES: Mapping[str, Activity] = {
+    ProcessState.STOPPED: Activity.STOPPED,
+    ProcessState.TRACED: Activity.TRACED,
+    ProcessState.DISK: Activity.DISK,
+}
 # Kernel functions, of old and new kernels, in which a thread waits whose innermost frame is the program's.
 _READS = re.compile(r"n_tty_read|tty_read|wait_woken|pipe_read|pipe_wait|unix_stream_(?:read|data)")
 _KERNEL = tuple(
@@ -134,7 +134,7 @@ def find_rank_state(rank: int, dump: str, wait: str, places: Collection[str] = (
     `wait` is what the kernel says of its main thread; `places` are those at which it has made cross-process calls
     before ("train.py:88 train_step"), empty if they are not known.
     """
-    if (activity := _process_state(wait)) is not None:
+    if (activity := _STATES.get(wait)) is not None:
         return RankState(activity)
     stack = stacks.main_stack(dump)
     if not stack.frames:
@@ -160,18 +160,13 @@ def find_rank_state(rank: int, dump: str, wait: str, places: Collection[str] = (
 
 def find_kernel_activity(rank: int, wait: str, *, known: bool = False) -> Activity:
     """What `rank` waits in, by what the kernel says; `known`: it may have made cross-process calls there before."""
-    if (activity := _process_state(wait)) is not None:
+    if (activity := _STATES.get(wait)) is not None:
         return activity
     if "futex" in wait:
         return Activity.CALL if known else Activity.ASLEEP
     if rank == 0 and _READS.search(wait):  # no other rank has a stdin
         return Activity.INPUT
     return next((activity for activity, pattern in _KERNEL if pattern.search(wait)), Activity.ELSEWHERE)
-
-
-def _process_state(wait: str) -> Activity | None:
-    """What a process does that is stopped or in uninterruptible sleep, whatever its frames say."""
-    return next((activity for text, activity in _STATES if wait.startswith(text)), None)
 
 
 def _program_frame(frames: Sequence[Frame]) -> int:

@@ -15,7 +15,7 @@ class Snapshot:
 
     time:      seconds since the epoch
     dumps:     what the fault handler of each rank wrote; empty for a rank that did not answer
-    waits:     the kernel's name for what its main thread sleeps in
+    waits:     the kernel's name for what its main thread sleeps in, or its ProcessState
     flights:   what its flight recorder holds
     finished:  the ranks whose program has ended
     natives:   its stack with C frames; None where they were not asked for

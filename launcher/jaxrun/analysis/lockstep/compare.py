@@ -15,9 +15,9 @@ from jaxrun.analysis.lockstep.divergence import (
     Divergence,
     largest_first,
     partition_by_program,
-    sorted_rank_sets,
 )
 from jaxrun.protocol.flight import AnyCall, DispatchedCall, Flight, parse_group
+from jaxrun.text import group_alike
 
 _COMPARED_AFTER = 8  # calls after the first that differs
 
@@ -133,14 +133,14 @@ def _differing_chains(flights: Iterable[Flight]) -> dict[str, int]:
 
 
 def sets_by_chain(flights: Flights, group: str, number: int) -> tuple[tuple[int, ...], ...]:
-    ranks: dict[int, list[int]] = defaultdict(list)
+    chains: dict[int, int] = {}
     for rank, flight in flights.items():
         chain = flight.marks.get(group, {}).get(number)
         if chain is None:
             chain = next((call.chain for call in flight.calls if call.number == number and call.group == group), None)
         if chain is not None:
-            ranks[chain].append(rank)
-    return sorted_rank_sets(ranks.values())
+            chains[rank] = chain
+    return tuple(ranks for _, ranks in group_alike(chains))
 
 
 def _differing_entries(flights: Flights) -> list[Candidate]:
@@ -221,13 +221,15 @@ def _before(
 ) -> Divergence | None:
     """Return a divergence before `number`, the first recorded call; chains show it if all programs are known."""
     held = {rank: table[number] for rank, table in calls.items() if number in table}
-    chains: dict[int, list[int]] = defaultdict(list)
-    for rank, call in held.items():
-        if isinstance(call, DispatchedCall) and not histories[rank].unknown_programs and not histories[rank].trouble:
-            chains[call.chain].append(rank)
-    if len(chains) < 2 or number == 1:
+    chains = {
+        rank: call.chain
+        for rank, call in held.items()
+        if isinstance(call, DispatchedCall) and not histories[rank].unknown_programs and not histories[rank].trouble
+    }
+    found = tuple(ranks for _, ranks in group_alike(chains))
+    if len(found) < 2 or number == 1:
         return None
-    return make_divergence(candidate, number, sorted_rank_sets(chains.values()), histories, held, before=True)
+    return make_divergence(candidate, number, found, histories, held, before=True)
 
 
 def _entered(flight: Flight, group: str) -> bool:

@@ -96,7 +96,7 @@ class Difference:
 
 def find_differences(groups: Sequence[CallGroup]) -> tuple[Difference, ...]:
     """Compare call groups, the largest first; those that made no call are ABSENT."""
-    callers = [group for group in groups if not group.state]
+    callers = [group for group in groups if group.absence is None]
     absent = [Difference(DifferenceKind.ABSENT)] if len(callers) < len(groups) else []
     if len(callers) < 2:
         return tuple(absent)

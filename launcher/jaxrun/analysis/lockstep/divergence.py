@@ -5,10 +5,45 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from jaxrun.protocol.flight import Arrays, ProgramDetails
 from jaxrun.protocol.worker_messages import Call
-from jaxrun.text import plural
+from jaxrun.text import agree, group_alike, plural
+
+
+class OtherCall(NamedTuple):
+    """The call in which ranks wait instead."""
+
+    number: int
+    group: str
+    name: str
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """What ranks do that make no such call: they are finished, or wait in another call.
+
+    made: how many calls of the group they have made; None if that is not known
+    """
+
+    made: int | None = None
+    waits_in: OtherCall | None = None
+
+    def format(self, count: int = 1) -> str:
+        """Write `has made only 4 calls and is finished`, of so many ranks."""
+        if self.waits_in is not None:
+            number, group, name, place = self.waits_in
+            return f"{agree('waits', count)} in call #{number} of ranks {group}, {name} at {place}"
+        finished = f"{agree('is', count)} finished"
+        if self.made is None:
+            return finished
+        calls = f"only {plural(self.made, 'call')}" if self.made else "no call"
+        return f"{agree('has', count)} made {calls} and {finished}"
+
+
+CallKind = tuple[str | Absence | None, str]  # what was called, and where
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +52,7 @@ class CallGroup:
 
     Those that made a call have its name; rank `recorded_by` has recorded it as its program number `program`. Source,
     arguments, results, mesh and `hlo`, the lowered program, packed, come from the program's details, where these are
-    known. Those that made no call have a `state`: "has made only 4 calls and is finished".
+    known. Those that made no call have an `absence`.
     """
 
     ranks: tuple[int, ...]
@@ -30,7 +65,7 @@ class CallGroup:
     results: Arrays = ()
     mesh: str = ""
     hlo: str = field(default="", repr=False)
-    state: str = ""
+    absence: Absence | None = None
     recorded_by: int = -1
     program: int = 0
 
@@ -70,11 +105,11 @@ class Divergence:
     unread_ranks: tuple[int, ...] = ()
 
     @property
-    def kind(self) -> frozenset[tuple[str, str]]:
+    def kind(self) -> frozenset[CallKind]:
         """What was called where: equal for divergences that a loop brings about again and again."""
         alone = set(self.extra_call_ranks)
         groups = [group for group in self.call_groups if alone.intersection(group.ranks)] or self.call_groups
-        return frozenset((group.name or group.state, group.place) for group in groups)
+        return frozenset((group.name or group.absence, group.place) for group in groups)
 
     def ranks_like(self, rank: int) -> tuple[int, ...]:
         """The ranks that did what this one did."""
@@ -108,39 +143,26 @@ def partition_by_program(identities: Mapping[int, tuple[str, str]]) -> tuple[tup
                 alike[max(hosts, key=lambda other: len(alike[other]))] += alike.pop(identity)
             else:
                 known.append(identity)
-    return sorted_rank_sets(alike.values())
+    sets = (tuple(sorted(ranks)) for ranks in alike.values())
+    return tuple(sorted(sets, key=lambda ranks: (-len(ranks), ranks)))
 
 
-def sorted_rank_sets(groups: Iterable[Iterable[int]]) -> tuple[tuple[int, ...], ...]:
-    return tuple(sorted((tuple(sorted(ranks)) for ranks in groups), key=lambda ranks: (-len(ranks), ranks)))
-
-
-def divergence_of_calls(calls: Mapping[int, Call], states: Mapping[int, str] | None = None) -> Divergence | None:
+def divergence_of_calls(calls: Mapping[int, Call], absent: Mapping[int, Absence] | None = None) -> Divergence | None:
     """Compare the ranks' calls of one number of a group; None if they are the same, and no rank did anything else.
 
-    `states` says what other ranks did instead: "has made only 4 calls and is finished".
+    `absent` says what other ranks did instead.
     """
     found = partition_by_program({rank: (call.key, call.code) for rank, call in calls.items()})
-    if not calls or (len(found) < 2 and not states):
+    if not calls or (len(found) < 2 and not absent):
         return None
-    call_groups = [*(_caller(ranks, calls) for ranks in found), *absent_groups(states or {})]
+    call_groups = [*(_caller(ranks, calls) for ranks in found), *absent_groups(absent or {})]
     first = next(iter(calls.values()))
     return Divergence(first.group, first.number, largest_first(call_groups))
 
 
-def absent_groups(states: Mapping[int, str]) -> list[CallGroup]:
-    """Return the ranks that make no such call, one call group for each state."""
-    ranks: dict[str, list[int]] = defaultdict(list)
-    for rank in sorted(states):
-        ranks[states[rank]].append(rank)
-    return [CallGroup(tuple(alike), state=text) for text, alike in ranks.items()]
-
-
-def format_absent_state(made: int | None, doing: str) -> str:
-    """Write `has made only 4 calls and is finished`; `made` is None if it is not known how many."""
-    if made is None:
-        return doing
-    return f"has made {'only ' + plural(made, 'call') if made else 'no call'} and {doing}"
+def absent_groups(absent: Mapping[int, Absence]) -> list[CallGroup]:
+    """Return the ranks that make no such call, one call group for all that do the same instead."""
+    return [CallGroup(ranks, absence=absence) for absence, ranks in group_alike(absent)]
 
 
 def largest_first(call_groups: Iterable[CallGroup]) -> tuple[CallGroup, ...]:

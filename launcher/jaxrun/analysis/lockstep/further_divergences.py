@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from jaxrun.analysis.lockstep.compare import Candidate, Flights, calls_by_number, make_divergence, sets_by_chain
-from jaxrun.analysis.lockstep.divergence import Divergence
+from jaxrun.analysis.lockstep.divergence import CallKind, Divergence
 from jaxrun.protocol.flight import AnyCall, Flight, ProgramInfo
 
 _WINDOW = 16  # calls of each history that decide how it goes on
@@ -54,13 +54,13 @@ def find_further_divergences(first: Divergence, candidate: Candidate, histories:
     """
     complete = {rank: histories[rank] for rank in candidate.representatives if histories.get(rank, Flight()).complete}
     reference, *others = complete or [-1]
-    seen: set[frozenset[tuple[str, str]]] = set()
+    seen: set[frozenset[CallKind]] = set()
     pairs = ({rank: complete[rank] for rank in (reference, other)} for other in others)
     return tuple(divergence for pair in pairs for divergence in _walk(first, candidate, pair, seen))
 
 
 def _walk(
-    first: Divergence, candidate: Candidate, pair: Flights, seen: set[frozenset[tuple[str, str]]]
+    first: Divergence, candidate: Candidate, pair: Flights, seen: set[frozenset[CallKind]]
 ) -> Iterator[Divergence]:
     """Yield each call that differs between two histories which were in step just before it, and is not `seen` yet."""
     left, right = pair

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from jaxrun.analysis.lockstep import differences
@@ -17,8 +16,6 @@ _MAX_RANKS_CHARS = 40  # characters of a list of ranks
 _MAX_CALL_GROUPS = 6
 _DIFFERENCES = 4
 _VALUES = 4
-_PLURALS = {"is": "are", "has": "have", "was": "were", "waits": "wait"}
-_VERB = re.compile(r"(^|, |\band )(is|has|was|waits)\b")
 _BAKED_IN = "same name and shapes, different program:"
 _VALUE = "a Python value that is baked in differs"
 
@@ -34,7 +31,7 @@ def format_divergence(divergence: Divergence, hosts: Mapping[int, str]) -> str:
     found = differences.find_differences(call_groups)
     since = oldest if divergence.is_oldest_recorded else ""
     lines = [f"the processes disagree at {call}{since}", *_rows(divergence, hosts)]
-    callers = [call_group for call_group in call_groups if not call_group.state]
+    callers = [call_group for call_group in call_groups if call_group.absence is None]
     if len(callers) == 1 and len(call_groups) > 1 and not _crossed(call_groups):
         lines.append(f"  only {_names(callers[0].ranks, hosts)} made this call")
     elif divergence.extra_call_ranks:
@@ -52,7 +49,7 @@ def format_divergence(divergence: Divergence, hosts: Mapping[int, str]) -> str:
 
 def format_headline(divergence: Divergence) -> str:
     """Write a headline: `the ranks were out of step at cross-process call #12 (jit(step), train.py:88)`."""
-    callers = [call_group for call_group in divergence.call_groups if not call_group.state]
+    callers = [call_group for call_group in divergence.call_groups if call_group.absence is None]
     calls = list(dict.fromkeys((call_group.name, _line(call_group.place)) for call_group in callers))
     joint = " at " if len(calls) > 1 else ", "
     shown = " and ".join(joint.join(filter(None, call)) for call in calls[:2])
@@ -80,8 +77,10 @@ def _rows(divergence: Divergence, hosts: Mapping[int, str]) -> Iterator[str]:
     names = max(len(call_group.name) for call_group in shown)
     for call_group in shown:
         who = f"  {_names(call_group.ranks, hosts) + ':':{width}}  "
-        call = f"{call_group.name:{names}}  {_made(call_group)}".rstrip()
-        yield f"{who}{_agree(call_group.state, call_group.ranks) or call}"
+        if call_group.absence is not None:
+            yield f"{who}{call_group.absence.format(len(call_group.ranks))}"
+        else:
+            yield f"{who}{call_group.name:{names}}  {_made(call_group)}".rstrip()
     cut = {rank for call_group in divergence.call_groups[_MAX_CALL_GROUPS:] for rank in call_group.ranks}
     mentioned = cut.union(divergence.unread_ranks, *(call_group.ranks for call_group in shown))
     for what, ranks in (
@@ -151,7 +150,7 @@ def _advice(call_groups: Collection[CallGroup], callers: Collection[CallGroup], 
 
 def _crossed(call_groups: Collection[CallGroup]) -> bool:
     """Whether ranks wait for others that wait for them in turn."""
-    return any("waits in" in call_group.state for call_group in call_groups)
+    return any(group.absence is not None and group.absence.waits_in is not None for group in call_groups)
 
 
 def _fill(sentence: str) -> list[str]:
@@ -177,10 +176,3 @@ def _names(ranks: Iterable[int], hosts: Mapping[int, str]) -> str:
             return name
     listed = format_ranges(known)
     return f"{len(known)} ranks ({listed[: listed.rindex(', ', 0, _MAX_RANKS_CHARS)]}, …)"
-
-
-def _agree(state: str, ranks: Collection[int]) -> str:
-    """`has made 4 calls and is exiting` of one, `have made 4 calls and are exiting` of several."""
-    if len(ranks) == 1:
-        return state
-    return _VERB.sub(lambda found: found[1] + _PLURALS[found[2]], state)

@@ -18,11 +18,11 @@ from jaxrun.analysis.verdict.deadlock_causes import (
     NOTABLE_ALONE,
     TEMPORARY,
 )
-from jaxrun.text import format_ranks, format_ranks_on_hosts
+from jaxrun.text import agree, format_ranks, format_ranks_on_hosts, group_alike
 
 _MAX_EXPLANATIONS = 2
 _MAX_THREADS_SHOWN = 2
-_PLURALS = {"is": "are", "has": "have", "waits": "wait", "sleeps": "sleep", "it": "they", "its": "their"}
+SAME_STEPS = "every rank must take part in the same steps"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,7 @@ class DeadlockCause:
 
     what: str
     advice: str
+    advises_same_steps: bool = False
 
     def __str__(self) -> str:
         return f"{self.what}: {self.advice}"
@@ -81,7 +82,7 @@ def _causes(job: _JobState, waiting: tuple[int, ...]) -> Iterator[DeadlockCause]
     if waiting and not explained and elsewhere and len(elsewhere) == len(others):
         where = _list(_unique(job.ranks[rank].place for rank in elsewhere))
         yield DeadlockCause(
-            f"{job.names(elsewhere)} {_verb(elsewhere, 'is', 'are')} not in JAX but at {where}, and "
+            f"{job.names(elsewhere)} {agree('is', len(elsewhere))} not in JAX but at {where}, and "
             f"{_describe_waiting(job, waiting, elsewhere)}",
             "is that slow, or an endless loop?",
         )
@@ -111,9 +112,7 @@ def _describe_cause(job: _JobState, group: tuple[int, ...], waiting: tuple[int, 
     shown = ", ".join(where.other_threads[:_MAX_THREADS_SHOWN])
     threads = f" (its other threads: {shown})" if shown else ""
     and_others = f", and {_describe_waiting(job, waiting, group)}" if waiting else ""
-    if len(group) > 1:
-        does = " ".join(_PLURALS.get(word, word) for word in does.split(" "))
-    did = f"{does}{call}{place}{threads}".rstrip(",")
+    did = f"{agree(does, len(group))}{call}{place}{threads}".rstrip(",")
     return DeadlockCause(f"{job.names(group)} {did}{and_others}", advice)
 
 
@@ -128,10 +127,10 @@ def _advise_on_forks(job: _JobState, group: tuple[int, ...]) -> str:
 def _describe_lone_waiter(job: _JobState, waiting: tuple[int, ...], others: tuple[int, ...]) -> DeadlockCause:
     """One rank waits in a call that none of the others is about to make."""
     places = _unique(job.ranks[rank].place for rank in others)
-    where = f" {_verb(others, 'is', 'are')} elsewhere ({_list(places)})" if others and places else ""
+    where = f" {agree('is', len(others))} elsewhere ({_list(places)})" if others and places else ""
     fates = [f"{job.names(others)}{where}"] if where else []
     if job.finished:
-        fates.append(f"{job.names(job.finished)} {_verb(job.finished, 'has', 'have')} finished")
+        fates.append(f"{job.names(job.finished)} {agree('has', len(job.finished))} finished")
     return DeadlockCause(
         f"only {job.names(waiting)} {_describe_wait(job.ranks[waiting[0]])}; {' and '.join(fates)}",
         "every rank must make this call; is it under an `if` that only this rank enters?",
@@ -142,10 +141,11 @@ def _left_by_the_finished(job: _JobState, waiting: tuple[int, ...]) -> Iterator[
     if len(waiting) == 1 and len(job.finished) > 1:
         yield _describe_lone_waiter(job, waiting, ())
         return
-    has = _verb(job.finished, "has", "have")
+    has = agree("has", len(job.finished))
     yield DeadlockCause(
         f"{job.names(job.finished)} {has} finished, and {_describe_waiting(job, waiting, job.finished)}",
-        "every rank must take part in the same steps; has one of them less data, or does it return early?",
+        f"{SAME_STEPS}; has one of them less data, or does it return early?",
+        advises_same_steps=True,
     )
 
 
@@ -161,7 +161,7 @@ def _waiting_apart(job: _JobState, waiting: tuple[int, ...]) -> Iterator[Deadloc
         at = _list(_unique(job.ranks[rank].place for rank in rest))
         yield DeadlockCause(
             f"{job.names(first)} {_describe_wait(job.ranks[first[0]], len(first) > 1)} that {format_ranks(rest)} "
-            f"{_verb(rest, 'has', 'have')} not reached ({_verb(rest, 'it waits', 'they wait')} at {at})",
+            f"{agree('has', len(rest))} not reached ({agree('it waits', len(rest))} at {at})",
             "every rank must pass the same barriers and calls in the same order",
         )
     elif len(groups) <= 3 and all(job.ranks[rank].is_certain for rank in waiting):
@@ -171,11 +171,8 @@ def _waiting_apart(job: _JobState, waiting: tuple[int, ...]) -> Iterator[Deadloc
 
 def _group(job: _JobState, ranks: Iterable[int]) -> list[tuple[int, ...]]:
     """Groups of ranks that do the same at the same place."""
-    groups: dict[tuple[Activity, str, str], list[int]] = {}
-    for rank in ranks:
-        where = job.ranks[rank]
-        groups.setdefault((where.activity, where.place, where.call), []).append(rank)
-    return [tuple(group) for group in groups.values()]
+    states = {rank: job.ranks[rank] for rank in ranks}
+    return [alike for _, alike in group_alike({r: (s.activity, s.place, s.call) for r, s in states.items()})]
 
 
 def _weight(job: _JobState, group: tuple[int, ...]) -> int:
@@ -188,7 +185,7 @@ def _describe_waiting(job: _JobState, waiting: tuple[int, ...], for_whom: Sequen
     groups = _group(job, waiting)
     where = job.ranks[waiting[0]]
     it = "it" if len(for_whom) == 1 else "them"
-    told = f"{format_ranks(waiting)} {_verb(waiting, 'waits', 'wait')} for {it}"
+    told = f"{format_ranks(waiting)} {agree('waits', len(waiting))} for {it}"
     if len(groups) > 1:
         return f"{told} at {_list(_unique(job.ranks[rank].place for rank in waiting))}"
     if where.activity is Activity.BARRIER:
@@ -206,10 +203,6 @@ def _describe_wait(where: RankState, many: bool = False) -> str:
 
 def _format_call(where: RankState) -> str:
     return f"{where.call} at {where.place}" if where.call else where.place
-
-
-def _verb(ranks: Sequence[int], one: str, many: str) -> str:
-    return one if len(ranks) == 1 else many
 
 
 def _unique(texts: Iterable[str]) -> list[str]:

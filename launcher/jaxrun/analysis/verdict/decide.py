@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 
 from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
-from jaxrun.analysis.diagnosis.root_cause import Culpability, culpability
+from jaxrun.analysis.diagnosis.root_cause import Culpability, culpability, find_culprits
 from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.diagnosis.stacks import main_stack
 from jaxrun.analysis.lockstep import report as lockstep
 from jaxrun.analysis.lockstep.compare import find_lags
+from jaxrun.analysis.lockstep.divergence import Divergence
 from jaxrun.analysis.lockstep.progress import format_strict_cost
 from jaxrun.analysis.verdict import phrasing
+from jaxrun.analysis.verdict.deadlocks import SAME_STEPS, explain_deadlock
 from jaxrun.analysis.verdict.exit_code import exit_code
-from jaxrun.analysis.verdict.failure import describe_job_failure
+from jaxrun.analysis.verdict.failure import describe_job_failure, find_told_fault
 from jaxrun.analysis.verdict.known_errors.lookup import explain_unavailable
-from jaxrun.analysis.verdict.stack_text import format_place, format_snapshot
+from jaxrun.analysis.verdict.stack_text import find_place, format_snapshot
 from jaxrun.analysis.verdict.straggler_text import format_straggler
 from jaxrun.analysis.verdict.verdict import Verdict
+from jaxrun.protocol.flight_file import DIVERGENCE_ERROR
 from jaxrun.text import format_ranks, format_ranks_on_hosts, format_seconds, format_signal, plural
 
 _LATENESS_MATTERS = (EndReason.OK, EndReason.TIMEOUT, EndReason.INTERRUPTED, EndReason.PREEMPTED)
 _MAX_PLACES = 2  # that are named in one sentence
-_SAME_STEPS = "every rank must take part in the same steps"
 
 
 def decide(
@@ -64,7 +66,8 @@ def decide(
         case EndReason.PREEMPTED:
             verdict = replace(verdict, headline=_describe_preemption(outcome))
     verdict = _add_straggler(_add_divergence(verdict, outcome), outcome)
-    faults = phrasing.describe_injected_faults(outcome.workers, hosts, outcome.run_at, but=verdict.headline)
+    told = find_told_fault(outcome.workers) if outcome.reason is EndReason.FAILED else None
+    faults = phrasing.describe_injected_faults(outcome.workers, hosts, outcome.run_at, but=told)
     return replace(verdict, details=(*faults, *verdict.details, *_describe_unanswered(outcome, hosts)))
 
 
@@ -77,14 +80,27 @@ def _add_divergence(verdict: Verdict, outcome: JobOutcome) -> Verdict:
     if not outcome.divergences:
         lags = _describe_lags(outcome, verdict.hosts) if broken else ()
         return replace(verdict, details=(*verdict.details, *lags))
-    texts = [lockstep.format_divergence(divergence, verdict.hosts) for divergence in outcome.divergences]
-    verdict = replace(verdict, divergence="\n".join(text for text in texts if text not in verdict.traceback))
-    if texts[0] in verdict.traceback:
+    raised = _raised_divergences(outcome)
+    verdict = replace(verdict, divergence=format_divergences(outcome, verdict.hosts, but=raised))
+    if outcome.divergences[0] in raised:
         return verdict
     if outcome.reason is not EndReason.FAILED or not culprits or not broken:
         return verdict
     headline = f"{lockstep.format_headline(outcome.divergences[0])}; {verdict.headline}"
     return replace(verdict, outcome="diverged", headline=headline, means="", advice="", link="")
+
+
+def format_divergences(outcome: JobOutcome, hosts: Mapping[int, str], *, but: Collection[Divergence]) -> str:
+    """The divergences of a job, but for these and those that the traceback of its culprit tells."""
+    but = [*but, *_raised_divergences(outcome)]
+    return "\n".join(lockstep.format_divergence(found, hosts) for found in outcome.divergences if found not in but)
+
+
+def _raised_divergences(outcome: JobOutcome) -> tuple[Divergence, ...]:
+    """Those of which the culprit's exception tells."""
+    first = find_culprits(outcome.workers)[:1] if outcome.reason is EndReason.FAILED else []
+    is_told = any(worker.failure is not None and worker.failure.error == DIVERGENCE_ERROR for worker in first)
+    return outcome.raised_divergences if is_told else ()
 
 
 def _add_straggler(verdict: Verdict, outcome: JobOutcome) -> Verdict:
@@ -124,7 +140,7 @@ def _describe_stuck(verdict: Verdict, outcome: JobOutcome, decided: float, timeo
     else:
         headline = "no progress for as long as --stall-timeout allows."
     finished = [worker.rank for worker in outcome.workers if worker.finished]
-    where = _format_places(outcome, verdict.hosts, decided, finished)
+    where = format_snapshot(_snapshot(outcome, verdict.hosts, decided, finished))
     threads = phrasing.describe_thread_failures(outcome.workers, "")
     return replace(verdict, headline=headline, details=(*filter(None, [where]), *threads))
 
@@ -135,23 +151,24 @@ def _describe_early_exit(verdict: Verdict, outcome: JobOutcome, decided: float) 
     since = decided - min((worker.time for worker in finished), default=decided)
     ago = f" {format_seconds(since)} ago" if since > 0.5 else ""
     waiting = f"{format_ranks(outcome.stacks)} {'waits' if len(outcome.stacks) == 1 else 'wait'}"
-    where = _format_places(outcome, verdict.hosts, decided, ranks)
+    snapshot = _snapshot(outcome, verdict.hosts, decided, ranks)
+    is_advised = any(cause.advises_same_steps for cause in explain_deadlock(snapshot))
     return replace(
         verdict,
         culprits=ranks,
         victims=dict.fromkeys(outcome.stacks, "was stopped"),
         headline=f"{format_ranks(ranks)} finished (status 0){ago}; {waiting} in JAX for what will not come any more:",
         details=(
-            where,
-            *([] if _SAME_STEPS in where.replace("\n", " ") else [f"{_SAME_STEPS}."]),
+            format_snapshot(snapshot),
+            *([] if is_advised else [f"{SAME_STEPS}."]),
             *phrasing.describe_thread_failures(outcome.workers, ""),
         ),
     )
 
 
-def _format_places(outcome: JobOutcome, hosts: Mapping[int, str], decided: float, finished: Iterable[int]) -> str:
+def _snapshot(outcome: JobOutcome, hosts: Mapping[int, str], decided: float, finished: Iterable[int]) -> Snapshot:
     """Where the ranks were when it was decided to stop the job."""
-    snapshot = Snapshot(
+    return Snapshot(
         decided,
         hosts,
         dumps=outcome.stacks,
@@ -160,7 +177,6 @@ def _format_places(outcome: JobOutcome, hosts: Mapping[int, str], decided: float
         finished=tuple(sorted(finished)),
         fork_places=outcome.fork_places,
     )
-    return format_snapshot(snapshot)
 
 
 def _describe_interruption(outcome: JobOutcome, decided: float, started: float) -> str:
@@ -194,8 +210,8 @@ def _describe_fates(outcome: JobOutcome) -> str:
     late = [rank for rank in killed if rank in outcome.stacks]
     fate = f"{who} {_was(killed)} killed"
     if late == killed:
-        places = dict.fromkeys(format_place(main_stack(outcome.stacks[rank])) for rank in late)
-        where = ", or at ".join(place.replace("   ", ", ") for place in places)
+        places = dict.fromkeys(find_place(main_stack(outcome.stacks[rank])) for rank in late)
+        where = ", or at ".join(place.format(", ") for place in places)
         stuck = f"stuck at {where}" if len(places) <= _MAX_PLACES else "stuck at several places"
         fate = f"{who} did not end in time ({stuck}), and {_was(killed)} killed"
     return fate if len(killed) == len(outcome.workers) else f"{fate}, the others ended by themselves"

@@ -7,12 +7,14 @@ from dataclasses import replace
 
 from jaxrun.analysis.diagnosis.job_outcome import JobOutcome
 from jaxrun.analysis.diagnosis.root_cause import Culpability, collateral, culpability, find_culprits, find_first_failure
-from jaxrun.analysis.diagnosis.worker_outcome import WorkerOutcome
+from jaxrun.analysis.diagnosis.worker_outcome import InjectedFault, WorkerOutcome
 from jaxrun.analysis.verdict import phrasing
 from jaxrun.analysis.verdict.known_errors.lookup import explain_worker
 from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.protocol.flight_file import DIVERGENCE_ERROR
 from jaxrun.text import has_several_hosts
+
+_SHORT_CHARS = 40  # of what a rank did: no comma is needed before "41.3 s into the run"
 
 
 def describe_job_failure(verdict: Verdict, outcome: JobOutcome, *, started: float, ended: float) -> Verdict:
@@ -32,7 +34,7 @@ def describe_job_failure(verdict: Verdict, outcome: JobOutcome, *, started: floa
     elif kind is Culpability.CONSEQUENCE:
         headline = _describe_unknown_cause(workers, first, hosts, moment)
     else:
-        headline = _describe_own_failure(culprits, hosts, moment)
+        headline = _describe_own_failure(culprits, hosts, moment, is_short=phrasing.was_running(first, run_at))
     if (fault or kind is Culpability.CONSEQUENCE) and traceback and len(hosts) > 1:
         intro = intro or f"rank {first.rank}'s traceback:"
     culprit_ranks = tuple(worker.rank for worker in culprits)
@@ -51,9 +53,21 @@ def describe_job_failure(verdict: Verdict, outcome: JobOutcome, *, started: floa
     )
 
 
-def _describe_own_failure(culprits: Sequence[WorkerOutcome], hosts: Mapping[int, str], moment: str) -> str:
+def find_told_fault(workers: Sequence[WorkerOutcome]) -> InjectedFault | None:
+    """The injected fault of which the headline speaks: the culprit died of it, or broke others' connections by it."""
+    culprits = find_culprits(workers)[:1]
+    if not culprits:
+        return None
+    if culpability(find_first_failure(workers)) is not Culpability.OWN:
+        return culprits[0].disruptive_fault
+    return culprits[0].deadly_fault if culprits[0].failure is None and not culprits[0].lost_reason else None
+
+
+def _describe_own_failure(
+    culprits: Sequence[WorkerOutcome], hosts: Mapping[int, str], moment: str, is_short: bool
+) -> str:
     did = phrasing.describe_failure(culprits[0], many=len(culprits) > 1)
-    comma = "" if moment.endswith("into the run") and len(did) < 40 else ","
+    comma = "" if is_short and len(did) < _SHORT_CHARS else ","
     memory = f"; {culprits[0].out_of_memory}" if culprits[0].out_of_memory else ""
     return f"{phrasing.describe_ranks(culprits, hosts)} {did}{comma} {moment}{memory}."
 

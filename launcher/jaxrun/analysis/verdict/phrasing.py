@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from jaxrun.analysis.diagnosis.root_cause import collateral, own_thread_failures
 from jaxrun.analysis.diagnosis.worker_outcome import InjectedFault, WorkerOutcome
 from jaxrun.analysis.verdict.stack_text import format_crash
+from jaxrun.analysis.verdict.verdict import Fate
 from jaxrun.protocol.worker_messages import WorkerStage
 from jaxrun.text import (
     format_ranges,
@@ -61,11 +62,16 @@ def describe_failure(worker: WorkerOutcome, *, many: bool = False) -> str:
 
 def describe_time(worker: WorkerOutcome, started: float, run_at: float | None) -> str:
     """`41.3 s into the run`, or how far the start-up had come."""
-    how_far = _STAGES.get(worker.failure.stage) if worker.failure is not None else None
-    if how_far or run_at is None:
-        how_far = how_far or "before the program's first line"
-        return f"{how_far}, {format_seconds(worker.time - started)} after the start"
-    return f"{format_seconds(worker.time - run_at)} into the run"
+    if run_at is not None and was_running(worker, run_at):
+        return f"{format_seconds(worker.time - run_at)} into the run"
+    stage = worker.failure.stage if worker.failure is not None else WorkerStage.PROGRAM
+    how_far = _STAGES.get(stage, "before the program's first line")
+    return f"{how_far}, {format_seconds(worker.time - started)} after the start"
+
+
+def was_running(worker: WorkerOutcome, run_at: float | None) -> bool:
+    """Whether the program ran when the worker failed."""
+    return run_at is not None and (worker.failure is None or worker.failure.stage not in _STAGES)
 
 
 def find_evidence(workers: Sequence[WorkerOutcome], hosts: Mapping[int, str]) -> tuple[str, str]:
@@ -96,10 +102,12 @@ def describe_victim(worker: WorkerOutcome) -> str:
     if worker.lost_reason and not worker.killed_by_launcher:
         return "was lost too"
     if worker.finished or worker.status == 0:
-        return "had finished"
+        return Fate.FINISHED
     if worker.killed_by_launcher:
-        return "was stopped"
-    return collateral(worker) or describe_failure(worker).removesuffix(f" without an exception {_OS_EXIT}")
+        return Fate.STOPPED
+    if not worker.status or worker.status < 0:
+        return collateral(worker) or describe_failure(worker)
+    return collateral(worker) or f"exited with status {worker.status}"
 
 
 def describe_thread_failures(workers: Sequence[WorkerOutcome], shown: str) -> tuple[str, ...]:
@@ -116,15 +124,15 @@ def describe_thread_failures(workers: Sequence[WorkerOutcome], shown: str) -> tu
 
 
 def describe_injected_faults(
-    workers: Sequence[WorkerOutcome], hosts: Mapping[int, str], run_at: float | None, *, but: str
+    workers: Sequence[WorkerOutcome], hosts: Mapping[int, str], run_at: float | None, *, but: InjectedFault | None
 ) -> Iterator[str]:
-    """One line for each fault that was injected, except those that the text `but` mentions."""
+    """One line for each fault that was injected, except those like `but`, of which the headline speaks."""
     ranks_of: dict[InjectedFault, list[int]] = defaultdict(list)
     for worker in workers:
         for fault in worker.injected_faults:
             ranks_of[fault].append(worker.rank)
     for fault, ranks in sorted(ranks_of.items(), key=lambda item: (item[0].time, item[1])):
-        if str(fault) not in but:
+        if but is None or (fault.kind, fault.requested_by) != (but.kind, but.requested_by):
             happened = describe_injected_fault(fault, run_at, many=len(ranks) > 1)
             yield f"{format_ranks_on_hosts(ranks, hosts)} {happened}."
 

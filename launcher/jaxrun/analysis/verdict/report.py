@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from jaxrun.analysis.verdict.verdict import Verdict
+from jaxrun.analysis.verdict.verdict import Fate, Verdict
 from jaxrun.terminal import A_FILE, TerminalFormat, wrap_prose
-from jaxrun.text import format_ranks, format_seconds, plural
+from jaxrun.text import agree, format_ranks, format_seconds, group_alike, plural
 
 _MAX_TRACEBACK = 8_000  # characters that are shown; the rank's log holds all of them
-_NO_FAULT = {"was stopped", "had finished"}  # what became of victims, in the words of phrasing.py
 
 
 def format_report(
-    verdict: Verdict, run_dir: Path | None, terminal: TerminalFormat = A_FILE, shown_divergences: Iterable[str] = ()
+    verdict: Verdict, run_dir: Path | None, terminal: TerminalFormat = A_FILE, divergence_left: str | None = None
 ) -> str:
     """The report without a final newline.
 
-    run_dir:            as it is to be shown, None where there is none
-    shown_divergences:  what of verdict.divergence the screen has shown already
+    run_dir:          as it is to be shown, None where there is none
+    divergence_left:  what of verdict.divergence the screen has not shown yet; None for all of it
     """
-    divergence = [*_divergence(verdict, shown_divergences)]
+    divergence = [*_divergence(verdict, divergence_left)]
     if verdict.outcome == "ok":
         done = [terminal.dim(f"jaxrun: {_done(verdict)}")]
         return "\n".join([*done, *(terminal.rewrap(line) for line in (*verdict.details, *divergence))])
@@ -36,9 +34,9 @@ def format_report(
     return "\n".join(lines)
 
 
-def format_headline(verdict: Verdict) -> str:
+def headline_of(verdict: Verdict) -> str:
     """The first line of the report, or the one that says most."""
-    return f"jaxrun: {_done(verdict) if verdict.outcome == 'ok' else verdict.headline}"
+    return _done(verdict) if verdict.outcome == "ok" else verdict.headline
 
 
 def _context(verdict: Verdict, run_dir: Path | None) -> Iterator[str]:
@@ -53,13 +51,11 @@ def _context(verdict: Verdict, run_dir: Path | None) -> Iterator[str]:
     yield f"exit {verdict.exit_code}"
 
 
-def _divergence(verdict: Verdict, shown_texts: Iterable[str]) -> Iterator[str]:
+def _divergence(verdict: Verdict, left: str | None) -> Iterator[str]:
     if not verdict.divergence:
         return
-    left = verdict.divergence
-    for text in shown_texts:
-        left = left.replace(text, "")
-    left, shown = left.strip("\n"), left != verdict.divergence
+    shown = left is not None and left != verdict.divergence
+    left = verdict.divergence if left is None else left
     if verdict.outcome == "ok":
         step, end = "step (above)" if shown else "step", ":" if left else "."
         yield f"but its ranks were not in {step}, so what they computed together may be wrong{end}"
@@ -90,29 +86,20 @@ def _explanation(verdict: Verdict) -> Iterator[str]:
 
 def _victims(fates: Mapping[int, str], stopping: float | None) -> str:
     """What became of the other ranks, in one line."""
-    by_fate: dict[str, list[int]] = defaultdict(list)
-    for rank, fate in fates.items():
-        by_fate[fate].append(rank)
+    groups = group_alike(fates)
     others = plural(len(fates), "other")
     later = f" {format_seconds(stopping)} later" if stopping is not None else ""
     none = "it had no fault of its own" if len(fates) == 1 else "none of them had a fault of its own"
-    if len(by_fate) == 1:
-        (fate,) = by_fate
-        text = f"{others} {_to_plural(fate, len(fates))}"
-        if fate in _NO_FAULT:
-            return f"{text}{later if fate == 'was stopped' else ''}; {none}."
+    if len(groups) == 1:
+        ((fate, _),) = groups
+        text = f"{others} {agree(fate, len(fates))}"
+        if fate == Fate.STOPPED:
+            return f"{text}{later}; {none}."
+        if fate == Fate.FINISHED:
+            return f"{text}; {none}."
     else:
-        groups = sorted(by_fate.items(), key=lambda item: (-len(item[1]), item[1]))
-        parts = (f"{format_ranks(ranks)} {_to_plural(fate, len(ranks))}" for fate, ranks in groups)
-        text = f"{others}: {', '.join(parts)}"
+        text = f"{others}: {', '.join(f'{format_ranks(ranks)} {agree(fate, len(ranks))}' for fate, ranks in groups)}"
     return f"{text}; all gone{later}." if later else f"{text}."
-
-
-def _to_plural(fate: str, count: int) -> str:
-    """`was stopped` for one rank, `were stopped` for several."""
-    if count == 1:
-        return fate
-    return fate.replace("was ", "were ", 1).replace(" its ", " their ", 1)
 
 
 def _done(verdict: Verdict) -> str:

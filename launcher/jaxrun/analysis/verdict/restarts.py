@@ -26,17 +26,41 @@ _EXCEPTION, _LOST, _STALL = "exceptions and exit codes", "lost", "stall"
 
 
 @dataclass(frozen=True, slots=True)
+class AlikeFailure:
+    """What is equal for failures that are alike: the exception and its place, the status (negative for a signal).
+
+    With neither, some ranks had finished before the others.
+    """
+
+    error: str = ""
+    status: int = 0
+    place: str = ""
+    stage: str = ""
+
+    def __str__(self) -> str:
+        """What the job did: `raised ValueError at train.py:88`."""
+        stage = f" ({self.stage})" if self.stage else ""
+        if self.error == "SystemExit":
+            return f"exited with status {self.status}{self.place}{stage}"
+        if self.error:
+            return f"raised {self.error}{self.place}{stage}"
+        if self.status:
+            return f"was killed by {format_signal(-self.status)}" if self.status < 0 else f"exited with {self.status}"
+        return "had some ranks finish before the others"
+
+
+@dataclass(frozen=True, slots=True)
 class AttemptEnd:
     """What counts of the end of an attempt.
 
     kind:        what --restart-on tells apart
-    failure:     in words, the same for failures that are alike; empty for what is no fault of the program
+    failure:     what is equal for failures that are alike; None for what is no fault of the program
     hopeless:    why another attempt would do no good; empty where it may
     saved_step:  the last step that the program has said to be saved
     """
 
     kind: str
-    failure: str = ""
+    failure: AlikeFailure | None = None
     hopeless: str = ""
     saved_step: int | None = None
 
@@ -73,7 +97,7 @@ def decide_restart(
             used, best = 0, end.saved_step
         used += 1
     before = history[-2] if len(history) > 1 else None
-    if before is not None and last.failure and last.failure == before.failure and not progressed:
+    if before is not None and last.failure is not None and last.failure == before.failure and not progressed:
         return Stop(f"it {last.failure} twice in a row, and saved no step in between: that is a bug, not bad luck")
     if used > max_restarts:
         restarts = "the one restart is" if max_restarts == 1 else f"all {max_restarts} restarts are"
@@ -90,7 +114,7 @@ def summarize_end(outcome: JobOutcome, *, has_run_before: bool) -> AttemptEnd:
         case EndReason.STALL:
             end = AttemptEnd(_STALL, saved_step=saved)
         case EndReason.EARLY_EXIT:
-            end = AttemptEnd(_EXCEPTION, "had some ranks finish before the others", saved_step=saved)
+            end = AttemptEnd(_EXCEPTION, AlikeFailure(), saved_step=saved)
         case EndReason.FAILED if find_culprits(outcome.workers):
             end = _summarize_failure(outcome)
         case EndReason.UNAVAILABLE if has_run_before:
@@ -127,18 +151,15 @@ def _summarize_failure(outcome: JobOutcome) -> AttemptEnd:
         return AttemptEnd(_EXCEPTION, hopeless=text, saved_step=saved)
     kind = _LOST if first.failure is None and (first.lost_reason or (first.status or 0) < 0) else _EXCEPTION
     consequence = culpability(first) is Culpability.CONSEQUENCE  # whose cause nobody knows: not the program's fault
-    return AttemptEnd(kind, "" if consequence else _describe_alike(first), saved_step=saved)
+    return AttemptEnd(kind, None if consequence else _find_alike(first), saved_step=saved)
 
 
-def _describe_alike(worker: WorkerOutcome) -> str:
-    """What was equal if it happened twice: the exception and its place, the signal, or the status."""
+def _find_alike(worker: WorkerOutcome) -> AlikeFailure | None:
     failure = worker.failure
     if failure is not None:
         places = _PLACE.findall(failure.traceback)
-        where = f" at {places[-1][0]}:{places[-1][1]}" if places else ""
-        stage = "" if failure.stage is WorkerStage.PROGRAM else f" ({failure.stage})"
-        what = f"exited with status {failure.status}" if failure.error == "SystemExit" else f"raised {failure.error}"
-        return f"{what}{where}{stage}"
-    if worker.lost_reason or worker.status is None:
-        return ""
-    return f"was killed by {format_signal(-worker.status)}" if worker.status < 0 else f"exited with {worker.status}"
+        place = f" at {places[-1][0]}:{places[-1][1]}" if places else ""
+        stage = "" if failure.stage is WorkerStage.PROGRAM else str(failure.stage)
+        status = failure.status if failure.error == "SystemExit" else 0
+        return AlikeFailure(failure.error, status, place, stage)
+    return None if worker.lost_reason or worker.status is None else AlikeFailure(status=worker.status)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import PurePath
 
 from jaxrun.analysis.diagnosis.snapshot import Snapshot
@@ -10,11 +11,46 @@ from jaxrun.analysis.diagnosis.stacks import Frame, Stack, crashed_stack, main_s
 from jaxrun.analysis.lockstep.progress import format_progress
 from jaxrun.analysis.verdict.deadlocks import explain_deadlock
 from jaxrun.analysis.verdict.straggler_text import format_straggler
+from jaxrun.protocol.snapshot_messages import ProcessState
 from jaxrun.terminal import wrap_prose
-from jaxrun.text import format_columns, format_ranges, format_ranks, format_ranks_on_hosts, has_several_hosts, plural
+from jaxrun.text import (
+    format_columns,
+    format_ranges,
+    format_ranks,
+    format_ranks_on_hosts,
+    group_alike,
+    has_several_hosts,
+    plural,
+)
 
 _IDLE = "idle: it has returned, and waits for the next call"
-_NO_ANSWER = "no answer: it blocks signals, or is about to end"
+_DEAF = "it blocks signals, or is about to end"
+_STATES = {
+    ProcessState.STOPPED: "stopped by a signal (SIGCONT lets it go on)",
+    ProcessState.TRACED: "stopped by a debugger",
+    ProcessState.ENDED: "dead, and about to be noticed",
+    ProcessState.DISK: "waiting for a disk or a file server (state D)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a thread is.
+
+    line:    `data.py:31 __next__ <- train.py:84 main`: its line, and from where that was called
+    inside:  what it has called there, `queue: get`; may be empty
+    silent:  why nothing of this is known; else empty
+    """
+
+    line: str = ""
+    inside: str = ""
+    silent: str = ""
+
+    def format(self, separator: str = "   ") -> str:
+        """Write `data.py:31 __next__ <- train.py:84 main   in queue: get`."""
+        if self.silent:
+            return f"no answer: {self.silent}"
+        return f"{self.line}{separator}in {self.inside}" if self.inside else self.line
 
 
 def format_snapshot(snapshot: Snapshot) -> str:
@@ -51,7 +87,7 @@ def format_groups(
     `calls` says how many calls ranks have made. For a rank whose dump is empty, `waits` has what the kernel says of it.
     """
     groups = group_by_place(dumps, waits)
-    rows = [(plural(len(ranks), "rank"), _names(ranks, hosts), place, calls(ranks)) for place, ranks in groups]
+    rows = [(plural(len(ranks), "rank"), _names(ranks, hosts), place.format(), calls(ranks)) for place, ranks in groups]
     if not rows:
         return ""
     lines = [f"  {line}" for line in format_columns(rows)]
@@ -59,30 +95,35 @@ def format_groups(
     return "\n".join([heading, *lines, *_outliers([ranks for _, ranks in groups])])
 
 
-def group_by_place(dumps: Mapping[int, str], waits: Mapping[int, str]) -> list[tuple[str, list[int]]]:
+def group_by_place(dumps: Mapping[int, str], waits: Mapping[int, str]) -> list[tuple[Place, tuple[int, ...]]]:
     """Each place at which ranks are, and these ranks; the most common first."""
-    places: dict[str, list[int]] = {}
-    for rank in sorted(dumps):
-        wait = waits.get(rank, "")
-        unanswered = f"no answer: {wait}" if " " in wait else _NO_ANSWER
-        place = format_place(main_stack(dumps[rank])) if dumps[rank] else unanswered
-        places.setdefault(place, []).append(rank)
-    return sorted(places.items(), key=lambda group: (-len(group[1]), group[1]))
+
+    def place(rank: int) -> Place:
+        state = waits.get(rank, "")
+        silent = next((text for known, text in _STATES.items() if state == known), _DEAF)
+        return find_place(main_stack(dumps[rank])) if dumps[rank] else Place(silent=silent)
+
+    return group_alike({rank: place(rank) for rank in dumps})
 
 
 def format_place(stack: Stack) -> str:
-    """`data.py:31 __next__ <- train.py:84 main   in queue: get`: where a thread is, and from where that was called."""
+    """Write where a thread is."""
+    return find_place(stack).format()
+
+
+def find_place(stack: Stack) -> Place:
+    """Where a thread is."""
     users = stack.users
     if not users:
-        return _NO_ANSWER
+        return Place(silent=_DEAF)
     if stack.is_idle:
-        return _IDLE
+        return Place(_IDLE)
     caller = next((frame for frame in users if frame.file != users[0].file), None)
-    text = f"{users[0]} <- {caller}" if caller else str(users[0])
+    line = f"{users[0]} <- {caller}" if caller else str(users[0])
     if not stack.called:
-        return text
+        return Place(line)
     entry = next((frame for frame in reversed(stack.called) if not frame.is_wrapper), stack.called[-1])
-    return f"{text}   in {'JAX' if entry.is_jax else PurePath(entry.file).stem}: {entry.function}"
+    return Place(line, f"{'JAX' if entry.is_jax else PurePath(entry.file).stem}: {entry.function}")
 
 
 def format_all_frames(dumps: Mapping[int, str], hosts: Mapping[int, str]) -> str:
@@ -93,11 +134,8 @@ def format_all_frames(dumps: Mapping[int, str], hosts: Mapping[int, str]) -> str
 
 def format_by_text(texts: Mapping[int, str], hosts: Mapping[int, str]) -> str:
     """The ranks' texts, each below the ranks that have it, the most common first."""
-    groups: dict[str, list[int]] = {}
-    for rank in sorted(texts):
-        groups.setdefault(texts[rank], []).append(rank)
-    parts = sorted(groups.items(), key=lambda group: (-len(group[1]), group[1]))
-    return "\n\n".join(f"{format_ranks_on_hosts(ranks, hosts)}:\n{text}" for text, ranks in parts)
+    groups = group_alike(texts)
+    return "\n\n".join(f"{format_ranks_on_hosts(ranks, hosts)}:\n{text}" for text, ranks in groups)
 
 
 def format_crash(dump: str) -> str:
@@ -111,12 +149,12 @@ def _frame_lines(stack: Stack) -> list[str]:
     return [f'  File "{f.file}", line {f.line}, in {f.function}' for f in reversed(list(frames))]
 
 
-def _outliers(groups: list[list[int]]) -> Iterator[str]:
+def _outliers(groups: Sequence[Sequence[int]]) -> Iterator[str]:
     odd = [rank for ranks in groups[1:] for rank in ranks]
     if odd and len(odd) < len(groups[0]):
         yield f"{format_ranks(odd)} {'is the one that differs' if len(odd) == 1 else 'differ from the rest'}."
 
 
-def _names(ranks: list[int], hosts: Mapping[int, str]) -> str:
+def _names(ranks: Sequence[int], hosts: Mapping[int, str]) -> str:
     where = {hosts[rank] for rank in ranks}
     return format_ranges(ranks) + (f" ({where.pop()})" if has_several_hosts(hosts) and len(where) == 1 else "")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.verdict.deadlocks import explain_deadlock
-from jaxrun.analysis.verdict.stack_text import group_by_place
-from jaxrun.text import format_ranks_on_hosts
+from jaxrun.analysis.verdict.stack_text import Place, group_by_place
+from jaxrun.text import agree, format_ranks_on_hosts
 
 _MAX_GROUPS = 3
 
@@ -32,8 +32,8 @@ def _list_places(snapshot: Snapshot) -> str:
     return "; ".join([*shown, *left])
 
 
-def _describe(ranks: Sequence[int], place: str, snapshot: Snapshot) -> str:
+def _describe(ranks: Sequence[int], place: Place, snapshot: Snapshot) -> str:
     who = format_ranks_on_hosts(ranks, snapshot.hosts)
-    if place.startswith("no answer"):
-        return f"{who} {'gives' if len(ranks) == 1 else 'give'} {place}"
-    return f"{who} {'is' if len(ranks) == 1 else 'are'} at {place.replace('   in ', ', in ')}"
+    if place.silent:
+        return f"{who} {'gives' if len(ranks) == 1 else 'give'} {place.format()}"
+    return f"{who} {agree('is', len(ranks))} at {place.format(', ')}"

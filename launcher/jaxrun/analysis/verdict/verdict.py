@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,13 @@ from jaxrun.protocol.codec import field_values, from_content, to_content
 
 FORMAT = 1
 _MAX_NUMBER = 1e15
+
+
+class Fate(enum.StrEnum):
+    """What became of a victim that had no fault of its own; all others have an error of theirs."""
+
+    STOPPED = "was stopped"
+    FINISHED = "had finished"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +36,7 @@ class Verdict:
     means:      the cause of a known error in one sentence; advice: what to do; link: documentation or an issue
     divergence: the call in which the ranks diverged, in several lines; empty if they did not
     details:    further lines: injected faults, stacks, threads that had died before
-    victims:    the other ranks, each with what became of it, to complete "rank 3 …"
+    victims:    the other ranks, each with what became of it, to complete "rank 3 …": a Fate, or a text
     startup:    seconds from the start to the program's first line; None if it was never reached
     run:        seconds from then to the failure, or to the end
     stopping:   seconds from the failure until nothing was left running

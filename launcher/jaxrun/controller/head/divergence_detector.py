@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from jaxrun.analysis.lockstep import compare, further_divergences
 from jaxrun.analysis.lockstep.compare import Candidate, Lag
 from jaxrun.analysis.lockstep.divergence import (
+    Absence,
     CallGroup,
     Divergence,
+    OtherCall,
     absent_groups,
     divergence_of_calls,
-    format_absent_state,
     largest_first,
 )
 from jaxrun.controller.head.call_matcher import CallMatcher, CallSlot, ReplicatedPrograms
@@ -33,7 +34,6 @@ from jaxrun.records.event_log.actions import Action
 _FIRST_READ_S = 1.0  # after the program's start, until the flight recorders are read
 _READ_INTERVAL_GROWTH = 1.5
 _MAX_READ_INTERVAL_S = 30.0
-_FINISHED = "is finished"
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +189,8 @@ class DivergenceDetector:
 
     def _handle_mismatch(self, slot: CallSlot, now: float) -> list[Action]:
         absent = sorted(slot.members - slot.calls.keys())
-        states = {rank: state for rank in absent if (state := self._absent_state(rank, *slot.key))}
-        divergence = divergence_of_calls(slot.calls, states)
+        absences = {rank: absence for rank in absent if (absence := self._find_absence(rank, slot.key[0]))}
+        divergence = divergence_of_calls(slot.calls, absences)
         if divergence is None:
             return []
         if slot.waiting:
@@ -199,12 +199,12 @@ class DivergenceDetector:
         rank_sets = tuple(group.ranks for group in divergence.call_groups)
         return self._ask([_HistoryQuestion(Candidate(*slot.key, rank_sets), divergence, slot)], now)
 
-    def _absent_state(self, rank: int, group: str, number: int) -> str:
-        """What a rank does instead of this call; empty if that is not known."""
+    def _find_absence(self, rank: int, group: str) -> Absence | None:
+        """What a rank does instead of a call of this group; None if that is not known."""
         if self._matcher.has_ended(rank):
-            return format_absent_state(self._matcher.calls_made(rank, group), _FINISHED)
+            return Absence(self._matcher.calls_made(rank, group))
         call = self._matcher.waiting.get(rank) if self._all_ranks_wait else None
-        return f"waits in call #{call.number} of ranks {call.group}, {call.name} at {call.source_line}" if call else ""
+        return Absence(waits_in=OtherCall(call.number, call.group, call.name, call.source_line)) if call else None
 
     def _divergence_of_lag(self, lag: Lag) -> Divergence:
         """All ranks have ended well, but only some have made this call."""
@@ -212,5 +212,5 @@ class DivergenceDetector:
         calls = (call for call in flight.calls_of(lag.group) if call.number == lag.number)
         program = next((call.program for call in calls), 0)
         ahead = CallGroup(lag.ahead, lag.name or "a call", place=lag.place, recorded_by=lag.ahead[0], program=program)
-        behind = absent_groups({rank: format_absent_state(lag.reached[rank], _FINISHED) for rank in lag.behind})
+        behind = absent_groups({rank: Absence(lag.reached[rank]) for rank in lag.behind})
         return Divergence(lag.group, lag.number, largest_first([ahead, *behind]))

@@ -36,6 +36,7 @@ class DivergenceReports:
 
     divergences:    those that were reported
     shown:          those of them that were printed when they were found
+    raised:         those of which ranks were told, which then raise an exception
     is_concluding:  whether they are not printed any more, as the verdict tells them
     """
 
@@ -43,6 +44,7 @@ class DivergenceReports:
         """`hosts` may be filled in later."""
         self.divergences: list[Divergence] = []
         self.shown: list[Divergence] = []
+        self.raised: list[Divergence] = []
         self.is_concluding = False
         self._matcher = matcher
         self._hosts = hosts
@@ -107,7 +109,9 @@ class DivergenceReports:
         if self.are_enough or divergence.kind in {known.kind for known in self.divergences}:
             return actions
         self.divergences.append(divergence)
-        if waiting or self.is_concluding:  # ranks that wait raise the text themselves
+        if waiting:
+            self.raised.append(divergence)
+        if waiting or self.is_concluding:
             return actions
         self.shown.append(divergence)
         return [*actions, RecordDivergence(text), PrintLine(text)]

@@ -242,6 +242,7 @@ class JobShutdown:
             run_at=self._state.run_at,
             divergences=tuple(self._divergence.reports.divergences),
             shown_divergences=tuple(self._divergence.reports.shown),
+            raised_divergences=tuple(self._divergence.reports.raised),
             unanswered=self._unanswered,
             stop_requested=state.stop_requested,
             faults_left=self._faults.remaining,

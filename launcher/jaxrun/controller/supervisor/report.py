@@ -7,9 +7,9 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from jaxrun.analysis.lockstep.divergence import Divergence
-from jaxrun.analysis.lockstep.report import format_divergence
+from jaxrun.analysis.diagnosis.job_outcome import JobOutcome
 from jaxrun.analysis.verdict import report
+from jaxrun.analysis.verdict.decide import format_divergences
 from jaxrun.analysis.verdict.restarts import Restart
 from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.analysis.verdict.verdict import to_json as verdict_to_json
@@ -74,7 +74,7 @@ def describe_restart(verdict: Verdict, restart: Restart, run_dir: Path | None, n
 
 def report_verdict(
     verdict: Verdict,
-    shown_divergences: Sequence[Divergence],
+    outcome: JobOutcome,
     directory: RunDir,
     output: Output,
     signals: SignalPipe,
@@ -85,8 +85,8 @@ def report_verdict(
     """
     directory.write_text(rundir.VERDICT_FILE, verdict_to_json(verdict))
     directory.close()
-    shown = [format_divergence(divergence, verdict.hosts) for divergence in shown_divergences]
-    output.print_text(report.format_report(verdict, directory.shown_path, output.terminal, shown))
+    left = format_divergences(outcome, verdict.hosts, but=outcome.shown_divergences)
+    output.print_text(report.format_report(verdict, directory.shown_path, output.terminal, left))
     signals.receive()  # those of the job itself have been dealt with
     while not output.close(_SIGNAL_CHECK_S):
         for signum in signals.receive():

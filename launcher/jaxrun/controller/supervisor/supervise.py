@@ -47,7 +47,7 @@ def supervise(
                 output.print_line(f"jaxrun: --pdb does nothing: {why}")
             shared = Supervision(environ, directory, output, signals, Clock(), guard, Terminal(output))
             end = run_attempts(plan, shared, agents, started)
-            exit_code = report_verdict(end.verdict, end.outcome.shown_divergences, directory, output, signals)
+            exit_code = report_verdict(end.verdict, end.outcome, directory, output, signals)
         finally:
             agents.stop(exit_code)
             kill_all(spare=(guard.pid,))

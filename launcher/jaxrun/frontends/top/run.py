@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from jaxrun.analysis.verdict.report import format_headline
+from jaxrun.analysis.verdict.report import headline_of
 from jaxrun.errors import EXIT_SIGNAL_BASE, JaxrunError
 from jaxrun.frontends.top.feed import INTERVAL_S, Feed
 from jaxrun.frontends.top.rows import Order
@@ -196,7 +196,7 @@ def _headline(job: RunningJob) -> str:
     deadline = time.monotonic() + INTERVAL_S  # a launcher that was killed leaves none
     while time.monotonic() < deadline:
         if (verdict := read_verdict(job.run_dir)) is not None:
-            return without_controls(format_headline(verdict))
+            return without_controls(f"jaxrun: {headline_of(verdict)}")
         time.sleep(INTERVAL_S / 10)
     return f"the launcher of this job is gone, and left no verdict; what is known: jaxrun explain {job.run_dir}"
 

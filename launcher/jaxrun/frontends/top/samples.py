@@ -9,7 +9,7 @@ from jaxrun.analysis.diagnosis.overview import FINISHED, STOPPED_BY_US, Overview
 from jaxrun.analysis.diagnosis.rank_state import Activity, find_kernel_activity
 from jaxrun.protocol.flight import Flight, parse_group
 from jaxrun.protocol.flight_file import NOTHING
-from jaxrun.protocol.snapshot_messages import RankVitals
+from jaxrun.protocol.snapshot_messages import ProcessState, RankVitals
 from jaxrun.text import format_ranks
 
 # How much a rank stands out.
@@ -156,7 +156,7 @@ def _state(
     """What the rank does, and for how long, in seconds."""
     if activity in _STOPPED:
         return _OF_ACTIVITY[activity], None
-    if vitals.kernel_wait.startswith("dead"):
+    if vitals.kernel_wait == ProcessState.ENDED:
         return "ends", None
     if flight.compiling is not None:
         name, since = flight.compiling

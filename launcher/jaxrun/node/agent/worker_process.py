@@ -12,19 +12,14 @@ from jaxrun.node.agent.process_tree import kill_group
 from jaxrun.node.agent.spawn import WorkerPipes
 from jaxrun.protocol.codec import MessageDecoder, encode, message_types
 from jaxrun.protocol.flight import Flight
+from jaxrun.protocol.snapshot_messages import ProcessState
 from jaxrun.protocol.worker_messages import AgentToWorker, WorkerToAgent
 from jaxrun.spec.job.fault_spec import KILL
 
 _RECEIVE_BYTES = 65536
 _MAX_STACKS_BYTES = 2**20
 _NS_PER_S = 1e9
-# States of a process that does not answer signals, by the kernel's letter.
-_STATES = {
-    "T": "stopped by a signal (SIGCONT lets it go on)",
-    "t": "stopped by a debugger",
-    "Z": "dead, and about to be noticed",
-    "D": "waiting for a disk or a file server (state D)",
-}
+_DEAF_STATES = frozenset(map(str, ProcessState))
 
 
 @dataclass(slots=True)
@@ -146,13 +141,13 @@ class WorkerProcess:
             with open(f"/proc/{self.pid}/stat", "rb") as file:
                 state = file.read().rpartition(b")")[2].split()[0].decode()
             with open(f"/proc/{self.pid}/wchan", "rb") as file:
-                return _STATES.get(state, "") or file.read().decode()
+                return state if state in _DEAF_STATES else file.read().decode()
         return ""
 
     @property
     def stopped(self) -> bool:
         """Whether a signal has stopped it."""
-        return self.kernel_wait() == _STATES["T"]
+        return self.kernel_wait() == ProcessState.STOPPED
 
     def close_channel(self) -> None:
         """Receive nothing more; the worker ends when it notices."""

@@ -49,8 +49,9 @@ def collect_job(run_dir: Path, max_calls: int) -> JobTrace:
     if found is None:
         return replace(trace, headline="no verdict: jaxrun itself was killed, or the job is still running")
     text = report.format_report(found, run_dir).strip("\n")
-    headline = found.headline or text.partition("\n")[0].removeprefix("jaxrun: ")
-    return replace(trace, headline=headline, report=text, outcome=found.outcome, culprits=found.culprits)
+    return replace(
+        trace, headline=report.headline_of(found), report=text, outcome=found.outcome, culprits=found.culprits
+    )
 
 
 def _trace_attempt(log: AttemptLog, directory: Path, max_calls: int, culprits: Collection[int]) -> AttemptTrace:

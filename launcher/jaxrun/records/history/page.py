@@ -11,7 +11,7 @@ from string import Template
 from typing import Any
 
 from jaxrun.records.history.job_trace import JobTrace, Moment, RankTrace, Span, TracedCall
-from jaxrun.text import format_ranks, format_seconds, has_several_hosts, plural
+from jaxrun.text import format_ranks, format_seconds, group_alike, has_several_hosts, plural
 
 _MAX_ROWS = 256
 _MAX_ORDERLY = 48  # rows that are in the order of the ranks
@@ -188,11 +188,8 @@ def _notes(trace: JobTrace, ranks: dict[int, RankParts], shown: Sequence[int]) -
         yield "When ranks entered their calls is not known (it needs Python 3.12), so neither is who waited for whom."
     if trace.clock_error is not None:
         yield f"The clocks of the hosts are compared to within {trace.clock_error * 1e3:.2g} ms."
-    troubles: dict[str, list[int]] = {}
-    for rank, parts in ranks.items():
-        if parts[-1].trouble:
-            troubles.setdefault(parts[-1].trouble, []).append(rank)
-    for trouble, who in troubles.items():
+    troubles = {rank: parts[-1].trouble for rank, parts in ranks.items() if parts[-1].trouble}
+    for trouble, who in group_alike(troubles):
         yield f"{format_ranks(who)}: {trouble}"
 
 

@@ -15,7 +15,7 @@ from jaxrun.analysis.lockstep.reader import FlightReader
 from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.flight_file import flight_file_name
 from jaxrun.records.rundir.recorded_files import open_regular
-from jaxrun.text import UNKNOWN_HOST, format_columns, format_ranks_on_hosts, plural
+from jaxrun.text import UNKNOWN_HOST, format_columns, format_ranks_on_hosts, group_alike, plural
 
 _NAME = re.compile(r"rank-(\d+)\.flight")
 
@@ -43,13 +43,13 @@ def format_recorders(run_dir: Path, hosts: Mapping[int, str], *, divergences: bo
 
 def _table(flights: Mapping[int, Flight], hosts: Mapping[int, str]) -> str:
     """One line for each group of ranks whose last call is the same."""
-    groups: dict[str, list[int]] = {}
-    for rank, flight in flights.items():
-        text = f"{format_progress({rank: flight}, len(hosts))}  {_place(flight)}".strip()
-        groups.setdefault(text, []).append(rank)
-    lines = [(ranks, text) for text, ranks in sorted(groups.items(), key=lambda group: group[1])]
-    lines += [([rank], flight.trouble) for rank, flight in flights.items() if flight.trouble]
-    without = [rank for rank in hosts if rank not in flights]
+    calls = {
+        rank: f"{format_progress({rank: flight}, len(hosts))}  {_place(flight)}".strip()
+        for rank, flight in flights.items()
+    }
+    lines = sorted((ranks, text) for text, ranks in group_alike(calls))
+    lines += [((rank,), flight.trouble) for rank, flight in flights.items() if flight.trouble]
+    without = tuple(rank for rank in hosts if rank not in flights)
     lines += [(without, "no cross-process call")] if without else []
     rows = [(format_ranks_on_hosts(ranks, hosts), text) for ranks, text in lines]
     heading = f"cross-process calls, as the flight recorders of {plural(len(hosts), 'rank')} show them at their end:"
