@@ -12,13 +12,12 @@ import functools
 import os
 import re
 import shlex
-import site
 import sys
-import sysconfig
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from jaxrun.protocol import frames
 from jaxrun_runtime import jax_private
 from jaxrun_runtime.import_watch import ImportWatch
 
@@ -37,7 +36,6 @@ _READ_BY_PLATFORM = {
 _XLA_FLAGS = "XLA_FLAGS"
 _DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
 _FLAG_OF_PLATFORM = re.compile("--xla_(cpu|gpu|tpu)_")
-_RUNTIME_DIR = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
 class EnvWatch:
@@ -141,17 +139,9 @@ def find_place(frame: FrameType | None) -> str:
     found = None
     while frame is not None:
         filename = frame.f_code.co_filename
-        if not filename.startswith(("<frozen ", _RUNTIME_DIR)):
-            found = found or frame
-            if not filename.startswith(_package_folders()):
-                found = frame
-                break
+        if frames.is_programs(filename):
+            found = frame
+            break
+        found = found or (None if frames.is_ours(filename) else frame)
         frame = frame.f_back
     return f"{os.path.basename(found.f_code.co_filename)}:{found.f_lineno}" if found else "the program"
-
-
-@functools.cache
-def _package_folders() -> tuple[str, ...]:
-    """Where Python's own and the installed packages are."""
-    folders = {*site.getsitepackages(), site.getusersitepackages(), *sysconfig.get_paths().values()}
-    return tuple(folder + os.sep for folder in folders)

@@ -12,17 +12,14 @@ import traceback
 from collections.abc import Iterator
 from types import TracebackType
 
-from jaxrun import protocol
+from jaxrun.protocol.frames import is_ours
 from jaxrun.protocol.worker_messages import Failed, ThreadFailed, WorkerStage
 from jaxrun_runtime import program
 from jaxrun_runtime.agent_channel import AgentChannel
 
 EXIT_INTERRUPTED = 130  # 128 + SIGINT
 
-_RUNTIME_DIR = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_PROGRAMS_DIR = _RUNTIME_DIR + "programs" + os.sep
-_WRAPPERS_FILE = _RUNTIME_DIR + "checkpoints.py"
-_PROTOCOL_DIR = os.path.dirname(os.path.abspath(protocol.__file__)) + os.sep
+_WRAPPERS_FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "checkpoints.py")
 _CLOUDPICKLE_FILE = os.sep + os.path.join("cloudpickle", "cloudpickle.py")
 # The most characters of what is sent, and the most notes of an exception.
 _MAX_MESSAGE_LENGTH = 20_000
@@ -146,8 +143,7 @@ def _unlink_wrappers(frames: TracebackType | None) -> None:
 
 
 def _is_internal(filename: str) -> bool:
-    own = filename.startswith((_RUNTIME_DIR, _PROTOCOL_DIR)) and not filename.startswith(_PROGRAMS_DIR)
-    return own or filename.startswith("<frozen ") or filename == runpy.__file__ or filename.endswith(_CLOUDPICKLE_FILE)
+    return is_ours(filename) or filename == runpy.__file__ or filename.endswith(_CLOUDPICKLE_FILE)
 
 
 def _status(error: BaseException) -> int:

@@ -11,11 +11,11 @@ import faulthandler
 import os
 import signal
 import sys
-import sysconfig
 import threading
 import time
 from types import FrameType
 
+from jaxrun.protocol import frames
 from jaxrun.protocol.env import STACKS_SIGNAL
 from jaxrun.protocol.worker_messages import ChildForked
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
@@ -23,10 +23,6 @@ from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
 _MAX_PLACES = 20  # that are reported
 _STDERR = 2
 _SUBPROCESS = "_execute_child"  # the function of `subprocess` that forks if there is a preexec_fn; the child execs
-_RUNTIME_DIR = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_PROGRAMS_DIR = _RUNTIME_DIR + "programs" + os.sep
-_LIBRARY_DIR = sysconfig.get_path("stdlib") + os.sep
-_PACKAGES = "-packages" + os.sep
 
 
 def watch_forks(channel: AgentChannel, rank: int) -> None:
@@ -76,19 +72,10 @@ def find_fork_place(frame: FrameType | None) -> str:
         code = frame.f_code
         if code.co_name == _SUBPROCESS:
             return ""
-        if not _is_internal(code.co_filename):
-            place = f"{os.path.basename(code.co_filename)}:{frame.f_lineno} {code.co_name}"
-            if _PACKAGES not in code.co_filename:
-                return place
+        place = f"{os.path.basename(code.co_filename)}:{frame.f_lineno} {code.co_name}"
+        if frames.is_programs(code.co_filename):
+            return place
+        if frames.is_package(code.co_filename) and not frames.is_ours(code.co_filename):
             packaged = packaged or place
         frame = frame.f_back
     return packaged
-
-
-def _is_internal(filename: str) -> bool:
-    """Whether the file is jaxrun's or the standard library's."""
-    if filename.startswith(_PROGRAMS_DIR):
-        return False
-    if filename.startswith((_RUNTIME_DIR, "<frozen ")):
-        return True
-    return filename.startswith(_LIBRARY_DIR) and _PACKAGES not in filename

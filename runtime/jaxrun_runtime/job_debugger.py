@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import os
 import sys
-from collections.abc import Sequence
 from types import FrameType, ModuleType
 from typing import Any
 
@@ -21,6 +17,7 @@ from jaxrun.protocol.debugger_messages import (
 )
 from jaxrun_runtime import debugger
 from jaxrun_runtime.agent_channel import AgentChannel
+from jaxrun_runtime.import_watch import call_after_import
 
 _QUIT = "BdbQuit"  # what the command q raises
 
@@ -32,10 +29,7 @@ class NoTerminalError(RuntimeError):
 def relay_debuggers(channel: AgentChannel, rank: int) -> None:
     """Make every pdb.Pdb of this process one that is used from jaxrun's terminal."""
     terminal = ChannelTerminal(channel, rank)
-    if "pdb" in sys.modules:
-        _replace_pdb(sys.modules["pdb"], terminal)
-    else:
-        sys.meta_path.insert(0, _PdbFinder(terminal))
+    call_after_import("pdb", lambda module: _replace_pdb(module, terminal))  # to import it takes 10 ms
 
 
 def can_debug(error: BaseException) -> bool:
@@ -149,31 +143,3 @@ def _place(frame: FrameType | None) -> str:
     if frame is None:
         return ""
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno} {frame.f_code.co_name}"
-
-
-class _PdbFinder(importlib.abc.MetaPathFinder):
-    """Replaces pdb.Pdb when the program first imports pdb, which takes 10 ms that few programs need."""
-
-    def __init__(self, terminal: ChannelTerminal) -> None:
-        self._terminal = terminal
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if name != "pdb":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
-            spec.loader = _PdbLoader(self._terminal, spec.loader)
-        return spec
-
-
-class _PdbLoader(importlib.machinery.SourceFileLoader):
-    def __init__(self, terminal: ChannelTerminal, original: importlib.machinery.SourceFileLoader) -> None:
-        super().__init__(original.name, original.path)
-        self._terminal = terminal
-
-    def exec_module(self, module: ModuleType) -> None:
-        super().exec_module(module)
-        _replace_pdb(module, self._terminal)

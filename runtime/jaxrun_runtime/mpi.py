@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.abc
 import os
 import sys
-from collections.abc import Sequence
-from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 from jaxrun.protocol.env import WorkerEnv
+from jaxrun_runtime.import_watch import call_after_import
 
 _MODULE = "mpi4py.MPI"
 # By these a process knows that an MPI, or Slurm for one, has started it: Open MPI, MPICH and Intel MPI, PMIx.
@@ -19,7 +17,7 @@ _LAUNCH_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_FD", "PMIX_RANK")
 def warn_of_singletons(env: WorkerEnv) -> None:
     """Have rank 0 say, when the program imports mpi4py.MPI, that MPI does not know of the other ranks."""
     if env.rank == 0 and env.size > 1 and not any(name in os.environ for name in _LAUNCH_VARIABLES):
-        sys.meta_path.insert(0, _SingletonWarning())
+        call_after_import(_MODULE, _warn_of_singleton)
 
 
 def finalize() -> None:
@@ -31,17 +29,9 @@ def finalize() -> None:
         mpi.Finalize()
 
 
-class _SingletonWarning(importlib.abc.MetaPathFinder):
-    """Finds nothing; sees the import of mpi4py.MPI."""
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if name == _MODULE:
-            sys.meta_path.remove(self)
-            print(
-                "jaxrun: mpi4py sees rank 0 of 1 in every process, as no MPI has started them; "
-                "jaxrun --backend mpirun makes them the ranks of one MPI job",
-                file=sys.stderr,
-            )
-        return None
+def _warn_of_singleton(module: ModuleType) -> None:
+    print(
+        "jaxrun: mpi4py sees rank 0 of 1 in every process, as no MPI has started them; "
+        "jaxrun --backend mpirun makes them the ranks of one MPI job",
+        file=sys.stderr,
+    )

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
-import sys
 import threading
 from collections.abc import Callable
-from functools import lru_cache
 from types import CodeType, FrameType
 
-_RUNTIME_DIR = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_PROGRAMS_DIR = _RUNTIME_DIR + "programs" + os.sep
-_DECORATOR_FILES = (
-    "contextlib.py",
-    "functools.py",
-)  # of the standard library: decorators leave their frames
+from jaxrun.protocol import frames
+
+# Decorators of the standard library leave their frames.
+_DECORATORS = (contextlib.__file__, functools.__file__)
 _MAX_FRAMES = 8  # of the user's, in a site's stack
 _MAX_SITES = 10_000  # a program that makes code as it runs must not fill the memory
 
@@ -78,11 +76,11 @@ class CallSites:
 
 def trim_to_user_frames(error: BaseException) -> None:
     """Cut JAX's and jaxrun's frames off the end of the traceback, and drop JAX's note about what it has cut."""
-    last, frames = None, error.__traceback__
-    while frames is not None:
-        if not _is_internal(frames.tb_frame.f_code.co_filename):
-            last = frames
-        frames = frames.tb_next
+    last, entry = None, error.__traceback__
+    while entry is not None:
+        if not _is_internal(entry.tb_frame.f_code.co_filename):
+            last = entry
+        entry = entry.tb_next
     if last is not None:
         last.tb_next = None
     notes = getattr(error, "__notes__", None)
@@ -95,19 +93,8 @@ def is_internal_source(source: str) -> bool:
     return _is_internal(source.rpartition(" at ")[2].rpartition(":")[0])
 
 
-@lru_cache(maxsize=_MAX_SITES)
 def _is_internal(filename: str) -> bool:
-    own = filename.startswith(_RUNTIME_DIR) and not filename.startswith(_PROGRAMS_DIR)
-    return own or filename.startswith("<frozen ") or filename.startswith(_internal_prefixes())
-
-
-@lru_cache(maxsize=1)
-def _internal_prefixes() -> tuple[str, ...]:
-    """Return the folders of JAX and the files of decorators; a file whose name begins so is not the user's."""
-    library = os.path.dirname(os.__file__)
-    modules = (sys.modules.get(name) for name in ("jax", "jaxlib"))
-    folders = [os.path.dirname(module.__file__) + os.sep for module in modules if module and module.__file__]
-    return (*folders, *(os.path.join(library, helper) for helper in _DECORATOR_FILES))
+    return frames.is_ours(filename) or frames.is_jax(filename) or filename in _DECORATORS
 
 
 def _absolute(filename: str) -> str:

@@ -11,18 +11,14 @@ import re
 from dataclasses import dataclass
 from pathlib import PurePath
 
+from jaxrun.protocol import frames
+
 NATIVE_STACKS_TIMEOUT_S = 30.0  # for the C frames of one host's ranks
 
 FATAL_ERROR = "Fatal Python error: "  # begins the dump of a fatal signal
 # Samples: `Thread 0x00007f2c4e7fc6c0 [Loader-1] (most recent call first):`, `  File "a.py", line 88 in step`
 _THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+(?: \[.*\])? \(most recent call first\):")
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>[0-9]{1,9}|\?\?\?) in (?P<function>.*)$')
-_PACKAGES = r"(?:^|/)(?:site|dist)-packages/"
-_PYTHON = r"/lib(?:64)?/python3\.\d+/"
-_JAX = re.compile(rf"{_PACKAGES}(?:jax|jaxlib)/|/jax/(?:_src|experimental|interpreters)/|/jaxlib/")
-_SHIPPED_PROGRAMS = "/jaxrun_runtime/programs/"
-_SCAFFOLD = re.compile(rf"/jaxrun_runtime/(?!programs/)|/jaxrun/protocol/|{_PYTHON}(?:runpy|threading)\.py$|^<frozen ")
-_LIBRARY = re.compile(rf"{_PACKAGES}|{_PYTHON}|^<frozen ")
 # Where a rank of a gang waits for its next call.
 _GANG_MODULES = re.compile(r"/jaxrun/protocol/\w+\.py$|/jaxrun_runtime/gang\w*[./]")
 _GANG_RECEIVE = "_receive"
@@ -36,12 +32,12 @@ class Frame:
 
     @property
     def is_jax(self) -> bool:
-        return _JAX.search(self.file) is not None
+        return frames.is_jax(self.file)
 
     @property
     def is_scaffold(self) -> bool:
         """Whether the frame is jaxrun's, or what Python itself puts around a program or a thread."""
-        return _SCAFFOLD.search(self.file) is not None
+        return frames.is_scaffold(self.file)
 
     @property
     def is_wrapper(self) -> bool:
@@ -50,9 +46,7 @@ class Frame:
 
     @property
     def is_users(self) -> bool:
-        if _SHIPPED_PROGRAMS in self.file:
-            return True
-        return not (self.is_jax or self.is_scaffold or _LIBRARY.search(self.file))
+        return frames.is_programs(self.file)
 
     def __str__(self) -> str:
         return f"{PurePath(self.file).name}:{self.line} {self.function}"

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from jaxrun.analysis.diagnosis.stacks import Frame
 from jaxrun.analysis.lockstep import hlo_diff
 from jaxrun.analysis.lockstep.divergence import CallGroup
 from jaxrun.protocol.flight import Arrays, strip_directory
+from jaxrun.protocol.frames import is_jax
 from jaxrun.text import plural
 
 _TYPE = re.compile(r"(?P<dtype>[^\[]*)\[(?P<shape>[^\]]*)\](?P<rest>.*)$")
@@ -228,7 +228,7 @@ def _array(type_: str, sharding: str) -> str:
 def short_source(source: str) -> str:
     """Write `step at /home/me/model.py:40` as `step at model.py:40`, and a function of JAX's as `_mean of JAX`."""
     function, at, place = source.rpartition(" at ")
-    if Frame(place.rpartition(":")[0], 0, function).is_jax:
+    if is_jax(place.rpartition(":")[0]):
         return f"{function} of JAX"
     return f"{function}{at}{strip_directory(place)}"
 
