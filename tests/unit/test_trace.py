@@ -2,11 +2,13 @@
 
 import math
 import signal
+from dataclasses import replace
 
 import pytest
 
+from jaxrun.analysis.lockstep.call_waits import find_waits
 from jaxrun.protocol.agent_messages import StartFailed, WorkerExited, WorkerSpawned
-from jaxrun.protocol.flight import DispatchedCall, Flight, PendingCall, ProgramInfo
+from jaxrun.protocol.flight import CallTiming, DispatchedCall, Flight, PendingCall, ProgramInfo
 from jaxrun.protocol.flight_file import EVERY_CALL
 from jaxrun.protocol.worker_messages import DeviceReport, Done, Failed, Hello, ProfileEnded, WorkerStage
 from jaxrun.records.event_log.actions import RecordClock, SignalRanks
@@ -44,8 +46,24 @@ def test_the_others_wait_in_the_call_until_the_last_has_entered_it():
     (first, second, third), awaited = traced([flight((1.0, 4.5)), flight((4.0, 4.5)), flight((2.0, 4.6))])
     assert [call.waited for (call,) in (first, second, third)] == [3.0, 0.0, 2.0]
     assert [call.last for (call,) in (first, second, third)] == [1, 1, 1]
-    assert [call.cost for (call,) in (first, second, third)] == [0.0, 2.5, 0.0]
+    assert [call.cost for (call,) in (first, second, third)] == [0.0, 2.0, 0.0]
     assert (first[0].name, first[0].place, first[0].is_over, awaited) == ("jit(step)", "train.py:88 main", True, {})
+
+
+def test_the_picture_measures_as_the_sentence_about_a_straggler_does():
+    times = {
+        0: [(1.0, 1.5), (2.0, 3.5), (5.0, 5.5)],
+        1: [(1.2, 1.5), (3.0, 3.5), (5.1, 5.5)],
+        2: [(1.3, 1.4), (2.5, 3.5), (6.0, 6.1)],
+    }
+    flights = {
+        rank: replace(flight(*calls), timings=tuple(CallTiming("0-2", n, *call, 7) for n, call in enumerate(calls, 1)))
+        for rank, calls in times.items()
+    }
+    waits = find_waits(flights, {}, {rank: (rank,) for rank in flights}, {})["0-2"]
+    calls, _ = traced(flights.values())
+    costs = [sum(made[wait.number - 1].cost for made in calls) for wait in waits]
+    assert costs == [wait.waited_s for wait in waits] and [wait.number for wait in waits] == [2, 3] and all(costs)
 
 
 def test_a_clock_that_is_wrong_is_corrected():

@@ -1,4 +1,6 @@
-"""For which rank the others waited in each call: from the times at which ranks entered it. No I/O.
+"""For which rank the others waited in each call, and how long: the one measure, of the sentence and of the picture.
+
+It comes from the times at which ranks entered a call, without I/O.
 
 Times of different hosts are made comparable by offsets, in seconds, which are added to the times of a rank.
 """
@@ -19,7 +21,8 @@ _MAX_TIMINGS = 2**16  # that are compared at once: of many ranks, fewer calls
 class CallWait(NamedTuple):
     """One call of a group, and what its last party cost the others.
 
-    last:       the party that entered it last; empty where it was not later than others for reasons of its own
+    last_rank:  the rank that entered it last, and when, `came`
+    last:       its party; empty where that was not later than others for reasons of its own
     place:      where the call stands in the program of the group's lowest rank
     period_s:   from the last entry into the call before to the last entry into this one
     late_s:     by how much it came later than the next to last
@@ -28,6 +31,8 @@ class CallWait(NamedTuple):
     """
 
     number: int
+    last_rank: int
+    came: float
     last: Party
     place: str
     period_s: float
@@ -36,7 +41,9 @@ class CallWait(NamedTuple):
     blocked_s: float
 
 
-class _Entry(NamedTuple):
+class CallEntry(NamedTuple):
+    """When a rank entered a call, and when it had been dispatched: until then it could do nothing else."""
+
     entered: float
     dispatched: float
     next_entered: float  # into any call; infinity if it is not known yet
@@ -67,50 +74,59 @@ def find_waits(
     return {group: waits for group, waits in found.items() if waits}
 
 
-def _entries(flight: Flight, offset: float, limit: int) -> dict[str, dict[int, _Entry]]:
+def _entries(flight: Flight, offset: float, limit: int) -> dict[str, dict[int, CallEntry]]:
     """Return what a rank has recorded, by group and number."""
     timings = flight.timings[-limit:]
     times = sorted(timing.entered for timing in timings)
-    found: dict[str, dict[int, _Entry]] = {}
+    found: dict[str, dict[int, CallEntry]] = {}
     for timing in timings:
         found.setdefault(timing.group, {})[timing.number] = _entry(flight, timing, times, offset)
     return found
 
 
-def _entry(flight: Flight, timing: CallTiming, times: Sequence[float], offset: float) -> _Entry:
+def _entry(flight: Flight, timing: CallTiming, times: Sequence[float], offset: float) -> CallEntry:
     later = bisect_right(times, timing.entered)
     following = times[later] + offset if later < len(times) else float("inf")
     stack = flight.sites.get(timing.site, ())
     place = strip_directory(stack[0]) if stack else ""
-    return _Entry(timing.entered + offset, timing.dispatched + offset, following, place)
+    return CallEntry(timing.entered + offset, timing.dispatched + offset, following, place)
 
 
-def _waits(tables: Mapping[int, Mapping[int, _Entry]], parties: Mapping[int, Party], known: int) -> list[CallWait]:
+def _waits(tables: Mapping[int, Mapping[int, CallEntry]], parties: Mapping[int, Party], known: int) -> list[CallWait]:
     common = sorted(set.intersection(*(set(table) for table in tables.values())))
     waits = []
     for before, number in pairwise(common):
         if number == before + 1 and number > known:
             previous, entries = ({rank: table[n] for rank, table in tables.items()} for n in (before, number))
-            waits.append(_wait(number, entries, previous, parties))
+            waits.append(measure_wait(number, entries, previous, parties))
     return waits
 
 
-def _wait(
-    number: int, entries: Mapping[int, _Entry], previous: Mapping[int, _Entry], parties: Mapping[int, Party]
+def measure_wait(
+    number: int,
+    entries: Mapping[int, CallEntry],
+    previous: Mapping[int, CallEntry] | None,
+    parties: Mapping[int, Party],
 ) -> CallWait:
+    """Measure a call that all its ranks have entered; `previous` is the call before, None where it is not known."""
     last_rank = max(entries, key=lambda rank: entries[rank].entered)
     last, came = parties[last_rank], entries[last_rank].entered
     others = [rank for rank in entries if parties[rank] != last]
     ready = max(entries[rank].entered for rank in others)
-    # A rank that had left the call before later than others, as woken up late, is that much less late of its own.
-    began = max(entry.entered for entry in previous.values())
-    own = {rank: entry.entered - max(previous[rank].dispatched, began) for rank, entry in entries.items()}
-    own_late_s = max(own[rank] for rank in own if parties[rank] == last) - max(own[rank] for rank in others)
-    late_s = max(0.0, min(came - ready, own_late_s))
+    late_s, began = came - ready, came
+    if previous is not None:
+        # A rank that had left the call before later than others, as woken up late, is that much less late of its own.
+        began = max(entry.entered for entry in previous.values())
+        own = {rank: entry.entered - max(previous[rank].dispatched, began) for rank, entry in entries.items()}
+        own_late_s = max(own[rank] for rank in own if parties[rank] == last) - max(own[rank] for rank in others)
+        late_s = min(late_s, own_late_s)
+    late_s = max(0.0, late_s)
     waiting = sum(entries[rank].next_entered >= came for rank in others)
     blocked_s = sum(max(0.0, min(late_s, entries[rank].dispatched - ready)) for rank in others)
     return CallWait(
         number=number,
+        last_rank=last_rank,
+        came=came,
         last=last if late_s > 0.0 else (),
         place=entries[min(entries)].place,
         period_s=max(0.0, came - began),

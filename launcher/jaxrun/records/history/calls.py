@@ -1,15 +1,15 @@
-"""Which rank came last to each call, and how long the others waited for it. No I/O.
+"""The calls of all ranks over time: which rank came last to each, and when the others waited for it. No I/O.
 
 A rank that has entered a call waits until the last rank of its group has entered it, too: inside the call, or, where
-the call has been dispatched meanwhile, after it, unless it goes on to another call.
+the call has been dispatched meanwhile, after it, unless it goes on to another call. What that cost, call_waits.py says.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 
+from jaxrun.analysis.lockstep.call_waits import CallEntry, measure_wait
 from jaxrun.protocol.flight import Flight, parse_group
 from jaxrun.records.history.job_trace import TracedCall
 from jaxrun.text import format_ranks
@@ -35,7 +35,8 @@ def trace_calls(
         ranks = parse_group(group, len(ends))
         absent = ranks - entered.keys()
         if not absent and len(ranks) > 1:
-            _add_waits(calls, entered)
+            before = entries.get((group, number - 1), {})
+            _add_waits(calls, number, entered, before if before.keys() == entered.keys() else None)
         elif absent and all(rank in flights and flights[rank].last_number(group) < number for rank in absent):
             _add_missing(calls, entered, ends, format_ranks(absent))
             since = min(calls[rank][index].entered for rank, index in entered.items())
@@ -67,21 +68,22 @@ def _calls_of(flight: Flight, offset: float, end: float) -> list[TracedCall]:
     return sorted(calls, key=lambda call: call.entered or call.left)
 
 
-def _add_waits(calls: Mapping[int, list[TracedCall]], entered: _Entries) -> None:
-    """All ranks of the group have entered this call."""
-    times = {rank: calls[rank][index].entered for rank, index in entered.items()}
-    last = max(times, key=lambda rank: times[rank])
-    came = times[last]
-    waits = []
+def _add_waits(calls: Mapping[int, list[TracedCall]], number: int, entered: _Entries, before: _Entries | None) -> None:
+    """All ranks of the group have entered this call; `before` is the call before it, if that is known of all."""
+    entries = {rank: _entry(calls[rank], index) for rank, index in entered.items()}
+    previous = {rank: _entry(calls[rank], index) for rank, index in before.items()} if before is not None else None
+    wait = measure_wait(number, entries, previous, {rank: (rank,) for rank in entered})
     for rank, index in entered.items():
-        call = calls[rank][index]
-        until = came if _next_entry(calls[rank], index) >= came else min(came, call.left)
-        waited = max(0.0, until - call.entered)
-        calls[rank][index] = call._replace(waited=waited, last=last)
-        if rank != last:
-            waits.append(waited)
-    index = entered[last]
-    calls[last][index] = calls[last][index]._replace(waited=0.0, cost=fmean(waits))
+        entry = entries[rank]
+        until = wait.came if entry.next_entered >= wait.came else min(wait.came, entry.dispatched)
+        cost = wait.waited_s if rank == wait.last_rank else 0.0
+        waited = max(0.0, until - entry.entered)
+        calls[rank][index] = calls[rank][index]._replace(waited=waited, last=wait.last_rank, cost=cost)
+
+
+def _entry(made: Sequence[TracedCall], index: int) -> CallEntry:
+    call = made[index]
+    return CallEntry(call.entered, call.left, _next_entry(made, index), call.place)
 
 
 def _add_missing(

@@ -36,7 +36,8 @@ class TracedCall(NamedTuple):
     waited:  for how long, from `entered` on, the rank waited for others
     last:    the rank that entered the call last; -1 where that is not known
     missing: the ranks that never entered it, `rank 3`; empty without any
-    cost:    of the last rank: for how many seconds the others waited for it, on average; of all others 0
+    cost:    of the last rank: for how many seconds the others waited because of it, on average, as the sentence about a
+             straggler counts; of all others 0
     """
 
     group: str
