@@ -116,6 +116,11 @@ def format_signal(number: int) -> str:
     return f"signal {number}"
 
 
+def format_status(status: int) -> str:
+    """Write -9 as `killed by SIGKILL (9)`, and 3 as `exited with 3`."""
+    return f"killed by {format_signal(-status)}" if status < 0 else f"exited with {status}"
+
+
 def format_user(uid: int) -> str:
     """Write 0 as `root`, and 4711 as `user 4711` where that has no name."""
     import pwd

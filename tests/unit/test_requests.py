@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxrun.analysis.diagnosis.overview import Overview
+from jaxrun.analysis.diagnosis.overview import Overview, RankEnd
 from jaxrun.analysis.lockstep.profile_plan import ProfiledCalls, calls_per_step, plan_profile
 from jaxrun.controller.head.head_state import JobPhase
 from jaxrun.protocol.flight import DispatchedCall, Flight, PendingCall
@@ -35,10 +35,10 @@ def test_all_that_ask_get_the_answer_and_ranks_that_have_ended_say_how(simulate)
     job.done(1)
     job.handle(Requested("1", OverviewRequest()), Requested("2", OverviewRequest())).wait(0.2)
     assert [number for number, _ in job.answered] == ["1", "2"]
-    assert overview(job).phase == "running" and overview(job).ends == {1: "finished"}
+    assert overview(job).phase == "running" and overview(job).ends == {1: RankEnd("finished", is_failure=False)}
     assert overview(job).flights[2].call_counts == {"0-2": 5}
     job.handle(job.failure(2)).handle(Requested("3", OverviewRequest())).wait(0.2)
-    assert overview(job).ends[2] == "raised ValueError" and overview(job).phase != "running"
+    assert overview(job).ends[2] == RankEnd("raised ValueError") and overview(job).phase != "running"
 
 
 def test_how_many_calls_a_step_has_is_known_from_recorders_that_were_read_for_another_reason(simulate):

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from overviews import FUTEX, NOW, flight, overview
 from rich.cells import cell_len
 
+from jaxrun.analysis.diagnosis.overview import RankEnd
 from jaxrun.analysis.diagnosis.straggler import Straggler
 from jaxrun.frontends.top.rates import CallRates, format_pace, sparkline
 from jaxrun.frontends.top.rows import Order, group_samples
@@ -84,7 +85,7 @@ def test_between_calls_the_kernel_says_what_a_rank_does(wait, busy_s, state):
 
 def test_ranks_that_have_ended_that_have_not_begun_and_that_do_not_answer():
     flights = {2: flight(1, group=GROUP), 4: Flight()}
-    ends = {0: "finished", 1: "raised ValueError"}
+    ends = {0: RankEnd("finished", is_failure=False), 1: RankEnd("raised ValueError")}
     now = overview(flights, hosts=dict.fromkeys(range(6), "h1"), ends=ends)
     now = replace(now, live=(2, 4, 5), phase="starting")
     assert states(now) == {

@@ -9,7 +9,15 @@ from jaxrun.analysis.diagnosis.straggler import Straggler
 from jaxrun.analysis.diagnosis.worker_outcome import WorkerOutcome
 from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.snapshot_messages import RankVitals
-from jaxrun.text import format_signal
+from jaxrun.text import format_status
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnd:
+    """How a rank has ended, in few words."""
+
+    text: str
+    is_failure: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +30,7 @@ class Overview:
     live:       the ranks that have a process
     flights:    the last call of each live rank; there is none where its host has not answered
     vitals:     what each of them uses
-    ends:       how ranks have ended, in a few words
+    ends:       how ranks have ended
     calls_per_step:  after how many calls they repeat themselves; 0 where that is not known
     straggler:  the rank or host that holds the others up, if one does
     """
@@ -33,25 +41,19 @@ class Overview:
     live: tuple[int, ...] = ()
     flights: Mapping[int, Flight] = field(default_factory=dict)
     vitals: Mapping[int, RankVitals] = field(default_factory=dict)
-    ends: Mapping[int, str] = field(default_factory=dict)
+    ends: Mapping[int, RankEnd] = field(default_factory=dict)
     calls_per_step: int = 0
     straggler: Straggler | None = None
 
 
-FINISHED = "finished"
-STOPPED_BY_US = "stopped with the others"
-
-
-def describe_end(worker: WorkerOutcome) -> str:
-    """In few words how a worker ended, or that its program has; empty while it works."""
+def find_end(worker: WorkerOutcome) -> RankEnd | None:
+    """How a worker ended, or that its program has; None while it works."""
     if worker.failure is not None:
-        return f"raised {worker.failure.error}"
+        return RankEnd(f"raised {worker.failure.error}")
     if worker.lost_reason:
-        return "lost"
+        return RankEnd("lost")
     if worker.killed_by_launcher:
-        return STOPPED_BY_US
-    if worker.status is not None and worker.status < 0:
-        return f"killed by {format_signal(-worker.status)}"
+        return RankEnd("stopped with the others", is_failure=False)
     if worker.status:
-        return f"exited with {worker.status}"
-    return FINISHED if worker.finished or worker.status == 0 else ""
+        return RankEnd(format_status(worker.status))
+    return RankEnd("finished", is_failure=False) if worker.finished or worker.status == 0 else None

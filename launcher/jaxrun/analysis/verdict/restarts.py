@@ -17,7 +17,7 @@ from jaxrun.analysis.diagnosis.worker_outcome import WorkerOutcome
 from jaxrun.analysis.verdict.exit_code import exit_code
 from jaxrun.errors import EXIT_PREEMPTED
 from jaxrun.protocol.worker_messages import WorkerStage
-from jaxrun.text import format_signal
+from jaxrun.text import format_status
 
 _PLACE = re.compile(r'^\s*File "([^"]+)", line ([0-9]+)', re.MULTILINE)
 _HOPELESS_ERRORS = ("ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError")
@@ -45,7 +45,7 @@ class AlikeFailure:
         if self.error:
             return f"raised {self.error}{self.place}{stage}"
         if self.status:
-            return f"was killed by {format_signal(-self.status)}" if self.status < 0 else f"exited with {self.status}"
+            return f"{'was ' if self.status < 0 else ''}{format_status(self.status)}"
         return "had some ranks finish before the others"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from jaxrun.analysis.diagnosis.overview import Overview, describe_end
+from jaxrun.analysis.diagnosis.overview import Overview, find_end
 from jaxrun.analysis.lockstep.profile_plan import steps_in
 from jaxrun.controller.head.divergence_detector import DivergenceDetector
 from jaxrun.controller.head.head_state import HeadState, JobPhase
@@ -60,7 +60,7 @@ class Requests:
 
     def _answer_overview(self, number: str, replies: Replies, now: float) -> list[Action]:
         workers = self._state.workers
-        ends = ((rank, describe_end(workers.outcome(rank, now))) for rank in workers.not_working)
+        ends = ((rank, find_end(workers.outcome(rank, now))) for rank in workers.not_working)
         overview = Overview(
             time=now,
             phase=_PHASES.get(self._state.phase, "ending"),
@@ -79,7 +79,7 @@ class Requests:
                 for rank, reply in replies.items()
                 if reply.number
             },
-            ends={rank: text for rank, text in ends if text},
+            ends={rank: end for rank, end in ends if end is not None},
             calls_per_step=steps_in(self._divergence.flights),
             straggler=self._stragglers.straggler,
         )

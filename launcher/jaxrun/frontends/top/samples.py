@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from jaxrun.analysis.diagnosis.overview import FINISHED, STOPPED_BY_US, Overview
+from jaxrun.analysis.diagnosis.overview import Overview
 from jaxrun.analysis.diagnosis.rank_state import Activity, find_kernel_activity
 from jaxrun.protocol.flight import Flight, parse_group
 from jaxrun.protocol.flight_file import NOTHING
@@ -109,9 +109,9 @@ def _sample(
     host, vitals = now.hosts[rank], now.vitals.get(rank)
     if rank in now.ends:
         end = now.ends[rank]
-        stands_out = LIKE_OTHERS if end in (FINISHED, STOPPED_BY_US) else FAILED
+        stands_out = FAILED if end.is_failure else LIKE_OTHERS
         number = _number(now.flights[rank], position) if rank in now.flights else None
-        return RankSample(rank, host, end, standing_out=stands_out, number=number)
+        return RankSample(rank, host, end.text, standing_out=stands_out, number=number)
     if rank not in now.live:
         return RankSample(rank, host, "not started yet")
     if vitals is None:
