@@ -1,7 +1,6 @@
 """The caller's side of a call on a gang, with ranks by hand."""
 
 import json
-import os
 import threading
 
 import numpy as np
@@ -52,7 +51,7 @@ def test_all_ranks_get_the_task_and_their_results_come_back(gang):
 def test_events_of_a_rank_come_in_their_order(gang):
     with gang.start_call() as call:
         one, other = gang.ranks
-        one.send(GangMessageKind.VALUE, {"a": 1})
+        one.send({"a": 1})
         one.prints("half ")
         one.prints("bad\n", GangMessageKind.STDERR)
         one.fails(KeyError("x"))
@@ -67,12 +66,12 @@ def test_events_of_a_rank_come_in_their_order(gang):
 
 def test_output_is_there_after_all_have_returned_and_shown_at_the_end_if_nobody_receives_it(gang, capsys):
     with gang.start_call() as call:
-        os.write(gang.launcher.output_write_end, b"jaxrun: taken\n")
+        gang.launcher_prints("jaxrun: taken\n")
         assert events(call, 1) == [LauncherOutput("jaxrun: taken\n")]
         for number, rank in enumerate(gang.ranks):
             rank.prints(f"{number}\n")
             rank.returns()
-        os.write(gang.launcher.output_write_end, b"jaxrun: left\n")
+        gang.launcher_prints("jaxrun: left\n")
         assert events(call, 2)[0] == Printed(0, "out", b"0\n")
     assert gang.printed == [Printed(1, "out", b"1\n")]
     assert capsys.readouterr().err == "jaxrun: left\n"
@@ -109,8 +108,8 @@ def test_a_sent_value_is_what_it_was_then(gang):
 
 def test_messages_of_an_earlier_call_are_dropped(gang):
     with gang.start_call() as call:
-        gang.ranks[0].send(GangMessageKind.VALUE, "late", number=NUMBER - 1)
-        gang.ranks[0].send(GangMessageKind.RESULT, "late", number=NUMBER - 1)
+        gang.ranks[0].send("late", number=NUMBER - 1)
+        gang.ranks[0].send("late", GangMessageKind.RESULT, number=NUMBER - 1)
         gang.ranks[0].returns("right")
         (event,) = events(call, 1)
         assert event.value() == "right"
@@ -120,7 +119,7 @@ def test_messages_of_an_earlier_call_are_dropped(gang):
 
 def test_a_rank_that_ends_is_disconnected_after_what_it_sent(gang):
     with gang.start_call() as call:
-        gang.ranks[1].send(GangMessageKind.VALUE, "farewell")
+        gang.ranks[1].send("farewell")
         gang.ranks[1].ends()
         assert events(call, 2) == [RankMessage(1, "farewell"), Disconnected(1)]
         assert (call.disconnected, call.running) == ({1}, (0,))

@@ -153,16 +153,15 @@ def test_a_rank_that_disconnects_while_it_is_sent_something_is_reported_once(gan
 
 
 def test_the_output_of_the_launcher_is_kept(gang):
-    os.write(gang.launcher.output_write_end, b"jaxrun: look\n")
+    gang.launcher_prints("jaxrun: look\n")
     assert gang.connections.poll(60) == [] and gang.connections.read_launcher_output() == "jaxrun: look\n"
     assert gang.connections.read_launcher_output() == ""
 
 
 def test_the_end_of_the_launcher_is_no_reason_to_wake_up_again(gang):
-    os.close(gang.launcher.output_write_end)
-    gang.launcher.output_write_end, gang.launcher.has_ended = -1, True
+    gang.end_launcher()
     assert gang.connections.poll(60) == []
-    gang.ranks[1].send(GangMessageKind.VALUE, 1)
+    gang.ranks[1].send(1)
     assert [rank for rank, _ in gang.connections.poll(60)] == [1]
 
 
@@ -177,10 +176,10 @@ def test_a_ctrl_c_while_bytes_move_comes_afterwards(gang):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(GangMessageReader, "receive", interrupted)
-        gang.ranks[0].send(GangMessageKind.VALUE, "whole")
+        gang.ranks[0].send("whole")
         with pytest.raises(KeyboardInterrupt):
             gang.connections.poll(60)
-    gang.ranks[0].send(GangMessageKind.VALUE, "next")
+    gang.ranks[0].send("next")
     assert [(rank, message.load()) for rank, message in gang.connections.poll(60)] == [(0, "whole"), (0, "next")]
 
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from caller_by_hand import serving_calls
+from gang_by_hand import serving_calls
 
 from jaxrun.protocol.gang_messages import GangMessageKind, pack
 from jaxrun_runtime.gang import calls

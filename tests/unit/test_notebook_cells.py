@@ -10,8 +10,7 @@ import pytest
 
 from jaxrun.frontends.notebook import ipython
 from jaxrun.frontends.notebook.ipython import NotebookSources
-from jaxrun.protocol.gang_messages import GangMessageKind, pack
-from jaxrun.protocol.notebook_messages import CellOutput
+from jaxrun.protocol.gang_messages import CellOutput, GangMessageKind, pack
 from jaxrun_runtime.gang import notebook_cells
 
 

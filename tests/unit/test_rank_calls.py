@@ -7,7 +7,7 @@ import sys
 import threading
 
 import pytest
-from caller_by_hand import serving_calls
+from gang_by_hand import serving_calls
 
 from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind
 from jaxrun.protocol.payload import Payload
@@ -143,16 +143,11 @@ def test_output_goes_to_the_caller_and_to_the_log(answers, capsys):
         print("half", end="")
         return sys.stdout.isatty(), sys.stdout.encoding
 
-    *printed, last = answers(printing, print=True)
+    *printed, last = answers(printing)
     assert "".join(text for kind, text in printed if kind is GangMessageKind.STDOUT) == "one\ntwo\nhalf"
     assert "".join(text for kind, text in printed if kind is GangMessageKind.STDERR) == "trouble\n"
     assert last == (GangMessageKind.RESULT, (False, sys.stdout.encoding))
     assert capsys.readouterr() == ("one\ntwo\nhalf", "trouble\n")
-
-
-def test_output_goes_to_the_log_only_if_no_caller_reads_it(answers, capsys):
-    assert answers(lambda: print("quiet")) == [(GangMessageKind.RESULT, None)]
-    assert capsys.readouterr().out == "quiet\n"
 
 
 def test_a_function_that_fails_has_printed_what_it_had(answers):
@@ -161,7 +156,7 @@ def test_a_function_that_fails_has_printed_what_it_had(answers):
         print(" the end", end="")
         raise Own("x")
 
-    *printed, (kind, _) = answers(printing, print=True)
+    *printed, (kind, _) = answers(printing)
     assert printed == [(GangMessageKind.STDOUT, "before"), (GangMessageKind.STDOUT, " the end")]
     assert kind is GangMessageKind.EXCEPTION
 
@@ -173,7 +168,7 @@ def test_surrogates_and_threads_print_too(answers):
         thread.join()
         sys.stdout.write("\udcff\n")
 
-    received = [text for kind, text in answers(printing, print=True) if kind is GangMessageKind.STDOUT]
+    received = [text for kind, text in answers(printing) if kind is GangMessageKind.STDOUT]
     assert "".join(received) == "from a thread\n\\udcff\n"
 
 
@@ -183,7 +178,7 @@ def test_a_process_that_the_function_forks_sends_nothing(answers, capsys):
             patch.setattr(os, "getpid", lambda: 1)  # as it would be in the fork
             print("in the fork")
 
-    assert answers(forking, print=True) == [(GangMessageKind.RESULT, None)]
+    assert answers(forking) == [(GangMessageKind.RESULT, None)]
     assert capsys.readouterr().out == "in the fork\n"
 
 

@@ -26,7 +26,7 @@ import socket
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxrun.errors import ProtocolError
 
@@ -99,6 +99,17 @@ def pack(
 ) -> GangMessage:
     """Return a message with `value`; see payload.dump."""
     return GangMessage(kind, call, dump(value, share=share, reduce=reduce), note)
+
+
+class CellOutput(NamedTuple):
+    """What a rank returns for a notebook's cell: displays, by MIME type; what is no text is in base64.
+
+    result:    of the cell's last expression; empty if there is none, or it is None
+    displays:  what the cell has shown besides, such as figures, in order
+    """
+
+    result: dict[str, str] = {}  # noqa: RUF012
+    displays: tuple[dict[str, str], ...] = ()
 
 
 class GangMessageReader:

@@ -41,7 +41,7 @@ class CallerConnection:
     def __init__(self, connection: socket.socket, tags: ConnectionTags | None) -> None:
         self.rank: int = jaxrun_runtime.rank
         self.size: int = jaxrun_runtime.size
-        self.shares_memory = connection.family == socket.AF_UNIX
+        self._shares_memory = connection.family == socket.AF_UNIX
         self._connection = connection
         self._reader = GangMessageReader(connection, tags.received if tags is not None else None)
         self._writer = GangMessageWriter(connection, tags.sent if tags is not None else None)
@@ -89,7 +89,8 @@ class CallerConnection:
     def _handle(self, message: GangMessage) -> None:
         if message.kind is GangMessageKind.CALL:
             self._run(message)
-        self._shut_down = self._shut_down or message.kind is GangMessageKind.SHUTDOWN
+        elif message.kind is GangMessageKind.SHUTDOWN:
+            self._shut_down = True
 
     def _run(self, task: GangMessage) -> None:
         self._call_number = task.call
@@ -101,7 +102,7 @@ class CallerConnection:
         sys.path[:0] = [entry for entry in note.get("path", ()) if entry not in sys.path]
         self._interrupts.wait_for(interrupts_before)
         try:
-            with PrintForwarding(self._send_printed) if note.get("print") else contextlib.nullcontext():
+            with PrintForwarding(self._send_printed):
                 self._interrupts.active = True
                 try:
                     self._interrupts.raise_early(interrupts_before)
@@ -139,7 +140,7 @@ class CallerConnection:
     def _pack(self, kind: GangMessageKind, value: Any) -> GangMessage:
         ends_call = kind in (GangMessageKind.RESULT, GangMessageKind.EXCEPTION)
         note = json.dumps(_call_counts()).encode() if ends_call else b""
-        return pack(kind, self._call_number, value, share=self.shares_memory, note=note, reduce=reduce_array)
+        return pack(kind, self._call_number, value, share=self._shares_memory, note=note, reduce=reduce_array)
 
     def _send(self, message: GangMessage) -> None:
         with self._interrupts.deferred(), self._send_lock:

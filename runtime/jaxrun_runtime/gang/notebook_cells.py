@@ -14,7 +14,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 import jaxrun_runtime
-from jaxrun.protocol.notebook_messages import CellOutput
+from jaxrun.protocol.gang_messages import CellOutput
 
 _AWAIT = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 

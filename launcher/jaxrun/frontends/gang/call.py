@@ -66,7 +66,6 @@ class GangCall:
         self.disconnected: set[int] = set()
         self.main_rank = 0
         self.waiting = ""
-        self.shares_memory = job.shares_memory
         job.connections.send(task.with_copied_buffers(), self._ranks)
 
     @property
@@ -80,7 +79,7 @@ class GangCall:
 
     def send(self, value: Any, ranks: Iterable[int] | None = None) -> None:
         """Send a value to the function on all ranks, or on these; it is pickled once."""
-        message = pack(GangMessageKind.VALUE, self._number, value, share=self.shares_memory)
+        message = pack(GangMessageKind.VALUE, self._number, value, share=self._job.shares_memory)
         self._job.connections.send(message.with_copied_buffers(), self._ranks if ranks is None else ranks)
 
     def receive(self, timeout: float | None = None) -> CallEvent | None:

@@ -282,7 +282,7 @@ class Gang:
         self._running_job.wait_until_paused(rank)
 
 
-@lists_gang_options
+@lists_gang_options()
 def launch(fn: Callable[..., Any], *args: Any, timeout: float | None = None, **kwargs: Any) -> Results:
     """Call `fn(*args, **kwargs)` on every rank of a job that is started for it, and ends with it.
 

@@ -118,7 +118,6 @@ class GangJob:
         reduce = cells.reduce if cells is not None else None
         task = pack(GangMessageKind.CALL, number, (fn, args, kwargs), share=self.shares_memory, reduce=reduce)
         note = {
-            "print": True,
             "interrupts": self.interrupts,
             "cells": cells.lines if cells is not None else {},
             "path": [os.path.abspath(entry) for entry in sys.path],

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,6 +19,7 @@ from jaxrun.errors import UsageError
 from jaxrun.frontends.gang.exceptions import GangError
 from jaxrun.frontends.gang.gang import Gang
 from jaxrun.frontends.gang.map import map_items
+from jaxrun.frontends.gang.spec import GangSpec, lists_gang_options
 from jaxrun.spec.job.devices import Gpus, probe_machine
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.layout import decide_layout, wanted_platforms
@@ -69,33 +70,23 @@ class Pool:
         return map_items(self._gang, func, items, chunk=chunk, jax=self._jax, unpack_items=unpack_items)
 
 
-def pool(
-    processes: int | None = None,
-    *,
-    jax: bool = True,
-    hosts: int | None = None,
-    backend: str = "local",
-    platform: str = "auto",
-    env: Mapping[str, str] | None = None,
-    options: str | Sequence[str] = (),
-) -> Pool:
+@lists_gang_options(without=["devices"])
+def pool(processes: int | None = None, *, jax: bool = True, **options: Any) -> Pool:
     """Start processes that map functions; close them by `close` and `join`, or a `with`.
 
     processes:  cores to use, this machine's by default: as devices of one process, or with jax=False as processes
     jax:        False for plain Python, which is called item by item
-    hosts, backend, platform, env, options:  as for Gang; over hosts there is one process with devices on each
+
+    Other arguments are Gang's, but for devices; over hosts there is one process with devices on each.
     """
     if processes is not None and (isinstance(processes, bool) or not isinstance(processes, int) or processes < 1):
         raise UsageError(f"processes of a pool must be a whole number from 1, not {processes!r}")
-    cores = processes or len(os.sched_getaffinity(0))
-    devices: int | None
+    cores, spec = processes or len(os.sched_getaffinity(0)), GangSpec(**options)
+    hosts, platform = spec.hosts or 1, spec.platform
     if jax:
-        count, devices = hosts or 1, _devices_per_process(platform, cores, hosts or 1, os.environ)
-    else:
-        count, devices = math.ceil(cores / (hosts or 1)) * (hosts or 1), 1
-        platform = "cpu" if platform == "auto" else platform
-    gang = Gang(count, devices, hosts=hosts, backend=backend, platform=platform, env=env, options=options)
-    return Pool(gang, jax=jax)
+        return Pool(Gang(hosts, _devices_per_process(platform, cores, hosts, os.environ), **options), jax=True)
+    options["platform"] = "cpu" if platform == "auto" else platform
+    return Pool(Gang(math.ceil(cores / hosts) * hosts, 1, **options), jax=False)
 
 
 def _devices_per_process(platform: str, cores: int, hosts: int, environ: Mapping[str, str]) -> int | None:

@@ -113,14 +113,18 @@ def takes_gang_spec(
     return declare
 
 
-def lists_gang_options(function: _Function) -> _Function:
+def lists_gang_options(*, without: Sequence[str] = ()) -> Callable[[_Function], _Function]:
     """Have the help of a function that takes arguments of Gang in its **kwargs list them, by name only."""
-    signature = inspect.signature(function)
-    *own, kwargs = signature.parameters.values()
-    options = (parameter.replace(kind=kwargs.KEYWORD_ONLY) for parameter in _gang_parameters())
-    parameters = [*own, *(option for option in options if option.name not in signature.parameters), kwargs]
-    function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    return function
+
+    def declare(function: _Function) -> _Function:
+        signature = inspect.signature(function)
+        *own, kwargs = signature.parameters.values()
+        options = (parameter.replace(kind=kwargs.KEYWORD_ONLY) for parameter in _gang_parameters())
+        added = [option for option in options if option.name not in (*signature.parameters, *without)]
+        function.__signature__ = signature.replace(parameters=[*own, *added, kwargs])  # type: ignore[attr-defined]
+        return function
+
+    return declare
 
 
 def pop_gang_options(kwargs: dict[str, Any]) -> dict[str, Any]:
