@@ -11,12 +11,20 @@ import click
 
 from jaxrun.errors import UsageError
 from jaxrun.frontends.gang.spec import GangSpec
-from jaxrun.spec.backends import BACKENDS
-from jaxrun.spec.job.job import PLATFORMS
+from jaxrun.protocol.settings import options_of
+from jaxrun.spec.job.job import Job
 from jaxrun.text import parse_ranks
 
 ACTIONS = ("stop", "restart")
 HELP = "help"
+_GANG_ARGUMENTS = {  # by the field of Job whose option gives their value
+    "processes": "processes",
+    "devices_per_process": "devices",
+    "hosts": "hosts",
+    "backend": "backend",
+    "platform": "platform",
+    "lockstep": "lockstep",
+}
 # A comment begins at a # that stands alone or after a blank, outside of quotes, as in a shell.
 _BEFORE_COMMENT = re.compile(r"""((?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^'"\\])*?)(?:(?:^|\s)\#.*)?""")
 
@@ -66,15 +74,18 @@ def split_line(line: str) -> list[str]:
 
 
 def _command() -> click.Command:
-    number: dict[str, Any] = {"type": int}
+    options = [
+        click.Option(
+            [*declared.flags, *declared.aliases, _GANG_ARGUMENTS[field.name]],
+            type=click.Choice(tuple(declared.choices)) if declared.choices else int,
+        )
+        for field, declared in options_of(Job)
+        if field.name in _GANG_ARGUMENTS
+    ]
     return click.Command(
         "gang",
         params=[
-            click.Option(["-n", "--processes"], **number),
-            click.Option(["-d", "--devices-per-process", "devices"], **number),
-            click.Option(["-N", "--hosts"], **number),
-            click.Option(["--backend"], type=click.Choice(tuple(BACKENDS))),
-            click.Option(["--platform"], type=click.Choice(PLATFORMS)),
+            *options,
             click.Option(["--env"], multiple=True),
             click.Option(["--timeout"], type=float),
             click.Option(["--rank"]),
