@@ -82,7 +82,7 @@ def test_ranks_come_one_after_the_other(parent):
 
 
 def test_afterwards_nobody_can_come_and_nothing_is_left(parent, monkeypatch):
-    monkeypatch.setattr(gang_connect, "_CONNECT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(gang_connect, "CONNECT_TIMEOUT_S", 0.2)
     directory = parent.ranks.directory
     assert directory.is_dir() and directory.stat().st_mode & 0o077 == 0
     parent.close()
@@ -94,7 +94,7 @@ def test_afterwards_nobody_can_come_and_nothing_is_left(parent, monkeypatch):
 
 def test_a_stranger_is_not_admitted(parent, monkeypatch):
     with monkeypatch.context() as impatient:
-        impatient.setattr(gang_connect, "_CONNECT_TIMEOUT_S", 0.2)
+        impatient.setattr(gang_connect, "CONNECT_TIMEOUT_S", 0.2)
         with pytest.raises(UnavailableError, match="found no parent of its gang"):
             connect(parent, **{GANG_TOKEN: "guess"})
     with connect(parent), parent.accept().connection:
@@ -108,7 +108,7 @@ def test_without_an_address_the_error_says_what_starts_the_rank(where):
 
 
 def test_a_rank_without_a_parent_ends_with_a_sentence(monkeypatch):
-    monkeypatch.setattr(gang_connect, "_CONNECT_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(gang_connect, "CONNECT_TIMEOUT_S", 0.1)
     monkeypatch.setenv(GANG_ADDRESS, "unix:/nowhere/at/all")
     with pytest.raises(SystemExit, match=r"cannot reach the Python process that its gang belongs to.*No such file"):
         gang_connect.main()

@@ -110,7 +110,7 @@ def test_an_interrupt_that_was_meant_for_an_earlier_function_does_not_hit_the_ne
 
 
 def test_an_interrupt_that_does_not_come_is_not_waited_for_for_ever(serve, monkeypatch):
-    monkeypatch.setattr(calls, "_INTERRUPT_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(calls, "INTERRUPT_TIMEOUT_S", 0.01)
 
     def call(caller):
         caller.run(lambda: "late", interrupts=5)

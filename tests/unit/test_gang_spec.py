@@ -1,9 +1,11 @@
 """The specification of a gang, the line after %gang that makes one, and the command line that it becomes."""
 
+import inspect
 from pathlib import Path
 
 import pytest
 
+import jaxrun
 from jaxrun.cli.make_job import make_job
 from jaxrun.cli.options import parameters
 from jaxrun.errors import UsageError
@@ -50,17 +52,18 @@ def test_a_spec_becomes_a_job(spec, expected):
     assert made.program[-1] == "jaxrun_runtime.gang"
 
 
-@pytest.mark.parametrize("name", ["processes", "devices", "hosts"])
-@pytest.mark.parametrize("value", [0, -1, True, 1.0, "2"])
-def test_a_size_is_a_whole_number_from_one(name, value):
-    with pytest.raises(UsageError, match=f"{name} of a gang must be a whole number from 1, not {value!r}"):
-        GangSpec(**{name: value})
+SIZES = [(name, value) for name in ("processes", "devices", "hosts") for value in (0, -1, True, 1.0, "2")]
+REFUSED = [
+    *(({name: value}, f"{name} of a gang must be a whole number from 1, not {value!r}") for name, value in SIZES),
+    *(({"env": env}, r"env of a gang must map names to strings, not \{") for env in ({"A": 1}, {2: "x"}, {"A": None})),
+    *(({"options": options}, "options of a gang") for options in ("--env 'A", ["--grace", 5], 5)),
+]
 
 
-@pytest.mark.parametrize("env", [{"A": 1}, {2: "x"}, {"A": None}])
-def test_the_environment_is_made_of_strings(env):
-    with pytest.raises(UsageError, match=r"env of a gang must map names to strings, not \{"):
-        GangSpec(env=env)
+@pytest.mark.parametrize(("asked", "text"), REFUSED)
+def test_what_cannot_be_is_refused(asked, text):
+    with pytest.raises(UsageError, match=text):
+        GangSpec(**asked)
 
 
 FORKS = {
@@ -91,27 +94,18 @@ def test_a_gangs_name_describes_its_spec(spec, text):
     assert str(spec) == text
 
 
-def test_a_shape_is_a_value():
-    assert GangSpec(processes=2, env={"A": "1"}) == GangSpec(processes=2, env={"A": "1"}) != GangSpec(processes=2)
+def test_a_spec_is_a_value_and_options_are_words_or_a_line_of_them():
+    assert GangSpec(2, env={"A": "1"}) == GangSpec(processes=2, env={"A": "1"}) != GangSpec(processes=2)
+    assert GangSpec(options="--env 'A=b c'") == GangSpec(options=["--env", "A=b c"]) != GangSpec()
+    assert GangSpec(options="--env 'A=b c'").options == ("--env", "A=b c")
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ("--lockstep strict", ("--lockstep", "strict")),
-        ("--env 'A=b c'", ("--env", "A=b c")),
-        (["--partition", "debug"], ("--partition", "debug")),
-        ((), ()),
-    ],
-)
-def test_options_are_words_or_a_line_of_them(options, words):
-    assert GangSpec(options=options).options == words
-
-
-@pytest.mark.parametrize("options", ["--env 'A", ["--grace", 5], 5])
-def test_options_that_are_no_words_are_refused(options):
-    with pytest.raises(UsageError, match="options of a gang"):
-        GangSpec(options=options)
+def test_all_that_starts_a_gang_has_its_arguments():
+    """So that help() lists them."""
+    ours = list(inspect.signature(GangSpec).parameters)
+    assert list(inspect.signature(jaxrun.Gang).parameters) == ours
+    assert list(inspect.signature(jaxrun.launch).parameters) == ["fn", "args", "timeout", *ours, "kwargs"]
+    assert set(inspect.signature(jaxrun.pool).parameters) == {*ours, "jax"} - {"devices"} | {"options"}
 
 
 # ---- the line after %gang

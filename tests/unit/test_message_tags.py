@@ -163,7 +163,7 @@ def tcp():
         yield server, client
 
 
-def sessions(rank=3, token=TOKEN, nonces=NONCES):
+def both_ends(rank=3, token=TOKEN, nonces=NONCES):
     return [derive_tags(token, rank, *nonces, is_server=side) for side in (True, False)]
 
 
@@ -177,7 +177,7 @@ def received_by_agent(raw, tags):
     return MessageDecoder(HEAD_TO_AGENT, tags=tags.received).feed(raw)
 
 
-def test_both_ends_of_a_connection_over_tcp_have_the_session_and_messages_pass(tcp):
+def test_both_ends_of_a_connection_over_tcp_have_tags_and_messages_pass(tcp):
     server, client = tcp
     client.setblocking(False)
     accepted, connected = auth.ServerHandshake(server, TOKEN), auth.ClientHandshake(client, TOKEN, 3)
@@ -193,17 +193,17 @@ def test_both_ends_of_a_connection_over_tcp_have_the_session_and_messages_pass(t
 
 
 def test_both_ends_derive_the_same_keys_and_what_the_head_sends_is_accepted_as_it_is():
-    head, agent = sessions()
+    head, agent = both_ends()
     assert isinstance(head, ConnectionTags)
     assert agent.sent.next(b"x") == head.received.next(b"x")
-    assert sessions()[0].sent.next(b"x") != sessions()[1].sent.next(b"x")
+    assert both_ends()[0].sent.next(b"x") != both_ends()[1].sent.next(b"x")
     raw = frame(head.sent, SignalWorker(1)) + frame(head.sent, SignalWorker(2))
     assert received_by_agent(raw, agent) == [SignalWorker(1), SignalWorker(2)]
 
 
 @pytest.mark.parametrize("position", [0, 4, 10, -17, -16, -1])
 def test_a_changed_byte_is_noticed(position):
-    head, agent = sessions()
+    head, agent = both_ends()
     raw = bytearray(frame(head.sent, SignalWorker(15)))
     raw[position] ^= 1
     if position == 0:
@@ -215,14 +215,14 @@ def test_a_changed_byte_is_noticed(position):
 
 def test_messages_are_neither_repeated_nor_left_out_nor_swapped():
     for order in ([0, 0], [1], [1, 0]):
-        head, agent = sessions()
+        head, agent = both_ends()
         frames = [frame(head.sent, SignalWorker(number)) for number in (1, 2)]
         with pytest.raises(ProtocolError, match=CHANGED):
             received_by_agent(b"".join(frames[index] for index in order), agent)
 
 
 def test_a_message_does_not_come_back_to_its_sender():
-    _, agent = sessions()
+    _, agent = both_ends()
     raw = frame(agent.sent, SignalWorker(1))
     with pytest.raises(ProtocolError, match=CHANGED):
         received_by_agent(raw, agent)
@@ -230,59 +230,55 @@ def test_a_message_does_not_come_back_to_its_sender():
 
 @pytest.mark.parametrize("other", [{"rank": 4}, {"token": auth.new_token()}, {"nonces": ("an earlier", NONCES[1])}])
 def test_a_message_of_another_connection_is_none_of_this_one(other):
-    _, agent = sessions()
-    head, _ = sessions(**other)
+    _, agent = both_ends()
+    head, _ = both_ends(**other)
     with pytest.raises(ProtocolError, match=CHANGED):
         received_by_agent(frame(head.sent, SignalWorker(1)), agent)
 
 
-def test_nothing_is_unpickled_that_has_not_proved_where_it_comes_from():
+@pytest.fixture
+def gang():
+    """gang(key) → a writer and a reader of a gang's messages that are connected; the reader's key is b"key"."""
     one, other = socket.socketpair()
     with one, other:
-        writer = GangMessageWriter(one, Tags(b"somebody else's key"))
-        reader = GangMessageReader(other, Tags(b"the key of the gang"))
-        writer.add(pack(GangMessageKind.CALL, 1, Executes(), share=False))
-        writer.flush()
-        with pytest.raises(ProtocolError, match=CHANGED):
-            reader.receive().load()
+        yield lambda key=b"key": (GangMessageWriter(one, Tags(key)), GangMessageReader(other, Tags(b"key")), one)
+
+
+def test_nothing_is_unpickled_that_has_not_proved_where_it_comes_from(gang):
+    writer, reader, _ = gang(b"somebody else's")
+    writer.add(pack(GangMessageKind.CALL, 1, Executes(), share=False))
+    writer.flush()
+    with pytest.raises(ProtocolError, match=CHANGED):
+        reader.receive().load()
     with pytest.raises(Executed):
         pickle.loads(pickle.dumps(Executes()))
 
 
-def test_messages_of_a_gang_pass_with_their_arrays():
-    one, other = socket.socketpair()
-    with one, other:
-        writer, reader = GangMessageWriter(one, Tags(b"key")), GangMessageReader(other, Tags(b"key"))
-        for value in (b"", bytearray(1000), {"a": [1, 2.5, "x"]}):
-            message = pack(GangMessageKind.VALUE, 1, value, share=False, note=b"note")
-            writer.add(message, message.digests())
-            assert writer.flush()
-            received = reader.receive()
-            assert (received.load(), received.note) == (value, b"note")
-
-
-def test_no_memory_is_taken_for_sizes_that_have_not_proved_where_they_come_from():
-    """A relay that passes a true handshake on, and then sends a header of its own."""
-    one, other = socket.socketpair()
-    with one, other:
-        reader = GangMessageReader(other, Tags(b"key"))
-        message = pack(GangMessageKind.VALUE, 1, bytes(100), share=False, note=b"note")
-        header, sizes, body = (b"".join(part) for part in message.to_parts())
-        forged = header[:12] + (2**31).to_bytes(4, "little") + (2**32).to_bytes(8, "little") + header[20:]
-        one.sendall(forged + bytes(16) + sizes + body)
-        with pytest.raises(ProtocolError, match=CHANGED):
-            reader.receive()
-
-
-def test_a_message_for_which_there_is_no_memory_is_a_protocol_error():
-    one, other = socket.socketpair()
-    with one, other:
-        writer, reader = GangMessageWriter(one, Tags(b"key")), GangMessageReader(other, Tags(b"key"))
-        message = pack(GangMessageKind.VALUE, 1, b"", share=False)
-        (header,), *_ = message.to_parts()
-        tags = Tags(b"key")
-        huge = header[:16] + (2**63).to_bytes(8, "little") + header[24:]
-        one.sendall(huge + tags.next(digest(huge)))
-        with pytest.raises(ProtocolError, match="for which there is no memory"):
-            reader.receive()
+def test_messages_of_a_gang_pass_with_their_arrays(gang):
+    writer, reader, _ = gang()
+    for value in (b"", bytearray(1000), {"a": [1, 2.5, "x"]}):
+        message = pack(GangMessageKind.VALUE, 1, value, share=False, note=b"note")
+        writer.add(message, message.digests())
         assert writer.flush()
+        received = reader.receive()
+        assert (received.load(), received.note) == (value, b"note")
+
+
+def test_no_memory_is_taken_for_sizes_that_have_not_proved_where_they_come_from(gang):
+    """A relay that passes a true handshake on, and then sends a header of its own."""
+    _, reader, relay = gang()
+    message = pack(GangMessageKind.VALUE, 1, bytes(100), share=False, note=b"note")
+    header, sizes, body = (b"".join(part) for part in message.to_parts())
+    forged = header[:12] + (2**31).to_bytes(4, "little") + (2**32).to_bytes(8, "little") + header[20:]
+    relay.sendall(forged + bytes(16) + sizes + body)
+    with pytest.raises(ProtocolError, match=CHANGED):
+        reader.receive()
+
+
+def test_a_message_for_which_there_is_no_memory_is_a_protocol_error(gang):
+    _, reader, peer = gang()
+    (header,), *_ = pack(GangMessageKind.VALUE, 1, b"", share=False).to_parts()
+    huge = header[:16] + (2**63).to_bytes(8, "little") + header[24:]
+    peer.sendall(huge + Tags(b"key").next(digest(huge)))
+    with pytest.raises(ProtocolError, match="for which there is no memory"):
+        reader.receive()

@@ -5,6 +5,7 @@ import os
 import select
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 from gang_by_hand import serving_calls
@@ -52,7 +53,8 @@ def test_it_runs_what_it_is_sent_one_after_the_other(serve):
 
 
 def test_an_answer_belongs_to_its_call_and_contains_the_calls_made(serve, monkeypatch):
-    monkeypatch.setattr(calls, "_call_counts", lambda: {"0-3": 7})
+    recorder = SimpleNamespace(call_counts=lambda: {"0-3": 7})
+    monkeypatch.setitem(sys.modules, "jaxrun_runtime.lockstep.call_recorder", recorder)
 
     def call(caller):
         caller.run(int, number=42)

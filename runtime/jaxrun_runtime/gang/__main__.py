@@ -14,7 +14,7 @@ from jaxrun.protocol.addresses import parse_any_addresses
 from jaxrun.protocol.connect import HeadAddress, HeadConnection, connect
 from jaxrun.protocol.names import GANG_ADDRESS, GANG_TOKEN
 
-_CONNECT_TIMEOUT_S = 10.0
+CONNECT_TIMEOUT_S = 10.0
 
 
 def main() -> None:
@@ -34,7 +34,7 @@ def connect_to_parent(addresses: str, token: str) -> HeadConnection:
     except UsageError:
         text = f"{GANG_ADDRESS}={addresses!r} names no address; this program is started by jaxrun.Gang"
         raise ProtocolError(text) from None
-    found = connect(lambda: parent, jaxrun_runtime.rank, _CONNECT_TIMEOUT_S, target="parent of its gang")
+    found = connect(lambda: parent, jaxrun_runtime.rank, CONNECT_TIMEOUT_S, target="parent of its gang")
     found.connection.setblocking(True)
     return found
 

@@ -28,7 +28,7 @@ from jaxrun_runtime.gang.printing import PrintForwarding
 from jaxrun_runtime.interrupts import Interrupts
 from jaxrun_runtime.lockstep import call_sites
 
-_INTERRUPT_TIMEOUT_S = 2.0  # for an interrupt to arrive that the caller says it has sent
+INTERRUPT_TIMEOUT_S = 2.0  # for an interrupt to arrive that the caller says it has sent
 
 
 class CallEnded(Exception):
@@ -180,7 +180,7 @@ class CallInterrupts(Interrupts):
 
     def wait_for(self, count: int) -> None:
         """Wait until `count` interrupts have arrived: those meant for earlier functions must not hit the next one."""
-        deadline = time.monotonic() + _INTERRUPT_TIMEOUT_S
+        deadline = time.monotonic() + INTERRUPT_TIMEOUT_S
         while self._count < count and time.monotonic() < deadline:
             time.sleep(0.001)
 
