@@ -105,7 +105,7 @@ def test_all_that_starts_a_gang_has_its_arguments():
     ours = list(inspect.signature(GangSpec).parameters)
     assert list(inspect.signature(jaxrun.Gang).parameters) == ours
     assert list(inspect.signature(jaxrun.launch).parameters) == ["fn", "args", "timeout", *ours, "kwargs"]
-    assert set(inspect.signature(jaxrun.pool).parameters) == {*ours, "jax"} - {"devices"} | {"options"}
+    assert set(inspect.signature(jaxrun.pool).parameters) == {*ours, "jax"} - {"devices"} | {"gang"}
 
 
 # ---- the line after %gang

@@ -71,7 +71,7 @@ class Pool:
 
 
 @lists_gang_options(without=["devices"])
-def pool(processes: int | None = None, *, jax: bool = True, **options: Any) -> Pool:
+def pool(processes: int | None = None, *, jax: bool = True, **gang: Any) -> Pool:
     """Start processes that map functions; close them by `close` and `join`, or a `with`.
 
     processes:  cores to use, this machine's by default: as devices of one process, or with jax=False as processes
@@ -81,12 +81,12 @@ def pool(processes: int | None = None, *, jax: bool = True, **options: Any) -> P
     """
     if processes is not None and (isinstance(processes, bool) or not isinstance(processes, int) or processes < 1):
         raise UsageError(f"processes of a pool must be a whole number from 1, not {processes!r}")
-    cores, spec = processes or len(os.sched_getaffinity(0)), GangSpec(**options)
+    cores, spec = processes or len(os.sched_getaffinity(0)), GangSpec(**gang)
     hosts, platform = spec.hosts or 1, spec.platform
     if jax:
-        return Pool(Gang(hosts, _devices_per_process(platform, cores, hosts, os.environ), **options), jax=True)
-    options["platform"] = "cpu" if platform == "auto" else platform
-    return Pool(Gang(math.ceil(cores / hosts) * hosts, 1, **options), jax=False)
+        return Pool(Gang(hosts, _devices_per_process(platform, cores, hosts, os.environ), **gang), jax=True)
+    gang["platform"] = "cpu" if platform == "auto" else platform
+    return Pool(Gang(math.ceil(cores / hosts) * hosts, 1, **gang), jax=False)
 
 
 def _devices_per_process(platform: str, cores: int, hosts: int, environ: Mapping[str, str]) -> int | None:
