@@ -8,8 +8,8 @@ import pytest
 
 from jaxrun.errors import UsageError
 from jaxrun.frontends.pytest_plugin.mark import GangKey, MarkSpec, is_parametrized, parse_counts, parse_mark
-from jaxrun.frontends.pytest_plugin.parent_settings import session_settings
 from jaxrun.frontends.pytest_plugin.plugin import pytest_addoption, read_timeout
+from jaxrun.frontends.pytest_plugin.rank_sessions import session_settings
 
 # ---- the mark
 

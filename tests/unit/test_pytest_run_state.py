@@ -66,21 +66,32 @@ def test_the_first_failure_is_remembered_with_its_time():
 # ---- gathers
 
 
-def test_a_gather_waits_for_all_ranks_and_answers_each_with_the_values_of_all():
-    ranks = Ranks(2)
-    assert ranks.feed((1, Gather("barrier", b"one"))) == []
-    assert ranks.feed((0, Gather("barrier", b"zero"))) == [(Gathered((b"zero", b"one")), (0, 1))]
-    assert ranks.feed((0, Gather("barrier", b"again"))) == []
-
-
-def test_a_broadcast_answers_with_the_roots_value():
-    ranks = Ranks(2)
-    actions = ranks.feed((0, Gather("broadcast", b"zero", 1)), (1, Gather("broadcast", b"one", 1)))
-    assert actions == [(Gathered((b"one",)), (0, 1))]
+def gather(value=b"", where="gang.barrier()", root=-1):
+    return Gather(where, value, root)
 
 
 @pytest.mark.parametrize(
-    ("before", "why"),
+    ("messages", "answers"),
+    [
+        ([(1, gather(b"1"))], []),
+        ([(1, gather(b"1")), (0, gather(b"0"))], [(Gathered((b"0", b"1")), (0, 1))]),
+        ([(1, gather(b"1")), (0, gather(b"0")), (0, gather(b"0"))], [(Gathered((b"0", b"1")), (0, 1))]),
+        ([(0, gather(b"0", root=1)), (1, gather(b"1", root=1))], [(Gathered((b"1",)), (0, 1))]),
+        ([(0, gather()), (1, FAILED)], []),
+        ([(0, gather()), (1, FAILED), (1, gather())], [(Gathered((b"", b"")), (0, 1))]),
+        (
+            [(0, gather(where="a")), (1, gather(where="b"))],
+            [(PeerLost("rank 0 is at a, rank 1 is at b"), (0, 1))],
+        ),
+    ],
+    ids=["one is there", "all", "all, and the next", "broadcast", "may come yet", "comes in its teardown", "elsewhere"],
+)
+def test_a_gather_is_answered_when_all_ranks_are_there(messages, answers):
+    assert Ranks(2).feed(*messages) == answers
+
+
+@pytest.mark.parametrize(
+    ("others", "why"),
     [
         ([(1, RunFinished({}))], "rank 1 has finished its test"),
         ([(1, FAILED), (1, RunFinished({}))], "rank 1 has failed"),
@@ -88,30 +99,13 @@ def test_a_broadcast_answers_with_the_roots_value():
         ([(1, None)], "rank 1 is gone"),
     ],
 )
-@pytest.mark.parametrize("late", [False, True], ids=["then they come", "they have come"])
-def test_a_rank_that_waits_for_one_that_will_not_come_is_answered_with_the_reason(before, why, late):
-    ranks = Ranks(3)
-    comes = [(0, Gather("barrier", b""))]
-    actions = ranks.feed(*(comes + before if late else before + comes))
-    assert actions == [(PeerLost(why), (0,))]
+def test_a_rank_that_waits_for_one_that_will_not_come_is_answered_with_the_reason(others, why):
+    comes = [(0, gather())]
+    assert Ranks(3).feed(*comes, *others) == Ranks(3).feed(*others, *comes) == [(PeerLost(why), (0,))]
 
 
 def test_all_lost_ranks_are_named():
-    ranks = Ranks(3)
-    actions = ranks.feed((1, None), (2, None), (0, Gather("barrier", b"")))
-    assert actions == [(PeerLost("ranks 1-2 are gone"), (0,))]
-
-
-def test_a_rank_that_has_failed_but_takes_down_its_fixtures_may_still_come():
-    ranks = Ranks(2)
-    assert ranks.feed((0, Gather("end", b"")), (1, FAILED)) == []
-    assert ranks.feed((1, Gather("end", b""))) == [(Gathered((b"", b"")), (0, 1))]
-
-
-def test_ranks_that_wait_in_different_places_are_answered_with_these_places():
-    ranks = Ranks(3)
-    actions = ranks.feed((0, Gather("a", b"")), (1, Gather("b", b"")), (2, Gather("a", b"")))
-    assert actions == [(PeerLost("ranks 0, 2 are at a, rank 1 is at b"), (0, 1, 2))]
+    assert Ranks(3).feed((1, None), (2, None), (0, gather())) == [(PeerLost("ranks 1-2 are gone"), (0,))]
 
 
 # ---- faults and warnings
@@ -142,26 +136,29 @@ def test_equal_faults_and_equal_warnings_of_several_ranks_count_once():
 def test_ranks_are_in_step_if_each_group_has_made_as_many_calls(calls, expected):
     ranks = Ranks(3)
     ranks.feed(*((rank, RunFinished(made)) for rank, made in enumerate(calls)))
-    assert ranks.state.in_step is expected
+    assert (ranks.state.in_step, ranks.state.may_be_out_of_step) == (expected, not expected)
+
+
+def hashed(value, group="0-1"):
+    return RunFinished({group: 3}, {} if value is None else {group: value})
 
 
 @pytest.mark.parametrize(
-    ("finished", "expected"),
+    ("first", "then", "expected"),
     [
-        ([RunFinished({"0-1": 3}, {"0-1": 5}), RunFinished({"0-1": 3}, {"0-1": 5})], False),
-        ([RunFinished({"0-1": 3}, {"0-1": 5}), RunFinished({"0-1": 3}, {"0-1": 6})], True),
-        ([RunFinished({"0-1": 3}, {"0-1": 5}), RunFinished({"0-1": 4}, {"0-1": 6})], True),
-        ([RunFinished({"0-1": 3}, {}), RunFinished({"0-1": 3}, {"0-1": 6})], False),
-        ([RunFinished({"0-1": 3}, {}), RunFinished({"0-1": 4}, {})], True),
-        ([RunFinished({"0": 3}, {"0": 5}), RunFinished({"1": 4}, {"1": 6})], False),
-        ([RunFinished({"0-1": 3}, {"0-1": 5}), FAILED, RunFinished({"0-1": 3}, {"0-1": 6})], False),
-        ([RunFinished({"0-1": 3}, {"0-1": 5}), None], False),
-        ([RunFinished({"0-1": 3}, {"0-1": 5}), CALL], False),
+        (hashed(5), [hashed(5)], False),
+        (hashed(5), [hashed(6)], True),
+        (hashed(None), [hashed(6)], False),
+        (hashed(5, "0"), [hashed(6, "1")], False),
+        (hashed(5), [FAILED, hashed(6)], False),
+        (hashed(5), [None], False),
+        (hashed(5), [CALL], False),
     ],
+    ids=["equal", "different", "unknown", "different groups", "after a failure", "died", "not over"],
 )
-def test_ranks_that_finished_after_different_calls_may_be_out_of_step(finished, expected):
+def test_ranks_that_finished_after_as_many_calls_may_be_out_of_step(first, then, expected):
     ranks = Ranks(2)
-    ranks.feed((0, finished[0]), *((1, message) for message in finished[1:]))
+    ranks.feed((0, first), *((1, message) for message in then))
     assert ranks.state.may_be_out_of_step is expected
 
 

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from jaxrun.protocol.debugger_messages import DebuggerDecision
-from jaxrun.protocol.deletion import remove_file
 from jaxrun.protocol.names import RANK_PLUGIN
 from jaxrun.protocol.pytest_messages import (
     PEER_LOST,
@@ -47,7 +46,7 @@ def run_session(settings: SessionSettings) -> tuple[int, str]:
     with _measure_coverage(settings.coverage, settings.environ):
         shares_files = os.path.isdir(settings.directory)
         config = _configure(settings, parent, shares_files)
-        plugin = RankPlugin(parent, settings, shares_files)
+        plugin = RankPlugin(config, parent, settings, shares_files)
         config.pluginmanager.register(plugin, RANK_PLUGIN)
         status = config.hook.pytest_cmdline_main(config=config)
     return int(status or 0), plugin.internal_error
@@ -86,22 +85,23 @@ class RankPlugin:
     internal_error:  pytest's, as text; empty without one
     """
 
-    def __init__(self, parent: CallerConnection, settings: SessionSettings, shares_files: bool) -> None:
+    def __init__(
+        self, config: pytest.Config, parent: CallerConnection, settings: SessionSettings, shares_files: bool
+    ) -> None:
         self.gang = RankGang(parent)
         self.shared = ""
         self.shares_files = shares_files
         self.internal_error = ""
+        self._config = config
         self._parent = parent
         self._settings = settings
         self._items: dict[str, pytest.Item] = {}
         self._collection_errors: list[str] = []
-        self._config: Any = None
 
     # ---- collection
 
     @pytest.hookimpl(trylast=True)
     def pytest_configure(self, config: pytest.Config) -> None:
-        self._config = config
         _remove_plugins(config, _MARKS_ONLY_PLUGINS)
 
     def pytest_itemcollected(self, item: pytest.Item) -> None:
@@ -194,19 +194,14 @@ def _redirect_capture(plugins: Any, path: str) -> tuple[str, str] | None:
 
     Returns the names of the files for stdout and stderr; None if pytest does not capture file descriptors.
     """
-    capture = getattr(plugins.get_plugin("capturemanager"), "_global_capturing", None)
+    capture: Any = getattr(plugins.get_plugin("capturemanager"), "_global_capturing", None)
+    try:
+        fds = [stream.tmpfile.fileno() for stream in (capture.out, capture.err)]
+    except (AttributeError, OSError):
+        return None
     names = f"{path}.out", f"{path}.err"
-    for name, stream in zip(names, ("out", "err"), strict=True):
-        file = getattr(getattr(capture, stream, None), "tmpfile", None)
-        try:
-            fd = file.fileno() if file is not None else None
-        except OSError:  # with --capture=sys there is no descriptor
-            fd = None
-        if fd is None:
-            return None
-        with contextlib.suppress(FileNotFoundError):
-            remove_file(name)
-        named = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    for name, fd in zip(names, fds, strict=True):
+        named = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         os.dup2(named, fd, inheritable=False)
         os.close(named)
     return names

@@ -11,7 +11,7 @@ plain asserts are pytest's own, and live in the process that has JAX. A test has
 | mark             | what `@pytest.mark.processes(...)` asks for                                              |
 | runner           | runs one test, from its mark to its reports                                              |
 | warm_gangs       | the gangs, and which tests share one                                                     |
-| rank_sessions    | the pytest sessions in the ranks of one gang; parent_settings: what makes them like ours |
+| rank_sessions    | the pytest sessions in the ranks of one gang, and what makes them like the parent's      |
 | run_loop         | one test on such sessions: events in, a RunResult out; run_state: how far it has come    |
 | rank_results     | the RunResult: what became of each rank, phase by phase                                  |
 | outcome          | results of all ranks → the outcome of a phase, as a value and in words                   |

@@ -5,6 +5,7 @@ Every pytest session loads this module, so it imports little.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -69,18 +70,14 @@ def gangs(request: pytest.FixtureRequest) -> Iterator[Callable[..., Gang]]:
     """For a test without the mark: gangs(processes=4) starts a jaxrun.Gang, which is closed when the test is over."""
     from jaxrun.frontends.gang.gang import Gang
 
-    started: list[Gang] = []
-
     def start(*arguments: Any, **named: Any) -> Gang:
         given = request.config.option
         if "backend" not in named:
             named |= {"backend": given.gang_backend, "options": (*given.gang_options, *named.get("options", ()))}
-        started.append(Gang(*arguments, **named))
-        return started[-1]
+        return started.enter_context(Gang(*arguments, **named))
 
-    yield start
-    for one in started:
-        one.close()
+    with contextlib.ExitStack() as started:
+        yield start
 
 
 class SingleProcessGang:

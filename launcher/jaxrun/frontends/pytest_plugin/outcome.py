@@ -41,24 +41,13 @@ _STANDINGS = {
     PhaseState.DIED: Standing.OWN_FAILURE,
     PhaseState.XFAILED: Standing.EXPECTED_FAILURE,
     PhaseState.XPASSED_STRICT: Standing.STRICT_XPASS,
-    PhaseState.STUCK: Standing.HELD_UP,
-    PhaseState.BUSY: Standing.HELD_UP,
-    PhaseState.STOPPED: Standing.HELD_UP,
-    PhaseState.PEER_LOST: Standing.HELD_UP,
     PhaseState.SKIPPED: Standing.SKIPPED,
     PhaseState.PASSED: Standing.PASSED,
     PhaseState.XPASSED: Standing.PASSED,
     PhaseState.ABSENT: Standing.ABSENT,
-}
-_OUTCOMES = {
-    Standing.OWN_FAILURE: "failed",
-    Standing.EXPECTED_FAILURE: "skipped",  # as pytest reports it
-    Standing.STRICT_XPASS: "failed",
-    Standing.CONSEQUENCE: "failed",
-    Standing.HELD_UP: "failed",
-    Standing.SKIPPED: "skipped",
-    Standing.PASSED: "passed",
-}
+}  # any other state: HELD_UP
+# As in pytest's reports; any other standing: "failed".
+_OUTCOMES = {Standing.EXPECTED_FAILURE: "skipped", Standing.SKIPPED: "skipped", Standing.PASSED: "passed"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +85,7 @@ def decide_outcome(
     lead = min(standings, key=lambda rank: (standings[rank], results[rank].failed_at or 0.0, rank))
     if standings[lead] is Standing.ABSENT:
         return None
-    outcome, reason = _OUTCOMES[standings[lead]], ""
+    outcome, reason = _OUTCOMES.get(standings[lead], "failed"), ""
     if standings[lead] in (Standing.HELD_UP, Standing.SKIPPED) and (disagreement := _disagreement(standings)):
         outcome, reason = "failed", disagreement
     elif standings[lead] is Standing.PASSED and phase == "call":
@@ -125,7 +114,7 @@ def _phase_states(phase: str, results: Mapping[int, RankResult]) -> dict[int, Ph
 def _standing(state: PhaseState, result: RankResult, phase: str) -> Standing:
     if state is PhaseState.FAILED and result.is_consequence(phase):
         return Standing.CONSEQUENCE
-    return _STANDINGS[state]
+    return _STANDINGS.get(state, Standing.HELD_UP)
 
 
 def _belongs_to_deaths(state: PhaseState, result: RankResult, phase: str, *, expected: bool) -> bool:

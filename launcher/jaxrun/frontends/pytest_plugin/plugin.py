@@ -113,7 +113,7 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
     if not (elsewhere or config.option.no_gang or config.option.collectonly or _FORK_SERVER in config.stash):
         with contextlib.suppress(OSError):  # pytest or the first gang reports it
             if _MARK in module_path.read_bytes():
-                from jaxrun.frontends.pytest_plugin.parent_settings import without_coverage
+                from jaxrun.frontends.pytest_plugin.rank_sessions import without_coverage
                 from jaxrun.node.forkserver.launcher_pool import pool_for
 
                 with without_coverage():

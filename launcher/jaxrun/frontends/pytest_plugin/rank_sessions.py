@@ -1,11 +1,18 @@
-"""The pytest sessions in the ranks of one gang: started, ended, killed, asked where they are."""
+"""The pytest sessions in the ranks of one gang, and what makes them like the parent's: options, plugins, coverage."""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import os
+import sys
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from random import SystemRandom
+from typing import Any
+
+import pytest
 
 from jaxrun import RUNTIME
 from jaxrun.analysis.diagnosis.snapshot import Snapshot
@@ -21,6 +28,37 @@ from jaxrun.text import format_ranks, format_seconds
 _STARTUP_TIMEOUT_S = 120.0  # for the ranks to import and collect the tests
 _SHUTDOWN_TIMEOUT_S = 10.0  # for the ranks' sessions to tear down their fixtures and to save coverage
 _SESSION = FunctionReference(f"{RUNTIME}.pytest.rank_session", "run_session")
+_TEST_FILES = "file_or_dir"
+# What belongs to the run as a whole, which each rank would otherwise do once more: choice and order of tests, reports,
+# measuring coverage (in which the ranks take part by SessionSettings.coverage), distribution over processes.
+_PARENT_ONLY: Mapping[str, Any] = {
+    "plugins": [],
+    "keyword": "",
+    "markexpr": "",
+    "deselect": None,
+    "maxfail": 0,
+    "lf": False,
+    "failedfirst": False,
+    "newfirst": False,
+    "stepwise": False,
+    "stepwise_skip": False,
+    "cacheclear": False,
+    "continue_on_collection_errors": True,
+    "setupshow": False,
+    "usepdb": False,
+    "usepdb_cls": (f"{RUNTIME}.pytest.rank_gang", "RelayedPdb"),
+    "trace": False,
+    "xmlpath": None,
+    "pastebin": None,
+    "log_file": os.devnull,
+    "cov_source": [],
+    "numprocesses": None,
+    "dist": "no",
+    "tx": [],
+    "looponfail": False,
+}
+# With these, coverage starts itself in the children of a process that it measures.
+_COVERAGE_VARIABLES = ("COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START")
 
 
 class SessionError(JaxrunError):
@@ -119,3 +157,62 @@ def session_error(returned: Returned) -> str:
         return returned.error.traceback or f"{returned.error.error}: {returned.error.message}"
     _, internal_error = returned.value()
     return str(internal_error)
+
+
+# ---- the settings
+
+
+def session_settings(config: pytest.Config, files: Sequence[str], directory: str) -> SessionSettings:
+    """Settings for the ranks of one gang, whose tests are in `files`. `directory`: for temporary files."""
+    return SessionSettings(
+        files=tuple(files),
+        root=str(config.rootpath),
+        ini=str(config.inipath or ""),
+        plugins=tuple(config.option.plugins or ()),
+        options=_pickle_options(vars(config.option)),
+        path=tuple(sys.path),
+        directory=directory,
+        debug=bool(config.option.usepdb),
+        coverage=_coverage_config(),
+        environ=_coverage_variables(),
+    )
+
+
+@contextlib.contextmanager
+def without_coverage() -> Iterator[None]:
+    """Within this block, processes are started without coverage: a launcher is not to be measured."""
+    hidden = _coverage_variables()
+    for name in hidden:
+        del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
+
+
+def _coverage_variables() -> Mapping[str, str]:
+    return {name: os.environ[name] for name in _COVERAGE_VARIABLES if name in os.environ}
+
+
+def _coverage_config() -> str:
+    """The configuration with which coverage measures this process, as text; empty if it does not."""
+    coverage = sys.modules.get("coverage")
+    running = coverage.Coverage.current() if coverage is not None else None
+    serialize = getattr(getattr(running, "config", None), "serialize", None)
+    return str(serialize()) if serialize is not None else ""
+
+
+def _pickle_options(options: Mapping[str, Any]) -> dict[str, bytes]:
+    """pytest's options for the ranks, each pickled on its own; those that cannot be pickled are left out."""
+    import cloudpickle
+
+    wanted = {name: _PARENT_ONLY.get(name, value) for name, value in options.items() if name != _TEST_FILES}
+    if "hypothesis" in sys.modules and wanted.get("hypothesis_seed", 0) is None:
+        wanted["hypothesis_seed"] = SystemRandom().getrandbits(32)  # all ranks must see the same examples
+    pickled = {}
+    for name, value in wanted.items():
+        try:
+            pickled[name] = cloudpickle.dumps(value)
+        except Exception:
+            continue
+    return pickled

@@ -12,8 +12,12 @@ import pytest
 from jaxrun.frontends.gang.exceptions import GangStartError
 from jaxrun.frontends.gang.gang import Gang
 from jaxrun.frontends.pytest_plugin.mark import GangKey, MarkSpec, mark_spec
-from jaxrun.frontends.pytest_plugin.parent_settings import session_settings, without_coverage
-from jaxrun.frontends.pytest_plugin.rank_sessions import RankSessions, SessionError
+from jaxrun.frontends.pytest_plugin.rank_sessions import (
+    RankSessions,
+    SessionError,
+    session_settings,
+    without_coverage,
+)
 
 
 @dataclass(slots=True)
