@@ -5,7 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from jaxrun.analysis.lockstep.compare import find_lags
-from jaxrun.frontends.pytest_plugin.run_loop import Expiry, RunLimits, find_abandoned_rank
+from jaxrun.frontends.gang.call_events import RankMessage
+from jaxrun.frontends.pytest_plugin.rank_results import PhaseState
+from jaxrun.frontends.pytest_plugin.run_loop import Expiry, RunLimits, RunLoop, find_abandoned_rank
 from jaxrun.frontends.pytest_plugin.run_state import RunState
 from jaxrun.protocol.debugger_messages import DebuggerDecision, DebuggerInput, DebuggerOutput, DebuggerReadRequest
 from jaxrun.protocol.flight import DispatchedCall, Flight, PendingCall
@@ -19,6 +21,7 @@ from jaxrun.protocol.pytest_messages import (
     PhaseReport,
     RecordedWarning,
     RunFinished,
+    RunTest,
 )
 
 CALL = PhaseReport({"when": "call", "outcome": "passed"})
@@ -31,8 +34,8 @@ class Ranks:
 
     def __init__(self, size, debug=False):
         self.done = []
-        terminal = SimpleNamespace(show=self._add, read=lambda rank: f"typed for {rank}\n")
-        self.state = RunState(size, self._add, self._add, self.done.append, terminal, debug)
+        add, warn = self._add, self.done.append
+        self.state = RunState(size, add, add, warn, add, lambda rank: f"typed for {rank}\n", debug)
 
     def _add(self, *what):
         self.done.append(what)
@@ -207,53 +210,104 @@ def test_a_failing_rank_is_answered_only_when_the_debugger_is_free():
 # ---- for how long it is waited for
 
 
-def limits_and_state(*messages):
-    """A limit of 30 s and a grace of 2 s for a test that began at 100.0, after each of (time, rank, message)."""
+def state_after(*messages):
+    """Of three ranks, after each of (time, rank, message)."""
     state = Ranks(3).state
     for now, rank, message in messages:
         if message is None:
             state.handle_disconnect(rank, now)
         else:
             state.handle_message(rank, message, now)
-    return RunLimits(began=100.0, timeout=30.0, grace=2.0), state
+    return state
 
 
 @pytest.mark.parametrize(
     ("messages", "expiry"),
     [
-        ([], (130.0, Expiry.TIMEOUT)),
-        ([(105.0, 1, FAILED)], (107.0, Expiry.GRACE)),
-        ([(110.0, 2, None)], (112.0, Expiry.GRACE)),
-        ([(129.0, 1, FAILED)], (130.0, Expiry.TIMEOUT)),
+        ([], (30.0, Expiry.TIMEOUT)),
+        ([(5.0, 1, FAILED)], (7.0, Expiry.GRACE)),
+        ([(10.0, 2, None)], (12.0, Expiry.GRACE)),
+        ([(29.0, 1, FAILED)], (30.0, Expiry.TIMEOUT)),
     ],
     ids=["nothing", "a failure", "a death", "a failure shortly before the end"],
 )
 def test_the_others_have_their_grace_after_a_failure_and_all_have_the_timeout(messages, expiry):
-    limits, state = limits_and_state(*messages)
-    assert limits.next_expiry(state) == expiry
+    assert RunLimits(timeout=30.0, grace=2.0).next_expiry(state_after(*messages)) == expiry
 
 
 def test_while_some_ranks_have_finished_the_others_are_checked_less_and_less_often():
-    limits, state = limits_and_state((101.0, 0, RunFinished({})))
-    checks = []
+    limits, state, checks = RunLimits(timeout=30.0, grace=2.0), state_after((1.0, 0, RunFinished({}))), []
     while (expiry := limits.next_expiry(state))[1] is Expiry.CHECK:
         checks.append(expiry[0])
         limits.record_check(expiry[0])
-    assert checks == [103.0, 107.0, 115.0]
-    assert expiry == (130.0, Expiry.TIMEOUT)
+    assert (checks, expiry) == ([3.0, 7.0, 15.0], (30.0, Expiry.TIMEOUT))
+    state.handle_message(1, FAILED, 16.0)
+    assert limits.next_expiry(state) == (18.0, Expiry.GRACE)
 
 
-def test_a_failure_after_checks_still_has_its_grace():
-    limits, state = limits_and_state((101.0, 0, RunFinished({})), (104.0, 1, FAILED))
-    limits.record_check(103.0)
-    assert limits.next_expiry(state) == (106.0, Expiry.GRACE)
+class Sessions:
+    """Of two ranks: `events` come so many seconds after each other, and the user types for `typing` seconds."""
+
+    def __init__(self, *events, typing=0.0):
+        self.events = [*events]
+        self.typing = typing
+        self.time = 1000.0
+        self.hosts = {0: "h", 1: "h"}
+        self.call = SimpleNamespace(send=lambda *_: None, receive=self.receive, disconnected=set())
+        self.gang = SimpleNamespace(fault=None, stacks=lambda: "ranks are there")
+
+    def receive(self, timeout=None):
+        comes, rank, message = self.events[0] if self.events else (1000.0, 0, None)
+        if timeout is not None and timeout < comes:
+            self.time += timeout
+            self.events[:1] = [(comes - timeout, rank, message)]
+            return None
+        self.time += comes
+        del self.events[0]
+        return RankMessage(rank, message)
+
+    def read(self, rank):
+        self.time += self.typing
+        return "c\n"
+
+    def show(self, rank, text):
+        pass
+
+    def snapshot(self):
+        return None
+
+    def read_captured(self, rank):
+        return {}
+
+    def run(self, timeout=30.0, grace=2.0):
+        run_loop = RunLoop(self, self, record=None, clock=lambda: self.time)
+        return run_loop.run(RunTest("test_x.py::test", "", ""), timeout, grace)
 
 
-def test_a_debugger_stops_all_clocks():
-    limits, state = limits_and_state((105.0, 1, FAILED), (105.0, 1, DebuggerOutput(1, "(Pdb) ")))
-    limits.exclude_pause(105.0, 205.0)
-    assert limits.next_expiry(state) == (207.0, Expiry.GRACE)
-    assert limits.next_expiry(Ranks(3).state) == (230.0, Expiry.TIMEOUT)
+OVER = RunFinished({})
+
+
+def test_the_time_in_a_debugger_does_not_count():
+    debugging = [(1.0, 0, FAILED), (0.0, *reads(0)), (50.0, *output(0, "(Pdb) ")), (0.0, 0, OVER)]
+    sessions = Sessions(*debugging, (1.0, 1, OVER), typing=100.0)
+    result = sessions.run()
+    assert sessions.time > 1150.0
+    assert (result.timeout, result.notes, result.reusable) == (None, (), True)
+    assert [rank.failed_at for rank in result.ranks.values()] == [1.0, None]
+
+
+def test_a_rank_is_stuck_when_the_grace_after_the_failure_of_another_is_over():
+    result = Sessions((1.0, 0, FAILED), (0.5, 0, OVER), (100.0, 1, OVER)).run()
+    assert [rank.cut_off for rank in result.ranks.values()] == [None, PhaseState.STUCK]
+    assert result.notes == ("rank 1 ended 2.0 s after the first failure; the next test gets a new gang",)
+    assert (result.timeout, result.reusable) == (None, False)
+
+
+def test_all_ranks_that_run_are_shown_when_the_time_is_over():
+    result = Sessions((20.0, 0, CALL), (20.0, 0, OVER)).run()
+    assert [rank.cut_off for rank in result.ranks.values()] == [PhaseState.STUCK] * 2
+    assert result.notes == ("ranks are there", "ranks 0-1 ended; the next test gets a new gang")
+    assert result.timeout == 30.0
 
 
 # ---- abandoned ranks

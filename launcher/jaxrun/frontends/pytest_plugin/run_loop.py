@@ -5,10 +5,11 @@ The parent keeps the time limits, because nothing within a rank can end a wait i
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import time
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
 
 from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.diagnosis.stacks import main_stack
@@ -19,7 +20,7 @@ from jaxrun.frontends.gang.call_events import Disconnected, LauncherOutput, Prin
 from jaxrun.frontends.gang.exceptions import WorkerDied
 from jaxrun.frontends.pytest_plugin.rank_results import PhaseState, RankResult, RunResult
 from jaxrun.frontends.pytest_plugin.rank_sessions import RankSessions, session_error
-from jaxrun.frontends.pytest_plugin.run_state import ParentTerminal, RunState
+from jaxrun.frontends.pytest_plugin.run_state import RunState
 from jaxrun.protocol.pytest_messages import RecordedWarning, RunTest
 from jaxrun.text import format_ranks, format_seconds, format_signal
 
@@ -36,23 +37,24 @@ class Expiry(enum.Enum):
 
 
 class RunLimits:
-    """`timeout`: seconds for the whole test; `grace`: for the other ranks when one has failed or finished."""
+    """The time limits of one test, in seconds since its beginning, without those that the user spent in a debugger.
 
-    def __init__(self, began: float, timeout: float, grace: float) -> None:
-        self._deadline = began + timeout
-        self._grace = grace
-        self._resumed_at = began
-        self._check_interval = grace
-        self._checked_at: float | None = None
+    timeout:  for the whole test
+    grace:    for the other ranks when one has failed or finished
+    """
+
+    def __init__(self, timeout: float, grace: float) -> None:
+        self._timeout = timeout
+        self._grace = self._check_interval = grace
+        self._checked_at = 0.0
 
     def next_expiry(self, state: RunState) -> tuple[float, Expiry]:
         """When something is to happen next, and what."""
-        expiries = [(self._deadline, Expiry.TIMEOUT)]
+        expiries = [(self._timeout, Expiry.TIMEOUT)]
         if state.first_failure_at is not None:
-            expiries.append((max(state.first_failure_at, self._resumed_at) + self._grace, Expiry.GRACE))
+            expiries.append((state.first_failure_at + self._grace, Expiry.GRACE))
         elif state.last_finish_at is not None:
-            since = state.last_finish_at if self._checked_at is None else self._checked_at
-            expiries.append((max(since, self._resumed_at) + self._check_interval, Expiry.CHECK))
+            expiries.append((max(state.last_finish_at, self._checked_at) + self._check_interval, Expiry.CHECK))
         return min(expiries, key=lambda expiry: expiry[0])
 
     def record_check(self, now: float) -> None:
@@ -60,10 +62,13 @@ class RunLimits:
         self._checked_at = now
         self._check_interval = min(2 * self._check_interval, _MAX_CHECK_INTERVAL_S)
 
-    def exclude_pause(self, began: float, now: float) -> None:
-        """Do not count the time that the user has spent in a debugger."""
-        self._deadline += now - began
-        self._resumed_at = now
+
+class ParentTerminal(Protocol):
+    """The terminal of the process that runs pytest, for debuggers."""
+
+    def show(self, rank: int, text: str) -> None: ...
+
+    def read(self, rank: int) -> str: ...
 
 
 class RunLoop:
@@ -74,46 +79,67 @@ class RunLoop:
         sessions: RankSessions,
         terminal: ParentTerminal,
         record: Callable[[RecordedWarning], None],
+        *,
         debug: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._sessions = sessions
         self._call = sessions.call
-        self._state = RunState(len(sessions.hosts), sessions.call.send, sessions.gang.fault, record, terminal, debug)
+        self._terminal = terminal
+        self._state = RunState(
+            len(sessions.hosts), self._call.send, sessions.gang.fault, record, terminal.show, self._read_line, debug
+        )
         self._notes: list[str] = []
         self._launcher_output = ""
+        self._clock = clock
+        self._began = clock()  # later, if the user was in a debugger
 
     def run(self, order: RunTest, timeout: float, grace: float) -> RunResult:
         """Run the test to its end, or until it is clear that it will have none. `timeout`, `grace`: seconds."""
+        wall_time = time.time()
         self._call.send(order)
-        began = time.monotonic()
-        limits = RunLimits(began, timeout, grace)
+        limits = RunLimits(timeout, grace)
         expiry = None
         while expiry is None and self._state.running:
             expiry = self._step(limits)
-        return self._build_result(began, timeout if expiry is Expiry.TIMEOUT else None)
+        return self._build_result((wall_time, time.time()), timeout if expiry is Expiry.TIMEOUT else None)
 
     def _step(self, limits: RunLimits) -> Expiry | None:
         """Wait for one event and handle it. Returns why the test is given up, else None."""
-        began = time.monotonic()
-        debugging = self._state.debugged_rank is not None
         expires_at, expiry = limits.next_expiry(self._state)
-        event = self._call.receive(None if debugging else max(0.0, expires_at - began))
-        now = time.monotonic()
-        if debugging:
-            limits.exclude_pause(began, now)
-        elif event is None and now >= expires_at:
-            if expiry is not Expiry.CHECK or self._has_abandoned_rank():
-                return expiry
-            limits.record_check(now)
-        self._handle(event, now)
+        if self._state.debugged_rank is not None:
+            with self._clock_stopped():
+                event = self._call.receive()
+        else:
+            event = self._call.receive(max(0.0, expires_at - self._now()))
+            if event is None and self._now() >= expires_at:
+                if expiry is not Expiry.CHECK or self._has_abandoned_rank():
+                    return expiry
+                limits.record_check(self._now())
+        self._handle(event)
         return None
+
+    def _now(self) -> float:
+        """Seconds of the test so far, without those that the user spent in a debugger."""
+        return self._clock() - self._began
+
+    @contextlib.contextmanager
+    def _clock_stopped(self) -> Iterator[None]:
+        since = self._clock()
+        yield
+        self._began += self._clock() - since
+
+    def _read_line(self, rank: int) -> str:
+        with self._clock_stopped():
+            return self._terminal.read(rank)
 
     def _has_abandoned_rank(self) -> bool:
         abandoned = find_abandoned_rank(_lags(self._sessions.snapshot()), self._state.finished)
         self._notes += [abandoned] if abandoned else []
         return bool(abandoned)
 
-    def _handle(self, event: Any, now: float) -> None:
+    def _handle(self, event: Any) -> None:
+        now = self._now()
         match event:
             case RankMessage(rank, message):
                 self._state.handle_message(rank, message, now)
@@ -128,26 +154,25 @@ class RunLoop:
 
     # ---- the result
 
-    def _build_result(self, began: float, timeout: float | None) -> RunResult:
+    def _build_result(self, span: tuple[float, float], timeout: float | None) -> RunResult:
         state = self._state
         divergence = self._find_divergence()
         died = self._call.explain_death() if self._call.disconnected else None
         cut_off = state.running if died is None else ()
         notes = [*self._notes, *(self._sessions.gang.stacks().splitlines() if cut_off and timeout is not None else [])]
         snapshot = self._sessions.snapshot() if cut_off else None
-        ranks = {rank: self._rank_result(rank, began, died, snapshot) for rank in state.ranks}
+        ranks = {rank: self._rank_result(rank, died, snapshot) for rank in state.ranks}
         if died is not None:
             notes += str(died).splitlines()
         elif not divergence:  # which is what the launcher has printed
             notes += self._launcher_output.splitlines()
         if cut_off:
-            failure_at = state.first_failure_at
-            since = f" {format_seconds(time.monotonic() - failure_at)} after the first failure" if failure_at else ""
-            notes.append(f"{format_ranks(cut_off)} ended{since}; the next test gets a new gang")
+            after = ""
+            if state.first_failure_at is not None:
+                after = f" {format_seconds(self._now() - state.first_failure_at)} after the first failure"
+            notes.append(f"{format_ranks(cut_off)} ended{after}; the next test gets a new gang")
         left = self._call.disconnected or any(rank.disconnected_at is not None for rank in state.ranks.values())
         in_step = state.in_step and not state.may_be_out_of_step and not divergence
-        now = time.time()
-        span = (now - (time.monotonic() - began), now)
         reusable = in_step and not (left or state.running)
         return RunResult(ranks, self._sessions.hosts, span, timeout, reusable, divergence, tuple(notes))
 
@@ -160,13 +185,13 @@ class RunLoop:
         snapshot = self._sessions.snapshot()  # for which the launcher compares the ranks' flight recorders
         until = time.monotonic() + _DIVERGENCE_REPORT_TIMEOUT_S
         while not found and (event := self._call.receive(until - time.monotonic())) is not None:
-            self._handle(event, time.monotonic())
+            self._handle(event)
             found = self._sessions.new_divergences()
         return "\n".join(found or (format_lag(lag, self._sessions.hosts) for lag in _lags(snapshot)[:1]))
 
-    def _rank_result(self, rank: int, began: float, died: WorkerDied | None, snapshot: Snapshot | None) -> RankResult:
+    def _rank_result(self, rank: int, died: WorkerDied | None, snapshot: Snapshot | None) -> RankResult:
         progress = self._state.ranks[rank]
-        failed_at = progress.first_failure_at - began if progress.first_failure_at is not None else None
+        failed_at = progress.first_failure_at
         if progress.calls is not None:
             return RankResult(progress.reports, failed_at=failed_at)
         if progress.session_error:

@@ -1,6 +1,6 @@
 """How far one test has come on all ranks, and the answers to what its ranks ask of the parent meanwhile.
 
-Messages of ranks go in. Times are seconds on the caller's clock. The parent answers, because it knows when a rank will
+Messages of ranks go in. Times are seconds since the test began. The parent answers, because it knows when a rank will
 never come, and only one rank at a time may use its terminal.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from jaxrun.protocol.debugger_messages import DebuggerDecision, DebuggerInput, DebuggerOutput, DebuggerReadRequest
 from jaxrun.protocol.flight import parse_group
@@ -55,20 +55,13 @@ class RankProgress:
         return min(times, default=None)
 
 
-class ParentTerminal(Protocol):
-    """The parent's terminal, for debuggers."""
-
-    def show(self, rank: int, text: str) -> None: ...
-
-    def read(self, rank: int) -> str: ...
-
-
 class RunState:
     """The state of one test on `size` ranks, and what is done at their request.
 
     send:      sends a message to ranks
     inject:    injects a fault
     record:    hands a warning to pytest
+    show, read_line:  of the terminal, for the debugger of a rank
     debug:     whether a debugger opens on the first rank that fails
     """
 
@@ -78,7 +71,8 @@ class RunState:
         send: Callable[[Any, Iterable[int]], None],
         inject: Callable[[str, int], None],
         record: Callable[[RecordedWarning], None],
-        terminal: ParentTerminal,
+        show: Callable[[int, str], None],
+        read_line: Callable[[int], str],
         debug: bool = False,
     ) -> None:
         self.ranks = {rank: RankProgress() for rank in range(size)}
@@ -86,7 +80,8 @@ class RunState:
         self._send = send
         self._inject = inject
         self._record = record
-        self._terminal = terminal
+        self._show = show
+        self._read_line = read_line
         self._debuggable = debug
         self._done_once: set[FaultRequest | RecordedWarning] = set()
         self._held_for_debugger: list[tuple[int, DebuggerOutput | DebuggerReadRequest | DebugRequest]] = []
@@ -183,14 +178,14 @@ class RunState:
                 granted, self._debuggable = self._debuggable, False  # only one rank of a test
                 if granted:
                     self.debugged_rank = number
-                    self._terminal.show(number, f"{error}\n")
+                    self._show(number, f"{error}\n")
                 self._send(DebuggerDecision(granted), (number,))
             case DebuggerOutput(text=text):
                 self.debugged_rank = number
-                self._terminal.show(number, text)
+                self._show(number, text)
             case DebuggerReadRequest():
                 self.debugged_rank = number
-                self._send(DebuggerInput(self._terminal.read(number)), (number,))
+                self._send(DebuggerInput(self._read_line(number)), (number,))
 
     def _leave_debugger(self, number: int) -> None:
         """If the user has left this rank's debugger, handle what other ranks' debuggers have sent meanwhile."""
