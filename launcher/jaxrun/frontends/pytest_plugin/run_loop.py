@@ -96,13 +96,13 @@ class RunLoop:
 
     def run(self, order: RunTest, timeout: float, grace: float) -> RunResult:
         """Run the test to its end, or until it is clear that it will have none. `timeout`, `grace`: seconds."""
-        wall_time = time.time()
+        began = time.time()
         self._call.send(order)
         limits = RunLimits(timeout, grace)
         expiry = None
         while expiry is None and self._state.running:
             expiry = self._step(limits)
-        return self._build_result((wall_time, time.time()), timeout if expiry is Expiry.TIMEOUT else None)
+        return self._build_result(began, timeout if expiry is Expiry.TIMEOUT else None)
 
     def _step(self, limits: RunLimits) -> Expiry | None:
         """Wait for one event and handle it. Returns why the test is given up, else None."""
@@ -154,7 +154,7 @@ class RunLoop:
 
     # ---- the result
 
-    def _build_result(self, span: tuple[float, float], timeout: float | None) -> RunResult:
+    def _build_result(self, began: float, timeout: float | None) -> RunResult:
         state = self._state
         divergence = self._find_divergence()
         died = self._call.explain_death() if self._call.disconnected else None
@@ -174,6 +174,7 @@ class RunLoop:
         left = self._call.disconnected or any(rank.disconnected_at is not None for rank in state.ranks.values())
         in_step = state.in_step and not state.may_be_out_of_step and not divergence
         reusable = in_step and not (left or state.running)
+        span = (began, time.time())
         return RunResult(ranks, self._sessions.hosts, span, timeout, reusable, divergence, tuple(notes))
 
     def _find_divergence(self) -> str:
