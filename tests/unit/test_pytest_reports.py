@@ -20,30 +20,48 @@ GLOO = "ValueError: Gloo all-reduce failed: [pair.cc:547] Connection closed by p
 STRICT = "[XPASS(strict)] known"
 
 
-def report(when="call", outcome="passed", message="", **more):
+def report(outcome="passed", message="", when="call", rank=0, **more):
+    """A report as a rank's session sends it."""
     longrepr = None
     if message:
         crash = {"path": "/home/me/test_x.py", "lineno": 14, "message": message}
-        longrepr = {"reprcrash": crash, "reprtraceback": {}, "sections": [], "chain": None}
-    return {"when": when, "outcome": outcome, "longrepr": longrepr, **more}
+        entry = {"type": "ReprEntryNative", "data": {"lines": [f"traceback of {rank}\n"]}}
+        trace = {"reprentries": [entry], "extraline": None, "style": "native"}
+        chain = [[copy.deepcopy(trace), dict(crash), None]]
+        longrepr = {"reprcrash": crash, "reprtraceback": trace, "sections": [], "chain": chain}
+    return {
+        "$report_type": "TestReport",
+        "nodeid": "test_x.py::test_y[2p]@gang",
+        "location": ("test_x.py", 11, "test_y[2p]"),
+        "keywords": {"test_y": 1},
+        "outcome": outcome,
+        "longrepr": longrepr,
+        "when": when,
+        "user_properties": [],
+        "sections": [],
+        "duration": 0.1 * (rank + 1),
+        "start": 100.0 + rank,
+        "stop": 100.5 + rank,
+        **more,
+    }
 
 
 def failed(message="assert 1 == 0", when="call", **more):
-    return report(when, "failed", message, **more)
+    return report("failed", message, when, **more)
 
 
-def result(*reports, at=None, cut_off=None, detail=""):
+def result(*reports, at=None, **cut_off):
     """A rank whose setup passed, unless a report says otherwise."""
-    found = {one["when"]: one for one in (report("setup"), *reports)}
-    return RankResult(found, cut_off, detail, at)
+    found = {one["when"]: one for one in (report(when="setup"), *reports)}
+    return RankResult(found, failed_at=at, **cut_off)
 
 
-PASSED = result(report(), report("teardown"))
-FAILED = result(failed(), report("teardown"), at=0.5)
-SKIPPED = result(report(outcome="skipped") | {"longrepr": ("f.py", 3, "Skipped: no gpu")})
-XFAILED = result(report(outcome="skipped", wasxfail="known"))
+PASSED = result(report(), report(when="teardown"))
+FAILED = result(failed(), report(when="teardown"), at=0.5)
+SKIPPED = result(report("skipped", longrepr=("f.py", 3, "Skipped: no gpu")))
+XFAILED = result(report("skipped", wasxfail="known"))
 XPASSED = result(report(wasxfail="known"))
-XPASSED_STRICT = result(report(outcome="failed") | {"longrepr": STRICT})
+XPASSED_STRICT = result(report("failed", longrepr=STRICT))
 LOST = result(failed(**{PEER_LOST: "gang.barrier('x'): rank 1 has failed"}), at=0.6)
 STUCK = result(cut_off=PhaseState.STUCK, detail="test_x.py:15 test_y   in JAX: process_allgather")
 DIED = result(cut_off=PhaseState.DIED, detail="of SIGKILL (9)", at=0.3)
@@ -145,7 +163,7 @@ def test_a_cut_off_in_setup_while_another_rank_is_in_the_call_counts_as_in_the_c
 def test_a_failure_in_setup_leads_and_a_rank_that_waits_in_the_call_is_shown_as_stuck():
     results = {
         0: STUCK,
-        1: RankResult({"setup": failed("broken", "setup"), "teardown": report("teardown")}, failed_at=0.1),
+        1: RankResult({"setup": failed("broken", "setup"), "teardown": report(when="teardown")}, failed_at=0.1),
     }
     found = decide_outcome("setup", results)
     assert (found.outcome, found.lead) == ("failed", 1)
@@ -157,10 +175,10 @@ def test_a_failure_in_setup_leads_and_a_rank_that_waits_in_the_call_is_shown_as_
     ("reports", "phase"),
     [
         ([], "setup"),
-        ([report("setup")], "call"),
-        ([report("setup"), report("call")], "teardown"),
+        ([report(when="setup")], "call"),
+        ([report(when="setup"), report()], "teardown"),
         ([failed(when="setup")], "teardown"),
-        ([report("setup"), report("call"), report("teardown")], "teardown"),
+        ([report(when="setup"), report(), report(when="teardown")], "teardown"),
     ],
 )
 def test_a_rank_is_cut_off_in_the_phase_that_it_has_not_reported(reports, phase):
@@ -205,7 +223,7 @@ def test_a_long_message_is_cut_in_the_table():
 
 def test_the_error_of_a_missing_fixture_is_found_below_the_source_that_pytest_shows():
     text = "file test_x.py, line 3\n  def test(nope): pass\nE       fixture 'nope' not found\n>   available: x"
-    broken = RankResult({"setup": report("setup", "failed") | {"longrepr": text}}, failed_at=0.0)
+    broken = RankResult({"setup": report("failed", when="setup", longrepr=text)}, failed_at=0.0)
     assert broken.headline("setup") == "fixture 'nope' not found"
 
 
@@ -218,37 +236,6 @@ ITEM = ItemInfo(
     gang="2 processes x 1 device, local",
     rerun="pytest test_x.py",
 )
-
-
-def of_rank(rank, outcome="passed", when="call", text="", **more):
-    """A report as a rank's session sends it."""
-    longrepr = None
-    if text:
-        crash = {"path": "test_x.py", "lineno": 14, "message": text}
-        entry = {"type": "ReprEntryNative", "data": {"lines": [f"traceback of {rank}\n"]}}
-        trace = {"reprentries": [entry], "extraline": None, "style": "native"}
-        chain = [[copy.deepcopy(trace), dict(crash), None]]
-        longrepr = {"reprcrash": crash, "reprtraceback": trace, "sections": [], "chain": chain}
-    return {
-        "$report_type": "TestReport",
-        "nodeid": "test_x.py::test_y[2p]@gang",
-        "location": ("test_x.py", 11, "test_y[2p]"),
-        "keywords": {"test_y": 1},
-        "outcome": outcome,
-        "longrepr": longrepr,
-        "when": when,
-        "user_properties": [],
-        "sections": [],
-        "duration": 0.1 * (rank + 1),
-        "start": 100.0 + rank,
-        "stop": 100.5 + rank,
-        **more,
-    }
-
-
-def ran(report, at=None, **cut_off):
-    setup = of_rank(0, when="setup")
-    return RankResult({"setup": setup, **({report["when"]: report} if report else {})}, failed_at=at, **cut_off)
 
 
 def build(results, show_all=False):
@@ -268,21 +255,21 @@ def shown(data):
 
 
 def test_a_test_that_passed_everywhere_has_one_report_with_the_longest_time_of_all():
-    data = build([ran(of_rank(0)), ran(of_rank(1))])
+    data = build([result(report()), result(report(rank=1))])
     assert (data["outcome"], data["longrepr"], data["nodeid"]) == ("passed", None, ITEM.nodeid)
     assert (data["start"], data["stop"], data["duration"]) == (100.0, 101.5, 0.2)
 
 
 def test_a_failure_shows_the_table_then_the_traceback_of_the_first_failure():
-    data = build([ran(of_rank(0)), ran(of_rank(1, "failed", text="assert 1 == 0\nmore"), at=0.5)])
-    report = shown(data)
-    text = report.longreprtext
+    data = build([result(report()), result(failed("assert 1 == 0\nmore", rank=1), at=0.5)])
+    found = shown(data)
+    text = found.longreprtext
     assert text.index("[2 processes x 1 device") < text.index("--- rank 1 ---") < text.index("traceback of 1")
-    assert report.longrepr.reprcrash.message == "rank 1: assert 1 == 0\nmore"
+    assert found.longrepr.reprcrash.message == "rank 1: assert 1 == 0\nmore"
 
 
 def test_other_failures_are_shown_on_request_and_equal_ones_once():
-    results = [ran(of_rank(rank, "failed", text="ab"[rank == 2]), at=rank) for rank in range(3)]
+    results = [result(failed("ab"[rank == 2], rank=rank), at=rank) for rank in range(3)]
     first, show_all = (shown(build(results, wanted)).longreprtext for wanted in (False, True))
     assert "traceback of 0" in first and "traceback of 2" not in first
     assert "--- ranks 0-1 ---\ntraceback of 0" in show_all and "--- rank 2 ---\ntraceback of 2" in show_all
@@ -291,41 +278,41 @@ def test_other_failures_are_shown_on_request_and_equal_ones_once():
 
 @pytest.mark.parametrize("longrepr", ["fixture 'nope' not found", None], ids=["text", "no text"])
 def test_a_failure_without_a_traceback_is_shown(longrepr):
-    data = build([ran(of_rank(0, "failed") | {"longrepr": longrepr}, at=0.1), ran(of_rank(1))])
+    data = build([result(failed(longrepr=longrepr), at=0.1), result(report(rank=1))])
     text = shown(data).longreprtext
     assert "rank 0:  FAILED" in text and (longrepr is None or text.count(longrepr) == 2)
 
 
 def test_a_fixture_error_without_a_chain_keeps_its_traceback():
-    data = of_rank(0, "failed", text="boo")
+    data = failed("boo")
     data["longrepr"]["chain"] = None
-    assert "traceback of 0" in shown(build([ran(data, at=0.1), ran(of_rank(1))])).longreprtext
+    assert "traceback of 0" in shown(build([result(data, at=0.1), result(report(rank=1))])).longreprtext
 
 
 def test_a_rank_that_died_has_a_report_with_its_captured_output():
-    died = ran(None, at=0.3, cut_off=PhaseState.DIED, detail="of SIGKILL (9)", captured={"out": "last output\n"})
-    report = shown(build([ran(of_rank(0)), died]))
-    assert report.longrepr.reprcrash.message == "rank 1: died of SIGKILL (9)"
-    assert report.sections == [("Captured stdout call (rank 1)", "last output\n")]
-    assert (report.duration, report.stop) == (6.5, 107.0)  # since the end of the setup
+    died = result(at=0.3, cut_off=PhaseState.DIED, detail="of SIGKILL (9)", captured={"out": "last output\n"})
+    found = shown(build([result(report()), died]))
+    assert found.longrepr.reprcrash.message == "rank 1: died of SIGKILL (9)"
+    assert found.sections == [("Captured stdout call (rank 1)", "last output\n")]
+    assert (found.duration, found.stop) == (6.5, 107.0)  # since the end of the setup
 
 
 def test_equal_output_is_shown_once_with_its_ranks_and_of_a_failure_only_the_leads():
     same = [("Captured stdout call", "same")]
-    passed = build([ran(of_rank(0, sections=same)), ran(of_rank(1, sections=same))])
+    passed = build([result(report(sections=same)), result(report(rank=1, sections=same))])
     assert passed["sections"] == [("Captured stdout call (ranks 0-1)", "same")]
-    bad = ran(of_rank(1, "failed", text="x", sections=[("Captured stderr call", "bad")]), at=0.1)
-    assert build([ran(of_rank(0, sections=same)), bad])["sections"] == [("Captured stderr call (rank 1)", "bad")]
+    bad = result(failed("x", rank=1, sections=[("Captured stderr call", "bad")]), at=0.1)
+    assert build([result(report(sections=same)), bad])["sections"] == [("Captured stderr call (rank 1)", "bad")]
 
 
 def test_recorded_properties_are_kept_once_where_ranks_agree():
-    results = [ran(of_rank(rank, user_properties=[("loss", 1.5), ("rank_seen", rank)])) for rank in (0, 1)]
+    results = [result(report(rank=rank, user_properties=[("loss", 1.5), ("rank_seen", rank)])) for rank in (0, 1)]
     assert build(results)["user_properties"] == [("loss", 1.5), ("rank_seen", 0), ("rank_seen", 1)]
 
 
 def test_the_mark_of_a_lost_peer_does_not_stay_in_the_report():
-    waited = of_rank(0, "failed", text="x", **{PEER_LOST: "gang.barrier()"})
-    assert PEER_LOST not in build([ran(waited, at=0.1), ran(of_rank(1))])
+    waited = failed("x", **{PEER_LOST: "gang.barrier()"})
+    assert PEER_LOST not in build([result(waited, at=0.1), result(report(rank=1))])
 
 
 def test_a_test_that_is_not_run_has_a_report_too():

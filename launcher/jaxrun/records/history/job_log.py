@@ -163,7 +163,7 @@ def _add_to_rank(rank: RankLog, event: LoggedEvent, stopped: bool) -> None:
         case DeviceReport():
             rank.joined = _seconds(message.joined_at)
         case Failed():
-            rank.marks.append(Moment(time, message.error, message.message, is_failure=True))
+            rank.marks.append(Moment(time, message.error or "failed", message.message, is_failure=True))
         case AgentLost():
             rank.marks.append(Moment(time, "lost", message.reason, is_failure=True))
         case ThreadFailed():
