@@ -14,7 +14,7 @@ from jaxrun.controller.supervisor.resource_limits import check_limits
 from jaxrun.errors import UsageError
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.settings import WorkerSettings, options_of
-from jaxrun.spec.backends import BACKENDS, HOST_OPTIONS, Backend, check_options, make_plan
+from jaxrun.spec.backends import ATTACH, BACKENDS, HOST_OPTIONS, HOSTS, Backend, check_options, make_plan, understands
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import LaunchCommand, Plan, Worker, to_json
 from jaxrun.spec.job.render import plan_summary, render_plan
@@ -202,6 +202,8 @@ def test_every_backend_of_the_table_has_a_plan_and_understands_what_options_need
     needed = {option.needs for _, option in options_of(Job)}
     for backend in BACKENDS.values():
         assert callable(import_module(backend.module).plan) and set(backend.options) <= needed
+    for _, option in options_of(Job):
+        assert any(understands(backend, option) for backend in (*BACKENDS, ATTACH, HOSTS))
 
 
 def test_an_option_that_the_backend_does_not_understand_is_refused():

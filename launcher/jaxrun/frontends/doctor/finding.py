@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -48,9 +48,3 @@ def describe_values(values: Mapping[str, str]) -> str:
     """Write a value for each host as "8 cores" where all have the same, else as "8 cores on h1, h3; 4 cores on h2"."""
     groups = group_hosts(values)
     return next(iter(groups)) if len(groups) == 1 else "; ".join(f"{text} on {where}" for text, where in groups.items())
-
-
-def and_list(names: Iterable[str]) -> str:
-    """Write ["h1", "h2", "h3"] as "h1, h2 and h3"."""
-    *others, last = names
-    return f"{', '.join(others)} and {last}" if others else last

@@ -117,12 +117,6 @@ class RemoteFailure:
         _mark(found, __cause__=RemoteTraceback(f"rank {self.rank} ({self.host}):\n{self.traceback}"))
         return found
 
-    def to_exception_of_process(self) -> BaseException:
-        """The same for a process that is no rank of a gang."""
-        found = self._rebuilt()
-        _mark(found, __cause__=RemoteTraceback(self.traceback))
-        return found
-
     def _rebuilt(self) -> BaseException:
         found: BaseException | None = None
         if self.pickled and (self.home.partition(".")[0] not in _NEEDS_JAX or "jax" in sys.modules):

@@ -67,13 +67,6 @@ def kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def is_living(pid: int) -> bool:
-    """Whether the process has not ended."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
-        return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
-    return False
-
-
 def _living_group(pid: int) -> int:
     """The process group; 0 for a process that has ended."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
