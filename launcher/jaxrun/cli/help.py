@@ -127,6 +127,7 @@ def complete_program(ctx: click.Context, param: click.Parameter, incomplete: str
     from click.shell_completion import CompletionItem
 
     typed = click.core.ParameterSource.COMMANDLINE
-    first = not any(ctx.get_parameter_source(other.name or "") is typed for other in ctx.command.params)
+    given = (name for name, value in ctx.params.items() if value and ctx.get_parameter_source(name) is typed)
+    first = next(given, None) is None
     names = [name for name in SUBCOMMANDS if name.startswith(incomplete)] if first and ctx.info_name == "jaxrun" else []
     return [*map(CompletionItem, names), CompletionItem(incomplete, type="file")]
