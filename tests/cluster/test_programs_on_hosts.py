@@ -138,4 +138,4 @@ def test_a_rank_on_another_host_gets_the_terminal(make_runner: MakeRunner, tmp_p
         terminal.wait_for("(Pdb) ")
         terminal.type("c\n")
         assert terminal.end() == 1, terminal.text
-    assert "has no standard input: no rank has jaxrun's (--stdin RANK|all|none)" in terminal.text
+    assert "has no standard input: no rank has jaxrun's (--stdin RANK|none)" in terminal.text

@@ -64,9 +64,9 @@ def make_fake_runtime(directory):
 
 
 class ByHand:
-    """A head that the test controls, and the agent of one rank."""
+    """A head that the test controls, and the agent of one rank, or of those that `ranks` names."""
 
-    def __init__(self, directory, job_id, *, rank=0, size=1, run_dir="", timeout=60.0, token=None, **env):
+    def __init__(self, directory, job_id, *, rank=0, size=1, run_dir="", timeout=60.0, token=None, ranks="", **env):
         self.rank, self.size, self.job_id = rank, size, job_id
         self.token = auth.new_token()
         loopback = HostAddress("lo", "127.0.0.1")
@@ -76,11 +76,12 @@ class ByHand:
         agent_env = AgentEnv(
             job_id, format_addresses(self.listener.addresses), token or self.token, "open-mpi", timeout
         )
-        ranks = {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": str(size)}
+        of_engine = {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": str(size)}
+        words = [ranks, str(size)] if ranks else []
         path = {"PYTHONPATH": make_fake_runtime(directory)}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "jaxrun.node.agent"],
-            env={**os.environ, **agent_env.to_env(), **ranks, **path, **env},
+            [sys.executable, "-m", "jaxrun.node.agent", *words],
+            env={**os.environ, **agent_env.to_env(), **of_engine, **path, **env},
             cwd=directory,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

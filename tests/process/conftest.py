@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,12 +20,15 @@ from jaxrun.clock import Clock
 from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head
 from jaxrun.controller.head.head_state import TimeLimits
+from jaxrun.controller.supervisor.attempts import AttemptContext
 from jaxrun.controller.supervisor.dispatch import Dispatcher
+from jaxrun.controller.supervisor.executor import Executor
+from jaxrun.controller.supervisor.local import LocalLink, setup_of
+from jaxrun.controller.supervisor.terminal import Terminal
 from jaxrun.node.agent import subreaper
 from jaxrun.node.agent.agent import Agent
 from jaxrun.node.agent.guard import find_marked, job_marker
 from jaxrun.node.agent.signals import SignalPipe
-from jaxrun.node.agent.spawn import Spawner
 from jaxrun.node.agent.worker_group import WorkerGroup
 from jaxrun.node.forkserver import client
 from jaxrun.protocol.env import attempt_nonce
@@ -102,25 +106,30 @@ class LocalJob:
         self.directory = directory
         self._screen = directory / "screen"
         began = time.time()
+        setup = setup_of(plan, os.environ)
         server = None
         if fork:
-            environ = plan.base_env(os.environ)
-            server = client.start(plan.argv[:1], environ)
-            assert server.configure(client.program_of(plan.argv), environ)
-        workers = WorkerGroup(plan, Spawner(plan, os.environ, ""), server)
+            server = client.start(plan.argv[:1], setup.environ)
+            assert server.configure(client.program_of(plan.argv), setup.environ)
         expected = Expected(size, attempt_nonce(plan.job_id, 1), "cpu", None)
         head = Head(dict.fromkeys(range(size), "h1"), expected, TimeLimits(init, job, grace, grace), "127.0.0.1", began)
         with SignalPipe(SIGNALS) as signals, self._screen.open("wb") as screen:
             fd = screen.fileno()
             output = Output(size, log_dir=directory, stdout_fd=fd, stderr_fd=fd)
             clock = Clock()
-            agent = Agent(workers, Dispatcher(head, self.events, clock), output, signals, clock)
+            guard = SimpleNamespace(attach=lambda *words: None)
+            dispatcher = Dispatcher(head, self.events, clock)
+            executor = Executor(
+                AttemptContext(plan, None, dispatcher, output, signals, clock, None, guard, Terminal(output))
+            )
+            agent = Agent(executor.loop, WorkerGroup(setup, server), output, executor.receive, clock)
             try:
-                self.ending = agent.run().outcome
+                self.ending = executor.run(LocalLink(agent, executor))
             finally:
                 self.seconds = time.time() - began
                 self.left_over = _end_processes(plan.job_id)
                 agent.close()
+                executor.loop.close()
                 output.close()
 
     @property

@@ -233,13 +233,13 @@ def test_ctrl_c_on_another_host_ends_the_job_on_all(hosts, tmp_path) -> None:
 @pytest.mark.parametrize("victim", [0, extended(1)])
 def test_a_command_that_is_killed_leaves_nothing_on_either_host(hosts, tmp_path, victim: int) -> None:
     (tmp_path / "p.py").write_text(SLEEPS)
-    words = ["-n", "2", "p.py"]
+    words = ["-n", "4", "p.py"]
     processes = hosts(words, words, env=TOKEN)
-    job_id = wait_for_run(tmp_path, 1)
+    job_id = wait_for_run(tmp_path, 3)
     processes[victim].kill()
     ends = ended(processes)
     assert (ends[victim][0], ends[1 - victim][0]) == (-9, 69), ends
-    expected = ("rank 1 of 2", "the head at 127.0.0.1 was lost: its host is gone, or jaxrun there was killed")
+    expected = ("ranks 2-3 of 4", "the head at 127.0.0.1 was lost: its host is gone, or jaxrun there was killed")
     assert expected[1 - victim] in ends[1 - victim][2]
     wait_until_gone(job_id)
 

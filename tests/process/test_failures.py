@@ -5,6 +5,7 @@ Which histories of events end a job how is in tests/unit/test_head.py, the texts
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import time
@@ -23,6 +24,7 @@ from harness import (
     write_fake_runtime,
 )
 
+from jaxrun.node.agent.process_tree import children
 from jaxrun.records.history.explain import explain_run
 
 
@@ -133,6 +135,27 @@ def test_kill_9_of_the_launcher_leaves_no_process_and_no_shared_memory(tmp_path:
         job.process.wait()
         _wait_until_ended(job.processes)
         assert not block.exists()
+
+
+def test_a_guard_that_is_killed_is_replaced(tmp_path: Path) -> None:
+    arguments = ("-n", "1", "by_hand.py", f"{LEAVES}\ntime.sleep(600)")
+    with started(tmp_path, *arguments, env=write_fake_runtime(tmp_path)) as job:
+        job.wait_for_output("children")
+        (guard,) = _guards(job.process.pid)
+        os.kill(guard, signal.SIGKILL)
+        job.wait_until(lambda: _guards(job.process.pid) not in ([], [guard]), "another guard")
+        job.process.kill()
+        assert "another takes its place" in job.result().err
+        _wait_until_ended(job.processes)
+
+
+def _guards(launcher: int) -> list[int]:
+    """The children of a launcher that are forks of it."""
+
+    def command(pid: int) -> bytes:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+    return [pid for pid in children(launcher) if command(pid) == command(launcher)]
 
 
 @pytest.mark.parametrize("options", [(), extended(("--no-fork",))], ids=["forked", "not forked"])

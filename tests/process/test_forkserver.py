@@ -9,7 +9,6 @@ import select
 import socket
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -169,7 +168,7 @@ def servers(monkeypatch):
 def _server_for(started, fork=True, **request):
     job = Job(program=("train.py", "a b"), platform="cpu", **request)
     wanted = plan(job, {"PATH": "/bin"}, started.job_id, Machine("box", cores=(0, 1)))
-    return early.server_for(replace(wanted, fork=fork), {"PATH": "/bin"}, started)
+    return early.server_for(wanted.argv, wanted.base_env({"PATH": "/bin"}), started, fork=fork)
 
 
 def _start():

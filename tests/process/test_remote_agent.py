@@ -27,9 +27,11 @@ from jaxrun.protocol.agent_messages import (
     Shutdown,
     SignalWorker,
     StreamEnded,
+    ToRanks,
     WorkerExited,
     WorkerSpawned,
 )
+from jaxrun.protocol.codec import encode
 from jaxrun.protocol.env import AgentEnv
 from jaxrun.protocol.snapshot_messages import RankDetail, RankQuery, RankReply
 from jaxrun.protocol.worker_messages import Done, Exit, Failed, Hello
@@ -72,6 +74,24 @@ def test_a_worker_from_its_start_to_its_end_is_the_agents_child_as_the_start_mes
     assert kinds[:3] == [AgentConnected, AgentReport, WorkerSpawned] and kinds.count(FirstOutput) == 1
     assert kinds.index(FirstOutput) < kinds.index(OutputChunk) < kinds.index(StreamEnded) < kinds.index(WorkerExited)
     assert kinds.index(Done) < kinds.index(WorkerExited) and kinds[-1] is WorkerExited
+
+
+def test_an_agent_of_several_ranks_starts_them_together_and_an_order_may_be_for_some(by_hand):
+    head = by_hand(size=2, ranks="0-1")
+    assert head.admit().rank == 0
+    notes = "signal.signal(10, lambda *_: print('signalled', flush=True)); print('ready', flush=True)\n"
+    starts = [head.order(*[notes + "while True: time.sleep(600)"] * 2, rank=rank, local_rank=rank) for rank in (1, 0)]
+    head.send(starts[0])
+    head.send(starts[1])
+    head.until(lambda: sum(isinstance(one, WorkerSpawned) for one in head.received) == 2)
+    head.until(lambda: head.output().count(b"ready") == 2)
+    head.send(ToRanks((1,), encode(SignalWorker(signal.SIGUSR1))))
+    head.until(lambda: b"signalled" in head.output())
+    assert OutputChunk(1, "out", b"signalled\n") in head.received
+    head.send(SignalWorker(signal.SIGTERM))
+    head.until(lambda: sum(isinstance(one, WorkerExited) for one in head.received) == 2)
+    assert [type(one) for one in head.received].count(AgentReport) == 1
+    assert head.shut_down(0) == (0, "")
 
 
 def test_a_failure_is_reported_before_the_exit_and_logs_are_written_here_where_they_can_be(by_hand, tmp_path):

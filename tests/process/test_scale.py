@@ -162,7 +162,7 @@ def _steps_at_a_listener(count):
 
 
 def _steps_for_connections(count):
-    connections = AgentConnections(EventLoop())
+    connections = AgentConnections(EventLoop(), {})
     screen = SimpleNamespace(congested=False, write=lambda rank, stream, data: None)
     output = RemoteOutput(screen, connections)
     everyone = [object() for _ in range(count)]  # nothing is sent to them

@@ -10,6 +10,7 @@ import pytest
 from agent_by_hand import wait_until
 
 from jaxrun.controller.supervisor.launch_process import LOG_NAME, LaunchProcess
+from jaxrun.controller.supervisor.local import setup_of
 from jaxrun.node.agent.guard import find_marked, job_marker
 from jaxrun.node.agent.spawn import Spawner
 from jaxrun.node.forkserver import client
@@ -35,6 +36,10 @@ def _plan(*argv):
     )
 
 
+def _spawn(setup, rank):
+    return Spawner(setup).spawn(setup.workers[rank])
+
+
 def _read_all(fd):
     os.set_blocking(fd, True)
     with os.fdopen(os.dup(fd), "rb") as file:
@@ -43,8 +48,8 @@ def _read_all(fd):
 
 def test_a_worker_gets_its_streams_its_variables_and_its_descriptors(tmp_path):
     plan = _plan("/usr/bin/env", "-0")
-    spawner = Spawner(plan, {"KEPT": "é", "TAKEN": "x", "JAXRUN_RANK": "9"}, str(tmp_path))
-    pid, pipes = spawner.spawn(plan.workers[1])
+    setup = setup_of(plan, {"KEPT": "é", "TAKEN": "x", "JAXRUN_RANK": "9"}, str(tmp_path))
+    pid, pipes = Spawner(setup).spawn(setup.workers[1])
     env = dict(pair.split("=", 1) for pair in _read_all(pipes.out).decode().split("\0") if pair)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     pipes.close()
@@ -57,7 +62,7 @@ def test_both_streams_the_channel_and_the_file_of_stacks_reach_the_worker():
     names = "('CHANNEL', 'STACKS')"
     write = f"import os; [os.write(int(os.environ[f'JAXRUN_{{n}}_FD']), n.encode()) for n in {names}]"
     plan = _plan(sys.executable, "-ISc", f"{write}; os.write(1, b'out'); os.write(2, b'err')")
-    pid, pipes = Spawner(plan, dict(os.environ), "").spawn(plan.workers[0])
+    pid, pipes = _spawn(setup_of(plan, os.environ), 0)
     assert (_read_all(pipes.out), _read_all(pipes.err)) == (b"out", b"err")
     os.waitpid(pid, 0)
     assert pipes.channel.recv(100) == b"CHANNEL"
@@ -69,12 +74,13 @@ def test_both_streams_the_channel_and_the_file_of_stacks_reach_the_worker():
 def test_a_failed_start_leaves_nothing_open(tmp_path):
     before = os.listdir("/proc/self/fd")
     plan = _plan(str(tmp_path / "missing"), "-m", "jaxrun_runtime", "p")
-    spawner = Spawner(plan, dict(os.environ), "")
+    setup = setup_of(plan, os.environ)
+    spawner = Spawner(setup)
     with pytest.raises(FileNotFoundError):
-        spawner.spawn(plan.workers[0])
+        spawner.spawn(setup.workers[0])
     with pytest.raises(FileNotFoundError):
         client.start(plan.argv[:1], os.environ)
-    pipes, request = spawner.fork_request(plan.workers[0])
+    pipes, request = spawner.fork_request(setup.workers[0])
     request.close()
     pipes.close()
     assert len(os.listdir("/proc/self/fd")) == len(before)
@@ -96,7 +102,7 @@ def test_the_fork_server_is_given_its_role_and_has_no_streams_but_stderr(tmp_pat
 @pytest.mark.parametrize(("lockstep", "seen"), [("record", True), ("off", True), ("record", False)])
 def test_the_flight_recorder_is_a_file_of_the_run_directory_where_it_can_be(tmp_path, lockstep, seen):
     plan = replace(_plan("/bin/true"), job=Job(program=("p",), platform="cpu", lockstep=lockstep))
-    pid, pipes = Spawner(plan, dict(os.environ), str(tmp_path), tmp_path if seen else None).spawn(plan.workers[1])
+    pid, pipes = _spawn(setup_of(plan, os.environ, str(tmp_path), tmp_path if seen else None), 1)
     os.waitpid(pid, 0)
     status = os.fstat(pipes.flight)
     kept = lockstep != "off" and seen
@@ -112,7 +118,7 @@ def test_where_there_is_no_space_the_flight_recorder_is_in_memory(tmp_path, monk
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     plan = _plan("/bin/true")
-    pid, pipes = Spawner(plan, dict(os.environ), str(tmp_path), tmp_path).spawn(plan.workers[0])
+    pid, pipes = _spawn(setup_of(plan, os.environ, str(tmp_path), tmp_path), 0)
     os.waitpid(pid, 0)
     assert os.fstat(pipes.flight).st_size == TEXT_OFFSET and not list(tmp_path.iterdir())
     pipes.close()

@@ -21,7 +21,14 @@ from jaxrun.controller.head.head_state import TimeLimits
 from jaxrun.controller.supervisor.dispatch import Dispatcher
 from jaxrun.errors import ProtocolError
 from jaxrun.node.channel.connection import AGENT_TO_HEAD
-from jaxrun.protocol.agent_messages import FirstOutput, OutputChunk, StreamEnded, WorkerExited, WorkerSpawned
+from jaxrun.protocol.agent_messages import (
+    FirstOutput,
+    ForkingDeclined,
+    OutputChunk,
+    StreamEnded,
+    WorkerExited,
+    WorkerSpawned,
+)
 from jaxrun.protocol.codec import MessageDecoder, encode
 from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, ProgramDetailsRequest, RankQuery, RankReply
 from jaxrun.protocol.worker_messages import CoordinatorReady, Done
@@ -132,7 +139,8 @@ def messages_of(kind):
     return RANKS.flatmap(one)
 
 
-KINDS = {name: kind for name, kind in AGENT_TO_HEAD.items() if kind not in (OutputChunk, StreamEnded, FirstOutput)}
+_NOT_FOR_HEAD = (OutputChunk, StreamEnded, FirstOutput, ForkingDeclined)
+KINDS = {name: kind for name, kind in AGENT_TO_HEAD.items() if kind not in _NOT_FOR_HEAD}
 MESSAGES = st.one_of(*map(messages_of, KINDS.values()))
 LAUNCHER_EVENTS = st.one_of(
     st.builds(AgentLost, RANKS, TEXTS, st.booleans()),

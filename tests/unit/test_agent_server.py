@@ -14,6 +14,7 @@ from listener_thread import wait_until
 
 from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
 from jaxrun.controller.supervisor import loss_watch
+from jaxrun.controller.supervisor.executor import Executor
 from jaxrun.controller.supervisor.server import AgentServer
 from jaxrun.controller.supervisor.spare_agents import SpareAgents
 from jaxrun.node.channel.connection import HEAD_TO_AGENT, Connection
@@ -31,6 +32,7 @@ from jaxrun.protocol.agent_messages import (
     Shutdown,
     SignalWorker,
     StartWorker,
+    ToRanks,
     WorkerExited,
 )
 from jaxrun.protocol.auth import ClientHandshake
@@ -40,7 +42,7 @@ from jaxrun.protocol.snapshot_messages import RankReply
 from jaxrun.protocol.worker_messages import Done, Run
 from jaxrun.records.event_log.actions import Finish, RecordClock, Send
 from jaxrun.records.event_log.events import AgentLost, AgentTurnedAway, BadMessage, SpareReported
-from jaxrun.spec.job.spare_hosts import AGENTS_BY_RANK, AgentNumbers
+from jaxrun.spec.job.spare_hosts import agents_by_rank
 
 TOKEN = auth.new_token()
 JOB_INFO = JobInfo("job", "", ("cpu",))
@@ -109,13 +111,14 @@ class Server:
             fileno=output.fileno, status=None, failed=False, stop=lambda *, hurry: None, close=lambda: None
         )
         self._context = SimpleNamespace(
-            plan=SimpleNamespace(attempt=1, agents=AGENTS_BY_RANK),
+            plan=SimpleNamespace(attempt=1, agents=agents_by_rank(2)),
             dispatcher=dispatcher,
             output=SimpleNamespace(congested=False, flush_due=lambda: None, print_line=self.printed.append),
             signals=signals,
             clock=time.time,
             parent=self._orders,
             terminal=SimpleNamespace(attach=lambda *words: None),
+            guard=SimpleNamespace(attach=lambda *words: None),
         )
         self.listener = listen_on_tcp([HostAddress("lo", "127.0.0.1")], TOKEN, everywhere=False)
         registry = SimpleNamespace(complete=True, check_installation=lambda report: None, prepare=prepare)
@@ -124,8 +127,9 @@ class Server:
         self._begin(None)
 
     def _begin(self, earlier):
+        executor = Executor(self._context)
         self.server = AgentServer(
-            self._context,
+            executor,
             self.listener,
             self._launch,
             JOB_INFO,
@@ -134,7 +138,7 @@ class Server:
             spares=self.spares,
             earlier=earlier,
         )
-        self._thread = threading.Thread(target=self.server.run)
+        self._thread = threading.Thread(target=executor.run, args=(self.server,))
         self._thread.start()
 
     def order(self, *actions):
@@ -144,12 +148,12 @@ class Server:
         self.order(Finish(JobOutcome(EndReason.FAILED)))
         self._thread.join()
 
-    def begin_next_attempt(self, agents=AGENTS_BY_RANK):
+    def begin_next_attempt(self, agents=None):
         """End the attempt, unless it has ended, and begin the next."""
         if self._thread.is_alive():
             self.end_attempt()
         self._context.plan.attempt += 1
-        self._context.plan.agents = agents
+        self._context.plan.agents = agents or agents_by_rank(2)
         self.server.close_loop()
         self._begin(self.server.connections)
 
@@ -306,7 +310,7 @@ def test_nothing_of_an_earlier_attempt_is_taken_for_one_of_the_present(server):
     server.events.clear()
     clients[0].send(WorkerExited(0, 3))  # on its way while the attempt ends
     server.begin_next_attempt()
-    assert [server.received(client) for client in clients] == [[NextAttempt(2, 0)], [NextAttempt(2, 1)]]
+    assert [server.received(client) for client in clients] == [[NextAttempt(2, (0,))], [NextAttempt(2, (1,))]]
     clients[0].send(message(AgentReport, rank=0, attempt=1))
     clients[0].send(AgentSignalled(0, 15))
     clients[0].send(message(AgentReport, rank=0, attempt=2))
@@ -317,8 +321,28 @@ def test_nothing_of_an_earlier_attempt_is_taken_for_one_of_the_present(server):
     assert server.received(clients[1]) == [SignalWorker(2)]
 
 
+def test_an_agent_of_several_ranks_speaks_for_each_and_gets_what_is_for_some(server):
+    server.begin_next_attempt({0: (0, 1)})
+    client = server.connect(0)[0]
+    client.send(message(AgentReport, rank=0))
+    wait_until(lambda: len(server.events) == 2)
+    assert [event.rank for event in server.events] == [0, 1]
+    start = message(StartWorker, rank=1)
+    server.order(Send((0, 1), SignalWorker(2)), Send((1,), SignalWorker(3)), Send((1,), start))
+    assert server.received(client, 3) == [SignalWorker(2), ToRanks((1,), encode(SignalWorker(3))), start]
+    client.send(WorkerExited(1, 4))
+    wait_until(lambda: len(server.events) == 3)
+    client.close()
+    wait_until(lambda: len(server.events) == 5)
+    assert [(type(event), event.rank) for event in server.events[2:]] == [
+        (WorkerExited, 1),
+        (AgentLost, 0),
+        (AgentLost, 1),
+    ]
+
+
 def test_an_agent_that_waits_takes_the_rank_of_a_lost_one(server):
-    server.begin_next_attempt(AgentNumbers(waiting=frozenset({2})))
+    server.begin_next_attempt(agents_by_rank(2, 3))
     first, second, waiting = (server.connect(number)[0] for number in range(3))
     waiting.send(message(AgentReport, rank=2, host="h3", pid=7))
     assert server.received(waiting) == [message(StartWorker, rank=2, waits=True)]
@@ -329,11 +353,11 @@ def test_an_agent_that_waits_takes_the_rank_of_a_lost_one(server):
     second.close()
     wait_until(lambda: len(server.events) == 3)
     assert (type(server.events[2]), server.events[2].rank, server.server.usable_agents) == (AgentLost, 1, {0, 2})
-    server.begin_next_attempt(AgentNumbers((0, 2)))
-    assert server.received(first) == [NextAttempt(3, 0)] and server.received(waiting) == [NextAttempt(3, 1)]
+    server.begin_next_attempt({0: (0,), 2: (1,)})
+    assert server.received(first) == [NextAttempt(3, (0,))] and server.received(waiting) == [NextAttempt(3, (1,))]
     server.events.clear()
-    waiting.send(AgentSignalled(2, 15))  # on its way, under the number that it had until now
-    waiting.send(message(AgentReport, rank=1, attempt=3))
+    waiting.send(AgentSignalled(2, 15))  # on its way
+    waiting.send(message(AgentReport, rank=2, attempt=3))
     waiting.send(WorkerExited(1, 4))
     wait_until(lambda: len(server.events) > 1)
     assert server.events == [message(AgentReport, rank=1, attempt=3), WorkerExited(1, 4)]
@@ -342,7 +366,7 @@ def test_an_agent_that_waits_takes_the_rank_of_a_lost_one(server):
 
 
 def test_the_loss_of_an_agent_that_waits_is_no_loss_of_the_job(server):
-    server.begin_next_attempt(AgentNumbers(waiting=frozenset({2})))
+    server.begin_next_attempt(agents_by_rank(2, 3))
     waiting = server.connect(2)[0]
     waiting.send(message(AgentReport, rank=2, host="h3"))
     server.received(waiting)

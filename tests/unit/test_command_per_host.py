@@ -1,11 +1,10 @@
-"""One command per host: the plan of each, what the options must agree on, and what several agents say as one."""
+"""One command per host: the plan of each, and what the options must agree on."""
 
 import pytest
 
 from jaxrun.cli.main import main
 from jaxrun.cli.make_job import make_job, without_effect
 from jaxrun.errors import UsageError
-from jaxrun.node.agent.host_agents import join_texts, joint_status
 from jaxrun.spec.backends.command_per_host import plan
 from jaxrun.spec.job.devices import Gpus, Machine
 from jaxrun.spec.job.job import Job
@@ -31,12 +30,13 @@ def plan_of(machine=CPU, **request):
         ({"hosts": 2, "host_rank": 1, "devices_per_process": 4}, FOUR, "1-1", 2),
     ],
 )
-def test_each_host_starts_the_agents_of_its_own_ranks(request_, machine, ranks, size):
+def test_each_host_starts_the_agent_of_its_own_ranks(request_, machine, ranks, size):
     made = plan_of(machine, **request_)
     assert made.launch_command.argv[-2:] == (ranks, str(size)) and len(made.workers) == size
     first, last = map(int, ranks.split("-"))
     own = [worker.rank for worker in made.workers if worker.host == f"--host-rank {request_['host_rank']}"]
-    assert own == list(range(first, last + 1))
+    assert own == list(range(first, last + 1)) and made.agents[first] == tuple(own)
+    assert sorted(rank for ranks in made.agents.values() for rank in ranks) == list(range(size))
     assert f"on {request_['hosts']} hosts, with a command on each" in plan_summary(made)
 
 
@@ -80,18 +80,3 @@ def test_hosts_alone_mean_several_only_where_they_are():
     assert make_job({"program": ("p",), "hosts": 1, "processes_per_node": 3}, {}).processes == 3
     with pytest.raises(UsageError, match="--hosts"):
         make_job({"program": ("p",), "hosts": 2, "processes_per_node": 3}, {})
-
-
-def test_texts_that_differ_in_the_rank_alone_are_said_once():
-    said = [f"rank {rank} on h2 found no head" for rank in (4, 6, 5)]
-    assert join_texts(said, [4, 5, 6]) == ["ranks 4-6 on h2 found no head"]
-    assert join_texts(said[:1], [4]) == ["rank 4 on h2 found no head"]
-    assert join_texts(said[:2], [4, 5, 6]) == []  # the third has met it
-    assert join_texts(["the head was lost"] * 2, [4, 5, 6]) == ["the head was lost"]
-
-
-@pytest.mark.parametrize(
-    ("statuses", "status"), [({4: 0, 5: 0}, 0), ({5: 65, 4: 69}, 65), ({4: -9, 5: 7}, 7), ({4: -9, 5: 0}, 137)]
-)
-def test_the_status_is_that_of_the_first_agent_that_was_not_killed(statuses, status):
-    assert joint_status(statuses) == status

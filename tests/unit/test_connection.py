@@ -271,7 +271,7 @@ def loop():
 def connections(loop, ends):
     """Those to one agent, of rank 3; the head's end has a reader in `loop`."""
     loop.add_reader(ends[0].fileno(), 0, lambda: None)
-    connections = AgentConnections(loop)
+    connections = AgentConnections(loop, {})
     connections.add(3, ends[0])
     return connections
 

@@ -222,10 +222,10 @@ def test_each_rank_has_the_figures_of_its_own_gpus(visible, loads):
 
 
 def test_nobody_waits_for_how_busy_gpus_are_and_a_stuck_driver_is_asked_once(driver, monkeypatch):
-    plan = SimpleNamespace(workers=(SimpleNamespace(rank=3, local_device_ids=(0,)),), set_env={})
+    setup = SimpleNamespace(workers=(SimpleNamespace(rank=3, local_device_ids=(0,)),), environ={})
     now = [100.0]
     monkeypatch.setattr(gpus.time, "monotonic", lambda: now[0])
-    watch = GpuWatch(plan)
+    watch = GpuWatch(setup)
     driver.cards = driver.cards[:1]
     driver.goes_on.clear()
     for _ in range(3):

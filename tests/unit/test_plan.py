@@ -99,7 +99,7 @@ def test_the_shape_of_a_job_is_one_line(changes, expected):
 
 def test_worker_settings_reach_it_through_its_environment():
     made = _plan(workers=(_worker(0, local_device_ids=(3,), cpus=(1,), simulated_boot_id="x"),))
-    env = made.worker_env(made.workers[0], run_dir="/runs/1", channel_fd=5, stacks_fd=6, flight_fd=7)
+    env = made.worker_env(made.workers[0], run_dir="/runs/1")
     assert WorkerEnv.from_env({**made.base_env({}), **env.to_env()}) == env
     assert (env.size, env.local_device_ids, env.cpus, env.run_dir) == (1, (3,), (1,), "/runs/1")
 
@@ -112,7 +112,7 @@ def test_what_workers_are_told_is_alike_in_the_job_in_their_environment_and_in_j
     assert all(getattr(told, field.name) != field.default for field in fields(WorkerSettings))
     plan = _plan(job=Job(program=("p",), **asdict(told)))
     assert plan.job.worker_settings == told
-    env = plan.worker_env(plan.workers[0], run_dir="", channel_fd=5, stacks_fd=6, flight_fd=7)
+    env = plan.worker_env(plan.workers[0], run_dir="")
     assert asdict(told).items() <= asdict(WorkerEnv.from_env(env.to_env())).items()
     recorded = {field.name for field, option in options_of(told) if option.recorded}
     content = json.loads(to_json(plan))

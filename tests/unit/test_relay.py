@@ -1,30 +1,22 @@
 """A worker's output on its way to the head: what is kept where, what is sent, and when it has to wait."""
 
 import os
-import signal
 import socket
 import threading
 
 import pytest
 from listener_thread import wait_until
 
-from jaxrun.node.agent.head_client import HeadClient
 from jaxrun.node.channel.connection import AGENT_TO_HEAD, HEAD_TO_AGENT, Connection
 from jaxrun.protocol.agent_messages import (
-    AgentSignalled,
-    FirstOutput,
     OutputChunk,
     OutputCredit,
-    Shutdown,
     SignalWorker,
     StreamEnded,
     WorkerExited,
     WorkerSpawned,
 )
-from jaxrun.protocol.snapshot_messages import RankDetail, RankQuery
-from jaxrun.protocol.worker_messages import Done, Run
-from jaxrun.records.event_log.actions import Send, SignalRanks
-from jaxrun.records.event_log.events import FreshInterpreters, LauncherSignalled
+from jaxrun.protocol.worker_messages import Done
 from jaxrun.records.output import relay as relay_module
 from jaxrun.records.output.drain import Pipe, drain
 from jaxrun.records.output.relay import Relay
@@ -64,7 +56,7 @@ def log(directory, rank, stream):
 
 def test_output_that_is_kept_here_and_shown_goes_both_ways(connections, tmp_path):
     agent, head = connections
-    relay = Relay(3, agent, str(tmp_path), shown=True)
+    relay = Relay((3,), agent, str(tmp_path), shown=(3,))
     relay.write(3, "out", b"hello\n")
     relay.write(3, "err", b"\xff\n")
     relay.end_stream(3, "out")
@@ -76,7 +68,7 @@ def test_output_that_is_kept_here_and_shown_goes_both_ways(connections, tmp_path
 
 def test_output_that_is_kept_here_and_not_shown_stays_here(connections, tmp_path):
     agent, head = connections
-    relay = Relay(3, agent, str(tmp_path), shown=False)
+    relay = Relay((3,), agent, str(tmp_path), shown=())
     relay.write(3, "out", bytes(2 * WINDOW))
     relay.end_stream(3, "out")
     assert not relay.congested and agent.unsent_bytes == 0 and head.receive() == []
@@ -84,10 +76,10 @@ def test_output_that_is_kept_here_and_not_shown_stays_here(connections, tmp_path
     assert len(log(tmp_path, 3, "out")) == 2 * WINDOW
 
 
-@pytest.mark.parametrize("shown", [True, False])
+@pytest.mark.parametrize("shown", [(3,), ()])
 def test_output_that_cannot_be_kept_here_is_sent_even_if_it_is_not_shown(connections, tmp_path, shown):
     agent, head = connections
-    relay = Relay(3, agent, "", shown=shown)
+    relay = Relay((3,), agent, "", shown=shown)
     relay.write(3, "err", b"hello\n")
     assert receive(head, bool) == [OutputChunk(3, "err", b"hello\n")]
     assert list(tmp_path.iterdir()) == []
@@ -96,7 +88,7 @@ def test_output_that_cannot_be_kept_here_is_sent_even_if_it_is_not_shown(connect
 
 def test_output_for_the_log_alone_is_not_sent(connections, tmp_path):
     agent, head = connections
-    relay = Relay(0, agent, str(tmp_path), shown=True)
+    relay = Relay((0,), agent, str(tmp_path), shown=(0,))
     relay.logs.write_file(0, "err", b"Traceback\n")
     assert log(tmp_path, 0, "err") == b"Traceback\n"
     assert agent.unsent_bytes == 0
@@ -106,7 +98,7 @@ def test_output_for_the_log_alone_is_not_sent(connections, tmp_path):
 
 
 def test_the_tail_is_that_of_stderr(connections):
-    relay = Relay(0, connections[0], "", shown=True)
+    relay = Relay((0,), connections[0], "", shown=(0,))
     relay.write(0, "out", b"out\n")
     relay.write(0, "err", b"x" * 5000 + b"\nlast\n")
     assert relay.logs.stderr_tail(0) == "last\n"
@@ -114,7 +106,7 @@ def test_the_tail_is_that_of_stderr(connections):
 
 def test_a_directory_that_cannot_be_written_costs_the_logs_and_not_the_job(connections, tmp_path, capsys):
     agent, head = connections
-    relay = Relay(0, agent, str(tmp_path / "gone"), shown=True)
+    relay = Relay((0,), agent, str(tmp_path / "gone"), shown=(0,))
     relay.write(0, "out", b"hello\n")
     assert receive(head, bool) == [OutputChunk(0, "out", b"hello\n")]
     assert "the job goes on" in capsys.readouterr().err
@@ -123,7 +115,7 @@ def test_a_directory_that_cannot_be_written_costs_the_logs_and_not_the_job(conne
 
 def test_a_head_that_consumes_nothing_stops_the_reading_after_a_window_and_credit_resumes_it(connections):
     agent, _ = connections
-    relay = Relay(0, agent, "", shown=True)
+    relay = Relay((0,), agent, "", shown=(0,))
     piece = bytes(2**16)
     count = 0
     while not relay.congested:
@@ -145,7 +137,7 @@ def test_a_head_that_consumes_nothing_stops_the_reading_after_a_window_and_credi
 def test_a_stuck_head_stops_the_worker_and_not_the_agent(connections):
     """A worker that writes for ever blocks in its pipe; the agent still receives and sends."""
     agent, head = connections
-    relay = Relay(0, agent, "", shown=True)
+    relay = Relay((0,), agent, "", shown=(0,))
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     total = 4 * WINDOW
@@ -168,14 +160,14 @@ def test_a_stuck_head_stops_the_worker_and_not_the_agent(connections):
     head.send(SignalWorker(10))
     assert receive(agent, bool) == [SignalWorker(10)]
 
-    head_client = HeadClient(0, agent, relay)
     received = bytearray()
     while not ended or agent.unsent_bytes:  # the head consumes again
         for message in head.receive():
             if isinstance(message, OutputChunk):
                 received += message.data
                 head.send(OutputCredit(len(message.data)))
-        assert head_client.receive() == []
+        for credit in agent.receive():
+            relay.add_credit(credit.bytes)
         relay.flush_due()
         ended = ended or drain(Pipe(reading, 0, "out"), relay) is None
     worker.join(60)
@@ -188,7 +180,7 @@ def test_a_stuck_head_stops_the_worker_and_not_the_agent(connections):
 def test_the_window_leaves_room_for_messages(connections):
     """What waits in the agent is never much more than a window, so other messages arrive soon."""
     agent, head = connections
-    relay = Relay(0, agent, "", shown=True)
+    relay = Relay((0,), agent, "", shown=(0,))
     assert relay.flush_due() is None
     while not agent.unsent_bytes:
         relay.write(0, "out", bytes(2**18))
@@ -204,55 +196,13 @@ def test_the_window_leaves_room_for_messages(connections):
 
 def test_chunks_come_before_the_exit_in_the_order_of_their_writing(connections):
     agent, head = connections
-    relay = Relay(0, agent, "", shown=True)
-    head_client = HeadClient(0, agent, relay)
-    head_client.handle(WorkerSpawned(0, 4711))
+    relay = Relay((0,), agent, "", shown=(0,))
+    agent.send(WorkerSpawned(0, 4711))
     for number in range(20):
         relay.write(0, "out", b"%d\n" % number)
     relay.end_stream(0, "out")
-    head_client.handle(Done(0, 1.0))
-    head_client.handle(WorkerExited(0, 0))
+    agent.send(Done(0, 1.0))
+    agent.send(WorkerExited(0, 0))
     found = receive(head, lambda found: found and isinstance(found[-1], WorkerExited), agent)
     chunks = [OutputChunk(0, "out", b"%d\n" % number) for number in range(20)]
     assert found == [WorkerSpawned(0, 4711), *chunks, StreamEnded(0, "out"), Done(0, 1.0), WorkerExited(0, 0)]
-
-
-MESSAGES = [
-    (SignalWorker(15), [SignalRanks((2,), 15)]),
-    (RankQuery(7, RankDetail.STACKS), [Send((2,), RankQuery(7, RankDetail.STACKS))]),
-    (Run(), [Send((2,), Run())]),
-    (Shutdown(75), [Shutdown(75)]),
-    (OutputCredit(5), []),
-]
-
-
-@pytest.mark.parametrize(("message", "actions"), MESSAGES, ids=lambda value: type(value).__name__)
-def test_messages_of_the_head_become_actions_for_the_one_worker(connections, message, actions):
-    agent, head = connections
-    head_client = HeadClient(2, agent, Relay(2, agent, "", shown=True))
-    head.send(message)
-    head.send(SignalWorker(1))
-    received = []
-    wait_until(lambda: received.extend(head_client.receive()) or SignalRanks((2,), 1) in received)
-    assert received == [*actions, SignalRanks((2,), 1)]
-
-
-def test_a_lost_head_ends_the_worker(connections):
-    agent, head = connections
-    head_client = HeadClient(2, agent, Relay(2, agent, "", shown=True))
-    head.send(SignalWorker(15))
-    head.close()
-    received = []
-    wait_until(lambda: received.extend(head_client.receive()) or len(received) > 2)
-    assert received == [SignalRanks((2,), 15), SignalRanks((2,), signal.SIGKILL), Shutdown(69)]
-    assert head_client.handle(WorkerExited(2, -9)) == []
-
-
-def test_a_signal_to_the_agent_is_reported_or_forwarded(connections):
-    agent, head = connections
-    head_client = HeadClient(2, agent, Relay(2, agent, "", shown=True))
-    assert head_client.handle(LauncherSignalled(signal.SIGUSR1)) == [SignalRanks((2,), signal.SIGUSR1)]
-    assert head_client.handle(LauncherSignalled(signal.SIGTERM)) == []
-    head_client.record(FirstOutput(2))
-    head_client.record(FreshInterpreters("a thread"))
-    assert receive(head, lambda found: len(found) == 2) == [AgentSignalled(2, signal.SIGTERM), FirstOutput(2)]

@@ -10,7 +10,7 @@ from jaxrun.protocol.worker_messages import Failed, WorkerStage
 from jaxrun.spec.backends.mpi_hosts import place_on_hosts, spare_hosts
 from jaxrun.spec.job.hosts import HostSlots
 from jaxrun.spec.job.job import Job
-from jaxrun.spec.job.spare_hosts import AgentNumbers, HostChoice, assign_agents, replace_hosts
+from jaxrun.spec.job.spare_hosts import HostChoice, agents_by_rank, assign_agents, replace_hosts
 
 KILLED = AttemptEnd("lost", AlikeFailure(status=-9))
 LOST = AttemptEnd("lost")
@@ -197,16 +197,13 @@ def without(*lost):
 
 def test_agents_that_wait_take_the_ranks_of_a_lost_host_and_every_other_rank_keeps_its_agent():
     numbers = assign_agents(("h1", "h1", "h4", "h4", "h3", "h3"), without("h2"), ("h5",))
-    assert numbers == AgentNumbers((0, 1, 6, 7, 4, 5), frozenset({8, 9}))
-    assert [numbers.of_rank(rank) for rank in range(6)] == [0, 1, 6, 7, 4, 5]
-    assert numbers.ranks[7] == 3 and 2 not in numbers.ranks
-    assert [number for number in AGENTS if not numbers.includes(number)] == [2, 3]
+    assert numbers == {0: (0,), 1: (1,), 6: (2,), 7: (3,), 4: (4,), 5: (5,), 8: (), 9: ()}
     again = assign_agents(("h5", "h5", "h4", "h4", "h3", "h3"), without("h1", "h2"))
-    assert again == AgentNumbers((8, 9, 6, 7, 4, 5))
+    assert again == {8: (0,), 9: (1,), 6: (2,), 7: (3,), 4: (4,), 5: (5,)}
 
 
 def test_a_smaller_job_keeps_the_agents_of_the_hosts_that_are_left():
-    assert assign_agents(("h1", "h1", "h3", "h3"), without("h2", "h4", "h5")) == AgentNumbers((0, 1, 4, 5))
+    assert assign_agents(("h1", "h1", "h3", "h3"), without("h2", "h4", "h5")) == {0: (0,), 1: (1,), 4: (2,), 5: (3,)}
 
 
 def test_without_an_agent_for_each_rank_nobody_goes_on():
@@ -216,9 +213,9 @@ def test_without_an_agent_for_each_rank_nobody_goes_on():
     assert assign_agents(placement, {}) is None
 
 
-def test_an_attempt_that_names_no_agents_has_those_whose_numbers_are_the_ranks():
-    numbers = AgentNumbers(waiting=frozenset({6, 7}))
-    assert (numbers.of_rank(3), numbers.ranks, numbers.includes(3)) == (3, {}, True)
+def test_at_first_each_rank_has_the_agent_of_its_number_and_the_others_wait():
+    assert agents_by_rank(2) == {0: (0,), 1: (1,)}
+    assert agents_by_rank(2, 4) == {0: (0,), 1: (1,), 2: (), 3: ()}
 
 
 def job(**wanted):

@@ -21,7 +21,9 @@
     AgentReport           ──────────▶                           (all before it belongs to the earlier attempt)
                           ◀──────────    Shutdown               (the job is over)
 
-An agent on a spare host has no rank: it speaks for its own number among the agents, and waits for NextAttempt.
+An agent has a number, which stays, the first of the ranks that it is started for; and any number of ranks, as the head
+says, none while it waits on a spare host for NextAttempt. What it says of itself and its host (AGENT_ALONE) has its
+number for `rank`. An order is for all of its ranks, unless it is in a ToRanks.
 
 Messages of worker_messages.py pass in both directions all the while. Times are seconds since the epoch on the sender's
 clock. With the local backend, agent and head are one process, and hand each other the same values.
@@ -120,7 +122,7 @@ class AgentReport:
 
 @dataclass(frozen=True, slots=True)
 class StartWorker:
-    """The one worker that an agent is to start.
+    """A worker that an agent is to start, once it knows all of its ranks.
 
     program:      the words after `python -m jaxrun_runtime`
     environment:  variables to set on top of the agent's own
@@ -128,7 +130,7 @@ class StartWorker:
     show_output:  whether the agent sends what is for the screen
     settings:     what the command line says to every worker
     attempt:      which attempt to run the job this is, from 1; restart_reason: why the one before it ended
-    fork:         whether a later attempt's worker may be forked: the agent then keeps a process that has imported jax
+    fork:         whether it may be forked from a process that has imported jax
     waits:        whether the agent has no rank yet, and only starts the process that has imported jax
     """
 
@@ -218,6 +220,13 @@ class FirstOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class ForkingDeclined:
+    """The agent starts each worker in an interpreter of its own: the process that has imported jax cannot be forked."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class OutputCredit:
     """So many bytes of the agent's OutputChunks have been shown or kept: it may send as many more."""
 
@@ -225,8 +234,16 @@ class OutputCredit:
 
 
 @dataclass(frozen=True, slots=True)
+class ToRanks:
+    """The order of this frame is for some of the agent's ranks only."""
+
+    ranks: tuple[int, ...]
+    frame: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class SignalWorker:
-    """Send this signal to the agent's worker."""
+    """Send this signal to the worker."""
 
     signum: int
 
@@ -265,10 +282,13 @@ class ClockReply:
 
 @dataclass(frozen=True, slots=True)
 class NextAttempt:
-    """The attempt is over: the agent ends what is left of it, and reports for the attempt of this number as `rank`."""
+    """The attempt is over: the agent ends what is left of it, and reports for the attempt of this number.
+
+    In that it has these ranks.
+    """
 
     attempt: int
-    rank: int
+    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,5 +314,7 @@ AgentEvent = (
     | ClockReply
 )
 AgentOrder = StartWorker | ProbePeers | SignalWorker | InjectFault | RankQuery | ProgramDetailsRequest | ClockProbe
-AgentToHead = AgentEvent | OutputChunk | StreamEnded | FirstOutput | WorkerToAgent
-HeadToAgent = JobInfo | AgentRefused | AgentOrder | OutputCredit | NextAttempt | Shutdown | AgentToWorker
+AgentMessage = AgentEvent | FirstOutput | ForkingDeclined | WorkerToAgent  # wherever the head is
+AgentToHead = AgentMessage | OutputChunk | StreamEnded
+HeadToAgent = JobInfo | AgentRefused | AgentOrder | ToRanks | OutputCredit | NextAttempt | Shutdown | AgentToWorker
+AGENT_ALONE = (AgentConnected, AgentReport, AgentSignalled, HostFacts, PeerResults)

@@ -81,14 +81,15 @@ def connect(
     timeout: float,
     why_none: str = "",
     *,
+    name: str = "",
     target: str = "head of the job",
     check: Callable[[], None] = lambda: None,
 ) -> HeadConnection:
-    """Connect as `rank`, within `timeout` seconds; `find` returns where to, and is called again for each round.
+    """Connect as `rank` within `timeout` seconds; `find` returns where to, and is called again for each round.
 
-    `find` may raise UnavailableError, too, which says why it has no address yet. Raises UnavailableError with what each
-    address did, or with that text, or with `why_none`, where there was nothing to try. `check` is called several times
-    a second, and raises what is to end the search.
+    `name` is how people call who connects. `find` may raise UnavailableError, too, which says why it has no address
+    yet. Raises UnavailableError with what each address did, or with that text, or with `why_none`, where there was
+    nothing to try. `check` is called several times a second, and raises what is to end the search.
     """
     deadline = time.monotonic() + timeout
     failures: dict[str, str] = {}
@@ -105,7 +106,7 @@ def connect(
         if time.monotonic() + _ROUND_PAUSE_S > deadline:
             tried = "; ".join(f"{address} {why}" for address, why in failures.items()) or why_none
             raise UnavailableError(
-                f"rank {rank} on {os.uname().nodename} found no {target} within {timeout:g} s: {tried}"
+                f"{name or f'rank {rank}'} on {os.uname().nodename} found no {target} within {timeout:g} s: {tried}"
             )
         time.sleep(_ROUND_PAUSE_S)
     raise AssertionError("not reached")

@@ -196,7 +196,7 @@ class AgentRegistry:
                 settings=spec.job.worker_settings,
                 attempt=spec.attempt,
                 restart_reason=spec.restart_reason,
-                fork=bool(spec.job.max_restarts) and layout.platform in FORKED_PLATFORMS and not spec.job.no_fork,
+                fork=layout.platform in FORKED_PLATFORMS and not spec.job.no_fork,
             )
 
     def _notes(self, layouts: Mapping[int, Layout]) -> tuple[str, ...]:

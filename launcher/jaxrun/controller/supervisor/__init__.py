@@ -9,6 +9,7 @@
 | spare_agents                        | those that wait on spare hosts                                            |
 | launch_process                      | the running mpirun or srun                                                |
 | loss_watch, loss_attribution        | whether it, a host or an agent went first: what is observed; what follows |
+| executor                            | one attempt: events to the head, and its actions, executed                |
 | dispatch                            | events to the head and the event log                                      |
 | parent_link                         | orders of the Python process that started the launcher                    |
 | report                              | the first line, the verdict, the exit status                              |

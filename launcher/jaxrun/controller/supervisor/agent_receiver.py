@@ -1,8 +1,9 @@
-"""Receives the messages of agents: from each rank on one connection, and nothing that belongs to an earlier attempt."""
+"""Receives the messages of agents: from each on one connection, and nothing that belongs to an earlier attempt."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,15 @@ from jaxrun.errors import ProtocolError
 from jaxrun.node.channel.connection import AGENT_TO_HEAD
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.node.channel.listener import Peer
-from jaxrun.protocol.agent_messages import AgentRefused, AgentReport, AgentToHead, JobInfo, NextAttempt, Shutdown
+from jaxrun.protocol.agent_messages import (
+    AGENT_ALONE,
+    AgentRefused,
+    AgentReport,
+    AgentToHead,
+    JobInfo,
+    NextAttempt,
+    Shutdown,
+)
 from jaxrun.records.event_log.event_checks import check_event
 from jaxrun.records.event_log.events import AgentTurnedAway, BadMessage
 
@@ -44,19 +53,18 @@ class AgentReceiver:
     ) -> None:
         """`order`: of the agents among the readers of `loop`; `job_info`: what each agent is sent first.
 
-        on_message:        called with each message on the connection of its agent, and the agent's rank; where it waits
-                           on a spare host, that is its number
-        on_second_report:  called with a report for a rank whose agent is another one
-        on_lost:           called once the connection of a rank is closed; its `lost_reason` says why
+        on_message:        called with each message on the connection of its agent, and the agent's number
+        on_second_report:  called with a report of a second agent with the same number
+        on_lost:           called once the connection of an agent is closed; its `lost_reason` says why
         """
         self._loop = loop
         self._order = order
         self._connections = connections
-        self._numbers, self._ranks = connections.numbers, connections.numbers.ranks
         self._dispatcher = context.dispatcher
         self._clock = context.clock
         self._job_info = job_info
         self._attempt = context.plan.attempt
+        self._agents = context.plan.agents
         self._on_message = on_message
         self._on_second_report = on_second_report
         self._on_lost = on_lost
@@ -69,7 +77,7 @@ class AgentReceiver:
         """Let an agent in that has connected."""
         connection: AgentConnection = AgentConnection(peer.connection, AGENT_TO_HEAD, peer.tags)
         number = peer.rank
-        if self.is_closed and number not in self._numbers.waiting:
+        if self.is_closed and not self._connections.waits(number):
             self._refuse(number, connection)
             return
         connection.send(self._job_info)
@@ -79,23 +87,23 @@ class AgentReceiver:
     def adopt(self, earlier: AgentConnections) -> None:
         """Tell the agents of the earlier attempt to end it; what they still send of it is dropped."""
         for number, connection in earlier.items():
-            if not self._numbers.includes(number):
+            if number not in self._agents:
                 connection.send(Shutdown(0))
                 connection.close()
                 continue
             if not self._connections.add(number, connection):
                 self._connections.add_unused(number, connection)
             self._add_reader(number, connection)
-            if number not in self._numbers.waiting:
+            if ranks := self._agents[number]:
                 self._stale.add(connection)
-                self._connections.send_to(connection, NextAttempt(self._attempt, self._ranks.get(number, number)))
+                self._connections.send_to(connection, NextAttempt(self._attempt, ranks))
 
     def _add_reader(self, number: int, connection: AgentConnection) -> None:
         self._loop.add_reader(connection.fileno(), self._order, partial(self._on_readable, number, connection))
 
-    def _refuse(self, rank: int, connection: AgentConnection) -> None:
+    def _refuse(self, number: int, connection: AgentConnection) -> None:
         """Tell an agent that comes to a job that runs, and close its connection."""
-        hosts = self._dispatcher.hosts
+        hosts, rank = self._dispatcher.hosts, (*self._connections.ranks_of(number), number)[0]
         text = f"this job runs already: its rank {rank} is another process, on {hosts.get(rank, '?')}"
         if rank not in hosts:
             text = f"this job runs already, with {len(hosts)} processes: none is rank {rank}"
@@ -104,32 +112,32 @@ class AgentReceiver:
         connection.close()
 
     def _on_readable(self, number: int, connection: AgentConnection) -> None:
-        rank = self._ranks.get(number, number)
+        ranks = self._connections.ranks_of(number)
         try:
             messages = connection.receive()
-            if connection in self._stale:  # in the earlier attempt its rank may have been another
+            if connection in self._stale:  # in the earlier attempt it may have had other ranks
                 messages = self._drop_stale(connection, messages)
             for message in messages:
-                check_event(message, rank)
+                check_event(message, *((number,) if isinstance(message, AGENT_ALONE) else ranks or (number,)))
         except ProtocolError as error:
             messages, connection.lost_reason = [], f"its agent sent what is no message of jaxrun's: {error}"
-            self._dispatcher.record(BadMessage(rank, connection.lost_reason))
+            self._dispatcher.record(BadMessage((*ranks, number)[0], connection.lost_reason))
         for message in messages:
             if self._connections.add(number, connection):
-                self._on_message(rank, connection, message)
+                self._on_message(number, connection, message)
             elif isinstance(message, AgentReport) and not self.is_closed:
-                self._on_second_report(message)  # the head names both agents
+                self._on_second_report(replace(message, rank=(*ranks, number)[0]))  # the head names both agents
             elif isinstance(message, AgentReport):
                 self._loop.remove_reader(connection.fileno())
                 self._connections.remove(number, connection)
-                self._refuse(rank, connection)
+                self._refuse(number, connection)
                 return
         if connection.lost_reason:
             self._loop.remove_reader(connection.fileno())
             was_agents = self._connections.remove(number, connection)
             connection.close()
             if was_agents:
-                self._on_lost(rank, connection)
+                self._on_lost(number, connection)
 
     def _drop_silent(self) -> None:
         """Lose the hosts that are silent, also where the kernel would wait for longer."""

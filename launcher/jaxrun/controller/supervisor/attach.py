@@ -58,7 +58,7 @@ def attach(job: Job, options: AttachOptions, environ: Mapping[str, str]) -> int:
         return _run_rank_0(job, info, endpoint, environ)
     if head and token:
         address = HeadAddress(token, head)
-        return agent.run(lambda: address, info.rank, info.size, job.init_timeout, environ, command=job.program)
+        return agent.run(lambda: address, [info.rank], info.size, job.init_timeout, environ, command=job.program)
 
     def find_head() -> HeadAddress | None:
         return prefer_given(rendezvous.read(), token, head)
@@ -67,7 +67,7 @@ def attach(job: Job, options: AttachOptions, environ: Mapping[str, str]) -> int:
         f"rank 0 has not left its address in {rendezvous.path}. Do all hosts share this directory? "
         f"--rendezvous names another; or give --head host:port, and {TOKEN} in the environment, alike on all ranks"
     )
-    return agent.run(find_head, info.rank, info.size, job.init_timeout, environ, not_found, command=job.program)
+    return agent.run(find_head, [info.rank], info.size, job.init_timeout, environ, not_found, command=job.program)
 
 
 def prefer_given(found: HeadAddress | None, token: str, head: tuple[Address, ...]) -> HeadAddress | None:

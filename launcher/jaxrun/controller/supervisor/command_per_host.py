@@ -1,4 +1,4 @@
-"""Runs one command per host (see backends): host 0 hosts the head and has a supervisor, the others only agents.
+"""Runs one command per host (see backends): host 0 hosts the head and has a supervisor, the others only an agent.
 
 The hosts know each other by a secret, which comes from JAXRUN_TOKEN, alike on all of them; or, where it is not set,
 from the file that host 0 writes into a directory that all share (channel/rendezvous.py), with its address.
@@ -14,7 +14,7 @@ from pathlib import Path
 from jaxrun.controller.supervisor.attach import prefer_given
 from jaxrun.controller.supervisor.remote import Endpoint
 from jaxrun.controller.supervisor.run import run
-from jaxrun.errors import UsageError
+from jaxrun.errors import JaxrunError, UsageError
 from jaxrun.node.channel.host_addresses import list_addresses
 from jaxrun.node.channel.reachability import answers
 from jaxrun.node.channel.rendezvous import RendezvousFile, rendezvous_file
@@ -59,7 +59,7 @@ def _run_other_host(
     direct: HeadAddress | None,
     rendezvous: RendezvousFile,
 ) -> int:
-    from jaxrun.node.agent import host_agents
+    from jaxrun.node.agent import remote as agent
 
     job = plan.job
     ranks = [worker.rank for worker in plan.workers if worker.host == f"--host-rank {job.host_rank}"]
@@ -72,9 +72,21 @@ def _run_other_host(
     where = f"the head at {job.head}" if direct else f"the head that {rendezvous.path} names"
     print_notice(f"host {job.host_rank} of {job.hosts}: {format_ranks(ranks)} of {len(plan.workers)} join {where}")
     print_notice("their output, and how the job goes, are shown on host 0")
-    status, said = host_agents.run(
-        find_head, ranks, len(plan.workers), job.init_timeout, environ, _not_found(job, rendezvous), job.program
-    )
+    said: list[str] = []
+    try:
+        status = agent.run(
+            find_head,
+            ranks,
+            len(plan.workers),
+            job.init_timeout,
+            environ,
+            _not_found(job, rendezvous),
+            command=job.program,
+            by_terminal=True,
+            on_lost=said.append,
+        )
+    except JaxrunError as error:
+        said, status = [str(error)], error.exit_code
     for text in said:
         print_notice(text)
     print_notice(

@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 import select
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
 from jaxrun.errors import ProtocolError
 from jaxrun.node.channel.connection import PEER_TIMEOUT_S, Connection
 from jaxrun.node.channel.event_loop import EventLoop
-from jaxrun.protocol.agent_messages import AgentReport, AgentToHead, OutputCredit
+from jaxrun.protocol.agent_messages import AgentReport, AgentToHead, OutputCredit, StartWorker, ToRanks
 from jaxrun.protocol.codec import encode
+from jaxrun.protocol.probe_messages import ProbePeers
 from jaxrun.protocol.worker_messages import DeviceReport, Hello
-from jaxrun.spec.job.spare_hosts import AGENTS_BY_RANK, AgentNumbers
 
 AgentConnection = Connection[AgentToHead]
 
@@ -27,10 +27,11 @@ class AgentConnections:
     An agent may connect on several paths at the same time, and keeps one of these connections: that on which it speaks.
     """
 
-    def __init__(self, loop: EventLoop, numbers: AgentNumbers = AGENTS_BY_RANK) -> None:
-        """`numbers` says which agents serve the ranks."""
+    def __init__(self, loop: EventLoop, agents: Mapping[int, tuple[int, ...]]) -> None:
+        """`agents` are the ranks of each agent, as in a Plan."""
         self._loop = loop
-        self.numbers = numbers
+        self._ranks = agents
+        self._agent_of = {rank: number for number, ranks in agents.items() for rank in ranks}
         self._by_number: dict[int, AgentConnection] = {}
         self._unsent: set[AgentConnection] = set()
         self._probed: dict[AgentConnection, int] = {}  # the bytes that had been queued with the last probe
@@ -48,6 +49,14 @@ class AgentConnections:
     def live(self) -> set[int]:
         """The agents that have a connection which is not lost."""
         return {number for number, connection in self._by_number.items() if not connection.lost_reason}
+
+    def ranks_of(self, number: int) -> tuple[int, ...]:
+        """The ranks of an agent; of one that the job does not know, the number, which the head then refuses."""
+        return self._ranks.get(number, (number,))
+
+    def waits(self, number: int) -> bool:
+        """Whether the agent waits on a spare host."""
+        return not self.ranks_of(number)
 
     def add_unused(self, number: int, connection: AgentConnection) -> None:
         """Keep a connection on which the agent has said nothing yet."""
@@ -71,12 +80,23 @@ class AgentConnections:
         return was_agents
 
     def send(self, ranks: Iterable[int], message: object) -> None:
-        """Send to those of `ranks` that are still connected."""
+        """Send to the agents of `ranks` that are still connected; names the ranks where they are not all of an agent's.
+
+        StartWorker has the rank in it, and ProbePeers is for the agent.
+        """
         frame = encode(message)
+        of_agents: dict[int, list[int]] = {}
         for rank in ranks:
-            connection = self._by_number.get(self.numbers.of_rank(rank))
+            of_agents.setdefault(self._agent_of.get(rank, rank), []).append(rank)
+        for number, some in of_agents.items():
+            connection = self._by_number.get(number)
             if connection is not None:
-                self._send(connection, frame)
+                whole = len(some) == len(self.ranks_of(number)) or isinstance(message, (StartWorker, ProbePeers))
+                self._send(connection, frame if whole else encode(ToRanks(tuple(some), frame)))
+
+    def send_to_agent(self, number: int, message: object) -> None:
+        if (connection := self._by_number.get(number)) is not None:
+            self.send_to(connection, message)
 
     def send_to(self, connection: AgentConnection, message: object) -> None:
         self._send(connection, encode(message))
@@ -93,11 +113,11 @@ class AgentConnections:
 
     def unanswered_ranks(self) -> list[int]:
         """The ranks whose host has not confirmed the last probe; what was sent later may well be on its way."""
-        ranks = self.numbers.ranks
         return sorted(
-            ranks.get(number, number)
+            rank
             for number, connection in self._by_number.items()
-            if connection.acknowledged_bytes() < self._probed.get(connection, 0) and number not in self.numbers.waiting
+            if connection.acknowledged_bytes() < self._probed.get(connection, 0)
+            for rank in self.ranks_of(number)
         )
 
     @property

@@ -1,18 +1,22 @@
-"""The agent in the launcher's own process: starts all workers of a job on this machine."""
+"""The agent in the launcher's own process, which starts all workers of a job on this machine, and the link to it."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxrun.analysis.diagnosis.job_outcome import JobOutcome
+from jaxrun.controller.supervisor.executor import Executor
 from jaxrun.node.agent.agent import Agent
-from jaxrun.node.agent.fork_server_keeper import ForkServerKeeper
-from jaxrun.node.agent.spawn import Spawner
+from jaxrun.node.agent.spawn import WorkerSetup
 from jaxrun.node.agent.subreaper import kill_all
-from jaxrun.node.agent.worker_group import WorkerGroup
+from jaxrun.node.agent.worker_group import KeptForkServer, WorkerGroup, start_fork_server
 from jaxrun.node.forkserver.client import ForkServer
-from jaxrun.records.event_log.actions import Finish
+from jaxrun.protocol.agent_messages import SignalWorker
+from jaxrun.records.event_log.actions import MessageToRank
+from jaxrun.records.event_log.events import LauncherSignalled
 from jaxrun.records.rundir.rundir import RunDir
 from jaxrun.spec.job.plan import Plan
 
@@ -30,7 +34,7 @@ class LocalAgent:
         """`fork_server` is the process that imports jax for all workers, if there is one."""
         self._environ = environ
         self._directory = directory
-        self._fork_servers = ForkServerKeeper(environ, fork_server)
+        self._fork_server = KeptForkServer(fork_server)
         self._forks = fork_server is not None
         self._gpu_memory: GpuMemory | None = None
 
@@ -44,35 +48,27 @@ class LocalAgent:
         """Run the workers to their end; nothing that they started is left, and all their output is handed over."""
         plan, guard = context.plan, context.guard
         self._wait_for_gpus(context)
-        server = self._fork_servers.take(plan)
+        setup = setup_of(plan, self._environ, self._directory.name, context.log_dir)
+        server = self._fork_server.take(setup)
         if server is None and self._forks and plan.attempt > 1:
-            server = self._fork_servers.start(plan)
+            server = start_fork_server(setup)
         # Workers of an inherited fork server lack the mark in their environment by which the guard finds others.
         unmarked = server is not None and server.inherited
-        spawner = Spawner(plan, self._environ, self._directory.name, context.log_dir)
         workers = WorkerGroup(
-            plan,
-            spawner,
+            setup,
             server,
             guard.add if unmarked else None,
-            new_server=(lambda: self._fork_servers.start(plan)) if self._forks and plan.job.max_restarts else None,
+            new_server=(lambda: start_fork_server(setup)) if self._forks and plan.job.max_restarts else None,
         )
-        agent = Agent(
-            workers,
-            context.dispatcher,
-            context.output,
-            context.signals,
-            context.clock,
-            context.parent,
-            context.terminal,
-        )
-        last = agent.run()
-        assert isinstance(last, Finish)
-        self._fork_servers.keep(workers.successor, plan)
+        executor = Executor(context)
+        agent = Agent(executor.loop, workers, context.output, executor.receive, context.clock)
+        outcome = executor.run(LocalLink(agent, executor))
+        self._fork_server.keep(workers.successor, setup)
         self._forks = self._forks and not workers.declined
-        kill_all(spare=(guard.pid, *self._fork_servers.pids))
+        kill_all(spare=(guard.pid, *self._fork_server.pids))
         agent.close()
-        return last.outcome
+        executor.loop.close()
+        return outcome
 
     def _wait_for_gpus(self, context: AttemptContext) -> None:
         """Before the first of several attempts, note how much of the GPUs is used; before the others, wait for it."""
@@ -90,4 +86,33 @@ class LocalAgent:
 
     def stop(self, exit_code: int) -> None:
         """Let a fork server end that waits for another attempt."""
-        self._fork_servers.close()
+        self._fork_server.close()
+
+
+def setup_of(plan: Plan, environ: Mapping[str, str], run_dir: str = "", flight_dir: Path | None = None) -> WorkerSetup:
+    """How the workers of a plan are started; `environ` is the launcher's own."""
+    told = tuple(plan.worker_env(worker, run_dir=run_dir) for worker in plan.workers)
+    return WorkerSetup(plan.argv, plan.base_env(environ), told, flight_dir)
+
+
+class LocalLink:
+    """AgentLink to the agent in this process."""
+
+    def __init__(self, agent: Agent, executor: Executor) -> None:
+        self._agent = agent
+        self._executor = executor
+
+    def start(self) -> None:
+        self._agent.start()
+
+    def send(self, ranks: tuple[int, ...], order: MessageToRank | SignalWorker) -> None:
+        self._agent.execute(ranks, order)
+
+    def on_signal(self, signum: int) -> None:
+        if signum == signal.SIGCHLD:
+            self._agent.on_child_exit()
+        else:
+            self._executor.handle(LauncherSignalled(signum))
+
+    def complete(self, outcome: JobOutcome) -> JobOutcome:
+        return outcome

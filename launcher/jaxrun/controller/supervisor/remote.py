@@ -14,6 +14,7 @@ from jaxrun.analysis.diagnosis.root_cause import find_culprits
 from jaxrun.analysis.verdict.restarts import Stop
 from jaxrun.controller.head.agent_registry import AgentRegistry, JobSpec
 from jaxrun.controller.supervisor.engine_abort import abort_job
+from jaxrun.controller.supervisor.executor import Executor
 from jaxrun.controller.supervisor.launch_process import LaunchProcess
 from jaxrun.controller.supervisor.running_engine import RunningEngine
 from jaxrun.controller.supervisor.server import AgentServer
@@ -31,7 +32,7 @@ from jaxrun.records.rundir.rundir import RunDir, attempt_directory
 from jaxrun.spec.backends import replan
 from jaxrun.spec.job.layout import wanted_platforms
 from jaxrun.spec.job.plan import Plan
-from jaxrun.spec.job.spare_hosts import assign_agents, replace_hosts
+from jaxrun.spec.job.spare_hosts import agents_by_rank, assign_agents, replace_hosts
 from jaxrun.terminal import print_notice
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Endpoint:
 
 
 class RemoteAgents:
-    """Agents of attempts.py: one for each worker, started by the launch command of the plan."""
+    """Agents of attempts.py: started by the launch command of the plan, one for each rank or for each host."""
 
     def __init__(
         self,
@@ -100,15 +101,15 @@ class RemoteAgents:
         placement, spares = [worker.host for worker in plan.workers], self._usable_spares(plan)
         choice = replace_hosts(placement, spares, self._lost_hosts(plan, outcome), plan.job.min_hosts)
         same_hosts = not choice.left_out and spares == plan.spare_hosts
-        if same_hosts and (self._serves(plan) or not plan.agents.of_ranks):
+        if same_hosts and (self._serves(plan) or _has_own_agents(plan)):
             return plan
         try:
             made = replan(plan, choice.placement, choice.spares, self._environ)
         except JaxrunError as error:
             return Stop(f"the job cannot be placed on other hosts: {error}")
-        numbers = assign_agents(choice.placement, self._agents_left(), choice.spares)
-        if numbers is not None:
-            made = replace(made, launch_command=plan.launch_command, agents=numbers)
+        agents = assign_agents(choice.placement, self._agents_left(), choice.spares)
+        if agents is not None:
+            made = replace(made, launch_command=plan.launch_command, agents=agents)
         return replace(
             made,
             left_out=(*plan.left_out, *choice.left_out),
@@ -138,8 +139,9 @@ class RemoteAgents:
         if self._spares is None or earlier is None:
             self._spares = SpareAgents(self._plan.launch_command.agent_hosts, self._registry)
         self._spares.begin_attempt(self._registry)
+        executor = Executor(replace(context, plan=self._plan))
         self._server = AgentServer(
-            replace(context, plan=self._plan),
+            executor,
             self._listener,
             self._engine.launch,
             self._job_info,
@@ -148,7 +150,7 @@ class RemoteAgents:
             spares=self._spares,
             earlier=earlier,
         )
-        return self._server.run()
+        return executor.run(self._server)
 
     def stop(self, exit_code: int) -> None:
         """Dismiss the agents: they end with 0, or, where somebody else started them, with `exit_code`.
@@ -187,7 +189,7 @@ class RemoteAgents:
         """Whether the launch command runs, and all agents are there that the ranks of this plan need."""
         if self._server is None or self._engine is None or self._engine.launch.reap():
             return False
-        return self._server.usable_agents >= set(map(plan.agents.of_rank, plan.host_of))
+        return self._server.usable_agents >= {number for number, ranks in plan.agents.items() if ranks}
 
     def _agents_left(self) -> dict[int, str]:
         """The hosts of the agents that can go on without some others, by number."""
@@ -206,7 +208,7 @@ class RemoteAgents:
 
     def _on_own_agents(self, plan: Plan) -> Plan:
         """The same plan for a launch command that is started now: each agent has the rank that is its number."""
-        if not plan.agents.of_ranks:
+        if _has_own_agents(plan):
             return plan
         return replan(plan, [worker.host for worker in plan.workers], plan.spare_hosts, self._environ)
 
@@ -267,6 +269,12 @@ def _is_started_by_hand(plan: Plan) -> bool:
     """Whether this process has started only some of the agents."""
     command = plan.launch_command
     return plan.job.host_rank is not None or bool(command and command.attached_to)
+
+
+def _has_own_agents(plan: Plan) -> bool:
+    """Whether the agents have the ranks that the launch command of the plan starts them with."""
+    started = agents_by_rank(len(plan.workers), _count_agents(plan))
+    return _is_started_by_hand(plan) or dict(plan.agents) == started
 
 
 def _job_spec(plan: Plan, user_env: Mapping[str, str], run_dir: str, log_dir: str, listen_addresses: str) -> JobSpec:

@@ -53,7 +53,7 @@ def _run_local(plan: Plan, environ: Mapping[str, str], started: float, early_ser
     directory = _open_run_dir(plan)
     held = _start_screen(plan, directory)
     guard = Guard(job_marker(plan.job_id), job_id=plan.job_id)  # forks, so it comes before any thread
-    fork_server = early.server_for(plan, environ, early_server)
+    fork_server = early.server_for(plan.argv, plan.base_env(environ), early_server, fork=plan.fork)
 
     from jaxrun.controller.supervisor.local import LocalAgent
     from jaxrun.controller.supervisor.supervise import supervise

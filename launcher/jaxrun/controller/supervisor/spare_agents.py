@@ -5,7 +5,7 @@ They have no rank, and the head knows nothing of them: they hold up no start, an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from jaxrun.controller.head.agent_registry import AgentRegistry
 from jaxrun.errors import NotUniformError, UnavailableError
@@ -55,12 +55,12 @@ class SpareAgents:
     def host_of(self, number: int) -> str:
         return self.hosts[number] if number < len(self.hosts) else "?"
 
-    def preparations(self, waiting: frozenset[int]) -> list[tuple[int, StartWorker]]:
+    def preparations(self, waiting: Collection[int]) -> list[tuple[int, StartWorker]]:
         """What those that wait prepare for, where that is known by now, and they were not told before."""
         if not self._registry.complete:
             return []
         told: list[tuple[int, StartWorker]] = []
-        for host in {self.host_of(number) for number in (waiting & self.ready) - self._prepared}:
+        for host in {self.host_of(number) for number in self.ready.intersection(waiting) - self._prepared}:
             numbers = sorted(number for number in waiting if self.host_of(number) == host)
             if not all(number in self._reports for number in numbers):
                 continue

@@ -1,8 +1,8 @@
 """Supervises one job from its first process to its exit code, wherever its agents are.
 
-    LocalAgent    (local.py)    one agent in this process, with all workers    ─┐            ┌─▶ Head, which decides
-                                                                                ├─ Dispatcher ─▶ events.jsonl
-    RemoteAgents  (remote.py)   mpirun or srun starts agents, which connect    ─┘            └─▶ actions for the agents
+    LocalAgent    (local.py)    one agent in this process, with all workers    ─┐
+                                                                                ├─▶ Executor ─▶ Dispatcher ─▶ Head
+    RemoteAgents  (remote.py)   mpirun or srun starts agents, which connect    ─┘
 
 The Finish action of the head ends an attempt to run the job; attempts.py begins the next, where there is one.
 verdict/decide.py makes the verdict and the exit code from the last one's outcome.

@@ -1,8 +1,8 @@
-"""`python -m jaxrun.node.agent [RANK SIZE]`: the agent of one worker, started by mpirun or srun; ends as the head says.
+"""`python -m jaxrun.node.agent [RANKS SIZE]`: an agent, as mpirun or srun starts it; ends as the head says.
 
-With FIRST-LAST for RANK: the agents of all those ranks. Without the two words, they are read from the variables of the
-launch command that AgentEnv names. Until an agent has found its head it watches its parent, the launch command or that
-one's daemon: if jaxrun is killed while it starts, nobody else tells the agent.
+RANKS are those that it has at first, such as 4-7. Without the two words there is one, which is read from the variables
+of the launch command that AgentEnv names. Until an agent has found its head it watches its parent, the launch command
+or that one's daemon: if jaxrun is killed while it starts, nobody else tells the agent.
 """
 
 from __future__ import annotations
@@ -22,26 +22,18 @@ def main() -> int:
     from jaxrun.protocol.connect import HeadAddress
     from jaxrun.protocol.env import AgentEnv
     from jaxrun.spec.job import cluster_env
+    from jaxrun.text import parse_ranks
 
     try:
         env = AgentEnv.from_env(os.environ)
         address = HeadAddress(env.token, parse_addresses(env.head))
-        if len(sys.argv) == 3 and "-" in sys.argv[1]:
-            from jaxrun.node.agent import host_agents
-
-            first, last = map(int, sys.argv[1].split("-"))
-            status, said = host_agents.run(
-                lambda: address, range(first, last + 1), int(sys.argv[2]), env.init_timeout, os.environ
-            )
-            for text in said:
-                print(f"jaxrun: {text}", file=sys.stderr)
-            return status
         if len(sys.argv) == 3:
-            rank, size = map(int, sys.argv[1:])
+            ranks = [rank for part in parse_ranks(sys.argv[1], "an agent") for rank in part]
+            size = int(sys.argv[2])
         else:
             info = cluster_env.read_rank_info(env.engine, os.environ)
-            rank, size = info.rank, info.size
-        return remote.run(lambda: address, rank, size, env.init_timeout, os.environ, check=_check_parent)
+            ranks, size = [info.rank], info.size
+        return remote.run(lambda: address, ranks, size, env.init_timeout, os.environ, check=_check_parent)
     except JaxrunError as error:
         print(f"jaxrun: {error}", file=sys.stderr)
         return error.exit_code

@@ -1,7 +1,7 @@
-"""Supervises the workers of one host: reports their messages and exits to the head, and executes the head's actions.
+"""Supervises the workers of one host: reports their messages and exits to the head, and executes the head's orders.
 
-The head is in this process, behind the supervisor's Dispatcher, or elsewhere, behind a HeadClient. The agent is the
-parent of its workers and, as a subreaper, of whatever they leave behind.
+The head is in this process, or elsewhere: whoever owns the event loop passes reports and orders on. The agent's process
+is the parent of its workers and, as a subreaper, of whatever they leave behind.
 """
 
 from __future__ import annotations
@@ -10,102 +10,69 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from jaxrun.analysis.diagnosis.stacks import FATAL_ERROR
 from jaxrun.errors import EXIT_SOFTWARE, ProtocolError
 from jaxrun.node.agent.oom import OomWatch, own_memory_cgroup
 from jaxrun.node.agent.pipes import OutputPipes
-from jaxrun.node.agent.signals import SignalPipe
 from jaxrun.node.agent.snapshot_reader import SnapshotReader
 from jaxrun.node.agent.worker_group import WorkerGroup
 from jaxrun.node.agent.worker_process import WorkerProcess
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.protocol.agent_messages import (
+    AgentMessage,
     ClockProbe,
     ClockReply,
     FaultNotInjected,
     FirstOutput,
+    ForkingDeclined,
     InjectFault,
-    NextAttempt,
-    Shutdown,
+    SignalWorker,
     StartWorker,
     WorkerExited,
 )
 from jaxrun.protocol.probe_messages import ProbePeers
 from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, ProgramDetailsRequest, RankQuery, RecorderSnapshot
 from jaxrun.protocol.worker_messages import Done, Failed, ProfileCalls, Run, WorkerStage
-from jaxrun.records.event_log.actions import (
-    Action,
-    Finish,
-    MessageToRank,
-    PrintLine,
-    ReadTerminalLine,
-    Send,
-    ShowTerminalText,
-    SignalRanks,
-)
+from jaxrun.records.event_log.actions import MessageToRank
 from jaxrun.records.event_log.event_checks import check_event
-from jaxrun.records.event_log.events import Event, FreshInterpreters, LauncherSignalled, TerminalLine
 from jaxrun.records.output.drain import OutputSink
 
-if TYPE_CHECKING:
-    from jaxrun.node.agent.head_client import ActionSource, DebuggerConsole, HeadInterface
-
-LastAction = Finish | NextAttempt | Shutdown
-
-_MESSAGES, _SIGNALS, _OUTPUT = range(3)  # the order in which readable descriptors are served
+MESSAGES, LISTENER, SIGNALS, OUTPUT = range(4)  # the order in which an event loop serves its readable descriptors
 
 
 class Agent:
-    """All workers of one plan on this host."""
+    """All workers of one host, or of one task, in one attempt."""
 
     def __init__(
         self,
+        loop: EventLoop,
         workers: WorkerGroup,
-        head: HeadInterface,
         output: OutputSink,
-        signals: SignalPipe,
+        report: Callable[[AgentMessage], None],
         clock: Callable[[], float],
-        source: ActionSource | None = None,
-        terminal: DebuggerConsole | None = None,
     ) -> None:
-        """`terminal` is there where the head is in this process."""
+        """`report` hands the head what happens, and may give orders before it returns."""
+        self._loop = loop
         self._workers = workers
-        self._head = head
         self._output = output
-        self._signals = signals
+        self._report = report
         self._clock = clock
-        self._source = source
-        self._terminal = terminal
-        self._pipes = OutputPipes(output, lambda rank: head.record(FirstOutput(rank)))
-        self._loop = EventLoop(clock)
+        self._pipes = OutputPipes(output, lambda rank: report(FirstOutput(rank)))
         self._oom = OomWatch(own_memory_cgroup())
         self._snapshots = SnapshotReader(workers, output, clock)
-        self._last: LastAction | None = None
 
-    def run(self) -> LastAction:
-        """Start the workers and serve them until the head says that it is over; returns its last action."""
-        loop, head = self._loop, self._head
-        loop.add_reader(self._signals.fileno(), _SIGNALS, self._on_signals)
-        if self._source is not None:
-            loop.add_reader(self._source.fileno(), _MESSAGES, self._on_actions)
-        if self._terminal is not None:
-            self._terminal.attach(loop, _MESSAGES, lambda line: self._report(TerminalLine(line)))
-        loop.add_poller(self._output.flush_due)
+    def start(self) -> None:
+        """Start the workers, and serve them in the loop from now on."""
+        loop, workers = self._loop, self._workers
         loop.add_poller(self._pause_or_resume_output)
         loop.add_timer(self._snapshots.deadline, self._report_snapshots)
-        loop.add_timer(head.deadline, lambda: self._execute_all(head.handle_timeouts()))
-        events = self._workers.start()
-        if self._workers.fork_server is not None:
-            loop.add_reader(self._workers.fork_server.channel.fileno(), _MESSAGES, self._on_fork_server)
+        events = workers.start()
+        if workers.fork_server is not None:
+            loop.add_reader(workers.fork_server.channel.fileno(), MESSAGES, self._on_fork_server)
         self._add_workers(events)
-        self._on_actions()  # those that came together with the order to start are not announced by the descriptor
-        while self._last is None:
-            loop.run_once()
-        return self._last
 
     def close(self) -> None:
         """Hand over what is still in the pipes and close everything."""
@@ -113,54 +80,25 @@ class Agent:
         self._pipes.close()
         self._workers.close()
         self._oom.close()
-        self._loop.close()
 
-    def _add_workers(self, events: Iterable[Event]) -> None:
-        """Listen to the workers that are there now, then report the events of their start."""
-        for worker in self._workers:
-            self._loop.add_reader(worker.pipes.channel.fileno(), _MESSAGES, partial(self._on_channel, worker))
-            self._pipes.add(worker.rank, worker.pipes.out, worker.pipes.err)
-        self._report_all(events)
+    # ---- orders of the head
 
-    def _pause_or_resume_output(self) -> None:
-        """Read what the workers write only while the output takes more: their pipes then stop them."""
-        fd = self._pipes.fileno()
-        if self._output.congested:
-            self._loop.remove_reader(fd)
-        elif not self._loop.has_reader(fd):
-            self._loop.add_reader(fd, _OUTPUT, self._pipes.read_ready)
+    def execute(self, ranks: Iterable[int], order: MessageToRank | SignalWorker) -> None:
+        """Carry out what is meant for the agent of these ranks, and send their workers the rest."""
+        if isinstance(order, SignalWorker):
+            self.signal(tuple(ranks), order.signum)
+            return
+        for rank in ranks:
+            self._deliver(rank, order)
 
-    # ---- events to the head, and its actions
-
-    def _report_all(self, events: Iterable[Event]) -> None:
-        for event in events:
-            self._report(event)
-
-    def _report(self, event: Event) -> None:
-        self._execute_all(self._head.handle(event))
-
-    def _execute_all(self, actions: Iterable[Action]) -> None:
-        for action in actions:
-            self._execute(action)
-
-    def _execute(self, action: Action) -> None:
-        match action:
-            case Send():
-                for rank in action.ranks:
-                    self._deliver(rank, action.message)
-            case SignalRanks():
-                self._signal(action)
-            case PrintLine():
-                self._output.print_line(f"jaxrun: {action.text}" if action.text else "", status=action.status)
-            case ShowTerminalText() if self._terminal is not None:
-                self._terminal.show(action.text)
-            case ReadTerminalLine() if self._terminal is not None:
-                self._terminal.read_line()
-            case Finish() | NextAttempt() | Shutdown():
-                self._last = action
+    def signal(self, ranks: Sequence[int], signum: int) -> None:
+        if signum == signal.SIGKILL:
+            for rank in ranks:
+                self._pipes.hide(rank)  # its resource tracker will complain of what it had no time to remove
+        for rank in ranks:
+            self._workers[rank].signal(signum)
 
     def _deliver(self, rank: int, message: MessageToRank) -> None:
-        """Carry out what is meant for the agent of this rank, and send its worker the rest."""
         worker = self._workers[rank]
         match message:
             case InjectFault():
@@ -183,22 +121,31 @@ class Agent:
                 if isinstance(message, Run):
                     self._workers.prepare_successor()
 
-    def _signal(self, action: SignalRanks) -> None:
-        if action.signum == signal.SIGKILL:
-            # All stand still before the first is killed, or they would see each other die, and complain.
-            for rank in action.ranks:
-                self._workers[rank].signal(signal.SIGSTOP)
-            # Its resource tracker will complain of what it had no time to remove.
-            for rank in action.ranks:
-                self._pipes.hide(rank)
-        for rank in action.ranks:
-            self._workers[rank].signal(action.signum)
-
     # ---- what happens
 
-    def _on_actions(self) -> None:
-        if self._source is not None:
-            self._execute_all(self._source.receive())
+    def on_child_exit(self) -> None:
+        """SIGCHLD has come: report the ends of workers, and what a py-spy has found that has ended."""
+        self._reap()
+        self._report_snapshots()
+
+    def _report_all(self, events: Iterable[AgentMessage]) -> None:
+        for event in events:
+            self._report(event)
+
+    def _add_workers(self, events: Iterable[AgentMessage]) -> None:
+        """Listen to the workers that are there now, then report the events of their start."""
+        for worker in self._workers:
+            self._loop.add_reader(worker.pipes.channel.fileno(), MESSAGES, partial(self._on_channel, worker))
+            self._pipes.add(worker.rank, worker.pipes.out, worker.pipes.err)
+        self._report_all(events)
+
+    def _pause_or_resume_output(self) -> None:
+        """Read what the workers write only while the output takes more: their pipes then stop them."""
+        fd = self._pipes.fileno()
+        if self._output.congested:
+            self._loop.remove_reader(fd)
+        elif not self._loop.has_reader(fd):
+            self._loop.add_reader(fd, OUTPUT, self._pipes.read_ready)
 
     def _on_fork_server(self) -> None:
         server = self._workers.fork_server
@@ -209,7 +156,7 @@ class Agent:
             self._loop.remove_reader(fd)
         self._report_all(events)
         if self._workers.declined:
-            self._head.record(FreshInterpreters(self._workers.declined))
+            self._report(ForkingDeclined(self._workers.declined))
             for worker in self._workers:
                 self._loop.remove_reader(worker.pipes.channel.fileno())
                 self._pipes.remove(worker.rank)
@@ -245,14 +192,6 @@ class Agent:
 
     def _report_snapshots(self) -> None:
         self._report_all(self._snapshots.poll())
-
-    def _on_signals(self) -> None:
-        for signum in self._signals.receive():
-            if signum == signal.SIGCHLD:
-                self._reap()
-                self._report_snapshots()  # a py-spy may have ended
-            else:
-                self._report(LauncherSignalled(signum))
 
     def _reap(self) -> None:
         by_pid = {worker.pid: worker for worker in self._workers if worker.live}

@@ -5,13 +5,12 @@ The driver may take a second to answer, or never do so: nobody waits for it here
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 
+from jaxrun.node.agent.spawn import WorkerSetup
 from jaxrun.spec.job.devices import CUDA_VISIBLE_VARIABLE, visible_devices
 from jaxrun.spec.job.nvml import NvmlQuestion, NvmlReading, ask_nvml
-from jaxrun.spec.job.plan import Plan
 
 _INTERVAL_S = 2.0  # at least, between two questions
 _KNOWN_S = 10.0  # for which an answer is good, since the question
@@ -26,11 +25,11 @@ GpuLoad = tuple[float, int]  # per cent, and bytes that are used; -1 where that 
 
 
 class GpuWatch:
-    """How busy the GPUs of the workers of one plan are, while somebody asks; nothing is read where they have none."""
+    """How busy the GPUs of the workers of one agent are, while somebody asks; nothing is read where they have none."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._ordinals = {worker.rank: worker.local_device_ids for worker in plan.workers if worker.local_device_ids}
-        self._set_env = plan.set_env
+    def __init__(self, setup: WorkerSetup) -> None:
+        self._ordinals = {worker.rank: worker.local_device_ids for worker in setup.workers if worker.local_device_ids}
+        self._environ = setup.environ
         self._question: NvmlQuestion | None = None
         self._asked_at = float("-inf")
         self._known_at = float("-inf")
@@ -45,7 +44,7 @@ class GpuWatch:
             return {}
         now = time.monotonic()
         if self._question is not None and (reading := self._question.wait(0)) is not None:
-            visible = {**os.environ, **self._set_env}.get(CUDA_VISIBLE_VARIABLE)
+            visible = self._environ.get(CUDA_VISIBLE_VARIABLE)
             self._loads, self._known_at = loads_of_ranks(reading, visible, self._ordinals), self._asked_at
             self._question = None
         if self._question is None and now >= self._asked_at + _INTERVAL_S:

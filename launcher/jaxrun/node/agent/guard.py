@@ -14,17 +14,19 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
 from jaxrun.node.agent.descendants import Descendants
 from jaxrun.node.agent.process_tree import TRACKER_GRACE_S, children, group_members, is_tracker, kill
+from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.protocol.compiled_programs import remove_all_of_job
-from jaxrun.protocol.names import JOB_ID
+from jaxrun.protocol.names import JOB_ID, RANK
 
 _SWEEP_TIMEOUT_S = 2.0
 _SWEEP_PAUSE_S = 0.02
 _ADOPTION_TIMEOUT_S = 1.0  # for the kernel to give the owner's children another parent, once its files are closed
+_AGENTS_GRACE_S = 1.0  # for agents to notice that the head is gone, and to end what their ranks have started
 _TERM_GRACE_S = 1.5
 _LOOK_PAUSE_S = 0.1  # between two looks at the owner's descendants
 _DESCENDANTS_SHARE = 0.005  # of one core at most, to look at all; else only at children, whom orphans have joined
@@ -34,25 +36,54 @@ _DISARM = b"."
 class Guard:
     """The owner's handle on its guard process."""
 
-    def __init__(self, *marks: str, launch_mark: str = "", sigterm: bool = True, job_id: str = "") -> None:
+    def __init__(
+        self,
+        mark: str = "",
+        ranks: Sequence[int] = (),
+        *,
+        launch_mark: str = "",
+        sigterm: bool = True,
+        job_id: str = "",
+    ) -> None:
         """Fork the guard: to be called while the owner has one thread and has started nothing.
 
-        `marks` are variables, "NAME=value": processes that have all of them in their environment are killed, and all
-        that the owner has started. Without any, only the process groups of `add` are; and with a `launch_mark` the
-        children of the owner that have this one, if `sigterm` after a SIGTERM, by which an mpirun or srun ends what it
-        has started on other hosts, too. What the ranks of `job_id` have shared in memory is removed.
+        `mark` is a variable, "NAME=value": processes that have it in their environment are killed, those of some
+        `ranks` alone if any are given, and all that the owner has started. Without one, only the process groups of
+        `add` are; and with a `launch_mark` the children of the owner that have this one, if `sigterm` after a SIGTERM,
+        by which an mpirun or srun ends what it has started on other hosts, too. What the ranks of `job_id` have shared
+        in memory is removed.
         """
+        self._orders = mark, ranks, launch_mark, sigterm, job_id
+        self._groups: list[int] = []
+        self._start()
+
+    def _start(self) -> None:
         watched, self._held = os.pipe()
         owner = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
             os.close(self._held)
-            _watch(watched, owner, marks, launch_mark, sigterm, job_id)
+            _watch(watched, owner, *self._orders)
         os.close(watched)
+        for group in self._groups:
+            self._write(b"%d\n" % group)
 
     def add(self, group: int) -> None:
         """Have the guard kill this process group, too."""
-        os.write(self._held, b"%d\n" % group)
+        self._groups.append(group)
+        self._write(b"%d\n" % group)
+
+    def attach(self, loop: EventLoop, order: int, notify: Callable[[str], None]) -> None:
+        """Watch the guard: in the place of one that has ended another is started, and `notify` is called."""
+
+        def replace() -> None:
+            loop.remove_reader(self._held)
+            self._let_go()
+            self._start()
+            self.attach(loop, order, notify)
+            notify("the process that would clean up after a kill -9 of jaxrun has ended; another takes its place")
+
+        loop.add_reader(self._held, order, replace)  # the end of a pipe that nobody reads any more is ready
 
     def leave_to_parent(self) -> None:
         """In a fork of the owner: let go of the guard, which watches the owner alone."""
@@ -63,8 +94,14 @@ class Guard:
         """End the guard, which kills nothing then. May be called again."""
         if self._held < 0:
             return
-        with contextlib.suppress(OSError):
-            os.write(self._held, _DISARM)
+        self._write(_DISARM)
+        self._let_go()
+
+    def _write(self, data: bytes) -> None:
+        with contextlib.suppress(BrokenPipeError):  # it has been killed
+            os.write(self._held, data)
+
+    def _let_go(self) -> None:
         os.close(self._held)
         self._held = -1
         with contextlib.suppress(ChildProcessError):
@@ -76,38 +113,44 @@ def job_marker(job_id: str) -> str:
     return f"{JOB_ID}={job_id}"
 
 
-def find_marked(*marks: str) -> Iterable[int]:
-    """The processes of this user that were started with all these marks in their environment."""
-    wanted = {mark.encode() for mark in marks}
+def find_marked(mark: str, *any_of: str) -> Iterable[int]:
+    """The processes of this user that were started with this variable in their environment, and one of the others."""
+    wanted, others = mark.encode(), {other.encode() for other in any_of}
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
-                if wanted <= set(file.read().split(b"\0")):
+                variables = set(file.read().split(b"\0"))
+                if wanted in variables and (not others or others & variables):
                     yield int(name)
 
 
-def _watch(pipe: int, owner: int, marks: tuple[str, ...], launch_mark: str, sigterm: bool, job_id: str) -> NoReturn:
+def _watch(
+    pipe: int, owner: int, mark: str, ranks: Sequence[int], launch_mark: str, sigterm: bool, job_id: str
+) -> NoReturn:
     try:
         os.setsid()  # a terminal's Ctrl-C is for the owner alone
+        signal.set_wakeup_fd(-1)  # which one that replaces another would share with its owner
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         # Or whoever reads the owner's output would wait until the guard closes its copy of the pipe.
         os.dup2(pipe, 0)
         os.closerange(1, 4096)
-        descent = Descendants(owner, spare=os.getpid()) if marks else None
+        descent = Descendants(owner, spare=os.getpid()) if mark else None
         received = b""
         while data := _read(descent):
             received += data
             if data.endswith(_DISARM):
                 os._exit(0)
         if descent is not None:
-            descent.freeze(lambda: _find(marks))
+            descent.freeze(lambda: _find(mark, ranks))
         groups = {int(group) for group in received.split()}
         if launch_mark:
             groups |= _orphans_beside(owner, launch_mark)
+            # An srun that ends first has Slurm kill the agents, and their guards, before they have done so.
+            _wait_for_end(groups, _AGENTS_GRACE_S)
             if sigterm:
                 _terminate(groups)
-        _sweep(groups, lambda: descent.living() | _find(marks) if descent is not None else set())
+        _sweep(groups, lambda: descent.living() | _find(mark, ranks) if descent is not None else set())
         if job_id:
             remove_all_of_job(job_id)
     finally:
@@ -127,9 +170,9 @@ def _read(descent: Descendants | None) -> bytes:
     return os.read(0, 4096)
 
 
-def _find(marks: tuple[str, ...]) -> set[int]:
-    """The processes that bear the marks."""
-    return {*find_marked(*marks)} - {os.getpid()}
+def _find(mark: str, ranks: Sequence[int]) -> set[int]:
+    """The processes that bear the mark, of these ranks alone if any are given."""
+    return {*find_marked(mark, *(f"{RANK}={rank}" for rank in ranks))} - {os.getpid()}
 
 
 def _orphans_beside(owner: int, mark: str) -> set[int]:
@@ -148,7 +191,11 @@ def _terminate(groups: set[int]) -> None:
     for group in groups:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGTERM)
-    until = time.monotonic() + _TERM_GRACE_S
+    _wait_for_end(groups, _TERM_GRACE_S)
+
+
+def _wait_for_end(groups: set[int], seconds: float) -> None:
+    until = time.monotonic() + seconds
     while time.monotonic() < until and any(map(group_members, groups)):
         time.sleep(_SWEEP_PAUSE_S)
 

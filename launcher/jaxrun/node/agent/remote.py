@@ -1,4 +1,4 @@
-"""An agent on another host than the head: connects to it, reports its host, and supervises one worker for it.
+"""An agent on another host than the head: connects to it, reports its host, and supervises workers for it.
 
 Where the job is started again after a failure, the agent stays: it ends what is left of the attempt, and reports anew.
 """
@@ -17,39 +17,45 @@ from pathlib import Path
 
 from jaxrun import RUNTIME
 from jaxrun.clock import Clock
-from jaxrun.errors import NotUniformError
+from jaxrun.errors import EXIT_SIGNAL_BASE, EXIT_UNAVAILABLE, NotUniformError
 from jaxrun.node.agent import subreaper
-from jaxrun.node.agent.agent import Agent
-from jaxrun.node.agent.fork_server_keeper import ForkServerKeeper
+from jaxrun.node.agent.agent import MESSAGES, SIGNALS, Agent
 from jaxrun.node.agent.gpus import GpuMemory
 from jaxrun.node.agent.guard import Guard, job_marker
-from jaxrun.node.agent.head_client import HEAD_LOST, HeadClient
 from jaxrun.node.agent.host_probe import HostProbe
 from jaxrun.node.agent.report import make_report, plain_address
 from jaxrun.node.agent.signals import SignalPipe
-from jaxrun.node.agent.spawn import Spawner
-from jaxrun.node.agent.worker_group import WorkerGroup
+from jaxrun.node.agent.spawn import WorkerSetup
+from jaxrun.node.agent.worker_group import KeptForkServer, WorkerGroup, start_fork_server
 from jaxrun.node.channel.connection import HEAD_TO_AGENT, Connection
+from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.protocol.agent_messages import (
     AgentConnected,
+    AgentOrder,
     AgentRefused,
     AgentReport,
     AgentSignalled,
     HeadToAgent,
     JobInfo,
     NextAttempt,
+    OutputCredit,
     Shutdown,
     StartWorker,
+    ToRanks,
 )
+from jaxrun.protocol.codec import MessageDecoder, message_types
 from jaxrun.protocol.connect import HeadAddress, connect
-from jaxrun.protocol.names import RANK
+from jaxrun.protocol.env import WorkerEnv
+from jaxrun.protocol.names import JOB_ID
 from jaxrun.protocol.probe_messages import ProbePeers
+from jaxrun.protocol.worker_messages import AgentToWorker
 from jaxrun.records.output.relay import Relay
 from jaxrun.spec.job.environment import inherited_job_variables
-from jaxrun.spec.job.job import Job
-from jaxrun.spec.job.plan import Plan, Worker
+from jaxrun.text import format_ranks
 
-_Order = StartWorker | NextAttempt | Shutdown
+HEAD_LOST = Shutdown(EXIT_UNAVAILABLE)  # said by no head: known by its identity
+_Order = tuple[StartWorker, ...] | NextAttempt | Shutdown
+_ORDERS = message_types(AgentOrder | AgentToWorker)
 _SIGNALS = (
     signal.SIGCHLD,
     signal.SIGINT,
@@ -62,37 +68,39 @@ _SIGNALS = (
 
 def run(
     find_head: Callable[[], HeadAddress | None],
-    rank: int,
+    ranks: Sequence[int],
     size: int,
     timeout: float,
     environ: Mapping[str, str],
     not_found: str = "",
     *,
     command: Sequence[str] = (),
+    by_terminal: bool = False,
     on_lost: Callable[[str], None] = lambda text: None,
     check: Callable[[], None] = lambda: None,
 ) -> int:
-    """Be the agent of `rank`; returns the status to end with.
+    """Be the agent of `ranks` of a job of this size, at first; returns the status to end with.
 
     `find_head` is called again for each attempt to connect, for `timeout` seconds. UnavailableError if no head is
     found, and `not_found` explains why `find_head` returns None; NotUniformError if the job has no use for this agent.
-    `command` is the program with which a person has started this agent; `on_lost` is called with a sentence where the
-    head is lost before it has said that the job is over.
+    `command` is the program with which a person has started this agent; `by_terminal`: a second Ctrl-C ends it at once.
+    `on_lost` is called with a sentence where the head is lost before it has said that the job is over.
     `check` is called now and then until a head is found, and may raise UnavailableError.
     """
-    head = connect(find_head, rank, timeout, not_found, check=check)
+    number = ranks[0]
+    head = connect(find_head, number, timeout, not_found, name=format_ranks(ranks), check=check)
     address = plain_address(head.connection.getpeername()[0])
     try:
         with SignalPipe(_SIGNALS) as signals:
             subreaper.become_subreaper()
             connection: Connection[HeadToAgent] = Connection(head.connection, HEAD_TO_AGENT, head.tags)
-            connection.send(AgentConnected(rank, os.uname().nodename))  # what it reports may take a while to find out
+            connection.send(AgentConnected(number, os.uname().nodename))  # what it reports takes a while to find out
             report = partial(make_report, size, head, environ, tuple(command))
-            job = _AgentJob(rank, connection, signals, environ, report)
-            with HostProbe(rank, environ, connection, head.token) as probe:
+            job = _AgentJob(number, ranks, connection, signals, environ, report, by_terminal=by_terminal)
+            with HostProbe(number, environ, connection, head.token) as probe:
                 order = job.wait_for_order(probe)
             while not isinstance(order, Shutdown):
-                order = job.supervise_worker(order) if isinstance(order, StartWorker) else job.report_again(order)
+                order = job.report_again(order) if isinstance(order, NextAttempt) else job.supervise_workers(order)
             if order is HEAD_LOST:
                 on_lost(f"the head at {address} was lost: its host is gone, or jaxrun there was killed")
             return order.status
@@ -101,23 +109,28 @@ def run(
 
 
 class _AgentJob:
-    """What an agent does for one job, order by order; `rank` is the first that it has."""
+    """What an agent does for one job, order by order; `ranks` are those that it has at first."""
 
     def __init__(
         self,
-        rank: int,
+        number: int,
+        ranks: Sequence[int],
         connection: Connection[HeadToAgent],
         signals: SignalPipe,
         environ: Mapping[str, str],
         report: Callable[[JobInfo, int], AgentReport],
+        *,
+        by_terminal: bool,
     ) -> None:
-        self._rank = rank
+        self._number = number
+        self._ranks = tuple(ranks)
         self._connection = connection
         self._signals = signals
         self._environ = environ
         self._report = report
+        self._stops_left = 1 if by_terminal else None  # until a signal that asks for the end does not ask the head
         self._info = JobInfo("", "", ())
-        self._fork_servers = ForkServerKeeper(environ)
+        self._fork_server = KeptForkServer()
         self._gpu_memory: GpuMemory | None = None
 
     def wait_for_order(self, probe: HostProbe | None = None) -> _Order:
@@ -127,82 +140,145 @@ class _AgentJob:
         agent.
         """
         connection, signals = self._connection, self._signals
+        starts: dict[int, StartWorker] = {}
         while True:
             select.select([connection.fileno(), signals.fileno()], [], [])
             for signum in signals.receive():
-                if signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                    connection.send(AgentSignalled(self._rank, signum))
+                if signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) and (order := self._on_stop(signum)):
+                    return order
             messages = connection.receive()
             for index, message in enumerate(messages, 1):
-                if isinstance(message, JobInfo):
-                    self._info = message
-                    report = self._report(message, self._rank)
-                    if report.gpu_names and message.restarts:
-                        self._gpu_memory = GpuMemory.visible_with(self._environ)
-                    connection.send(report)
-                    if message.probe and probe is not None:
-                        probe.send_facts(sees_run_dir=report.can_write_run_dir)
-                if isinstance(message, ProbePeers) and probe is not None:
-                    probe.probe_peers(message)
-                if isinstance(message, AgentRefused):
-                    raise NotUniformError(message.reason)
-                if isinstance(message, StartWorker) and message.waits:
-                    self._prepare(message)
-                elif isinstance(message, (StartWorker, NextAttempt, Shutdown)):
-                    connection.push_back(messages[index:])
-                    return message
+                match message:
+                    case JobInfo():
+                        self._info = message
+                        report = self._report(message, self._number)
+                        if report.gpu_names and message.restarts:
+                            self._gpu_memory = GpuMemory.visible_with(self._environ)
+                        connection.send(report)
+                        if message.probe and probe is not None:
+                            probe.send_facts(sees_run_dir=report.can_write_run_dir)
+                    case ProbePeers() if probe is not None:
+                        probe.probe_peers(message)
+                    case AgentRefused():
+                        raise NotUniformError(message.reason)
+                    case StartWorker(waits=True):
+                        self._prepare(message)
+                    case StartWorker():
+                        starts[message.rank] = message
+                        if len(starts) == len(self._ranks):
+                            connection.push_back(messages[index:])
+                            return tuple(start for _, start in sorted(starts.items()))
+                    case NextAttempt() | Shutdown():
+                        connection.push_back(messages[index:])
+                        return message
             if connection.lost_reason:
                 return HEAD_LOST
 
     def report_again(self, order: NextAttempt) -> _Order:
         """Report for the next attempt, in which nothing of the earlier one is left, and wait for what comes."""
-        self._rank = order.rank
-        subreaper.kill_all(spare=self._fork_servers.pids)
+        self._ranks = order.ranks
+        subreaper.kill_all(spare=self._fork_server.pids)
         if self._gpu_memory is not None:
             self._gpu_memory.wait_until_free(self._log, self._is_stopped)
-        self._connection.send(replace(self._report(self._info, self._rank), attempt=order.attempt))
+        self._connection.send(replace(self._report(self._info, self._number), attempt=order.attempt))
         return self.wait_for_order()
+
+    def _on_stop(self, signum: int) -> Shutdown | None:
+        """A signal asks for the end: the head decides, unless somebody at a terminal insists."""
+        if self._stops_left == 0:
+            return Shutdown(EXIT_SIGNAL_BASE + signum)
+        if self._stops_left is not None:
+            self._stops_left -= 1
+        self._connection.send(AgentSignalled(self._number, signum))
+        return None
 
     def _prepare(self, start: StartWorker) -> None:
         """Start the process from which the worker is forked that this agent may get in a later attempt."""
-        plan = _plan_of_worker(start, self._info.job_id, self._environ)
-        self._fork_servers.keep(self._fork_servers.start(plan) if start.fork else None, plan)
+        setup = _setup_of((start,), self._info.job_id, self._environ)
+        self._fork_server.keep(start_fork_server(setup) if start.fork else None, setup)
 
     def _log(self, text: str) -> None:
         """Write to the log of the engine, as agents have no other screen between two attempts."""
-        print(f"jaxrun: rank {self._rank} on {os.uname().nodename}: {text}", file=sys.stderr, flush=True)
+        print(f"jaxrun: {format_ranks(self._ranks)} on {os.uname().nodename}: {text}", file=sys.stderr, flush=True)
 
     def _is_stopped(self) -> bool:
         """Whether somebody asks for the end: by a signal, or the head, which sends nothing else now."""
         return self._signals.stop_requested or bool(select.select([self._connection.fileno()], [], [], 0)[0])
 
-    def supervise_worker(self, start: StartWorker) -> _Order:
-        """Start the worker and serve it until the head ends the attempt or the job, or is lost; returns its order."""
-        connection = self._connection
-        job_id = self._info.job_id
-        guard = Guard(job_marker(job_id), f"{RANK}={start.rank}", job_id=job_id)  # forks, so it comes before any thread
+    def supervise_workers(self, starts: tuple[StartWorker, ...]) -> _Order:
+        """Start the workers and serve them until the head ends attempt or job, or is lost; returns its order."""
+        job_id, first = self._info.job_id, starts[0]
+        guard = Guard(job_marker(job_id), self._ranks, job_id=job_id)  # forks, so it comes before any thread
         try:
-            plan = _plan_of_worker(start, self._info.job_id, self._environ)
-            log_dir = _make_log_dir(start.log_dir)
-            fork_server = self._fork_servers.take(plan)
-            workers = WorkerGroup(
-                plan,
-                Spawner(plan, self._environ, start.run_dir, log_dir),
-                fork_server,
-                new_server=(lambda: self._fork_servers.start(plan)) if start.fork else None,
-            )
-            relay = Relay(start.rank, connection, start.log_dir, shown=start.show_output)
-            head = HeadClient(start.rank, connection, relay)
-            agent = Agent(workers, head, relay, self._signals, Clock(), head)
-            last = agent.run()
-            self._fork_servers.keep(workers.successor, plan)
-            subreaper.kill_all(spare=(guard.pid, *self._fork_servers.pids))
+            setup = _setup_of(starts, job_id, self._environ)
+            server = self._fork_server.take(setup)
+            if server is None and first.fork and len(starts) > 1:  # one import of jax for all of them
+                server = start_fork_server(setup)
+            new_server = (lambda: start_fork_server(setup)) if first.fork and self._info.restarts else None
+            workers = WorkerGroup(setup, server, new_server=new_server)
+            shown = [start.rank for start in starts if start.show_output]
+            relay = Relay(self._ranks, self._connection, first.log_dir, shown=shown)
+            clock = Clock()
+            loop = EventLoop(clock)
+            agent = Agent(loop, workers, relay, self._connection.send, clock)
+            guard.attach(loop, SIGNALS, relay.print_line)
+            order = self._serve(loop, agent, relay)
+            self._fork_server.keep(workers.successor, setup)
+            subreaper.kill_all(spare=(guard.pid, *self._fork_server.pids))
             agent.close()
+            loop.close()
             relay.close()
-            return last if isinstance(last, (NextAttempt, Shutdown)) else HEAD_LOST
+            return order
         finally:
-            subreaper.kill_all(spare=(guard.pid, *self._fork_servers.pids))
+            subreaper.kill_all(spare=(guard.pid, *self._fork_server.pids))
             guard.disarm()
+
+    def _serve(self, loop: EventLoop, agent: Agent, relay: Relay) -> _Order:
+        """Run the agent until the head's last order, or its loss, by which the workers are killed."""
+        last: _Order | None = None
+        ranks = self._ranks
+
+        def kill_all(order: Shutdown) -> Shutdown:
+            for signum in (signal.SIGSTOP, signal.SIGKILL):
+                agent.signal(ranks, signum)
+            return order
+
+        def on_orders() -> None:
+            nonlocal last
+            for message in self._connection.receive():
+                match message:
+                    case OutputCredit():
+                        relay.add_credit(message.bytes)
+                    case NextAttempt() | Shutdown():
+                        last = message
+                    case ToRanks():
+                        (order,) = MessageDecoder(_ORDERS).feed(message.frame)
+                        agent.execute(message.ranks, order)
+                    case JobInfo() | AgentRefused():
+                        pass  # which come before the workers start
+                    case _:
+                        agent.execute(ranks, message)
+            if self._connection.lost_reason and last is None:
+                last = kill_all(HEAD_LOST)
+
+        def on_signals() -> None:
+            nonlocal last
+            for signum in self._signals.receive():
+                if signum == signal.SIGCHLD:
+                    agent.on_child_exit()
+                elif signum in (signal.SIGUSR1, signal.SIGUSR2):
+                    agent.signal(ranks, signum)
+                elif order := self._on_stop(signum):
+                    last = kill_all(order)
+
+        loop.add_reader(self._signals.fileno(), SIGNALS, on_signals)
+        loop.add_reader(self._connection.fileno(), MESSAGES, on_orders)
+        loop.add_poller(relay.flush_due)
+        agent.start()
+        on_orders()  # those that came together with the order to start are not announced by the descriptor
+        while last is None:
+            loop.run_once()
+        return last
 
 
 def _make_log_dir(name: str) -> Path | None:
@@ -214,28 +290,32 @@ def _make_log_dir(name: str) -> Path | None:
     return Path(name)
 
 
-def _plan_of_worker(start: StartWorker, job_id: str, environ: Mapping[str, str]) -> Plan:
-    """The plan of this one worker."""
-    module = start.program[0] == "-m"
-    program = start.program[1:] if module else start.program
-    worker = Worker(
+def _setup_of(starts: Sequence[StartWorker], job_id: str, environ: Mapping[str, str]) -> WorkerSetup:
+    """How the workers of this agent are started, which have the same host; their logs have a directory then."""
+    unset, first = inherited_job_variables(environ), starts[0]
+    kept = {name: value for name, value in environ.items() if name not in unset}
+    return WorkerSetup(
+        argv=(sys.executable, "-m", RUNTIME, *first.program),
+        environ={**kept, **first.environment, JOB_ID: job_id},
+        workers=tuple(_worker_env(start, job_id) for start in starts),
+        flight_dir=_make_log_dir(first.log_dir),
+    )
+
+
+def _worker_env(start: StartWorker, job_id: str) -> WorkerEnv:
+    return WorkerEnv(
+        job_id=job_id,
         rank=start.rank,
+        size=start.size,
         local_rank=start.local_rank,
         local_size=start.local_size,
         host=start.host,
+        channel_fd=-1,
+        stacks_fd=-1,
+        flight_fd=-1,
+        run_dir=start.run_dir,
         local_device_ids=start.local_device_ids,
-    )
-    return Plan(
-        job=Job(program=program, module=module, **asdict(start.settings)),
-        job_id=job_id,
-        workers=(worker,),
-        job_size=start.size,
-        argv=(sys.executable, "-m", RUNTIME, *start.program),
-        set_env=start.environment,
-        unset_env=inherited_job_variables(environ),
-        local_devices=None,
-        device_names=(),
-        fork=False,
         attempt=start.attempt,
         restart_reason=start.restart_reason,
+        **asdict(start.settings),
     )

@@ -17,14 +17,14 @@ from jaxrun.spec.job.devices import Gpus, probe_machine
 
 
 def make_report(
-    size: int, head: HeadConnection, environ: Mapping[str, str], command: tuple[str, ...], info: JobInfo, rank: int
+    size: int, head: HeadConnection, environ: Mapping[str, str], command: tuple[str, ...], info: JobInfo, number: int
 ) -> AgentReport:
-    """What the agent of `rank` is, sees and may use; `command` is what a person has typed to start it."""
+    """What the agent of this number is, sees and may use; `command` is what a person has typed to start it."""
     machine = probe_machine(info.platforms, environ)
     platform = next((name for name, gpus in machine.gpus.items() if gpus.names), next(iter(machine.gpus), ""))
     gpus = machine.gpus.get(platform, Gpus())
     return AgentReport(
-        rank=rank,
+        rank=number,
         size=size,
         command=command,
         host=machine.host,

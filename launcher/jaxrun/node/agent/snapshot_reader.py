@@ -42,7 +42,7 @@ class SnapshotReader:
         self._clock = clock
         self._requested: dict[int, _StacksRequest] = {}  # by rank
         self._native: list[tuple[RankReply, PySpy]] = []
-        self._gpus = GpuWatch(workers.plan)
+        self._gpus = GpuWatch(workers.setup)
 
     def request(self, rank: int, query: RankQuery) -> list[RankReply]:
         """Begin to answer a query; without stacks the reply is returned at once, any other by `poll`."""

@@ -12,15 +12,15 @@ import mmap
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jaxrun.node.forkserver.client import start_process
 from jaxrun.protocol.codec import encode
+from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF, TEXT_OFFSET, flight_file_name
 from jaxrun.protocol.forkserver_messages import FORK_DESCRIPTORS, ForkWorker
 from jaxrun.protocol.own_directory import open_own_directory
-from jaxrun.spec.job.plan import Plan, Worker
 from jaxrun.spec.job.standard_input import open_stdin
 
 _PIPE_BYTES = 2**20
@@ -78,35 +78,37 @@ class ForkRequest:
         self.ends.close()
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerSetup:
+    """How the workers of one agent are started in one attempt.
+
+    argv:        the command of each
+    environ:     the environment that they share
+    workers:     what each one is told besides; its descriptors are known when it is spawned
+    flight_dir:  where this host can write their flight recorders; None for nowhere
+    """
+
+    argv: tuple[str, ...]
+    environ: Mapping[str, str]
+    workers: tuple[WorkerEnv, ...]
+    flight_dir: Path | None = None
+
+
 class Spawner:
-    """Starts the workers of one plan. All methods may raise OSError."""
+    """Starts the workers of one set-up. All methods may raise OSError."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        environ: Mapping[str, str],
-        run_dir: str,
-        flight_dir: Path | None = None,
-    ) -> None:
-        """Make the workers' environment from the launcher's own `environ`.
+    def __init__(self, setup: WorkerSetup) -> None:
+        self._setup = setup
 
-        run_dir:       the job's run directory, as the workers are told of it
-        flight_dir:    the same, if this host can write flight recorders there
-        """
-        self._plan = plan
-        self._run_dir = run_dir
-        self._flight_dir = flight_dir if plan.job.lockstep != LOCKSTEP_OFF else None
-        self._environ = plan.base_env(environ)
-
-    def spawn(self, worker: Worker) -> tuple[int, WorkerPipes]:
+    def spawn(self, worker: WorkerEnv) -> tuple[int, WorkerPipes]:
         """Start one worker in an interpreter of its own; returns its process id."""
-        pipes, ends = self._connect(worker.rank)
-        env = {**self._environ, **self._env_for(worker, ends)}
+        pipes, ends = self._connect(worker)
+        env = {**self._setup.environ, **_variables(worker, ends)}
         files = (ends.stacks, ends.flight)
         for descriptor in (ends.channel, *files):
             os.set_inheritable(descriptor, True)
         try:
-            pid = start_process(self._plan.argv, env, (ends.stdin, ends.stdout, ends.stderr))
+            pid = start_process(self._setup.argv, env, (ends.stdin, ends.stdout, ends.stderr))
         except OSError:
             pipes.close()
             raise
@@ -116,25 +118,26 @@ class Spawner:
             os.set_inheritable(descriptor, False)
         return pid, pipes
 
-    def fork_request(self, worker: Worker) -> tuple[WorkerPipes, ForkRequest]:
+    def fork_request(self, worker: WorkerEnv) -> tuple[WorkerPipes, ForkRequest]:
         """Make the pipes of one worker and the request that the fork server needs; it answers with the process id."""
-        pipes, ends = self._connect(worker.rank)
-        return pipes, ForkRequest(encode(ForkWorker(worker.rank, self._env_for(worker, ends))), ends)
+        pipes, ends = self._connect(worker)
+        return pipes, ForkRequest(encode(ForkWorker(worker.rank, _variables(worker, ends))), ends)
 
-    def _env_for(self, worker: Worker, ends: _WorkerEnds) -> dict[str, str]:
-        descriptors = {"channel_fd": ends.channel, "stacks_fd": ends.stacks, "flight_fd": ends.flight}
-        return self._plan.worker_env(worker, run_dir=self._run_dir, **descriptors).to_env()
-
-    def _connect(self, rank: int) -> tuple[WorkerPipes, _WorkerEnds]:
+    def _connect(self, worker: WorkerEnv) -> tuple[WorkerPipes, _WorkerEnds]:
+        rank, recorded = worker.rank, worker.lockstep != LOCKSTEP_OFF
         ours, theirs = socket.socketpair()
         out, stdout = _pipe()
         err, stderr = _pipe()
         stacks = os.memfd_create(f"stacks-{rank}")
-        flight = _open_flight_recorder(rank, self._flight_dir)
-        stdin = open_stdin(self._plan.job.stdin, rank)
+        flight = _open_flight_recorder(rank, self._setup.flight_dir if recorded else None)
+        stdin = open_stdin(worker.stdin, rank)
         ours.setblocking(False)
         ends = _WorkerEnds(stdin, stdout, stderr, theirs.detach(), stacks, flight)
         return WorkerPipes(ours, out, err, stacks, flight), ends
+
+
+def _variables(worker: WorkerEnv, ends: _WorkerEnds) -> dict[str, str]:
+    return replace(worker, channel_fd=ends.channel, stacks_fd=ends.stacks, flight_fd=ends.flight).to_env()
 
 
 def _open_flight_recorder(rank: int, directory: Path | None) -> int:

@@ -4,38 +4,36 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
-from jaxrun.node.agent.spawn import ForkRequest, Spawner
+from jaxrun.node.agent.spawn import ForkRequest, Spawner, WorkerSetup
 from jaxrun.node.agent.worker_process import WorkerProcess
+from jaxrun.node.forkserver import early
 from jaxrun.node.forkserver.client import ForkServer
-from jaxrun.protocol.agent_messages import StartFailed, WorkerSpawned
+from jaxrun.protocol.agent_messages import AgentEvent, StartFailed, WorkerSpawned
 from jaxrun.protocol.compiled_programs import remove_shared_directory, shared_directory
 from jaxrun.protocol.forkserver_messages import ForkDeclined, SuccessorForked, WorkerForked
-from jaxrun.records.event_log.events import Event
-from jaxrun.spec.job.plan import Plan
 
 _CONCURRENT_FORKS = 16  # requests that the fork server's socket surely holds while it still imports jax
 
 
 class WorkerGroup:
-    """Workers by rank: forked where the plan says so; in fresh interpreters else, or where forking is declined."""
+    """Workers by rank: forked where there is a fork server, unless it declines; else in fresh interpreters."""
 
     def __init__(
         self,
-        plan: Plan,
-        spawner: Spawner,
+        setup: WorkerSetup,
         fork_server: ForkServer | None = None,
         on_forked: Callable[[int], None] | None = None,
         *,
         new_server: Callable[[], ForkServer | None] | None = None,
     ) -> None:
-        """`fork_server` was started for this plan, if it exists; `on_forked` is called with the pid of each fork.
+        """`fork_server` was started for this set-up, if it exists; `on_forked` is called with the pid of each fork.
 
         `new_server` starts another, if it can, for the next attempt; None where there is none to come.
         """
-        self.plan = plan
-        self._spawner = spawner
+        self.setup = setup
+        self._spawner = Spawner(setup)
         self._fork_server = fork_server
         self._on_forked = on_forked
         self._new_server = new_server
@@ -55,12 +53,12 @@ class WorkerGroup:
         """The process that imports jax for all workers, as long as it is needed."""
         return self._fork_server
 
-    def start(self) -> list[Event]:
+    def start(self) -> list[AgentEvent]:
         """Start the workers, or ask the fork server for them; returns what the head is to know of it."""
         if self._fork_server is None:
             return self.start_fresh()
         try:
-            for worker in self.plan.workers:
+            for worker in self.setup.workers:
                 pipes, request = self._spawner.fork_request(worker)
                 self._workers[worker.rank] = WorkerProcess(worker.rank, pipes)
                 self._requests.append(request)
@@ -70,22 +68,22 @@ class WorkerGroup:
         self._send_requests(_CONCURRENT_FORKS)
         return []
 
-    def receive_forked(self) -> list[Event]:
+    def receive_forked(self) -> list[AgentEvent]:
         """Handle the answers of the fork server. If they set `declined`, `start_fresh` must replace all workers."""
         assert self._fork_server is not None
-        events: list[Event] = []
+        events: list[AgentEvent] = []
         for answer in self._fork_server.receive():
             if self._fork_server is not None:  # else an answer before has settled everything
                 events += self._on_answer(answer)
         return events
 
-    def start_fresh(self) -> list[Event]:
+    def start_fresh(self) -> list[AgentEvent]:
         """Start every worker in an interpreter of its own, in place of those that were asked for."""
         for process in self:
             process.close()
         self._workers.clear()
-        events: list[Event] = []
-        for worker in self.plan.workers:
+        events: list[AgentEvent] = []
+        for worker in self.setup.workers:
             try:
                 pid, pipes = self._spawner.spawn(worker)
             except OSError as error:
@@ -104,10 +102,10 @@ class WorkerGroup:
         self._close_fork_server()
         for process in self:
             process.close()
-        for host in self.plan.hosts:
-            remove_shared_directory(shared_directory(self.plan.job_id, self.plan.attempt, host))
+        for job in {(worker.job_id, worker.attempt, worker.host) for worker in self.setup.workers}:
+            remove_shared_directory(shared_directory(*job))
 
-    def _on_answer(self, answer: WorkerForked | SuccessorForked | ForkDeclined | None) -> list[Event]:
+    def _on_answer(self, answer: WorkerForked | SuccessorForked | ForkDeclined | None) -> list[AgentEvent]:
         if isinstance(answer, WorkerForked):
             self._workers[answer.rank].pid = answer.pid
             if self._on_forked is not None:
@@ -126,7 +124,7 @@ class WorkerGroup:
         if all_forked:  # only the successor is missing: the next attempt starts a server of its own
             return []
         if answer is not None and answer.traceback:
-            text = f"jax could not be imported: {answer.reason}\nis it installed for {self.plan.argv[0]}?"
+            text = f"jax could not be imported: {answer.reason}\nis it installed for {self.setup.argv[0]}?"
             return [StartFailed(text, answer.traceback)]
         reason = "the process that imports jax for all workers has ended" if answer is None else answer.reason
         if any(process.pid for process in self):  # too late for fresh interpreters
@@ -141,7 +139,7 @@ class WorkerGroup:
                 self._fork_server.send(self._requests.popleft())
 
     def _start_failed(self, rank: int, error: OSError) -> StartFailed:
-        return StartFailed(f"rank {rank} could not be started: {error.strerror} ({self.plan.argv[0]})")
+        return StartFailed(f"rank {rank} could not be started: {error.strerror} ({self.setup.argv[0]})")
 
     def _leave_fork_server(self) -> None:
         """All workers are forked: the server ends, and leaves a successor where one is wanted."""
@@ -157,3 +155,38 @@ class WorkerGroup:
         if self._fork_server is not None:
             self._fork_server.close()
             self._fork_server = None
+
+
+class KeptForkServer:
+    """The fork server that was started during one attempt for the workers of the next, if there is one."""
+
+    def __init__(self, first: ForkServer | None = None) -> None:
+        """`first` was started for the first attempt."""
+        self._kept = first
+        self._environ: Mapping[str, str] | None = None  # of its workers; None: of any
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return (self._kept.pid,) if self._kept is not None else ()
+
+    def keep(self, server: ForkServer | None, setup: WorkerSetup) -> None:
+        """Keep a server for the next attempt, which has been started for this set-up."""
+        self._kept, self._environ = server, setup.environ
+
+    def take(self, setup: WorkerSetup) -> ForkServer | None:
+        """The server that was kept, if it lives and its workers get the environment of this set-up."""
+        server, self._kept = self._kept, None
+        if server is not None and (server.has_gone or self._environ not in (None, setup.environ)):
+            server.close()
+            return None
+        return server
+
+    def close(self) -> None:
+        """Let the server end that waits."""
+        if self._kept is not None:
+            self._kept.close()
+
+
+def start_fork_server(setup: WorkerSetup) -> ForkServer | None:
+    """A new fork server for workers of this set-up."""
+    return early.server_for(setup.argv, setup.environ)

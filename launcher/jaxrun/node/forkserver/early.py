@@ -10,15 +10,12 @@ import contextlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from jaxrun.node.forkserver import client
 from jaxrun.node.forkserver.client import ForkServer, program_of
 from jaxrun.protocol.names import JOB_ID, RESERVED_PREFIX, SUBCOMMANDS
 from jaxrun.spec.job.environment import interpreter_settings
-
-if TYPE_CHECKING:
-    from jaxrun.spec.job.plan import Plan
 
 # Words of a command line with which nothing is forked; where one belongs to the program, only the time is lost.
 _WORDS_WITHOUT_FORK = frozenset(
@@ -51,20 +48,22 @@ def start(arguments: Sequence[str], environ: Mapping[str, str]) -> EarlyServer |
         return None
 
 
-def server_for(plan: Plan, environ: Mapping[str, str], early: EarlyServer | None) -> ForkServer | None:
-    """A fork server configured for `plan`: the early one if it fits, else a new one; None if nothing is to fork.
+def server_for(
+    argv: Sequence[str], environ: Mapping[str, str], early: EarlyServer | None = None, *, fork: bool = True
+) -> ForkServer | None:
+    """A fork server for workers with this command and environment: the early one if it fits, else a new one.
 
-    environ: the launcher's own environment
+    None if it cannot be started, or nothing is to `fork`; the early one ends then.
     """
-    program, wanted = program_of(plan.argv), plan.base_env(environ)
+    program = program_of(argv)
     if early is not None:
         with contextlib.suppress(OSError):  # it has died, or the command line is too long for it
-            if plan.fork and early.server.configure(program, wanted):
+            if fork and early.server.configure(program, environ):
                 return early.server
         early.server.close()
-    if plan.fork:
+    if fork:
         with contextlib.suppress(OSError):  # to start the workers afresh will fail too, and say why
-            server = client.start(plan.argv[:1], wanted)
-            server.configure(program, wanted)
+            server = client.start(argv[:1], environ)
+            server.configure(program, environ)
             return server
     return None

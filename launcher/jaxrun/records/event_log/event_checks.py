@@ -15,6 +15,7 @@ from jaxrun.protocol.env import REQUEST_SIGNAL
 from jaxrun.protocol.probe_messages import HostFacts
 from jaxrun.protocol.worker_messages import Failed
 from jaxrun.spec.job.fault_spec import FAULT_KINDS
+from jaxrun.text import format_ranges
 
 _SIGNALS = {*signal.Signals, REQUEST_SIGNAL}
 _LAST_SIGNAL = 64
@@ -22,14 +23,14 @@ _MAX_STATUS = 255
 _MAX_PORT = 65535
 
 
-def check_event(message: AgentToHead, rank: int) -> None:
-    """Raise ProtocolError where the agent of `rank`, or its worker, cannot mean this.
+def check_event(message: AgentToHead, *own: int) -> None:
+    """Raise ProtocolError where the agent whose `own` ranks these are, or one of its workers, cannot mean this.
 
     The text completes "it sent …".
     """
     name = type(message).__name__
-    if getattr(message, "rank", rank) != rank:
-        raise ProtocolError(f"a {name} for another rank than {rank}, its own")
+    if getattr(message, "rank", own[0]) not in own:
+        raise ProtocolError(f"a {name} for another rank than {format_ranges(own, ',')}, its own")
     if not _is_possible(message):
         raise ProtocolError(f"a {name} that no process can mean: {message!r:.200}")
 

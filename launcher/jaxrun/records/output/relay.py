@@ -1,12 +1,13 @@
-"""A worker's output on its way to the head: into log files on this host, where that is possible, and over the channel.
+"""The output of workers on its way to the head: into log files on this host, where that can be, and over the channel.
 
 The head acknowledges what it has taken. No more than a window is ever unacknowledged, so that a stuck screen stops the
-worker, as a full pipe would, and no other message waits behind its output.
+workers, as a full pipe would, and no other message waits behind its output.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -29,13 +30,13 @@ class Sender(Protocol):
 
 
 class Relay:
-    """The OutputSink of an agent that has one worker, on another host than the screen."""
+    """The OutputSink of an agent on another host than the screen."""
 
-    def __init__(self, rank: int, connection: Sender, log_dir: str, *, shown: bool) -> None:
-        """`log_dir`: where to keep the logs; if empty, the head keeps them. `shown`: the screen shows this rank."""
+    def __init__(self, ranks: Sequence[int], connection: Sender, log_dir: str, *, shown: Collection[int]) -> None:
+        """`log_dir`: where to keep the logs; if empty, the head keeps them. `shown`: ranks that the screen shows."""
         self._connection = connection
-        self.logs = RankLogs(Path(log_dir) if log_dir else None, (rank,), self.print_line)
-        self._sends = shown or not log_dir
+        self.logs = RankLogs(Path(log_dir) if log_dir else None, ranks, self.print_line)
+        self._sent = {*(shown if log_dir else ranks)}
         self._unacknowledged = 0
 
     @property
@@ -44,7 +45,7 @@ class Relay:
 
     def write(self, rank: int, stream: str, data: bytes) -> None:
         self.logs.write(rank, stream, data)
-        if self._sends:
+        if rank in self._sent:
             self._unacknowledged += len(data)
             self._connection.send(OutputChunk(rank, stream, data))
 
@@ -53,7 +54,7 @@ class Relay:
         self._unacknowledged -= count
 
     def end_stream(self, rank: int, stream: str) -> None:
-        if self._sends:
+        if rank in self._sent:
             self._connection.send(StreamEnded(rank, stream))
 
     def flush_due(self) -> float | None:

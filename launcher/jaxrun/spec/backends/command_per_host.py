@@ -1,6 +1,6 @@
 """One command per host, for hosts with neither MPI nor Slurm: `jaxrun --hosts 2 --host-rank 1 --head h1:7777 …`.
 
-Each command starts the agents of its host's ranks; that of --host-rank 0 also hosts the head
+Each command starts the agent of its host's ranks; that of --host-rank 0 also hosts the head
 (supervisor/command_per_host.py).
 Rank 0 and those after it are on host 0, the next on host 1, and so on: every host has as many.
 """
@@ -19,7 +19,7 @@ from jaxrun.spec.job.plan import AGENT_ARGV, LaunchCommand, Plan
 
 
 def plan(job: Job, environ: Mapping[str, str], job_id: str, machine: Machine | None = None) -> Plan:
-    """Plan the whole job, and the command that starts the agents of this host.
+    """Plan the whole job, and the command that starts the agent of this host.
 
     Raises UsageError if the processes cannot be dealt equally to the hosts, or this one lacks what they need.
     """
@@ -28,12 +28,13 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str, machine: Machine | N
     ranks = range(job.host_rank * each, (job.host_rank + 1) * each)
     size = each * job.hosts
     command = LaunchCommand(
-        engine="",  # the agents are told their ranks
-        title="the agents of this host",
+        engine="",  # the agent is told its ranks
+        title="the agent of this host",
         argv=(*AGENT_ARGV, f"{ranks[0]}-{ranks[-1]}", str(size)),
     )
     hosts = [f"--host-rank {number}" for number in range(job.hosts) for _ in range(each)]  # until they have reported
-    return plan_remote(job, environ, job_id, command, hosts)
+    agents = {first: tuple(range(first, first + each)) for first in range(0, size, each)}
+    return replace(plan_remote(job, environ, job_id, command, hosts), agents=agents)
 
 
 def processes_of_each_host(job: Job, environ: Mapping[str, str], machine: Machine | None = None) -> int:

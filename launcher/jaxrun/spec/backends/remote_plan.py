@@ -16,7 +16,7 @@ from jaxrun.spec.job.combinations import check_rank_options
 from jaxrun.spec.job.environment import inherited_job_variables
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import AGENT_ARGV, LaunchCommand, Plan, Worker
-from jaxrun.spec.job.spare_hosts import AgentNumbers
+from jaxrun.spec.job.spare_hosts import agents_by_rank
 from jaxrun.text import UNKNOWN_HOST, plural
 
 
@@ -62,7 +62,7 @@ def plan_remote(
         notes=tuple(notes),
         launch_command=command,
         spare_hosts=tuple(spares),
-        agents=AgentNumbers(waiting=frozenset(range(len(hosts), len(command.agent_hosts)))),
+        agents=agents_by_rank(len(hosts), len(command.agent_hosts)),
     )
 
 

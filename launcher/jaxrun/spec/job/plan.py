@@ -15,7 +15,6 @@ from jaxrun.protocol.names import JOB_ID
 from jaxrun.protocol.settings import options_of
 from jaxrun.spec.job.env_options import mask_secret
 from jaxrun.spec.job.job import Job
-from jaxrun.spec.job.spare_hosts import AGENTS_BY_RANK, AgentNumbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ AGENT_ARGV = (sys.executable, "-m", "jaxrun.node.agent")  # what a LaunchCommand
 
 @dataclass(frozen=True, slots=True)
 class LaunchCommand:
-    """The mpirun or srun that starts an agent on the hosts for each rank; it is trusted to do no more than that.
+    """The mpirun or srun that starts the agents on their hosts; it is trusted to do no more than that.
 
     engine:            the key in cluster_env.CLUSTER_ENVS of the variables that tell each agent its rank
     title:             how people call it: "Open MPI 5.0.11"
@@ -50,8 +49,8 @@ class LaunchCommand:
     attached_to:       what has started all processes already, where `argv` starts only the agent of rank 0
     passes_stdin:      whether standard input reaches any rank, or all, as --stdin says; else rank 0 alone
     sigterm_at_start:  whether it bears a SIGTERM while it starts the agents; else only SIGKILL ends it then
-    agent_hosts:       the host of each agent, by number, first those of the ranks and then those that wait on spare
-                       hosts; empty where agents do not outlive the loss of another host
+    agent_hosts:       the host of each agent, first those of the ranks and then those that wait on spare hosts; empty
+                       where agents do not outlive the loss of another host
     """
 
     engine: str
@@ -79,13 +78,12 @@ class Plan:
     device_names:   what the host's accelerators are called, by ordinal; empty on CPU
     fork:           start the workers by forking one process that has imported jax
     notes:          remarks on these decisions that the user should see
-    job_size:       the processes of the whole job, where `workers` are not all of them
-    launch_command: the command that starts an agent for each worker; None where the launcher starts the workers
+    launch_command: the command that starts the agents; None where the launcher starts the workers
     attempt:        which attempt to run the job this is, from 1
     restart_reason: in one line, why the attempt before it ended
     ends_at:        with --save-time, when Slurm ends the job, in seconds since the epoch; None where it does not
     spare_hosts:    that may take the place of a lost one
-    agents:         which agent has which rank
+    agents:         the ranks of each agent, by its number; none while it waits on a spare host
     left_out:       the hosts that were lost and are used no longer; host_notes: what has replaced them, in words
     """
 
@@ -99,13 +97,12 @@ class Plan:
     device_names: tuple[str, ...]
     fork: bool
     notes: tuple[str, ...] = ()
-    job_size: int = 0
     launch_command: LaunchCommand | None = None
     attempt: int = 1
     restart_reason: str = ""
     ends_at: float | None = None
     spare_hosts: tuple[str, ...] = ()
-    agents: AgentNumbers = AGENTS_BY_RANK
+    agents: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     host_notes: tuple[str, ...] = ()
     requeue_id: str = ""
@@ -125,18 +122,18 @@ class Plan:
         kept = {name: value for name, value in environ.items() if name not in self.unset_env}
         return {**kept, **self.set_env, JOB_ID: self.job_id}
 
-    def worker_env(self, worker: Worker, *, run_dir: str, channel_fd: int, stacks_fd: int, flight_fd: int) -> WorkerEnv:
-        """Return the variables of the protocol for `worker`."""
+    def worker_env(self, worker: Worker, *, run_dir: str) -> WorkerEnv:
+        """Return the variables of the protocol for `worker`; its descriptors are not known yet."""
         return WorkerEnv(
             job_id=self.job_id,
             rank=worker.rank,
-            size=self.job_size or len(self.workers),
+            size=len(self.workers),
             local_rank=worker.local_rank,
             local_size=worker.local_size,
             host=worker.host,
-            channel_fd=channel_fd,
-            stacks_fd=stacks_fd,
-            flight_fd=flight_fd,
+            channel_fd=-1,
+            stacks_fd=-1,
+            flight_fd=-1,
             run_dir=run_dir,
             simulated_boot_id=worker.simulated_boot_id,
             local_device_ids=worker.local_device_ids,

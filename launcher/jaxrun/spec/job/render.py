@@ -88,7 +88,7 @@ def _worker_variables(plan: Plan) -> tuple[dict[str, str], list[dict[str, str]],
     tables: list[dict[str, str]] = []
     later = {COORDINATOR_ADDRESS, *((MASTER_ADDR, MASTER_PORT) if plan.job.torch_env else ())}
     for worker in plan.workers:
-        values = plan.worker_env(worker, run_dir=_UNKNOWN_YET, channel_fd=-1, stacks_fd=-1, flight_fd=-1).to_env()
+        values = plan.worker_env(worker, run_dir=_UNKNOWN_YET).to_env()
         later |= {name for name, value in values.items() if value in (_UNKNOWN_YET, "-1")}
         tables.append({name: value for name, value in values.items() if value and name not in later})
     common = {name: value for name, value in tables[0].items() if all(table.get(name) == value for table in tables)}

@@ -1,8 +1,7 @@
 """Decides on which hosts a job goes on that has lost some: spare ones take their places, or it goes on smaller.
 
 Pure functions over the hosts of its ranks, so that every rank keeps its host but those that cannot. Where the agents of
-the other hosts outlive the loss, it goes on with them: each agent has a number, which it keeps, and a rank in each
-attempt.
+the other hosts outlive the loss, it goes on with them: each agent keeps its number, and has ranks in each attempt.
 """
 
 from __future__ import annotations
@@ -29,48 +28,27 @@ class HostChoice:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class AgentNumbers:
-    """Which agents one attempt has, by their numbers among those that the launch command has started.
-
-    of_ranks:  the number of each rank's agent; empty where it is the rank
-    waiting:   those of the agents on spare hosts, which have no rank
-    """
-
-    of_ranks: tuple[int, ...] = ()
-    waiting: frozenset[int] = frozenset()
-
-    def includes(self, number: int) -> bool:
-        """Whether the attempt has a use for this agent, as far as is known here."""
-        return not self.of_ranks or number in self.of_ranks or number in self.waiting
-
-    def of_rank(self, rank: int) -> int:
-        return self.of_ranks[rank] if rank < len(self.of_ranks) else rank
-
-    @property
-    def ranks(self) -> dict[int, int]:
-        """The rank of each agent by its number, as far as it is another."""
-        return {number: rank for rank, number in enumerate(self.of_ranks)}
-
-
-AGENTS_BY_RANK = AgentNumbers()  # each agent has the rank that is its number
+def agents_by_rank(size: int, count: int = 0) -> dict[int, tuple[int, ...]]:
+    """An agent for each of `size` ranks, whose number is its rank, and behind them, up to `count`, those that wait."""
+    return {number: (number,) if number < size else () for number in range(max(size, count))}
 
 
 def assign_agents(
-    placement: Sequence[str], agents: Mapping[int, str], spares: Collection[str] = ()
-) -> AgentNumbers | None:
-    """Give each rank of `placement` an agent of its host; None where a host has too few.
+    placement: Sequence[str], there: Mapping[int, str], spares: Collection[str] = ()
+) -> dict[int, tuple[int, ...]] | None:
+    """Give each rank of `placement` an agent of its host, by number; None where a host has too few.
 
-    `agents` are those that are there, with their hosts by number: on `spares` they wait.
+    `there` are the agents that are left, with their hosts: on `spares` they wait, and have no rank.
     """
     by_host: dict[str, list[int]] = {}
-    for number in sorted(agents, reverse=True):
-        by_host.setdefault(agents[number], []).append(number)
-    numbers = tuple(by_host[host].pop() if by_host.get(host) else None for host in placement)
-    if None in numbers:
-        return None
-    waiting = frozenset(number for spare in spares for number in by_host.get(spare, ()))
-    return AgentNumbers(tuple(number for number in numbers if number is not None), waiting)
+    for number in sorted(there, reverse=True):
+        by_host.setdefault(there[number], []).append(number)
+    agents: dict[int, tuple[int, ...]] = {}
+    for rank, host in enumerate(placement):
+        if not by_host.get(host):
+            return None
+        agents[by_host[host].pop()] = (rank,)
+    return agents | {number: () for spare in spares for number in by_host.get(spare, ())}
 
 
 def replace_hosts(

@@ -1,0 +1,116 @@
+"""Runs one attempt: hands the head what happens, and executes its actions. The only place that executes them.
+
+Whatever is for agents goes through a link: to the agent in this process (local.py), or to those that have connected
+from other hosts (server.py).
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Protocol
+
+from jaxrun.analysis.diagnosis.job_outcome import JobOutcome
+from jaxrun.node.agent.agent import SIGNALS
+from jaxrun.node.channel.event_loop import EventLoop
+from jaxrun.protocol.agent_messages import AgentMessage, FirstOutput, ForkingDeclined, SignalWorker
+from jaxrun.records.event_log.actions import (
+    Action,
+    Finish,
+    MessageToRank,
+    PrintLine,
+    ReadTerminalLine,
+    Send,
+    ShowTerminalText,
+    SignalRanks,
+)
+from jaxrun.records.event_log.events import Event, FreshInterpreters, TerminalLine
+
+if TYPE_CHECKING:
+    from jaxrun.controller.supervisor.attempts import AttemptContext
+
+
+class AgentLink(Protocol):
+    """The way to the agents of one attempt."""
+
+    def start(self) -> None:
+        """Begin to serve the agents, in the loop of the executor."""
+
+    def send(self, ranks: tuple[int, ...], order: MessageToRank | SignalWorker) -> None:
+        """Send an order to the agents of these ranks."""
+
+    def on_signal(self, signum: int) -> None:
+        """This process has got a signal."""
+
+    def complete(self, outcome: JobOutcome) -> JobOutcome:
+        """Add what the link knows of an outcome."""
+
+
+class Executor:
+    """The event loop of one attempt, the head behind its dispatcher, and the agents behind a link."""
+
+    def __init__(self, context: AttemptContext) -> None:
+        self.context = context
+        self.loop = EventLoop(context.clock)
+        self._dispatcher = context.dispatcher
+        self._output = context.output
+        self._outcome: JobOutcome | None = None
+
+    def run(self, link: AgentLink) -> JobOutcome:
+        """Serve the attempt until the head says that it is over."""
+        self._link = link
+        context, loop, dispatcher = self.context, self.loop, self._dispatcher
+        loop.add_reader(context.signals.fileno(), SIGNALS, self._on_signals)
+        if (parent := context.parent) is not None:
+            loop.add_reader(parent.fileno(), SIGNALS, lambda: self._execute_all(parent.receive()))
+        context.terminal.attach(loop, SIGNALS, lambda line: self.handle(TerminalLine(line)))
+        context.guard.attach(loop, SIGNALS, lambda text: self._output.print_line(f"jaxrun: {text}"))
+        loop.add_poller(self._output.flush_due)
+        link.start()
+        loop.add_timer(dispatcher.deadline, lambda: self._execute_all(dispatcher.handle_timeouts()))
+        while self._outcome is None:
+            loop.run_once()
+        return self._outcome
+
+    def receive(self, message: AgentMessage) -> None:
+        """An agent reports this."""
+        match message:
+            case FirstOutput():
+                self._dispatcher.record(message)
+            case ForkingDeclined():
+                self._dispatcher.record(FreshInterpreters(message.reason))
+            case _:
+                self.handle(message)
+
+    def handle(self, event: Event) -> None:
+        """Hand the head an event, and do what it wants done."""
+        self._execute_all(self._dispatcher.handle(event))
+
+    def _on_signals(self) -> None:
+        for signum in self.context.signals.receive():
+            self._link.on_signal(signum)
+
+    def _execute_all(self, actions: Iterable[Action]) -> None:
+        actions = list(actions)
+        killed = [action for action in actions if isinstance(action, SignalRanks) and action.signum == signal.SIGKILL]
+        if killed:
+            # All stand still before the first is killed, or they would see each other die, and complain.
+            ranks = tuple(rank for action in killed for rank in action.ranks)
+            self._link.send(ranks, SignalWorker(signal.SIGSTOP))
+        for action in actions:
+            self._execute(action)
+
+    def _execute(self, action: Action) -> None:
+        match action:
+            case Send():
+                self._link.send(action.ranks, action.message)
+            case SignalRanks():
+                self._link.send(action.ranks, SignalWorker(action.signum))
+            case PrintLine():
+                self._output.print_line(f"jaxrun: {action.text}" if action.text else "", status=action.status)
+            case ShowTerminalText():
+                self.context.terminal.show(action.text)
+            case ReadTerminalLine():
+                self.context.terminal.read_line()
+            case Finish():
+                self._outcome = self._link.complete(action.outcome)
