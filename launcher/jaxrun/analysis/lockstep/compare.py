@@ -16,7 +16,8 @@ from jaxrun.analysis.lockstep.divergence import (
     largest_first,
     partition_by_program,
 )
-from jaxrun.protocol.flight import AnyCall, DispatchedCall, Flight, parse_group
+from jaxrun.analysis.lockstep.progress import find_progress
+from jaxrun.protocol.flight import AnyCall, DispatchedCall, Flight
 from jaxrun.text import group_alike
 
 _COMPARED_AFTER = 8  # calls after the first that differs
@@ -105,15 +106,13 @@ def find_lags(flights: Flights) -> tuple[Lag, ...]:
     found = []
     size = max(complete, default=-1) + 1
     for group in sorted({group for flight in complete.values() for group in flight.call_counts}):
-        members = sorted(parse_group(group, size) & complete.keys())
-        reached = {rank: complete[rank].last_number(group) for rank in members}
-        number = min(reached.values(), default=0) + 1
-        ahead = tuple(rank for rank, last in reached.items() if last >= number)
+        progress = find_progress(complete, group, size)
+        number = progress.next_number
+        ahead = progress.ahead(number)
         if ahead:
-            behind = tuple(rank for rank, last in reached.items() if last < number)
             inside = frozenset(rank for rank in ahead if _entered(complete[rank], group))
             name, place = _shown(number, group, [complete[rank] for rank in ahead])
-            found.append(Lag(group, number, ahead, behind, name, place, reached, inside))
+            found.append(Lag(group, number, ahead, progress.behind(number), name, place, progress.reached, inside))
     return tuple(found)
 
 

@@ -1,4 +1,4 @@
-"""How far ranks have come with their cross-process calls, in a few words."""
+"""How far ranks have come with their cross-process calls, and who is behind: as a value, and in a few words."""
 
 from __future__ import annotations
 
@@ -9,6 +9,36 @@ from jaxrun.protocol.flight import AnyCall, Flight, parse_group
 from jaxrun.text import format_ranges, format_seconds, plural
 
 _MAX_STATES = 2  # that one line mentions
+
+
+@dataclass(frozen=True, slots=True)
+class GroupProgress:
+    """How far the ranks of a group have come: by rank, the number of the last call that it has made or entered."""
+
+    reached: Mapping[int, int]
+
+    @property
+    def furthest(self) -> int:
+        return max(self.reached.values(), default=0)
+
+    @property
+    def next_number(self) -> int:
+        """The number of the first call that not all have reached."""
+        return min(self.reached.values(), default=0) + 1
+
+    def ahead(self, number: int) -> tuple[int, ...]:
+        """The ranks that have come to this call."""
+        return tuple(rank for rank, last in self.reached.items() if last >= number)
+
+    def behind(self, number: int) -> tuple[int, ...]:
+        """The ranks that have not come to this call."""
+        return tuple(rank for rank, last in self.reached.items() if last < number)
+
+
+def find_progress(flights: Mapping[int, Flight], group: str, size: int) -> GroupProgress:
+    """How far those ranks of a group have come of which there are flights; the job has `size` ranks."""
+    members = sorted(parse_group(group, size) & flights.keys())
+    return GroupProgress({rank: flights[rank].last_number(group) for rank in members})
 
 
 @dataclass(frozen=True, slots=True)

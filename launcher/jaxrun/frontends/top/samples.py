@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from jaxrun.analysis.diagnosis.overview import Overview
 from jaxrun.analysis.diagnosis.rank_state import Activity, find_kernel_activity
+from jaxrun.analysis.lockstep.progress import GroupProgress, find_progress
 from jaxrun.protocol.flight import Flight, parse_group
 from jaxrun.protocol.flight_file import NOTHING
 from jaxrun.protocol.snapshot_messages import ProcessState, RankVitals
@@ -70,21 +71,20 @@ class _Position:
 
 @dataclass(slots=True)
 class _Progress:
-    """How far the ranks of a group have come.
+    """How far the ranks of a group have come; those that have ended have come to no call.
 
-    numbers:  of the last call that each has entered; 0 for a rank that has ended
     ages_s:   by number of a call, for how long the first rank has been in it, or has made none after it
     """
 
-    numbers: Mapping[int, int]
+    ranks: GroupProgress
     ages_s: Mapping[int, float]
     furthest: int
-    _behind: dict[int, list[int]] = field(default_factory=dict)
+    _behind: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
-    def behind(self, number: int) -> list[int]:
+    def behind(self, number: int) -> tuple[int, ...]:
         """The ranks that have not come to this call."""
         if number not in self._behind:
-            self._behind[number] = [rank for rank, own in self.numbers.items() if own < number]
+            self._behind[number] = self.ranks.behind(number)
         return self._behind[number]
 
 
@@ -188,7 +188,7 @@ def _lateness(rank: int, flight: Flight, progress: Mapping[str, _Progress]) -> t
     behind, late_s = 0, None
     for group in flight.call_counts:
         others = progress[group]
-        number = others.numbers.get(rank, 0)
+        number = others.ranks.reached.get(rank, 0)
         behind = max(behind, others.furthest - number)
         ages = [age_s for ahead, age_s in others.ages_s.items() if ahead > number]
         late_s = max([late_s or 0.0, *ages]) if ages else late_s
@@ -202,7 +202,7 @@ def _progress_of_groups(now: Overview, positions: Mapping[int, _Position]) -> di
     found = {}
     for group in groups:
         ranks = sorted(parse_group(group, len(now.hosts)))
-        numbers = {rank: now.flights[rank].last_number(group) for rank in ranks if rank in now.flights}
+        numbers = dict(find_progress(now.flights, group, len(now.hosts)).reached)
         numbers |= {rank: 0 for rank in ranks if rank in now.ends}
         ages_s: dict[int, float] = {}
         for rank in ranks:
@@ -211,7 +211,8 @@ def _progress_of_groups(now: Overview, positions: Mapping[int, _Position]) -> di
                 numbers[rank] = max(position.number, numbers[rank])
                 age_s = now.vitals[rank].time - position.since
                 ages_s[position.number] = max(age_s, ages_s.get(position.number, 0.0))
-        found[group] = _Progress(numbers, ages_s, max(numbers.values(), default=0))
+        progress = GroupProgress(numbers)
+        found[group] = _Progress(progress, ages_s, progress.furthest)
     return found
 
 

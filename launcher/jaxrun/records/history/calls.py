@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from jaxrun.analysis.lockstep.call_waits import CallEntry, measure_wait
+from jaxrun.analysis.lockstep.progress import find_progress
 from jaxrun.protocol.flight import Flight, parse_group
 from jaxrun.records.history.job_trace import TracedCall
 from jaxrun.text import format_ranks
@@ -37,7 +38,7 @@ def trace_calls(
         if not absent and len(ranks) > 1:
             before = entries.get((group, number - 1), {})
             _add_waits(calls, number, entered, before if before.keys() == entered.keys() else None)
-        elif absent and all(rank in flights and flights[rank].last_number(group) < number for rank in absent):
+        elif absent and absent <= set(find_progress(flights, group, len(ends)).behind(number)):
             _add_missing(calls, entered, ends, format_ranks(absent))
             since = min(calls[rank][index].entered for rank, index in entered.items())
             awaited |= {rank: min(since, awaited.get(rank, since)) for rank in absent}
