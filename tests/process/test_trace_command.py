@@ -13,7 +13,7 @@ from chrome_format import check_trace
 from harness import HERE, jaxrun
 
 from jaxrun.errors import UsageError
-from jaxrun.records.history.write import write_trace
+from jaxrun.records.history.explain import write_trace
 
 # In its first attempt rank 1 fails, in its second one rank 1 is late to each step.
 PROGRAM = """

@@ -3,8 +3,7 @@
 import itertools
 import signal
 
-from jaxrun.analysis.verdict.stack_text import format_snapshot
-from jaxrun.analysis.verdict.stall_notice import format_stall_notice
+from jaxrun.analysis.verdict.stack_text import format_snapshot, format_stall_notice
 from jaxrun.controller.head.agent_registry import JobSpec
 from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head

@@ -14,9 +14,9 @@ from random import Random
 import pytest
 
 from jaxrun.node.agent.pipes import OutputPipes
-from jaxrun.records.output.bursts import MAX_BURSTS, OutputBursts
 from jaxrun.records.output.drain import Pipe, drain, drain_ready
 from jaxrun.records.output.output import Output
+from jaxrun.records.output.rank_logs import MAX_BURSTS, OutputBursts
 
 
 class RecordingLogs:

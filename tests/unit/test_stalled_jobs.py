@@ -10,7 +10,7 @@ from simulation import IN_JAX, IN_QUEUE
 
 from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.verdict.decide import decide
-from jaxrun.analysis.verdict.stall_notice import format_stall_notice
+from jaxrun.analysis.verdict.stack_text import format_stall_notice
 from jaxrun.cli.make_job import make_job
 from jaxrun.controller.head.stall_detector import EarlyExitDetector
 from jaxrun.protocol.snapshot_messages import RankReply

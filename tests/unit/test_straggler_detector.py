@@ -8,8 +8,7 @@ from timings import asynchronous, blocking, shifted, window
 from jaxrun.analysis.diagnosis.job_outcome import EndReason
 from jaxrun.analysis.diagnosis.straggler import Straggler
 from jaxrun.analysis.verdict import decide
-from jaxrun.analysis.verdict.stack_text import format_snapshot
-from jaxrun.analysis.verdict.straggler_text import format_straggler
+from jaxrun.analysis.verdict.stack_text import format_snapshot, format_straggler
 from jaxrun.controller.head.clock_offsets import ClockOffsets
 from jaxrun.controller.head.head_state import HeadState, TimeLimits
 from jaxrun.controller.head.queries import RankQueries

@@ -40,12 +40,10 @@ def _command(help_text: str, *params: click.Parameter) -> Callable[[Callable[...
     click.Option(["--html"], metavar="FILE", help="Write the same as a page for any browser."),
 )
 def _explain(run_dir: str | None, trace: str | None, html: str | None) -> int:
-    from jaxrun.records.history.explain import explain_run
+    from jaxrun.records.history.explain import explain_run, write_trace
     from jaxrun.terminal import TerminalFormat
 
     if trace or html:
-        from jaxrun.records.history.write import write_trace
-
         for line in write_trace(*map(_path, (run_dir, trace, html))):
             click.echo(os.fsencode(line))
         return 0

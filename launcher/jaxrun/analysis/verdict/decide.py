@@ -19,8 +19,7 @@ from jaxrun.analysis.verdict.deadlocks import SAME_STEPS, explain_deadlock
 from jaxrun.analysis.verdict.exit_code import exit_code
 from jaxrun.analysis.verdict.failure import describe_job_failure, find_told_fault
 from jaxrun.analysis.verdict.known_errors.lookup import explain_unavailable
-from jaxrun.analysis.verdict.stack_text import find_place, format_snapshot
-from jaxrun.analysis.verdict.straggler_text import format_straggler
+from jaxrun.analysis.verdict.stack_text import find_place, format_snapshot, format_straggler
 from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.protocol.flight_file import DIVERGENCE_ERROR
 from jaxrun.text import format_ranks, format_ranks_on_hosts, format_seconds, format_signal, plural

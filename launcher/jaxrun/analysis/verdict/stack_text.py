@@ -1,19 +1,21 @@
-"""Formats stacks: where the ranks are, in groups of those at the same place, or frame by frame."""
+"""Where the ranks are, in words: in groups of those at the same place, frame by frame, and who waits for whom."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.diagnosis.stacks import Frame, Stack, crashed_stack, main_stack
+from jaxrun.analysis.diagnosis.straggler import Straggler
 from jaxrun.analysis.lockstep.progress import format_progress
 from jaxrun.analysis.verdict.deadlocks import explain_deadlock
-from jaxrun.analysis.verdict.straggler_text import format_straggler
+from jaxrun.protocol.flight import parse_group
 from jaxrun.protocol.snapshot_messages import ProcessState
 from jaxrun.terminal import wrap_prose
 from jaxrun.text import (
+    agree,
     format_columns,
     format_ranges,
     format_ranks,
@@ -24,6 +26,7 @@ from jaxrun.text import (
 )
 
 _IDLE = "idle: it has returned, and waits for the next call"
+_MAX_GROUPS = 3  # that one line mentions
 _DEAF = "it blocks signals, or is about to end"
 _STATES = {
     ProcessState.STOPPED: "stopped by a signal (SIGCONT lets it go on)",
@@ -74,6 +77,30 @@ def format_snapshot(snapshot: Snapshot) -> str:
     if snapshot.straggler is not None:
         lines.append(wrap_prose(f"{format_straggler(snapshot.straggler, snapshot.hosts)}."))
     return "\n".join([*lines, *(wrap_prose(str(explanation)) for explanation in explanations)])
+
+
+def format_stall_notice(snapshot: Snapshot, idle_s: float, run_dir: Path | None) -> str:
+    """`no progress for 30 s: rank 1 sleeps at train.py:9 main, and rank 0 waits for it in JAX (…) · more: …`.
+
+    `run_dir` as people may type it; None where there is none.
+    """
+    explanations = explain_deadlock(snapshot)
+    what = explanations[0].what if explanations else _list_places(snapshot)
+    more = f"jaxrun stacks {run_dir}" if run_dir else "Ctrl-\\ (SIGQUIT)"
+    return f"no progress for {idle_s:.0f} s: {what} · more: {more}"
+
+
+def format_straggler(straggler: Straggler, hosts: Mapping[int, str]) -> str:
+    """`rank 5 (h3) came last to 94 % of calls, by 38 ms on average: the others waited 31 % of the time; …`."""
+    group = parse_group(straggler.group, len(hosts))
+    others = sorted(group.difference(straggler.ranks))
+    calls = f"the calls at {straggler.place.partition(' ')[0]}" if straggler.place else "calls"
+    of_group = f" of ranks {format_ranges(group)}" if len(group) < len(hosts) else ""
+    who = f"rank {others[0]}" if len(others) == 1 else "the others"
+    where = f"; it was in {straggler.frame}" if straggler.frame else ""
+    late = f"{_percent(straggler.last)} of {calls}{of_group}, by {_milliseconds(straggler.late_s)} on average"
+    waited = f"{who} waited {_percent(straggler.share)} of the time"
+    return f"{format_ranks_on_hosts(straggler.ranks, hosts)} came last to {late}: {waited}{where}"
 
 
 def format_groups(
@@ -158,3 +185,28 @@ def _outliers(groups: Sequence[Sequence[int]]) -> Iterator[str]:
 def _names(ranks: Sequence[int], hosts: Mapping[int, str]) -> str:
     where = {hosts[rank] for rank in ranks}
     return format_ranges(ranks) + (f" ({where.pop()})" if has_several_hosts(hosts) and len(where) == 1 else "")
+
+
+def _list_places(snapshot: Snapshot) -> str:
+    """`ranks 0-2 are at train.py:88 step, in JAX: block_until_ready; rank 3 is at data.py:31 load`."""
+    groups = group_by_place(snapshot.dumps, snapshot.waits)
+    shown = [_describe_group(ranks, place, snapshot) for place, ranks in groups[:_MAX_GROUPS]]
+    left = [f"{len(groups) - _MAX_GROUPS} more groups elsewhere"] if len(groups) > _MAX_GROUPS else []
+    return "; ".join([*shown, *left])
+
+
+def _describe_group(ranks: Sequence[int], place: Place, snapshot: Snapshot) -> str:
+    who = format_ranks_on_hosts(ranks, snapshot.hosts)
+    if place.silent:
+        return f"{who} {'gives' if len(ranks) == 1 else 'give'} {place.format()}"
+    return f"{who} {agree('is', len(ranks))} at {place.format(', ')}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _milliseconds(seconds: float) -> str:
+    if seconds >= 1.0:
+        return f"{seconds:.1f} s"
+    return f"{1000 * seconds:.0f} ms" if seconds >= 0.01 else f"{1000 * seconds:.1f} ms"

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from jaxrun.analysis.verdict.stack_text import format_snapshot
-from jaxrun.analysis.verdict.stall_notice import format_stall_notice
+from jaxrun.analysis.verdict.stack_text import format_snapshot, format_stall_notice
 from jaxrun.controller.head.head import Head
 from jaxrun.protocol.env import REQUEST_SIGNAL
 from jaxrun.protocol.requests import Answer, AnswerState, Request

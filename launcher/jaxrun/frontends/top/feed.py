@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxrun.analysis.diagnosis.overview import Overview
-from jaxrun.analysis.verdict.straggler_text import format_straggler
+from jaxrun.analysis.verdict.stack_text import format_straggler
 from jaxrun.errors import JaxrunError
 from jaxrun.frontends.top.rates import CallRates
 from jaxrun.frontends.top.rows import Order

@@ -1,17 +1,21 @@
-"""Explains from the files of a run directory how its job went: the verdict, and when each rank did what."""
+"""Explains from the files of a run directory how its job went: verdict, start-up, and all that ranks did over time."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
 from jaxrun.analysis.verdict import report, verdict
-from jaxrun.analysis.verdict.straggler_text import format_straggler
+from jaxrun.analysis.verdict.stack_text import format_straggler
 from jaxrun.errors import UsageError
 from jaxrun.protocol.agent_messages import FirstOutput, WorkerExited, WorkerSpawned
 from jaxrun.protocol.worker_messages import DeviceReport, Hello
+from jaxrun.records.history.chrome_trace import write_chrome_trace
+from jaxrun.records.history.collect import collect_job
 from jaxrun.records.history.job_log import AttemptLog, read_attempts
+from jaxrun.records.history.job_trace import JobTrace
+from jaxrun.records.history.page import format_page
 from jaxrun.records.rundir import recorders
 from jaxrun.records.rundir.find import find_run_dir
 from jaxrun.records.rundir.recorded_files import read_job_events, read_text
@@ -20,6 +24,8 @@ from jaxrun.terminal import A_FILE, TerminalFormat
 from jaxrun.text import UNKNOWN_HOST, format_ranks_on_hosts, has_several_hosts, plural
 
 STEPS = ("spawned", "imported", "joined", "proved", "first output", "ended")
+_TRACE_CALLS = 400_000  # of all ranks: some 100 MB, which Perfetto opens in a few seconds
+_PAGE_CALLS = 800_000  # which are compared; the page has those of the ranks that it shows
 _MAX_FULL_TABLE_RANKS = 16  # a larger job is summarised by step
 _MAX_ENDS = 8  # of ranks that ended badly
 _SLOWEST_SHOWN = 3
@@ -50,6 +56,22 @@ def explain_run(path: Path | None, terminal: TerminalFormat = A_FILE) -> str:
         f"(left out: {plural(events.damaged, 'unreadable line')} of {EVENTS_FILE})" if events.damaged else "",
     ]
     return "\n\n".join(filter(None, parts))
+
+
+def write_trace(run_dir: Path | None, chrome: Path | None, page: Path | None) -> Iterator[str]:
+    """Write the job of `run_dir`, with None of the latest, as trace events and as a page; yields what to say of it.
+
+    Raises UsageError where there is no such job, or a file cannot be written.
+    """
+    found = find_run_dir(run_dir)
+    if chrome:
+        trace = collect_job(found, _TRACE_CALLS)
+        _write(chrome, lambda: write_chrome_trace(trace, chrome))
+        yield f"wrote {chrome}; open it at https://ui.perfetto.dev{_describe_limits(trace)}"
+    if page:
+        trace = collect_job(found, _PAGE_CALLS)
+        _write(page, lambda: page.write_text(format_page(trace), encoding="utf-8", errors="backslashreplace"))
+        yield f"wrote {page}; open it in any browser{_describe_limits(trace)}"
 
 
 def format_table(log: AttemptLog) -> str:
@@ -165,3 +187,17 @@ def _by_step(steps: Steps) -> list[Sequence[str]]:
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  " + "  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in rows]
+
+
+def _write(file: Path, write: Callable[[], object]) -> None:
+    try:
+        write()
+    except OSError as error:
+        raise UsageError(f"cannot write {file}: {error.strerror}") from None
+
+
+def _describe_limits(trace: JobTrace) -> str:
+    """What it does not hold, in brackets, or nothing."""
+    kept = sum(len(rank.calls) for attempt in trace.attempts for rank in attempt.ranks.values())
+    made = sum(rank.calls_made for attempt in trace.attempts for rank in attempt.ranks.values())
+    return f" (of {made:,} calls of all ranks the last {kept:,})" if made > kept else ""

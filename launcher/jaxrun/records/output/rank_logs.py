@@ -1,4 +1,4 @@
-"""What is kept of each rank's output: log files with the exact bytes, and in memory the end of its stderr."""
+"""What is kept of each rank's output: log files with the exact bytes, and in memory the end of its stderr, and when."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from pathlib import Path
 
 from jaxrun.analysis.diagnosis.stacks import FATAL_ERROR
 from jaxrun.protocol.own_directory import open_own_directory
-from jaxrun.records.output.bursts import Burst, OutputBursts
+
+Burst = tuple[float, float, float]  # of output: start and end, in seconds since the epoch, and bytes
 
 STREAMS = ("out", "err")
 TAIL_BYTES = 4096
 _KEPT_BYTES = 2**15  # of stderr: a fault handler's dump of many threads, with its list of extension modules
+MAX_BURSTS = 64
+_PAUSE_S = 0.1  # what is written within this time of the last belongs to the same burst
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -130,3 +133,30 @@ class RankLogs:
             self._report(
                 f"jaxrun: cannot write {path}: {error.strerror}; logs that fail so are given up, the job goes on"
             )
+
+
+class OutputBursts:
+    """Joins what is written shortly after each other; where that makes too many bursts, after longer pauses, too."""
+
+    def __init__(self) -> None:
+        self._bursts: list[Burst] = []
+        self._pause_s = _PAUSE_S
+
+    @property
+    def bursts(self) -> tuple[Burst, ...]:
+        return tuple(self._bursts)
+
+    def add(self, now: float, count: int) -> None:
+        """So many bytes have been written."""
+        self._append((now, now, float(count)))
+        while len(self._bursts) > MAX_BURSTS:
+            self._pause_s *= 2
+            bursts, self._bursts = self._bursts, []
+            for burst in bursts:
+                self._append(burst)
+
+    def _append(self, burst: Burst) -> None:
+        if self._bursts and burst[0] - self._bursts[-1][1] <= self._pause_s:
+            start, _, count = self._bursts.pop()
+            burst = (start, burst[1], count + burst[2])
+        self._bursts.append(burst)
