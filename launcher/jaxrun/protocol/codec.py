@@ -53,7 +53,12 @@ def encode(message: Any) -> bytes:
 
 def field_values(value: Any) -> dict[str, Any]:
     """Return the fields of a dataclass as they are, by name."""
-    return {field.name: getattr(value, field.name) for field in fields(value)}
+    return {name: getattr(value, name) for name in _field_names(type(value))}  # type: ignore[arg-type]
+
+
+@functools.cache
+def _field_names(kind: type[Any]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
 
 
 def to_content(value: Any) -> Any:
@@ -132,14 +137,13 @@ def from_content(kind: type[M], content: Any, *, lenient: bool = False) -> M:
     values = {}
     readers = _field_readers(kind, lenient)  # type: ignore[arg-type]
     for field in fields(kind):  # type: ignore[arg-type]
-        where = f"{kind.__name__}.{field.name}"
         if field.name in content:
             try:
                 values[field.name] = readers[field.name](content[field.name])
             except ProtocolError as error:
-                raise ProtocolError(f"{where}: {error}") from None
+                raise ProtocolError(f"{kind.__name__}.{field.name}: {error}") from None
             except (ArithmeticError, LookupError, TypeError, ValueError):
-                value = content[field.name]
+                where, value = f"{kind.__name__}.{field.name}", content[field.name]
                 raise ProtocolError(f"{where} must be of type {field.type}, not {value!r:.80}") from None
         elif not lenient or (field.default is MISSING and field.default_factory is MISSING):
             raise ProtocolError(f"{kind.__name__} lacks its field {field.name}")

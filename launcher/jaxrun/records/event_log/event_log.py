@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from jaxrun.analysis.diagnosis.straggler import Straggler
@@ -89,7 +89,9 @@ _Received = (
 _Decided = SignalRanks | InjectFault | StopRequested | RecordClock | RecordDivergence | Straggler
 LoggedMessage = LauncherNote | _Received | _Decided
 LOGGED_TYPES = message_types(LoggedMessage)
+_ENCODER = json.JSONEncoder(ensure_ascii=False, default=to_content)
 _EMPTIED: Mapping[type, Mapping[str, Any]] = {
+    AgentReport: {"cpus": ()},
     Hello: {"environment": {}},
     Failed: {"traceback": ""},
     ThreadFailed: {"traceback": ""},
@@ -147,12 +149,11 @@ def format_header() -> str:
 
 def format_line(event: LoggedEvent) -> str:
     """The line of an event, without its end."""
-    emptied = _EMPTIED.get(type(event.message))
-    message = replace(event.message, **emptied) if emptied else event.message
+    kind = type(event.message)
     content: dict[str, Any] = {"time": round(event.time, 6), "attempt": event.attempt}
     content |= {"to": event.to} if event.to else {}
-    content["event"] = {"type": type(message).__name__, **field_values(message)}
-    return json.dumps(content, ensure_ascii=False, default=to_content)
+    content["event"] = {"type": kind.__name__, **field_values(event.message), **_EMPTIED.get(kind, {})}
+    return _ENCODER.encode(content)
 
 
 def parse_line(line: str) -> LoggedEvent:
