@@ -17,7 +17,6 @@ from jaxrun.frontends.gang.call_events import (
     Returned,
     TerminalDisplay,
 )
-from jaxrun.frontends.gang.exceptions import CallTimeout
 from jaxrun.protocol.gang_messages import GangMessageKind
 
 
@@ -75,18 +74,6 @@ def test_output_is_there_after_all_have_returned_and_shown_at_the_end_if_nobody_
         assert events(call, 2)[0] == Printed(0, "out", b"0\n")
     assert gang.printed == [Printed(1, "out", b"1\n")]
     assert capsys.readouterr().err == "jaxrun: left\n"
-
-
-def test_values_go_to_all_or_to_some(gang):
-    with gang.start_call() as call:
-        call.send("all")
-        call.send("one", ranks=[1])
-        received = [[rank.receive().load()] for rank in gang.ranks]
-        assert [rank.receive().load() for rank in gang.ranks] == ["all", "all"] and received == [["task"], ["task"]]
-        assert gang.ranks[1].receive().load() == "one"
-        for rank in gang.ranks:
-            rank.returns()
-        events(call, 2)
 
 
 def test_a_sent_value_is_what_it_was_then(gang):
@@ -219,24 +206,6 @@ def test_step_difference(notes, text):
 
 
 # ---- results
-
-
-def test_results_come_by_rank_and_what_is_printed_meanwhile_is_shown(gang):
-    with gang.start_call() as call:
-        gang.ranks[1].returns("one")
-        gang.ranks[0].prints("half\n")
-        gang.ranks[0].returns("zero")
-        assert call.results() == ("zero", "one")
-    assert gang.printed == [Printed(0, "out", b"half\n")]
-
-
-def test_the_error_of_a_call_that_takes_too_long_names_where_the_ranks_are(gang):
-    gang.on_interrupt = gang.ranks[1].returns
-    with pytest.raises(CallTimeout, match=r"rank 1 did not return within 0.01 s · all in sleep") as caught:
-        with gang.start_call() as call:
-            gang.ranks[0].returns()
-            call.results(0.01)
-    assert caught.value.missing == (1,) and not gang.broken
 
 
 def test_after_a_failure_the_others_have_some_time_to_return(gang, monkeypatch):

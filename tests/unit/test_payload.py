@@ -152,12 +152,6 @@ def test_arrays_arrive_writable_and_each_receiver_has_its_own(one_way, share, co
     assert original[0] == 0 and (one == -1).all() and other[0] == 5 and other[1] == 1
 
 
-def test_several_messages_with_memory_files_keep_theirs(one_way):
-    sent = [np.full(HEAVY, 1), "no file", np.full(HEAVY, 2), np.full(HEAVY, 3)]
-    messages = one_way.transfer(*(pack(GangMessageKind.VALUE, 1, value, share=True) for value in sent))
-    assert same([message.load() for message in messages], sent)
-
-
 def shared_memory():
     """The links of this process's descriptors of shared memory, which has no name in any file system."""
     links = []

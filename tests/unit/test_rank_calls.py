@@ -82,11 +82,6 @@ def test_values_that_come_after_a_function_has_ended_are_ignored(serve):
     assert serve(call) == (GangMessageKind.RESULT, "next")
 
 
-def test_results_follow_the_rule_for_jax_arrays(answers, monkeypatch):
-    monkeypatch.setattr(calls, "reduce_array", lambda value: (str, ("made",)) if value == 1j else NotImplemented)
-    assert answers(lambda: [1j]) == [(GangMessageKind.RESULT, ["made"])]
-
-
 # ---- raising
 
 

@@ -34,7 +34,6 @@ class _RankConnection:
     socket: socket.socket
     reader: GangMessageReader
     writer: GangMessageWriter
-    has_unsent: bool = False
 
 
 class RankListener:
@@ -142,20 +141,13 @@ class RankConnections:
                 self._received.append((connection.rank, None))
 
     def _flush(self, connection: _RankConnection) -> None:
-        """Send what waits; to be called with SIGINT blocked."""
-        try:
-            unsent = not connection.writer.flush()
-        except OSError:
-            return  # the rank has gone; reading will show it
-        if unsent and not connection.has_unsent:
-            self._loop.add_writer(connection.socket.fileno(), lambda: self._flush_rest(connection))
-        elif connection.has_unsent and not unsent:
-            self._loop.remove_writer(connection.socket.fileno())
-        connection.has_unsent = unsent
-
-    def _flush_rest(self, connection: _RankConnection) -> None:
-        with _sigint_blocked():
-            self._flush(connection)
+        """Send what waits, and go on once the socket can take the rest."""
+        fd = connection.socket.fileno()
+        with contextlib.suppress(OSError), _sigint_blocked():  # where the rank has gone, reading will show it
+            if connection.writer.flush():
+                self._loop.remove_writer(fd)
+            else:
+                self._loop.add_writer(fd, lambda: self._flush(connection))
 
     def _drop(self, connection: _RankConnection) -> None:
         self._loop.remove_reader(connection.socket.fileno())
