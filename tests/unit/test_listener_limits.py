@@ -140,6 +140,18 @@ def test_without_descriptors_nobody_is_accepted_for_a_while_and_nothing_spins(mo
     wait_until(lambda: looped.loop.run_once(0.05) or challenged(later))
 
 
+def test_a_loop_goes_on_after_its_listener_was_closed_for_lack_of_descriptors(monkeypatch, make_looped):
+    """As that of a gang does, whose ranks have all come."""
+    monkeypatch.setattr(listener_module, "_OUT_OF_DESCRIPTORS_PAUSE_S", 0.0)
+    looped = make_looped()
+    with monkeypatch.context() as short:
+        short.setattr(listener_module, "descriptors_for_peers", lambda: 0)
+        looped.connect(1)
+        looped.loop.run_once(60)
+    looped.listener.close()
+    looped.loop.run_once(0)
+
+
 def test_some_descriptors_are_for_no_peer(monkeypatch):
     for limit, highest in (((1024, 4096), 992), ((64, 4096), 56), ((resource.RLIM_INFINITY,) * 2, 2**31)):
         monkeypatch.setattr(resource, "getrlimit", lambda which, limit=limit: limit)
