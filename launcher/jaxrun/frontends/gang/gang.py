@@ -52,11 +52,10 @@ class Gang:
         self._lock = threading.RLock()  # held during a call
         self._in_call = False
         self._call_number = 0
-        self._job: GangJob | None = None
         self._starts = 0
         self._closed = False
         self._owner = os.getpid()
-        self._start()
+        self._job = self._start_job()
         _all.add(self)
 
     # ---- calls
@@ -130,6 +129,7 @@ class Gang:
 
     @property
     def workers(self) -> tuple[GangWorker, ...]:
+        """The ranks: host, process id, devices and platform of each."""
         return self._running_job.workers
 
     @property
@@ -149,17 +149,16 @@ class Gang:
     @property
     def healthy(self) -> bool:
         """Whether the next call finds the same ranks."""
-        return self._job is not None and self._job.usable
+        return self._job.usable
 
     @property
     def broken(self) -> str:
         """Why the ranks cannot be used any more, so that the next call starts the gang anew; empty if they can."""
-        return self._job.broken if self._job is not None and not self._job.stopped else ""
+        return "" if self._job.stopped else self._job.broken
 
     def mark_broken(self, reason: str) -> None:
         """Have the next call start the gang anew."""
-        if self._job is not None:
-            self._job.mark_broken(reason)
+        self._job.mark_broken(reason)
 
     def ensure_usable(self) -> None:
         """Start the gang anew where the next call would, and say why."""
@@ -170,12 +169,11 @@ class Gang:
         with self._lock:
             self._check_open()
             self.stop()
-            self._start()
+            self._job = self._start_job()
 
     def stop(self) -> None:
         """Stop the job at once, as it is; the next call starts another."""
-        if self._job is not None:
-            self._job.stop()
+        self._job.stop()
 
     def close(self) -> None:
         """Let the ranks end, and stop what does not. May be called again."""
@@ -183,21 +181,21 @@ class Gang:
             self._closed = True
             if self._owner != os.getpid():  # a fork of the process that has started the gang
                 return
-            if self._job is not None and self._job.usable:
+            if self.healthy:
                 self._job.shut_down()
             self.stop()
 
-    def _start(self) -> None:
+    def _start_job(self) -> GangJob:
         self._starts += 1
         run_dir = None if self.spec.run_dir is None else Path(self.spec.run_dir)
         if run_dir is not None and self._starts > 1:
             run_dir = run_dir.with_name(f"{run_dir.name}-{self._starts}")
-        self._job = GangJob(self.spec, run_dir)
+        return GangJob(self.spec, run_dir)
 
     @property
     def _running_job(self) -> GangJob:
         """Raises GangError if there is none."""
-        if self._job is None or self._job.stopped:
+        if self._job.stopped:
             end = "closed; make another" if self._closed else "stopped; its next call starts it anew"
             raise GangError(f"this {self.spec} is {end}")
         return self._job
@@ -205,12 +203,11 @@ class Gang:
     def _usable_job(self) -> GangJob:
         """The running job, started anew if it is broken or stopped. Raises GangError if the gang is closed."""
         self._check_open()
-        if self._job is not None:
-            if not self._job.stopped:
-                self._job.check_connections()
-            if self._job.broken:
-                text = f"jaxrun: {self.spec}: started anew, what its ranks knew is lost: {self._job.broken}"
-                print(text, file=sys.stderr)
+        if not self._job.stopped:
+            self._job.check_connections()
+        if self._job.broken:
+            text = f"jaxrun: {self.spec}: started anew, what its ranks knew is lost: {self._job.broken}"
+            print(text, file=sys.stderr)
         if not self.healthy:
             self.restart()
         return self._running_job
@@ -228,13 +225,13 @@ class Gang:
         self.close()
 
     def __del__(self) -> None:
-        if self.__dict__.get("_job") is not None and self._owner == os.getpid():
+        if "_job" in self.__dict__ and self._owner == os.getpid():
             with contextlib.suppress(Exception):  # the interpreter may be half gone
                 self.stop()
 
     def __str__(self) -> str:
         """`4 processes x 2 devices (cpu) on this machine`."""
-        if self._job is None or self._job.stopped:
+        if self._job.stopped:
             return f"{self.spec}: {'closed' if self._closed else 'started anew at its next use'}"
         return f"{self._job}{'' if self.healthy else ', broken'}"
 
