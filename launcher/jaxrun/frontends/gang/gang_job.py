@@ -133,7 +133,7 @@ class GangJob:
 
     def wait_until_paused(self, rank: int) -> None:
         """Wait until a signal has stopped the rank, or it has ended. Raises GangError if neither comes."""
-        from jaxrun.analysis.diagnosis.rank_state import Activity, find_rank_state
+        from jaxrun.protocol.snapshot_messages import ProcessState
         from jaxrun.records.rundir.overview_request import request_overview
 
         job, deadline = RunningJob(self.launcher.run_dir, self.launcher.pid), time.monotonic() + _PAUSE_TIMEOUT_S
@@ -141,9 +141,7 @@ class GangJob:
             while time.monotonic() < deadline:
                 overview = request_overview(job)
                 vitals = overview.vitals.get(rank)
-                if rank not in overview.live:
-                    return
-                if vitals is not None and find_rank_state(rank, "", vitals.kernel_wait).activity is Activity.STOPPED:
+                if rank not in overview.live or (vitals and vitals.kernel_wait == ProcessState.STOPPED):
                     return
             raise GangError(f"rank {rank} was not stopped within {_PAUSE_TIMEOUT_S:g} s")
 
