@@ -76,7 +76,7 @@ from pathlib import Path
 from jaxrun.spec.backends import sbatch
 from jaxrun.errors import JaxrunError
 from jaxrun.spec.job.job import Job
-from jaxrun.spec.backends.follow import submit_and_follow
+from jaxrun.spec.backends.submit import submit_and_follow
 job = Job(program=("p",), backend="slurm", **ast.literal_eval(sys.argv[1]))
 text = sbatch.sbatch_script(job, ["p"], directory=os.getcwd(), file="job.sh")
 text = re.sub("(?m)^exec .*$", lambda _: "exec " + sys.argv[2], text)

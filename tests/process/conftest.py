@@ -25,9 +25,9 @@ from jaxrun.controller.supervisor.dispatch import Dispatcher
 from jaxrun.controller.supervisor.executor import Executor
 from jaxrun.controller.supervisor.local import LocalLink, setup_of
 from jaxrun.controller.supervisor.terminal import Terminal
-from jaxrun.node.agent import subreaper
 from jaxrun.node.agent.agent import Agent
 from jaxrun.node.agent.guard import find_marked, job_marker
+from jaxrun.node.agent.process_tree import become_subreaper
 from jaxrun.node.agent.signals import SignalPipe
 from jaxrun.node.agent.worker_group import WorkerGroup
 from jaxrun.node.forkserver import client
@@ -147,7 +147,7 @@ class LocalJob:
 @pytest.fixture
 def run_job(tmp_path):
     """run_job(CODE, …) → a LocalJob with one worker by hand per CODE; run_job(argv=…, size=…) of any program."""
-    subreaper.become_subreaper()
+    become_subreaper()
 
     def run(*codes, argv=None, size=None, fork="", **options):
         if fork:

@@ -11,8 +11,8 @@ import pytest
 from harness import TIME_LIMIT
 
 from jaxrun.errors import UnavailableError
-from jaxrun.spec.backends.follow import submit_and_follow
 from jaxrun.spec.backends.slurm_job_state import JobState, parse_job_state
+from jaxrun.spec.backends.submit import submit_and_follow
 
 SCRIPT = "#!/bin/bash\n# Written by jaxrun.\n#SBATCH --output=x.out\n#SBATCH --time=5\nexec true\n"
 # As a Slurm 22.05 printed it, with a name that is made to mislead.
@@ -37,7 +37,7 @@ SHOWN = """JobId=80 JobName=x JobState=FAILED ExitCode=9:9
 FOLLOW = """
 import os, sys
 from pathlib import Path
-from jaxrun.spec.backends.follow import submit_and_follow
+from jaxrun.spec.backends.submit import submit_and_follow
 sys.exit(submit_and_follow("# Written by jaxrun.", Path(sys.argv[1]), os.environ))
 """
 
@@ -80,8 +80,8 @@ class Cluster:
 
 @pytest.fixture
 def cluster(tmp_path, monkeypatch):
-    monkeypatch.setattr("jaxrun.spec.backends.follow._EARLY_QUERY_S", 0.1)
-    monkeypatch.setattr("jaxrun.spec.backends.follow._OUTPUT_POLL_S", 0.05)
+    monkeypatch.setattr("jaxrun.spec.backends.submit._EARLY_QUERY_S", 0.1)
+    monkeypatch.setattr("jaxrun.spec.backends.submit._OUTPUT_POLL_S", 0.05)
     return Cluster(tmp_path)
 
 
@@ -159,7 +159,7 @@ def test_a_job_that_starts_again_is_followed_further(cluster, capfd):
 
 @pytest.mark.extended
 def test_a_pending_job_shows_its_reason_without_polling_the_controller_often(cluster, capfd, monkeypatch):
-    monkeypatch.setattr("jaxrun.spec.backends.follow._EARLY_QUERY_S", 1.0)
+    monkeypatch.setattr("jaxrun.spec.backends.submit._EARLY_QUERY_S", 1.0)
     cluster.states(*[shown("PENDING", reason="Resources")] * 4, shown("COMPLETED", output=cluster.output))
     assert submit_and_follow(SCRIPT, cluster.folder / "job.sh", cluster.environ) == 0
     assert capfd.readouterr().err.count("job 80 is pending (Resources)") == 1
@@ -168,8 +168,8 @@ def test_a_pending_job_shows_its_reason_without_polling_the_controller_often(clu
 
 
 def test_a_controller_that_does_not_answer_is_waited_for(cluster, capfd, monkeypatch):
-    monkeypatch.setattr("jaxrun.spec.backends.follow._FIRST_NOTE_S", 0.0)
-    monkeypatch.setattr("jaxrun.spec.backends.follow._NEXT_NOTE_S", 0.05)
+    monkeypatch.setattr("jaxrun.spec.backends.submit._FIRST_NOTE_S", 0.0)
+    monkeypatch.setattr("jaxrun.spec.backends.submit._NEXT_NOTE_S", 0.05)
     cluster.states("", "", shown("COMPLETED", output=cluster.output))
     for number in (1, 2):
         cluster.when(number, 'echo "slurm_load_jobs error: Unable to contact slurm controller" >&2; exit 1')

@@ -212,7 +212,7 @@ def test_a_successor_has_imported_jax_and_outlives_the_server_until_its_channel_
 
 def succeed():
     """In a process of its own, which becomes a subreaper."""
-    from jaxrun.node.agent.subreaper import become_subreaper
+    from jaxrun.node.agent.process_tree import become_subreaper
 
     become_subreaper()
     environ = {**environment(), "JAXRUN_JOB_ID": "5eed" * 8}

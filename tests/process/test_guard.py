@@ -93,7 +93,7 @@ def test_a_guard_keeps_none_of_the_launchers_streams_open(launch):
 BARE_LAUNCHER = """
 import os, subprocess, sys, time
 from jaxrun.node.agent.guard import Guard
-from jaxrun.node.agent.subreaper import become_subreaper
+from jaxrun.node.agent.process_tree import become_subreaper
 
 def tell(pid):
     os.write(1, b"%d\\n" % pid)  # at once: two processes tell

@@ -28,9 +28,9 @@ time.sleep(600)
 # Kills and reaps what it has started: a worker as above. The second argument stops the tracker before.
 LAUNCHER = f"""
 import os, signal, subprocess, sys, time
-from jaxrun.node.agent import process_tree, subreaper
+from jaxrun.node.agent import process_tree
 
-subreaper.become_subreaper()
+process_tree.become_subreaper()
 worker = subprocess.Popen([sys.executable, "-c", {WORKER!r}], stdout=subprocess.PIPE, text=True, start_new_session=True)
 name, _ = worker.stdout.readline().split()
 (tracker,) = filter(process_tree.is_tracker, process_tree.descendants(worker.pid))
@@ -38,7 +38,7 @@ if sys.argv[1] == "stopped":
     os.kill(tracker, signal.SIGSTOP)
 process_tree.kill_group(worker.pid)
 began = time.monotonic()
-subreaper.kill_all()
+process_tree.kill_all()
 print(name, os.path.exists(f"/proc/{{tracker}}"), time.monotonic() - began)
 """
 
@@ -78,7 +78,7 @@ def test_the_last_sweep_waits_for_trackers_but_not_for_ever(tracker: str) -> Non
 # In a process of its own, as kill_all kills every child. Prints the processes started and killed, and the seconds.
 BREEDER = """
 import json, os, sys, time
-from jaxrun.node.agent import subreaper
+from jaxrun.node.agent import process_tree
 
 read, write = os.pipe()
 
@@ -91,31 +91,31 @@ def breed(depth):
             time.sleep(60)
         os._exit(0)
 
-subreaper.become_subreaper()
+process_tree.become_subreaper()
 depth = int(sys.argv[1])
 breed(depth)
 started = b""
 while started.count(b"\\n") < depth:
     started += os.read(read, 1000)
 began = time.monotonic()
-killed = subreaper.kill_all(50.0)
+killed = process_tree.kill_all(50.0)
 print(json.dumps([list(map(int, started.split())), killed, time.monotonic() - began]))
 """
 SPARES_ONE = """
 import json, os, time
-from jaxrun.node.agent import subreaper
+from jaxrun.node.agent import process_tree
 
-subreaper.become_subreaper()
+process_tree.become_subreaper()
 def sleeper():
     pid = os.fork()
     if not pid:
         time.sleep(60)
     return pid
 guard, others = sleeper(), [sleeper(), sleeper()]
-killed = subreaper.kill_all(spare=(guard,))
+killed = process_tree.kill_all(keep=(guard,))
 lives = os.waitpid(guard, os.WNOHANG) == (0, 0)
 began = time.monotonic()
-again = subreaper.kill_all(50.0, spare=(guard,))
+again = process_tree.kill_all(50.0, keep=(guard,))
 seconds = time.monotonic() - began
 os.kill(guard, 9)
 print(json.dumps([sorted(killed) == sorted(others), lives, again, seconds < 30]))

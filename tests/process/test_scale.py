@@ -18,8 +18,7 @@ import pytest
 from harness import TIME_LIMIT, read_events
 
 import jaxrun
-from jaxrun.controller.supervisor.connections import AgentConnections
-from jaxrun.controller.supervisor.remote_output import RemoteOutput
+from jaxrun.controller.supervisor.connections import AgentConnections, RemoteOutput
 from jaxrun.controller.supervisor.run import run
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.node.channel.host_addresses import HostAddress

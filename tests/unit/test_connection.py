@@ -10,8 +10,7 @@ from types import SimpleNamespace
 import pytest
 from listener_thread import wait_until
 
-from jaxrun.controller.supervisor.connections import AgentConnections
-from jaxrun.controller.supervisor.remote_output import RemoteOutput
+from jaxrun.controller.supervisor.connections import AgentConnections, RemoteOutput
 from jaxrun.errors import ProtocolError
 from jaxrun.node.channel import connection as connection_module
 from jaxrun.node.channel.connection import AGENT_TO_HEAD, HEAD_TO_AGENT, Connection

@@ -21,7 +21,7 @@ from listener_thread import (
     wait_until,
 )
 
-from jaxrun.controller.supervisor.dropped_peers import DroppedPeers
+from jaxrun.controller.supervisor.agent_receiver import DroppedPeers
 from jaxrun.node.channel import listener as listener_module
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.node.channel.listener import listen_on_tcp

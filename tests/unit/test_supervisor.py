@@ -6,8 +6,8 @@ import pytest
 
 from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
 from jaxrun.analysis.verdict.decide import decide
+from jaxrun.controller.supervisor.job_report import open_output, report_verdict
 from jaxrun.controller.supervisor.loss_attribution import Evidence, LossAttribution
-from jaxrun.controller.supervisor.report import open_output, report_verdict
 from jaxrun.protocol.agent_messages import AgentSignalled, StartFailed, WorkerExited
 from jaxrun.records.event_log.events import AgentLost
 from jaxrun.records.rundir.rundir import RunDir

@@ -24,7 +24,7 @@ _IMPORTED_BY_EVERY_JOB = (
     "jaxrun.cli.main",
     "jaxrun.controller.supervisor.local",
     "jaxrun.controller.supervisor.run",
-    "jaxrun.controller.supervisor.supervise",
+    "jaxrun.controller.supervisor.attempts",
     "jaxrun.spec.backends.local",
     "jaxrun.spec.job.layout",
     "jaxrun.spec.job.devices",

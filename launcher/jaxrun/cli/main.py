@@ -175,7 +175,7 @@ def _run_sbatch(job: Job, words: Sequence[str], environ: Mapping[str, str], *, d
     """Write the batch script of the job, or hand it to Slurm."""
     from pathlib import Path
 
-    from jaxrun.spec.backends import follow, sbatch, submit
+    from jaxrun.spec.backends import sbatch, submit
 
     path = job.sbatch or Path(f"{job.name}.sbatch")
     text = sbatch.sbatch_script(job, words, directory=os.getcwd(), file=str(path))
@@ -184,7 +184,7 @@ def _run_sbatch(job: Job, words: Sequence[str], environ: Mapping[str, str], *, d
         return 0
     secrets = sbatch.find_secrets(job, words)
     if job.submit:
-        return follow.submit_and_follow(text, path, {**environ, **secrets})
+        return submit.submit_and_follow(text, path, {**environ, **secrets})
     submit.write_script(path, text)
     for name in (name for name, value in secrets.items() if environ.get(name) != value):
         print(f"jaxrun: {path} does not hold the value of {name}; before sbatch: export {name}=…", file=sys.stderr)

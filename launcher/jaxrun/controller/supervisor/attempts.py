@@ -1,4 +1,12 @@
-"""Runs a job in attempts: each with a head of its own, and the same agents, until verdict/restarts.py ends it."""
+"""Supervises a job from its first process to its exit code, in attempts, each with a head of its own.
+
+    LocalAgent    (local.py)    one agent in this process, with all workers    ─┐
+                                                                                ├─▶ Executor ─▶ Dispatcher ─▶ Head
+    RemoteAgents  (remote.py)   mpirun or srun starts agents, which connect    ─┘
+
+The Finish action of the head ends an attempt; verdict/restarts.py decides whether there is another, and
+verdict/decide.py makes the verdict and the exit code of the last one's outcome.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +20,23 @@ from jaxrun.analysis.diagnosis.job_outcome import JobOutcome
 from jaxrun.analysis.verdict import decide
 from jaxrun.analysis.verdict.restarts import AttemptEnd, Restart, Stop, decide_restart, summarize_end
 from jaxrun.analysis.verdict.verdict import Verdict
+from jaxrun.clock import Clock
 from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head
 from jaxrun.controller.head.head_state import TimeLimits
 from jaxrun.controller.supervisor.dispatch import Dispatcher
+from jaxrun.controller.supervisor.job_report import describe_restart, open_output, report_verdict
 from jaxrun.controller.supervisor.parent_link import ParentLink
-from jaxrun.controller.supervisor.report import describe_restart
 from jaxrun.controller.supervisor.terminal import Terminal
+from jaxrun.errors import EXIT_SOFTWARE
 from jaxrun.node.agent.guard import Guard
-from jaxrun.node.agent.signals import SignalPipe
+from jaxrun.node.agent.process_tree import become_subreaper, kill_all
+from jaxrun.node.agent.signals import LAUNCHER_SIGNALS, SignalPipe
 from jaxrun.protocol.addresses import loopback_address
 from jaxrun.protocol.env import attempt_nonce
 from jaxrun.records.event_log.event_log import LoggedEvent
 from jaxrun.records.event_log.events import AttemptEnded, AttemptStarted
+from jaxrun.records.output.held_screen import HeldScreen
 from jaxrun.records.output.output import Output
 from jaxrun.records.rundir.rundir import RunDir
 from jaxrun.spec.job.plan import Plan
@@ -199,3 +211,33 @@ def why_no_terminal(plan: Plan) -> str:
     """Why no rank can be debugged at the terminal; empty where one can."""
     over_hosts = plan.launch_command is not None
     return explain_no_terminal(plan.job.stdin, over_hosts=over_hosts, live=plan.job.live)
+
+
+def supervise(
+    plan: Plan,
+    environ: Mapping[str, str],
+    directory: RunDir,
+    guard: Guard,
+    agents: Agents,
+    started: float,
+    held: HeldScreen | None = None,
+) -> int:
+    """Supervise the job that was begun at `started`, seconds since the epoch; returns the exit status of `jaxrun`.
+
+    `held` is the screen where another process has it.
+    """
+    exit_code = EXIT_SOFTWARE
+    with SignalPipe(LAUNCHER_SIGNALS) as signals:
+        become_subreaper()
+        try:
+            output = open_output(plan, environ, directory, held)
+            if plan.job.pdb and (why := why_no_terminal(plan)):
+                output.print_line(f"jaxrun: --pdb does nothing: {why}")
+            shared = Supervision(environ, directory, output, signals, Clock(), guard, Terminal(output))
+            end = run_attempts(plan, shared, agents, started)
+            exit_code = report_verdict(end.verdict, end.outcome, directory, output, signals)
+        finally:
+            agents.stop(exit_code)
+            kill_all(keep=(guard.pid,))
+            guard.disarm()
+    return exit_code

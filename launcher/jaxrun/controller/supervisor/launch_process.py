@@ -1,4 +1,8 @@
-"""The process that starts the agents, an mpirun or srun: what it writes, how it ends, and how it is made to end."""
+"""The process that starts the agents, an mpirun or srun: what it writes, how it ends, and how it is made to end.
+
+Where agents do not end by themselves, as they or their hosts hang, the engine is to end all that it has started: Open
+MPI does so as soon as one process ends with an error; MPICH and Slurm wait for the last one.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,13 @@ import re
 import signal
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jaxrun.protocol.own_directory import open_own_directory
+from jaxrun.spec.job.cluster_env import slurm_step
+from jaxrun.spec.job.plan import LaunchCommand
 from jaxrun.text import format_ranks_on_hosts, format_signal, parse_ranks
 
 _LOG = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -167,3 +174,75 @@ def _open_log(directory: Path | None) -> int | None:
         finally:
             os.close(folder)
     return None
+
+
+_SCANCEL_TIMEOUT_S = 10.0
+_ABORT_WAIT_S = 2.0  # for the engine to end this process as well
+
+
+def abort_job(engine: str, exit_code: int, environ: Mapping[str, str]) -> str:
+    """Have the engine to which this process is attached kill all processes of its job, this one too.
+
+    Returns what the user is to be told, if anything, where it does not. `engine` is a key of job/cluster_env.py.
+    """
+    if engine == "slurm":
+        return cancel_step(slurm_step(environ))
+    if environ.get("PMI_FD", "").isdecimal():  # as MPI_Abort does, by the wire protocol of PMI-1
+        try:
+            os.write(int(environ["PMI_FD"]), b"cmd=abort exitcode=%d\n" % exit_code)
+        except OSError:
+            return ""
+        time.sleep(_ABORT_WAIT_S)
+    return ""
+
+
+def cancel_step(step: str) -> str:
+    """Have Slurm kill a step; returns what the user is to be told where it cannot."""
+    import subprocess  # takes 5 ms, and is hardly ever needed
+
+    if not step:
+        return ""
+    command = ["scancel", "--signal=KILL", step]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SCANCEL_TIMEOUT_S, errors="replace")
+        failure = done.stderr.strip() if done.returncode else ""
+    except (OSError, subprocess.TimeoutExpired) as error:
+        failure = str(error)
+    if not failure or "already complet" in failure or "Invalid job id" in failure:
+        return ""
+    return f"Slurm's step {step} may still run on other hosts ({failure}); end it with: {' '.join(command)}"
+
+
+@dataclass(slots=True)
+class RunningEngine:
+    """A launch command that was started.
+
+    all_reported:  whether it has started all agents
+    has_silent:    whether there may be agents that do not end by themselves
+    slurm_step:    the step of its tasks, which outlive an srun that is killed; empty until an agent has reported it
+    """
+
+    launch: LaunchProcess
+    command: LaunchCommand
+    all_reported: bool = False
+    has_silent: bool = True
+    slurm_step: str = ""
+
+    @property
+    def _bears_sigterm(self) -> bool:
+        return self.all_reported or self.command.sigterm_at_start
+
+    def ask_to_end(self) -> None:
+        """Have the launch command end all that it has started, and itself, and do not wait for it."""
+        self.launch.signal(signal.SIGTERM if self._bears_sigterm else signal.SIGKILL)
+
+    def stop(self, *, hurry: bool) -> None:
+        """Wait for the end of the launch command, in a `hurry` not for long, and bring it about."""
+        self.launch.stop(hurry=hurry, sigterm=self._bears_sigterm)
+
+    def release(self) -> str:
+        """Let go of a launch command that was stopped; returns what the user is to be told, if anything."""
+        is_srun = self.command.engine == "slurm" and not self.command.attached_to
+        was_killed = self.launch.status == -signal.SIGKILL
+        self.launch.close()
+        return cancel_step(self.slurm_step) if is_srun and was_killed and self.has_silent else ""

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from jaxrun.analysis.diagnosis.job_outcome import JobOutcome
 from jaxrun.controller.supervisor.executor import Executor
 from jaxrun.node.agent.agent import Agent
+from jaxrun.node.agent.process_tree import kill_all
 from jaxrun.node.agent.spawn import WorkerSetup
-from jaxrun.node.agent.subreaper import kill_all
 from jaxrun.node.agent.worker_group import KeptForkServer, WorkerGroup, start_fork_server
 from jaxrun.node.forkserver.client import ForkServer
 from jaxrun.protocol.agent_messages import SignalWorker
@@ -65,7 +65,7 @@ class LocalAgent:
         outcome = executor.run(LocalLink(agent, executor))
         self._fork_server.keep(workers.successor, setup)
         self._forks = self._forks and not workers.declined
-        kill_all(spare=(guard.pid, *self._fork_server.pids))
+        kill_all(keep=(guard.pid, *self._fork_server.pids))
         agent.close()
         executor.loop.close()
         return outcome

@@ -13,10 +13,8 @@ from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
 from jaxrun.analysis.diagnosis.root_cause import find_culprits
 from jaxrun.analysis.verdict.restarts import Stop
 from jaxrun.controller.head.agent_registry import AgentRegistry, JobSpec
-from jaxrun.controller.supervisor.engine_abort import abort_job
 from jaxrun.controller.supervisor.executor import Executor
-from jaxrun.controller.supervisor.launch_process import LaunchProcess
-from jaxrun.controller.supervisor.running_engine import RunningEngine
+from jaxrun.controller.supervisor.launch_process import LaunchProcess, RunningEngine, abort_job
 from jaxrun.controller.supervisor.server import AgentServer
 from jaxrun.controller.supervisor.spare_agents import SpareAgents
 from jaxrun.errors import JaxrunError, UnavailableError

@@ -5,6 +5,8 @@ Importing jax takes longest, so the fork server, which does so, is started befor
 
 from __future__ import annotations
 
+import contextlib
+import resource
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,7 +14,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxrun.controller.supervisor.resource_limits import check_limits
 from jaxrun.errors import UsageError
 from jaxrun.node.agent.guard import Guard, job_marker
 from jaxrun.node.forkserver import early
@@ -37,7 +38,7 @@ def run(
     """Run the job to its end; returns the exit status of `jaxrun`. `endpoint` is where remote agents connect."""
     started = time.time()
     if plan.job.live:
-        from jaxrun.controller.supervisor.live import check_live
+        from jaxrun.controller.supervisor.terminal import check_live
 
         check_live(plan.job)
     plan = replace(plan, job=resolve_stdin(plan.job, plan.launch_command), ends_at=_find_end(plan, environ, started))
@@ -55,8 +56,8 @@ def _run_local(plan: Plan, environ: Mapping[str, str], started: float, early_ser
     guard = Guard(job_marker(plan.job_id), job_id=plan.job_id)  # forks, so it comes before any thread
     fork_server = early.server_for(plan.argv, plan.base_env(environ), early_server, fork=plan.fork)
 
+    from jaxrun.controller.supervisor.attempts import supervise
     from jaxrun.controller.supervisor.local import LocalAgent
-    from jaxrun.controller.supervisor.supervise import supervise
 
     agents = LocalAgent(environ, directory, fork_server)
     return supervise(plan, environ, directory, guard, agents, started, held)
@@ -73,8 +74,8 @@ def _run_remote(plan: Plan, environ: Mapping[str, str], started: float, endpoint
     # For no agent: each has a guard of its own.
     guard = Guard(launch_mark=job_marker(plan.job_id), sigterm=sigterm)
 
+    from jaxrun.controller.supervisor.attempts import supervise
     from jaxrun.controller.supervisor.remote import RemoteAgents
-    from jaxrun.controller.supervisor.supervise import supervise
 
     agents = RemoteAgents(plan, environ, directory, addresses, endpoint)
     return supervise(plan, environ, directory, guard, agents, started, held)
@@ -84,7 +85,7 @@ def _start_screen(plan: Plan, directory: rundir.RunDir) -> HeldScreen | None:
     """Let `jaxrun top` have the terminal, with --live."""
     if not plan.job.live:
         return None
-    from jaxrun.controller.supervisor.live import start_screen
+    from jaxrun.controller.supervisor.terminal import start_screen
 
     return start_screen(directory)
 
@@ -137,3 +138,46 @@ def _continue_in_run_dir(plan: Plan) -> tuple[Plan, rundir.RunDir]:
     directory, attempt = continue_job(path)
     reason = directory.earlier[-1].headline.partition("\n")[0] if directory.earlier else "its launcher was killed"
     return replace(plan, attempt=attempt, restart_reason=reason), directory
+
+
+_FILES_PER_WORKER = 12  # two pipes, a channel, stacks and two logs, and twice the first while it is being started
+_FILES_PER_RUNNING_WORKER = 7  # what must be there at least
+_FILES_PER_AGENT = 3  # a connection, and two logs where its host cannot write them
+_FILES_OF_LAUNCHER = 64
+_THREADS_PER_WORKER = 4  # at least: the main thread, and those of gRPC and XLA
+_SYSTEM_LIMITS = ("/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max")
+
+
+def check_limits(plan: Plan) -> None:
+    """Let this process open as many files as the job needs. Raises UsageError where a limit forbids the job."""
+    count = len(plan.workers)
+    if plan.launch_command is not None:
+        _raise_open_file_limit(f"{count} agents take", count * _FILES_PER_AGENT, count * _FILES_PER_AGENT)
+        return
+    _check_threads(count)
+    _raise_open_file_limit(f"-n {count} takes", count * _FILES_PER_WORKER, count * _FILES_PER_RUNNING_WORKER)
+
+
+def _check_threads(count: int) -> None:
+    needed = count * _THREADS_PER_WORKER
+    with contextlib.suppress(OSError, ValueError):
+        allowed = min(int(Path(name).read_text()) for name in _SYSTEM_LIMITS)
+        if needed > allowed:
+            raise UsageError(
+                f"-n {count} takes {needed} threads at least, but this machine runs no more than {allowed}; "
+                "-n is the number of processes: start fewer"
+            )
+
+
+def _raise_open_file_limit(what: str, wanted: int, needed: int) -> None:
+    """Raise the soft limit to that for `wanted` files, as far as the hard one allows, which must allow for `needed`."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= _FILES_OF_LAUNCHER + wanted:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise UsageError(
+            f"{what} {needed} open files at least, but only {hard} are allowed here; start fewer, or raise the limit: "
+            "ulimit -Hn, or /etc/security/limits.conf"
+        )
+    most = _FILES_OF_LAUNCHER + wanted
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))

@@ -85,13 +85,17 @@ class Agent:
 
     def execute(self, ranks: Iterable[int], order: MessageToRank | SignalWorker) -> None:
         """Carry out what is meant for the agent of these ranks, and send their workers the rest."""
+        there = [rank for rank in ranks if rank in self._workers.ranks]
         if isinstance(order, SignalWorker):
-            self.signal(tuple(ranks), order.signum)
+            self._signal(there, order.signum)
             return
-        for rank in ranks:
+        for rank in there:
             self._deliver(rank, order)
 
-    def signal(self, ranks: Sequence[int], signum: int) -> None:
+    def signal_all(self, signum: int) -> None:
+        self._signal(tuple(self._workers.ranks), signum)
+
+    def _signal(self, ranks: Sequence[int], signum: int) -> None:
         if signum == signal.SIGKILL:
             for rank in ranks:
                 self._pipes.hide(rank)  # its resource tracker will complain of what it had no time to remove

@@ -17,8 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
-from jaxrun.node.agent.descendants import Descendants
-from jaxrun.node.agent.process_tree import TRACKER_GRACE_S, children, group_members, is_tracker, kill
+from jaxrun.node.agent.process_tree import TRACKER_GRACE_S, Descendants, children, group_members, is_tracker, kill
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.protocol.compiled_programs import remove_all_of_job
 from jaxrun.protocol.names import JOB_ID, RANK
@@ -135,7 +134,7 @@ def _watch(
         # Or whoever reads the owner's output would wait until the guard closes its copy of the pipe.
         os.dup2(pipe, 0)
         os.closerange(1, 4096)
-        descent = Descendants(owner, spare=os.getpid()) if mark else None
+        descent = Descendants(owner, but=os.getpid()) if mark else None
         received = b""
         while data := _read(descent):
             received += data

@@ -1,15 +1,19 @@
-"""The processes that a worker has started, as /proc shows them, and Python's resource trackers among them.
+"""The processes that workers have started, as /proc shows them, and how all of them are killed.
 
-A resource tracker unlinks the shared memory that processes leave behind, as soon as the last of them has died, and then
-ends. So trackers are spared for a moment when all others are killed.
+The agent or launcher is a subreaper, which inherits the orphans among its descendants. Once it has been killed, these
+are nobody's: the guard remembers them (Descendants). Python's resource trackers unlink the shared memory that processes
+leave behind, as soon as the last of them has died, and then end: so they are spared for a moment.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 import signal
+import time
+from collections.abc import Callable, Collection
 
 TRACKER_GRACE_S = 1.0  # for trackers to end by themselves, once the processes that they serve have been killed
 
@@ -72,4 +76,104 @@ def _living_group(pid: int) -> int:
     with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
         state, _, group = file.read().rpartition(b")")[2].split()[:3]
         return 0 if state == b"Z" else int(group)
+    return 0
+
+
+_PR_SET_CHILD_SUBREAPER = 36
+_POLL_S = 0.002
+
+
+def become_subreaper() -> None:
+    """Become the new parent of every descendant whose own parent ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def kill_all(timeout: float = 5.0, *, keep: Collection[int] = ()) -> list[int]:
+    """Kill and reap every child of this process, and all that become its children then; returns their pids.
+
+    To be called when only the children `keep` are still wanted: the guard, which finishes this if the process is
+    killed, and a fork server that waits for the next attempt.
+    Resource trackers have a moment to end by themselves.
+    """
+    killed: set[int] = set()
+    wanted = set(keep)
+    began = time.monotonic()
+    while (waited := time.monotonic() - began) < timeout:
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            break
+        if not pid:
+            if wanted and (own := children(os.getpid())) and own <= wanted:
+                break
+            left = _descendants() - wanted
+            if wanted and not left:
+                break
+            spared = set(filter(is_tracker, left)) if waited < TRACKER_GRACE_S else set()
+            for pid in left - spared:
+                kill(pid)
+            killed |= left - spared
+            time.sleep(_POLL_S)
+    return sorted(killed)
+
+
+def _descendants() -> set[int]:
+    """Those of this process, also where the kernel does not list a process's children."""
+    found = descendants(os.getpid())
+    if not found:
+        import psutil  # takes 20 ms
+
+        found = {process.pid for process in psutil.Process().children(recursive=True)}
+    return found
+
+
+_START_TIME = 19  # among the words of /proc/PID/stat after the name
+
+
+class Descendants:
+    """The descendants of `root` but for the process `but`, as they were last seen, by process id and start time."""
+
+    def __init__(self, root: int, but: int) -> None:
+        self._root = root
+        self._but = but
+        self._known: dict[int, int] = {}
+
+    def update(self) -> None:
+        """Add those that are new, and forget those that have ended. May come while `root` is dying: none is lost."""
+        self._known = {pid: start for pid, start in self._known.items() if _start_time(pid) == start}
+        self._add(descendants(self._root))
+
+    def add_children(self) -> None:
+        """Add the children of `root` alone: its own, and orphans. Takes a fraction of the time of `update`."""
+        self._add(children(self._root))
+
+    def living(self) -> set[int]:
+        """Those that have not ended."""
+        return {pid for pid, start in self._known.items() if _start_time(pid) == start}
+
+    def freeze(self, find_others: Callable[[], set[int]]) -> None:
+        """Stop all but resource trackers, and add what they have started since: none can slip away or end meanwhile.
+
+        So with what `find_others` returns, too.
+        """
+        stopped: set[int] = set()
+        while todo := (self.living() | find_others()) - stopped:
+            for pid in todo:
+                if not is_tracker(pid):
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.kill(pid, signal.SIGSTOP)
+            stopped |= todo
+            self._add(todo.union(*map(children, todo)))
+
+    def _add(self, pids: set[int]) -> None:
+        for pid in pids - self._known.keys() - {self._but}:
+            if start := _start_time(pid):
+                self._known[pid] = start
+
+
+def _start_time(pid: int) -> int:
+    """When the process was started, in ticks since the machine was; 0 for one that has ended."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
+        words = file.read().rpartition(b")")[2].split()
+        return 0 if words[0] in (b"Z", b"X") else int(words[_START_TIME])
     return 0

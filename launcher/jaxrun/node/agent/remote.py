@@ -18,12 +18,12 @@ from pathlib import Path
 from jaxrun import RUNTIME
 from jaxrun.clock import Clock
 from jaxrun.errors import EXIT_SIGNAL_BASE, EXIT_UNAVAILABLE, NotUniformError
-from jaxrun.node.agent import subreaper
 from jaxrun.node.agent.agent import MESSAGES, SIGNALS, Agent
+from jaxrun.node.agent.agent_report import make_report, plain_address
 from jaxrun.node.agent.gpus import GpuMemory
 from jaxrun.node.agent.guard import Guard, job_marker
 from jaxrun.node.agent.host_probe import HostProbe
-from jaxrun.node.agent.report import make_report, plain_address
+from jaxrun.node.agent.process_tree import become_subreaper, kill_all
 from jaxrun.node.agent.signals import SignalPipe
 from jaxrun.node.agent.spawn import WorkerSetup
 from jaxrun.node.agent.worker_group import KeptForkServer, WorkerGroup, start_fork_server
@@ -92,7 +92,7 @@ def run(
     address = plain_address(head.connection.getpeername()[0])
     try:
         with SignalPipe(_SIGNALS) as signals:
-            subreaper.become_subreaper()
+            become_subreaper()
             connection: Connection[HeadToAgent] = Connection(head.connection, HEAD_TO_AGENT, head.tags)
             connection.send(AgentConnected(number, os.uname().nodename))  # what it reports takes a while to find out
             report = partial(make_report, size, head, environ, tuple(command))
@@ -105,7 +105,7 @@ def run(
                 on_lost(f"the head at {address} was lost: its host is gone, or jaxrun there was killed")
             return order.status
     finally:
-        subreaper.kill_all()
+        kill_all()
 
 
 class _AgentJob:
@@ -177,7 +177,7 @@ class _AgentJob:
     def report_again(self, order: NextAttempt) -> _Order:
         """Report for the next attempt, in which nothing of the earlier one is left, and wait for what comes."""
         self._ranks = order.ranks
-        subreaper.kill_all(spare=self._fork_server.pids)
+        kill_all(keep=self._fork_server.pids)
         if self._gpu_memory is not None:
             self._gpu_memory.wait_until_free(self._log, self._is_stopped)
         self._connection.send(replace(self._report(self._info, self._number), attempt=order.attempt))
@@ -224,13 +224,13 @@ class _AgentJob:
             guard.attach(loop, SIGNALS, relay.print_line)
             order = self._serve(loop, agent, relay)
             self._fork_server.keep(workers.successor, setup)
-            subreaper.kill_all(spare=(guard.pid, *self._fork_server.pids))
+            kill_all(keep=(guard.pid, *self._fork_server.pids))
             agent.close()
             loop.close()
             relay.close()
             return order
         finally:
-            subreaper.kill_all(spare=(guard.pid, *self._fork_server.pids))
+            kill_all(keep=(guard.pid, *self._fork_server.pids))
             guard.disarm()
 
     def _serve(self, loop: EventLoop, agent: Agent, relay: Relay) -> _Order:
@@ -238,9 +238,9 @@ class _AgentJob:
         last: _Order | None = None
         ranks = self._ranks
 
-        def kill_all(order: Shutdown) -> Shutdown:
+        def kill_workers(order: Shutdown) -> Shutdown:
             for signum in (signal.SIGSTOP, signal.SIGKILL):
-                agent.signal(ranks, signum)
+                agent.signal_all(signum)
             return order
 
         def on_orders() -> None:
@@ -259,7 +259,7 @@ class _AgentJob:
                     case _:
                         agent.execute(ranks, message)
             if self._connection.lost_reason and last is None:
-                last = kill_all(HEAD_LOST)
+                last = kill_workers(HEAD_LOST)
 
         def on_signals() -> None:
             nonlocal last
@@ -267,9 +267,9 @@ class _AgentJob:
                 if signum == signal.SIGCHLD:
                     agent.on_child_exit()
                 elif signum in (signal.SIGUSR1, signal.SIGUSR2):
-                    agent.signal(ranks, signum)
+                    agent.signal_all(signum)
                 elif order := self._on_stop(signum):
-                    last = kill_all(order)
+                    last = kill_workers(order)
 
         loop.add_reader(self._signals.fileno(), SIGNALS, on_signals)
         loop.add_reader(self._connection.fileno(), MESSAGES, on_orders)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from jaxrun.node.agent.spawn import ForkRequest, Spawner, WorkerSetup
 from jaxrun.node.agent.worker_process import WorkerProcess
@@ -47,6 +47,11 @@ class WorkerGroup:
 
     def __iter__(self) -> Iterator[WorkerProcess]:
         return iter(self._workers.values())
+
+    @property
+    def ranks(self) -> Collection[int]:
+        """Those that have a worker, or will have one soon: where one could not be started, the others have none."""
+        return self._workers.keys()
 
     @property
     def fork_server(self) -> ForkServer | None:
