@@ -1,45 +1,15 @@
-"""Fault injection: into one process, into a job, and by the control line."""
+"""Fault injection: into a job, and by the control line."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
-import subprocess
 from pathlib import Path
 
-import pytest
 from harness import MISBEHAVE, jaxrun, started
 
-from jaxrun.node.agent.spawn import WorkerPipes
-from jaxrun.node.agent.worker_process import WorkerProcess
 from jaxrun.protocol.names import CONTROL_FD
-
-
-@pytest.fixture
-def target():
-    """A worker: any process."""
-    with subprocess.Popen(["sleep", "600"]) as process:
-        files = [os.memfd_create("file") for _ in range(4)]
-        channel, other = socket.socketpair()
-        child = WorkerProcess(1, WorkerPipes(channel, *files), process.pid)
-        yield child
-        process.kill()
-        for held in (child, other):
-            held.close()
-
-
-@pytest.mark.parametrize(("kind", "options", "seen"), [("pause", os.WSTOPPED, signal.SIGSTOP), ("kill", os.WEXITED, 9)])
-def test_a_signal_goes_to_the_worker_alone(target, kind, options, seen):
-    assert target.inject_fault(kind) == ""
-    assert os.waitid(os.P_PID, target.pid, options | os.WNOWAIT).si_status == seen
-    assert target.killed == (kind == "kill")
-    target.status = 0
-    assert target.inject_fault(kind) == "it has no process"
-
-
-# ---- a job
 
 
 def seconds_after(words: str, text: str) -> float:

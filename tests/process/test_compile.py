@@ -10,9 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from harness import MADE_NVML, TIME_LIMIT, Job, Result, jaxrun, started
-
-from jaxrun import Gang, GangStartError
+from harness import TIME_LIMIT, Job, Result, jaxrun, started
 
 # The first rank of each host compiles before the others, so that these find all, however loaded the machine is.
 # XLA splits the loops into parts, at most one a core. At the end of a part, other instructions round otherwise.
@@ -179,14 +177,6 @@ def test_a_rank_that_stands_still_holds_up_nobody_and_nothing_is_left_when_the_l
         while _shared(job) and time.monotonic() < deadline:
             time.sleep(0.02)
         assert not _shared(job)
-
-
-def test_on_gpus_a_gang_is_refused_as_a_job_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(MADE_NVML))
-    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
-    with pytest.raises(GangStartError, match="--compile once is for cpu: sharing was not tried on cuda") as refused:
-        Gang(1, options="--compile once")
-    assert refused.value.exit_code == 2
 
 
 # ---- --compile-cache

@@ -88,12 +88,6 @@ def test_a_malformed_call_is_an_error_that_names_it(monkeypatch):
         linux.die_with_parent()
 
 
-def test_output_of_c_code_is_written_out_before_a_hard_exit():
-    code = "import ctypes, os; from jaxrun_runtime import linux; ctypes.CDLL(None).printf(b'from C'); "
-    assert _python(code + "os._exit(0)").stdout == ""
-    assert _python(code + "linux.flush_c_output(); os._exit(0)").stdout == "from C"
-
-
 def test_a_process_title_is_what_others_see_and_the_environment_stays():
     code = """
 import sys

@@ -247,20 +247,3 @@ def test_a_job_that_requests_gpus_never_falls_back_to_cpu(tmp_path: Path) -> Non
     assert result.code in (65, 69), result
     assert "cuda" in result.err
     assert "the program ran" not in result.out
-
-
-@pytest.mark.extended
-def test_threads_in_the_fork_server_make_it_decline(tmp_path: Path) -> None:
-    site = tmp_path / "site"
-    site.mkdir()
-    (site / "sitecustomize.py").write_text(
-        "import sys, threading, time\n"
-        "if 'jaxrun_runtime.forkserver' in sys.orig_argv:\n"
-        "    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
-    )
-    program = tmp_path / "program.py"
-    program.write_text("print('the program ran')\n")
-    result = jaxrun(tmp_path, "-n", "2", str(program), env={"PYTHONPATH": str(site)})
-    assert result.code == 0, result.err
-    assert result.out.count("the program ran") == 2
-    assert result.events("FreshInterpreters")

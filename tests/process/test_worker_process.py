@@ -48,22 +48,10 @@ def process(worker):
     os.close(read)
 
 
-def test_messages_come_whole_whatever_the_pieces(worker):
-    child, theirs = worker
-    first, second = Done(2, 1.0), Done(2, 2.0)
-    data = encode(first) + encode(second)
-    assert child.receive() == []
-    theirs.sendall(data[:5])
-    assert child.receive() == []
-    theirs.sendall(data[5:-1])
-    assert child.receive() == [first]
-    theirs.sendall(data[-1:])
-    assert child.receive() == [second]
-
-
 def test_messages_are_received_before_the_end_of_the_channel(worker):
     child, theirs = worker
     child.send(Exit())
+    assert child.receive() == []
     theirs.sendall(encode(Done(2, 1.0)))
     theirs.close()  # with an unread message of ours
     assert child.receive() == [Done(2, 1.0)]
@@ -114,6 +102,18 @@ def test_any_other_signal_is_for_the_worker_alone(process):
     os.kill(sleeper, signal.SIGKILL)  # it lives, or this raises
     child.status = 7
     assert not child.killed
+
+
+@pytest.mark.parametrize(("kind", "options", "seen"), [("pause", os.WSTOPPED, signal.SIGSTOP), ("kill", os.WEXITED, 9)])
+def test_a_fault_is_a_signal_for_the_worker_alone(process, kind, options, seen):
+    child, sleeper = process
+    assert child.inject_fault(kind) == ""
+    assert os.waitid(os.P_PID, child.pid, options | os.WNOWAIT).si_status == seen
+    assert child.killed == (kind == "kill")
+    os.kill(sleeper, signal.SIGKILL)  # it lives, or this raises
+    child.status = 0
+    assert child.inject_fault(kind) == "it has no process"
+    child.status = None
 
 
 def test_a_worker_that_was_reaped_is_left_alone(worker):

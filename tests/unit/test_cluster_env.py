@@ -4,6 +4,8 @@ They were taken on two hosts with Open MPI 4.1.8 and 5.0.11, MPICH 5.0.2, Intel 
 of MVAPICH, PALS and Flux are made up from what they document.
 """
 
+import re
+
 import pytest
 
 from jaxrun.errors import ProtocolError, UnavailableError, UsageError
@@ -145,14 +147,9 @@ def test_variables_that_name_no_rank_are_not_taken_for_one(case):
     for engine in CLUSTER_ENVS:
         listed = [line for line in lines if line.startswith(f"  {engine.title}  ")]
         assert len(listed) == 1 and engine.rank_variable in listed[0]
-    assert ("Slurm's job" in str(refused.value)) == ("SLURM_JOB_ID" in NOWHERE[case])
+    hint = r"In Slurm's job (\d+), .* put srun in front: srun jaxrun attach PROGRAM"
+    assert re.findall(hint, str(refused.value)) == [*filter(None, [NOWHERE[case].get("SLURM_JOB_ID")])]
     assert lines[-1] == "or say it by hand: jaxrun attach --rank 3 --size 8 --head host:port PROGRAM"
-
-
-@pytest.mark.parametrize(("environ", "job"), [(BATCH, 17), (ALLOCATION, 11)])
-def test_a_batch_script_is_pointed_to_srun(environ, job):
-    with pytest.raises(UsageError, match=f"In Slurm's job {job}, .* put srun in front: srun jaxrun attach PROGRAM"):
-        detect_rank_info(environ)
 
 
 @pytest.mark.parametrize("outer", [{}, OPEN_MPI_5, TASK])

@@ -1,15 +1,18 @@
-"""The failure report of a worker: the user's frames, and text that can be sent and shown, whatever is raised."""
+"""The failure report of a worker: the user's frames, and text that can be sent and shown; errors of threads, hooks."""
 
 import importlib
 import runpy
+import sys
+import threading
 import traceback
 import types
 
 import pytest
 
 from jaxrun.protocol.codec import encode
-from jaxrun.protocol.worker_messages import WorkerMessageDecoder
+from jaxrun.protocol.worker_messages import ThreadFailed, WorkerMessageDecoder
 from jaxrun_runtime import checkpoints, failure_report, program
+from jaxrun_runtime.agent_channel import AgentDisconnected
 
 pytestmark = pytest.mark.jax_version
 
@@ -217,3 +220,67 @@ def test_an_import_error_within_the_program_keeps_its_import_line(tmp_path, monk
         importlib.import_module("broken_module")
     assert isinstance(caught.value.__traceback__, types.TracebackType)
     assert "import no_such_module_at_all" in failure_report.format_traceback(caught.value)
+
+
+# ---- errors that end a thread, and hooks of the program that print errors
+
+
+class _Channel:
+    def __init__(self, error=None):
+        self.sent = []
+        self.error = error
+
+    def send(self, message):
+        if self.error:
+            raise self.error
+        self.sent.append(message)
+
+
+@pytest.fixture
+def hook(monkeypatch):
+    printed = []
+    monkeypatch.setattr(threading, "excepthook", printed.append)
+    return printed
+
+
+def _run_thread(target, name):
+    thread = threading.Thread(target=target, name=name)
+    thread.start()
+    thread.join()
+
+
+def test_a_failing_thread_is_reported_and_still_printed(hook):
+    channel = _Channel()
+    failure_report.report_thread_failures(channel, 2)
+    _run_thread(lambda: 1 / 0, "loader\udcff")
+    (words,) = channel.sent
+    assert isinstance(words, ThreadFailed)
+    assert (words.rank, words.thread, words.error) == (2, "loader\\udcff", "ZeroDivisionError")
+    assert words.traceback.endswith("ZeroDivisionError: division by zero\n")
+    assert [args.exc_type for args in hook] == [ZeroDivisionError]
+
+
+def test_a_thread_that_exits_is_not_reported(hook):
+    channel = _Channel()
+    failure_report.report_thread_failures(channel, 2)
+    _run_thread(lambda: sys.exit(3), "quitter")
+    assert channel.sent == []
+
+
+def test_a_thread_is_printed_also_when_it_cannot_be_reported(hook):
+    failure_report.report_thread_failures(_Channel(AgentDisconnected()), 2)
+    _run_thread(lambda: 1 / 0, "\udcff")
+    assert [args.exc_type for args in hook] == [ZeroDivisionError]
+
+
+def test_the_programs_own_hook_prints_and_is_given_the_error(monkeypatch):
+    seen = []
+    monkeypatch.setattr(sys, "excepthook", lambda *args: seen.append(args))
+    error = ValueError("no")
+    with pytest.raises(ValueError):
+        exec(compile("raise error", "train.py", "exec"), {"error": error})
+    error.__traceback__ = error.__traceback__.tb_next
+    failure_report.print_error(error)
+    ((kind, value, frames),) = seen
+    assert (kind, value) == (ValueError, error)
+    assert traceback.extract_tb(frames)[0].filename == "train.py"

@@ -1,16 +1,15 @@
-"""What jaxrun notices of a program: variables that it sets, in time for JAX or too late, and complete checkpoints."""
+"""What jaxrun notices of a program: variables that it sets, in time for JAX or too late, checkpoints, its children."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from harness import jaxrun, started
-
-pytestmark = pytest.mark.jax_version
+from harness import TIME_LIMIT, jaxrun, started
 
 SETS = """\
 import atexit
@@ -65,6 +64,7 @@ def read_lines(path: Path, *starts: str) -> list[str]:
     return [line for line in path.read_text().splitlines() if line.startswith(starts)]
 
 
+@pytest.mark.jax_version
 def test_options_are_set_as_by_python_and_a_rank_without_jax_ends_as_ever(tmp_path: Path) -> None:
     (tmp_path / "sets.py").write_text(SETS)
     plain = {name: value for name, value in os.environ.items() if not name.startswith("JAX")}
@@ -78,6 +78,7 @@ def test_options_are_set_as_by_python_and_a_rank_without_jax_ends_as_ever(tmp_pa
     assert as_python[0] == "found False True" and "float64 True True" in as_python[1]
 
 
+@pytest.mark.jax_version
 def test_a_variable_that_is_set_too_late_is_told_once_with_its_place_and_the_option_of_jaxrun(tmp_path: Path) -> None:
     (tmp_path / "late.py").write_text(LATE)
     (tmp_path / "helper.py").write_text(HELPER)
@@ -92,6 +93,7 @@ def test_a_variable_that_is_set_too_late_is_told_once_with_its_place_and_the_opt
     assert result.out.count("devices 1") == 2
 
 
+@pytest.mark.jax_version
 def test_what_orbax_saves_in_the_background_is_reported_once_it_is_complete(tmp_path: Path, script) -> None:
     pytest.importorskip("orbax.checkpoint")
     program = script("""
@@ -112,3 +114,76 @@ manager.close()
         result = job.result()
     assert result.code == 0, result
     assert [(event["rank"], event["step"]) for event in result.events("CheckpointSaved")] == [(0, 3), (0, 5)]
+
+
+# ---- children that the program forks: they end by SIGTERM and crash on their own account
+
+FORKING = """\
+import multiprocessing, os, signal, time
+
+import jax
+from jax.experimental import multihost_utils
+
+
+def fork_and_signal(number):
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(600)
+        os._exit(0)
+    os.kill(pid, number)  # as soon as it exists
+    return os.waitpid(pid, 0)[1]
+
+
+def fork_and_crash():
+    pid = os.fork()
+    if pid == 0:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    os.waitpid(pid, 0)
+
+
+def main():
+    multihost_utils.sync_global_devices("start")
+    ended = {os.WTERMSIG(fork_and_signal(signal.SIGTERM)) for _ in range(20)}
+    print(f"ended by {sorted(ended)}", flush=True)
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        print(f"mapped {pool.map(abs, [-1, -2])}", flush=True)
+    fork_and_crash()
+    if jax.process_index() == 1:
+        # The program's own handler of SIGTERM is the children's, too, as under `python`.
+        signal.signal(signal.SIGTERM, lambda number, frame: os._exit(7))
+        print(f"exited with {os.waitstatus_to_exitcode(fork_and_signal(signal.SIGTERM))}", flush=True)
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            print("waiting", flush=True)
+            pool.map(time.sleep, [600])
+    multihost_utils.sync_global_devices("end")
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_children_end_by_sigterm_and_a_wait_for_one_names_where_it_was_forked(tmp_path: Path) -> None:
+    (tmp_path / "forking.py").write_text(FORKING)
+    with started(tmp_path, "-n", "2", "forking.py") as job:
+        job.wait_for_output("ended by [15]", 2)
+        job.wait_for_output("mapped [1, 2]", 2)
+        job.wait_for_output("exited with 7")
+        job.wait_for_output("waiting")
+        command = [sys.executable, "-m", "jaxrun", "stacks", str(job.run_dir)]
+        text = ""
+
+        def is_named() -> bool:
+            nonlocal text
+            text = " ".join(subprocess.run(command, capture_output=True, text=True, timeout=TIME_LIMIT).stdout.split())
+            return "its children were forked at" in text
+
+        job.wait_until(is_named, "snapshot with the place of the fork")
+        assert "rank 1 waits for data (multiprocessing.map)" in text
+        assert "forking.py:8 fork_and_signal" in text and "use spawn or forkserver" in text
+        assert "Segmentation fault" in (job.run_dir / "rank-0001.err").read_text()
+        forks = [event["place"] for event in job.events("ChildForked") if event["rank"] == 0]
+        assert forks == ["forking.py:8 fork_and_signal", "forking.py:27 main", "forking.py:17 fork_and_crash"]
+        for _ in range(2):
+            job.process.send_signal(signal.SIGINT)
+        job.result()
