@@ -13,7 +13,7 @@ from harness_worker import IPV6, RANK_THREADS, without_gloo
 
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, StartCoordinator
-from jaxrun.spec.job.environment import common_settings
+from jaxrun.spec.job.environment import common_variables
 from jaxrun_runtime import jax_private, join
 from jaxrun_runtime.join import PortReservation
 
@@ -103,7 +103,7 @@ def test_proxies_and_variables_of_another_job_neither_delay_the_joining_nor_rais
     listener, proxy = _dead_proxy()
     names = ("http_proxy", "https_proxy", "grpc_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy")
     env = {**dict.fromkeys(names, proxy), "no_proxy": "example.org"}
-    proxies = {name: value for name, value in common_settings(env, cores=2, workers=2).items() if "proxy" in name}
+    proxies = {name: value for name, value in common_variables(env, cores=2, workers=2).items() if "proxy" in name}
     program = "import jax; jax.distributed.initialize()\n" + _SUM
     with listener:
         workers = start([script(program)], 2, env=_SLURM_STEP | _OPEN_MPI | env | proxies).run()

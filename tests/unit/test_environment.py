@@ -18,7 +18,7 @@ from jaxrun.protocol.forkserver_messages import (
     ForkServerMessageDecoder,
     WorkerForked,
 )
-from jaxrun.spec.job.environment import common_settings, inherited_job_variables
+from jaxrun.spec.job.environment import common_variables, inherited_job_variables
 
 POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 ENV = WorkerEnv(
@@ -43,12 +43,12 @@ def test_variables_of_an_earlier_job_are_stale_and_others_are_not():
 
 @pytest.mark.parametrize(("cores", "workers", "threads"), [(16, 4, "4"), (16, 5, "3"), (2, 8, "1"), (1, 1, "1")])
 def test_thread_pools_share_the_cores(cores, workers, threads):
-    values = common_settings({}, cores=cores, workers=workers)
+    values = common_variables({}, cores=cores, workers=workers)
     assert {values[name] for name in POOLS} == {threads}
 
 
 def test_the_users_thread_pools_are_kept():
-    values = common_settings({"OMP_NUM_THREADS": "7"}, cores=4, workers=2)
+    values = common_variables({"OMP_NUM_THREADS": "7"}, cores=4, workers=2)
     assert "OMP_NUM_THREADS" not in values and values["MKL_NUM_THREADS"] == "2"
 
 
@@ -56,7 +56,7 @@ def test_the_users_thread_pools_are_kept():
     ("given", "expected"), [({}, "0"), ({"PYTHONHASHSEED": "random"}, "0"), ({"PYTHONHASHSEED": "42"}, None)]
 )
 def test_hashes_are_alike_in_all_workers_and_the_users_seed_is_kept(given, expected):
-    assert common_settings(given, cores=1, workers=1).get("PYTHONHASHSEED") == expected
+    assert common_variables(given, cores=1, workers=1).get("PYTHONHASHSEED") == expected
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_hashes_are_alike_in_all_workers_and_the_users_seed_is_kept(given, expec
     ],
 )
 def test_a_proxy_is_kept_away_from_the_coordinator(environ, expected):
-    assert common_settings(environ, cores=1, workers=1).get("no_grpc_proxy") == expected
+    assert common_variables(environ, cores=1, workers=1).get("no_grpc_proxy") == expected
 
 
 # ---- a worker's own

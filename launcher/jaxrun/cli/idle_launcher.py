@@ -17,7 +17,7 @@ from jaxrun.node.forkserver.client import ForkServer
 from jaxrun.node.forkserver.early import EarlyServer
 from jaxrun.protocol.forkserver_messages import LAUNCHER_DESCRIPTORS, ForkServerMessageDecoder, StartLauncher
 from jaxrun.protocol.names import CONTROL_FD, RESERVED_PREFIX
-from jaxrun.spec.job.environment import interpreter_settings
+from jaxrun.spec.job.environment import interpreter_variables
 
 _MAX_REQUEST_BYTES = 2**18
 _IMPORTED_BY_EVERY_JOB = (
@@ -74,7 +74,7 @@ def _fork_server(text: str, directory: str) -> EarlyServer:
     os.set_inheritable(channel.fileno(), False)
     # The environment that both were started with.
     environ = {name: value for name, value in os.environ.items() if not name.startswith(RESERVED_PREFIX)}
-    environ |= interpreter_settings(environ)
+    environ |= interpreter_variables(environ)
     return EarlyServer(os.urandom(16).hex(), ForkServer(int(pid), channel, environ, directory))
 
 

@@ -16,7 +16,7 @@ from jaxrun.protocol.addresses import LOOPBACK, LOOPBACK_6
 from jaxrun.protocol.agent_messages import AgentReport, StartWorker
 from jaxrun.protocol.env import attempt_nonce
 from jaxrun.spec.job.devices import Gpus, Machine
-from jaxrun.spec.job.environment import worker_settings
+from jaxrun.spec.job.environment import worker_variables
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.layout import FORKED_PLATFORMS, Layout, decide_layout
 from jaxrun.text import format_columns, format_ranks, format_ranks_on_hosts, plural
@@ -180,7 +180,7 @@ class AgentRegistry:
             job = replace(spec.job, devices_per_process=layout.devices_per_process) if layout.gpus.names else spec.job
             count = layout.devices_per_process if layout.gpus.names and layout.devices_per_process else 0
             first = index_of[report.rank] * count
-            values = worker_settings(job, replace(layout, processes=1), spec.user_env, cores=cores)
+            values = worker_variables(job, replace(layout, processes=1), spec.user_env, cores=cores)
             yield StartWorker(
                 rank=report.rank,
                 size=spec.size,

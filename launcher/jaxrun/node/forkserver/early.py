@@ -15,7 +15,7 @@ from typing import NamedTuple
 from jaxrun.node.forkserver import client
 from jaxrun.node.forkserver.client import ForkServer, program_of
 from jaxrun.protocol.names import JOB_ID, RESERVED_PREFIX, SUBCOMMANDS
-from jaxrun.spec.job.environment import interpreter_settings
+from jaxrun.spec.job.environment import interpreter_variables
 
 # Words of a command line with which nothing is forked; where one belongs to the program, only the time is lost.
 _WORDS_WITHOUT_FORK = frozenset(
@@ -41,7 +41,7 @@ def start(arguments: Sequence[str], environ: Mapping[str, str]) -> EarlyServer |
         return None
     job_id = os.urandom(16).hex()
     own = {name: value for name, value in environ.items() if not name.startswith(RESERVED_PREFIX)}
-    own |= interpreter_settings(own) | {JOB_ID: job_id}
+    own |= interpreter_variables(own) | {JOB_ID: job_id}
     try:
         return EarlyServer(job_id, client.start((sys.executable,), own))
     except OSError:

@@ -20,7 +20,7 @@ from jaxrun.node.forkserver.client import difference, is_fixed, start_server
 from jaxrun.protocol.codec import encode
 from jaxrun.protocol.forkserver_messages import ForkDeclined, ForkServerMessageDecoder, LauncherStarted, StartLauncher
 from jaxrun.protocol.names import SHUTDOWN_BYTE
-from jaxrun.spec.job.environment import interpreter_settings
+from jaxrun.spec.job.environment import interpreter_variables
 
 _RECEIVE_BYTES = 65536
 _MAX_REQUEST_BYTES = 2**17
@@ -34,7 +34,7 @@ class LauncherPool:
 
     def __init__(self, environ: Mapping[str, str], *, with_jax: bool) -> None:
         """Raises OSError if it cannot be started."""
-        self._environ = {**environ, **interpreter_settings(environ)}
+        self._environ = {**environ, **interpreter_variables(environ)}
         self._owner = os.getpid()
         self._lock = threading.Lock()
         role = "launchers" if with_jax else "launchers-without-jax"
@@ -52,7 +52,7 @@ class LauncherPool:
 
         Raises UnavailableError if jax, or anything, is missing.
         """
-        wanted = {**environ, **interpreter_settings(environ)}
+        wanted = {**environ, **interpreter_variables(environ)}
         frame = encode(StartLauncher(tuple(words), os.getcwd(), *difference(self._environ, wanted)))
         if len(frame) > _MAX_REQUEST_BYTES:
             raise UnavailableError(

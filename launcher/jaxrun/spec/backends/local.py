@@ -9,7 +9,7 @@ from dataclasses import replace
 from jaxrun import RUNTIME
 from jaxrun.spec.job.combinations import check_rank_options
 from jaxrun.spec.job.devices import Machine, probe_machine
-from jaxrun.spec.job.environment import inherited_job_variables, worker_settings
+from jaxrun.spec.job.environment import inherited_job_variables, worker_variables
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.layout import FORKED_PLATFORMS, Layout, decide_layout, wanted_platforms
 from jaxrun.spec.job.plan import Plan, Worker
@@ -24,7 +24,7 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str, machine: Machine | N
     machine = machine or probe_machine(wanted_platforms(job, given), given)
     layout = decide_layout(job, machine, given)
     check_rank_options(job, layout.processes)
-    set_env = {**job.env, **worker_settings(job, layout, given, cores=len(machine.cores))}
+    set_env = {**job.env, **worker_variables(job, layout, given, cores=len(machine.cores))}
     fresh = _why_fresh_interpreters(job, layout)
     return Plan(
         job=replace(job, processes=layout.processes, platform=layout.platform),

@@ -36,7 +36,7 @@ def inherited_job_variables(environ: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(sorted(name for name in environ if name.startswith(RESERVED_PREFIX) or name in _OTHER_JOB_VARIABLES))
 
 
-def interpreter_settings(environ: Mapping[str, str]) -> dict[str, str]:
+def interpreter_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that every Python interpreter of a job starts with; `environ` is what the user gives.
 
     The current directory stays off the path until the program runs, and all ranks have one hash seed unless the user
@@ -48,23 +48,23 @@ def interpreter_settings(environ: Mapping[str, str]) -> dict[str, str]:
     return values
 
 
-def common_settings(environ: Mapping[str, str], *, cores: int, workers: int) -> dict[str, str]:
+def common_variables(environ: Mapping[str, str], *, cores: int, workers: int) -> dict[str, str]:
     """Return the variables for every worker, whatever its platform; `environ` is what the user gives.
 
     `workers` processes share the `cores` of the machine.
     """
     threads = str(max(1, cores // workers))
     values = {name: threads for name in _THREAD_COUNT_VARIABLES if name not in environ}
-    return values | interpreter_settings(environ) | _no_proxy(environ)
+    return values | interpreter_variables(environ) | _no_proxy(environ)
 
 
-def worker_settings(job: Job, layout: Layout, environ: Mapping[str, str], *, cores: int) -> dict[str, str]:
+def worker_variables(job: Job, layout: Layout, environ: Mapping[str, str], *, cores: int) -> dict[str, str]:
     """Return the variables for all workers of a host, which share its `cores`; `environ` is what the user gives."""
-    values = common_settings(environ, cores=cores, workers=layout.processes)
-    return values | _platform_settings(job, layout, environ) | _xla_threads(layout, cores, environ)
+    values = common_variables(environ, cores=cores, workers=layout.processes)
+    return values | _platform_variables(job, layout, environ) | _xla_threads(layout, cores, environ)
 
 
-def _platform_settings(job: Job, layout: Layout, environ: Mapping[str, str]) -> dict[str, str]:
+def _platform_variables(job: Job, layout: Layout, environ: Mapping[str, str]) -> dict[str, str]:
     """Return JAX's own variables for the platform and its simulated devices."""
     values = {}
     listed = [name.strip() for name in environ.get(PLATFORMS_VARIABLE, "").split(",")]
