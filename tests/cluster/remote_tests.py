@@ -1,4 +1,4 @@
-"""Tests that test_pytest_on_hosts.py runs with pytest on several hosts."""
+"""Tests that test_gangs_on_hosts.py runs with pytest on several hosts."""
 
 import os
 

@@ -145,19 +145,9 @@ def test_a_shared_compilation_is_refused_where_the_hosts_have_gpus(
     refused(result, 2, "jaxrun: --compile once is for cpu: sharing was not tried on cuda; leave it out\n")
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "words"),
-    [
-        ((), (), ("mpirun", "srun", "--rank")),
-        (("srun", "-N2", "-n2"), ("--rank", "0", "--size", "4"), ("--size 4", "2")),
-        ((), ("--rank", "0", "--size", "2"), ("--head host:port",)),
-    ],
-    ids=["outside of everything", "contradicted", "by hand without a head"],
-)
-def test_attach_says_what_it_lacks(
-    typed: Typed, before: tuple[str, ...], after: tuple[str, ...], words: tuple[str, ...]
-) -> None:
-    refused(typed("ctl", *before, PYTHON, "-m", "jaxrun", "attach", "--run-dir", "run", *after), 2, *words)
+def test_attach_is_refused_where_it_contradicts_srun(typed: Typed) -> None:
+    words = ("attach", "--run-dir", "run", "--rank", "0", "--size", "4")
+    refused(typed("ctl", "srun", "-N2", "-n2", PYTHON, "-m", "jaxrun", *words), 2, "--size 4", "2")
 
 
 @NEEDS_MPIRUN

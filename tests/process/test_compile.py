@@ -6,11 +6,11 @@ import json
 import os
 import re
 import signal
-import time
 from pathlib import Path
 
 import pytest
-from harness import TIME_LIMIT, Job, Result, jaxrun, started
+from agent_by_hand import wait_until
+from harness import Job, Result, jaxrun, started
 
 # The first rank of each host compiles before the others, so that these find all, however loaded the machine is.
 # XLA splits the loops into parts, at most one a core. At the end of a part, other instructions round otherwise.
@@ -173,10 +173,7 @@ def test_a_rank_that_stands_still_holds_up_nobody_and_nothing_is_left_when_the_l
         job.wait_for_output("compiled", 2)
         assert _shared(job)
         os.kill(job.process.pid, signal.SIGKILL)
-        deadline = time.monotonic() + TIME_LIMIT
-        while _shared(job) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert not _shared(job)
+        wait_until(lambda: not _shared(job))
 
 
 # ---- --compile-cache

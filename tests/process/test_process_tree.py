@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from multiprocessing import shared_memory
 from pathlib import Path
 from typing import Any
 
 import pytest
+from agent_by_hand import wait_until
 
 from jaxrun.node.agent.process_tree import TRACKER_GRACE_S, children, descendants, group_members, is_tracker, kill_group
 
@@ -54,10 +54,7 @@ def test_a_group_is_killed_and_its_tracker_removes_the_shared_memory() -> None:
     assert group_members(worker.pid) == below | {worker.pid}
     kill_group(worker.pid)
     assert worker.wait() == -signal.SIGKILL
-    deadline = time.monotonic() + 60
-    while Path(f"/dev/shm/{name}").exists() or group_members(worker.pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: not Path(f"/dev/shm/{name}").exists() and not group_members(worker.pid))
     assert not is_tracker(worker.pid) and not is_tracker(os.getpid())
     kill_group(worker.pid)  # has ended already
 

@@ -7,10 +7,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from agent_by_hand import wait_until
 
 from jaxrun.records.output.spool import Spool
 
@@ -34,13 +35,6 @@ def read_all(fd: int, size: int) -> bytes:
         parts.append(os.read(fd, min(size, 2**20)))
         size -= len(parts[-1])
     return b"".join(parts)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def run_code(code: str) -> subprocess.CompletedProcess[str]:

@@ -4,10 +4,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
-from harness import TIME_LIMIT, wait_until_dead
+from agent_by_hand import wait_until
+from harness import wait_until_dead
 from harness_worker import environment
 
 from jaxrun.protocol.worker_messages import (
@@ -110,15 +110,8 @@ def test_a_fatal_signal_leaves_its_stack_with_the_agent(cases):
 _WAITS = "import time\nprint('started', flush=True)\ndef wait_here():\n    time.sleep(60)\nwait_here()\n"
 
 
-def _wait_for(condition):
-    deadline = time.monotonic() + TIME_LIMIT
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert condition()
-
-
 def _poll_until(harness, condition):
-    _wait_for(lambda: harness.poll(0.01) or condition())
+    wait_until(lambda: harness.poll(0.01) or condition())
 
 
 @pytest.mark.jax_version
@@ -148,7 +141,7 @@ def test_a_fresh_worker_is_pinned_knows_its_simulated_host_and_shows_its_stacks_
     shows = 'print(os.sched_getaffinity(0), socket.gethostname(), open("/proc/sys/kernel/random/boot_id").read())'
     harness = start([script(f"import os, socket\n{shows}\n{_WAITS}")], 1, fork=False, local=local)
     (worker,) = harness.workers
-    _wait_for(lambda: harness.poll(0.01) or harness.send_due() or "started" in worker.out)
+    _poll_until(harness, lambda: harness.send_due() or "started" in worker.out)
     assert [type(message) for message in worker.messages] == [Hello, CoordinatorReady, DeviceReport]
     worker.wait_for_stacks("in wait_here")
     assert worker.live

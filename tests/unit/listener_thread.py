@@ -126,6 +126,6 @@ def frame(content):
     return struct.pack("!I", len(body)) + body
 
 
-def answer_to(challenge, rank=0, role="client", token=TOKEN):
+def answer_to(challenge, rank=0, token=TOKEN):
     nonce = auth.new_nonce()
-    return ChallengeResponse(rank, nonce, auth.make_proof(token, role, rank, challenge.nonce, nonce))
+    return ChallengeResponse(rank, nonce, auth.make_proof(token, "client", rank, challenge.nonce, nonce))

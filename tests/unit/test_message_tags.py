@@ -107,13 +107,23 @@ def test_a_server_cannot_skip_the_challenge(pair):
         ClientHandshake(client, TOKEN, 0).advance()
 
 
-def test_no_two_handshakes_are_alike(pair):
+def test_no_two_handshakes_have_a_nonce_in_common(pair):
     server, client = pair
-    challenges = []
+    nonces = []
     for _ in range(2):
         ServerHandshake(server, TOKEN)
-        challenges.append(receive(client).nonce)
-    assert len(set(challenges)) == 2 and all(len(nonce) == 64 for nonce in challenges)
+        nonces.append(receive(client).nonce)
+        ServerHandshake(server, TOKEN)
+        assert not ClientHandshake(client, TOKEN, 0).advance()
+        nonces.append(receive(server).nonce)
+    assert len(set(nonces)) == 4 and all(len(nonce) == 64 for nonce in nonces)
+
+
+def test_a_proof_is_of_one_token_role_and_rank_and_of_both_nonces():
+    """Thus it can be neither reflected nor replayed."""
+    one = {"token": TOKEN, "role": "client", "rank": 3, "server_nonce": "a", "client_nonce": "b"}
+    others = {"token": auth.new_token(), "role": "server", "rank": 4, "server_nonce": "c", "client_nonce": "c"}
+    assert len({make_proof(**one), *(make_proof(**one | {name: other}) for name, other in others.items())}) == 6
 
 
 def test_a_closed_connection_is_distinguished_from_an_unknown_token(pair):
