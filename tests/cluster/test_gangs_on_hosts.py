@@ -73,7 +73,7 @@ def test_a_gang_lives_on_several_hosts(bed: Bed, tmp_path: Path, engine: Engine)
 # ---- the pytest plugin
 
 
-def tested(bed: Bed, engine: Engine, directory: Path, *words: str) -> Result:
+def result_of_pytest(bed: Bed, engine: Engine, directory: Path, *words: str) -> Result:
     """Of a pytest that starts its ranks on all hosts."""
     shutil.copy(TESTS, directory)
     (directory / "pytest.ini").touch()
@@ -89,7 +89,7 @@ def outcomes(done: Result) -> dict[str, str]:
 
 @BOTH
 def test_the_ranks_of_a_test_are_on_several_hosts(bed: Bed, tmp_path: Path, engine: Engine) -> None:
-    done = tested(bed, engine, tmp_path)
+    done = result_of_pytest(bed, engine, tmp_path)
     assert (done.code, outcomes(done)) == (1, OUTCOMES), done
     assert re.search(r"rank 1 \(h2\):  FAILED  assert 1 == 0 .*\nrank 0 \(h1\):  STUCK .*process_allgather", done.out)
     assert "rank 1 (h2):  DIED     with exit status 3" in done.out and "printed before the exit" in done.out
@@ -100,7 +100,7 @@ def test_the_ranks_of_a_test_are_on_several_hosts(bed: Bed, tmp_path: Path, engi
 def test_a_directory_that_a_host_does_not_really_share_is_reported(bed: Bed, tmp_path: Path) -> None:
     name = "/dev/shm/base"  # of each host its own
     bed.inside("h2", "mkdir", "-p", f"{name}/shared-test_shares_files0")
-    done = tested(bed, OPEN_MPI_5, tmp_path, "-k", "shares or differ", f"--basetemp={name}")
+    done = result_of_pytest(bed, OPEN_MPI_5, tmp_path, "-k", "shares or differ", f"--basetemp={name}")
     assert outcomes(done) == {"test_hosts_differ": "PASSED", "test_shares_files": "ERROR"}, done
     assert f"rank 1 on h2 cannot see {name}/shared-test_shares_files0; name a directory that all hosts" in done.out
     assert bed.inside("h2", "find", name, "-type", "f") == ""
