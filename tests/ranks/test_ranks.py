@@ -63,7 +63,7 @@ def test_a_program_of_jaxruns_proves_itself(gang: Any, capsys: Any, program: str
     assert printed.endswith(f"4 device(s) in {processes} process(es)\n") if gang.is_main else printed == ""
 
 
-# ---- data: equal numbers of steps without communication, and JAX joins the rows
+# ---- data: JAX joins the rows of the ranks; who has which is tested in tests/unit/test_data.py
 
 sizes = pytest.mark.parametrize(("n_rows", "batch_size"), [(41, 8), (41, 64), (3, 1)])
 DATA = np.arange(82, dtype=np.float32).reshape(41, 2)
@@ -78,19 +78,6 @@ def joined(local: np.ndarray) -> jax.Array:
 @jax.jit
 def masked_sum(rows: jax.Array, mask: jax.Array) -> jax.Array:
     return jnp.where(mask[:, None], rows, 0).sum(axis=0)
-
-
-@two_ranks
-@pytest.mark.parametrize("seed", [None, 7])
-@sizes
-def test_every_row_is_seen_once_in_steps_of_the_same_shapes(
-    gang: Any, n_rows: int, batch_size: int, seed: int | None
-) -> None:
-    mine = list(batches(n_rows, batch_size, multiple=jax.local_device_count(), seed=seed))
-    shapes = gang.allgather([(rows.shape, mask.shape) for rows, mask in mine])
-    assert shapes == [shapes[0]] * gang.size
-    seen = gang.allgather([int(row) for rows, mask in mine for row in rows[mask]])
-    assert sorted(row for rows in seen for row in rows) == list(range(n_rows))
 
 
 @pytest.mark.jax_version
