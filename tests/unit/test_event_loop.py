@@ -22,19 +22,23 @@ def pipes():
         os.close(end)
 
 
-def test_ready_descriptors_are_served_in_order(pipes):
+@pytest.fixture
+def loop():
+    made = EventLoop()
+    yield made
+    made.close()
+
+
+def test_ready_descriptors_are_served_in_order(loop, pipes):
     served = []
-    loop = EventLoop()
     for order, (read, _) in zip((2, 0, 1), pipes, strict=True):
         loop.add_reader(read, order, lambda order=order: served.append(order))
     loop.run_once(0)
     assert served == [0, 1, 2]
-    loop.close()
 
 
-def test_a_forgotten_descriptor_is_not_served_and_can_be_watched_again(pipes):
+def test_a_forgotten_descriptor_is_not_served_and_can_be_watched_again(loop, pipes):
     served = []
-    loop = EventLoop()
     read, _ = pipes[0]
     loop.add_reader(read, 0, lambda: served.append("before"))
     loop.remove_reader(read)
@@ -44,11 +48,9 @@ def test_a_forgotten_descriptor_is_not_served_and_can_be_watched_again(pipes):
     assert loop.has_reader(read)
     loop.run_once(None)
     assert served == ["again"]
-    loop.close()
 
 
-def test_forgetting_what_is_not_there_is_nothing(pipes):
-    loop = EventLoop()
+def test_forgetting_what_is_not_there_is_nothing(loop, pipes):
     read, _ = pipes[0]
     loop.remove_reader(read)
     loop.remove_reader(-1)  # what a closed socket calls its descriptor
@@ -57,11 +59,9 @@ def test_forgetting_what_is_not_there_is_nothing(pipes):
     os.close(other)
     loop.remove_reader(other)
     loop.run_once(0)
-    loop.close()
 
 
-def test_one_that_serves_may_forget_another(pipes):
-    loop = EventLoop()
+def test_one_that_serves_may_forget_another(loop, pipes):
     served = []
     (first, _), (second, _), _ = pipes
     loop.add_reader(first, 0, lambda: loop.remove_reader(second))
@@ -69,7 +69,6 @@ def test_one_that_serves_may_forget_another(pipes):
     loop.run_once(0)  # it was ready when the wait ended
     loop.run_once(0)
     assert served == [second]
-    loop.close()
 
 
 def test_a_timer_is_called_once_its_deadline_has_passed(pipes):
@@ -88,20 +87,18 @@ def test_a_timer_is_called_once_its_deadline_has_passed(pipes):
     loop.close()
 
 
-def test_pollers_are_called_before_each_wait_and_limit_it():
+def test_pollers_are_called_before_each_wait_and_limit_it(loop):
     calls = []
-    loop = EventLoop()
     loop.add_poller(lambda: calls.append("never") or None)
     loop.add_poller(lambda: calls.append("soon") or 0.0)
     loop.run_once()
     loop.run_once()
     assert calls == ["never", "soon"] * 2
-    loop.close()
 
 
-def test_a_descriptor_that_can_be_written_to_calls_back_until_its_writer_is_removed():
+def test_a_descriptor_that_can_be_written_to_calls_back_until_its_writer_is_removed(loop):
     ours, theirs = socket.socketpair()
-    loop, called = EventLoop(), []
+    called = []
     with ours, theirs:
         loop.add_writer(ours.fileno(), lambda: called.append("no reader"))
         loop.add_reader(ours.fileno(), 0, lambda: called.append("read"))
@@ -112,7 +109,6 @@ def test_a_descriptor_that_can_be_written_to_calls_back_until_its_writer_is_remo
         loop.run_once(0)
         theirs.send(b"x")
         loop.run_once(0)
-    loop.close()
     assert called == ["write", "read"]
 
 

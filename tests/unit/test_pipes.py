@@ -96,19 +96,12 @@ def test_the_first_output_of_a_rank_is_recorded_once(setup):
     setup.pipes.close()
 
 
-def test_a_closed_stream_is_no_output(setup):
-    setup.close_stream(0, "out")
-    setup.pipes.read_ready()
-    assert setup.first == [] and setup.output.ended == [(0, "out")]
-    setup.pipes.close()
-
-
-def test_a_pipe_that_has_ended_is_not_ready_any_more(setup):
+def test_a_closed_stream_is_no_output_and_ends_once(setup):
     setup.close_stream(0, "out")
     setup.pipes.read_ready()
     setup.pipes.read_ready()
     setup.pipes.finish(0)
-    assert setup.output.ended == [(0, "out")]
+    assert setup.first == [] and setup.output.ended == [(0, "out")]
     setup.pipes.close()
 
 
