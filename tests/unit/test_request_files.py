@@ -6,7 +6,7 @@ import pytest
 
 from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.protocol.requests import REQUESTS_DIR, Answer, AnswerState, StacksRequest
-from jaxrun.records.rundir import profile_request, request_files
+from jaxrun.records.rundir import job_requests, request_files
 from jaxrun.records.rundir.running_job import RequestRefused, RunningJob
 
 
@@ -77,10 +77,10 @@ def asked(monkeypatch, tmp_path):
             on_progress("calls #5-6 of ranks 0-1")
             return found
 
-        monkeypatch.setattr(profile_request, "ask", answer)
-        monkeypatch.setattr(profile_request, "_RETRY_S", 0.0)
+        monkeypatch.setattr(job_requests, "ask", answer)
+        monkeypatch.setattr(job_requests, "_RETRY_S", 0.0)
         lines = []
-        done = profile_request.take_profile(RunningJob(tmp_path, 1), 2, None, lines.append)
+        done = job_requests.take_profile(RunningJob(tmp_path, 1), 2, None, lines.append)
         return [*lines, done], leads
 
     return ask
@@ -108,4 +108,4 @@ def test_other_refusals_are_final(asked):
 def test_a_file_is_no_directory_for_profiles(tmp_path):
     (tmp_path / "f").touch()
     with pytest.raises(UsageError, match="is a file, not a directory"):
-        profile_request.take_profile(RunningJob(tmp_path, 1), 1, tmp_path / "f", print)
+        job_requests.take_profile(RunningJob(tmp_path, 1), 1, tmp_path / "f", print)

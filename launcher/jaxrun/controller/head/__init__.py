@@ -12,11 +12,12 @@
 | snapshots                             | the replies as values, for people and verdicts                              |
 | requests, profiles                    | what other processes ask: stacks, overviews, profiles                       |
 | health_checks, stall_detector         | whether a job hangs, or its time is over                                    |
-| straggler_detector                    | which rank the others wait for, and where it is meanwhile                   |
+| straggler_detector, straggler_samples | which rank the others wait for, and where it is meanwhile                   |
 | divergence_detector, call_matcher     | whether the ranks make the same calls                                       |
 | divergence_reports                    | what is told of the ranks that do not                                       |
 | interruption                          | what signals do: how Ctrl-C, SIGTERM and SIGHUP end the job                 |
 | shutdown                              | how a job is stopped: root cause first, then the order of the kills         |
+| conclusion                            | once all have ended: how they diverged, and the outcome                     |
 | debugger                              | which rank's debugger has the terminal                                      |
 | fault_injection                       | --chaos                                                                     |
 """

@@ -24,6 +24,7 @@ from jaxrun.analysis.diagnosis.root_cause import is_certain
 from jaxrun.controller.head import consistency
 from jaxrun.controller.head.agent_registry import AgentRegistry
 from jaxrun.controller.head.clock_offsets import ClockOffsets
+from jaxrun.controller.head.conclusion import Conclusion
 from jaxrun.controller.head.debugger import DebuggerTurns
 from jaxrun.controller.head.divergence_detector import DivergenceDetector
 from jaxrun.controller.head.fault_injection import FaultInjector
@@ -37,7 +38,7 @@ from jaxrun.controller.head.shutdown import JobShutdown
 from jaxrun.controller.head.snapshots import Snapshots
 from jaxrun.controller.head.startup import Startup, StartupEvent
 from jaxrun.controller.head.straggler_detector import StragglerDetector
-from jaxrun.controller.head.worker_table import WorkerTable
+from jaxrun.controller.head.worker_table import WorkerReport, WorkerTable
 from jaxrun.errors import NotUniformError, UnavailableError, UsageError
 from jaxrun.protocol.agent_messages import (
     AgentConnected,
@@ -51,27 +52,10 @@ from jaxrun.protocol.agent_messages import (
 )
 from jaxrun.protocol.debugger_messages import DebuggerClosed, DebuggerOutput, DebuggerReadRequest, DebuggerRequest
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF
-from jaxrun.protocol.probe_messages import HostFacts, PeerResults
 from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, RankReply, RecorderSnapshot
-from jaxrun.protocol.stop_messages import CheckpointSaved, PollCount, StopPolled, StopReached
-from jaxrun.protocol.worker_messages import (
-    Call,
-    ChildForked,
-    CoordinatorReady,
-    DeviceReport,
-    Done,
-    Failed,
-    Hello,
-    Interrupted,
-    ProfileEnded,
-    SignalHandlers,
-    ThreadFailed,
-)
-from jaxrun.records.event_log.actions import (
-    Action,
-    PrintLine,
-    SignalRanks,
-)
+from jaxrun.protocol.stop_messages import StopMessageToHead
+from jaxrun.protocol.worker_messages import Call, Done, Failed, ProfileEnded
+from jaxrun.records.event_log.actions import Action, PrintLine, SignalRanks
 from jaxrun.records.event_log.events import (
     AgentLost,
     Event,
@@ -126,13 +110,9 @@ class Head:
         self._snapshots = Snapshots(self._state, self._queries, self._divergence, self._stragglers)
         self._profiles = Profiles(self._state, self._queries, lockstep)
         self._faults = FaultInjector(chaos, self._workers)
-        self._shutdown = JobShutdown(
-            self._state,
-            self._divergence,
-            self._stragglers,
-            self._faults,
-            lambda: not self._debugger.refusal,
-            requeue=requeue,
+        self._shutdown = JobShutdown(self._state, self._divergence.reports, lambda: not self._debugger.refusal)
+        self._conclusion = Conclusion(
+            self._state, self._shutdown, self._divergence, self._stragglers, self._faults, requeue=requeue
         )
         self._checks = HealthChecks(
             self._state, self._queries, self._snapshots, self._divergence, self._stragglers, self._shutdown.abort
@@ -179,7 +159,7 @@ class Head:
             actions += self._profiles.remove_rank(event.rank)
         if self.phase is JobPhase.TERMINATING:
             actions += self._debugger.close(now)
-        return [*actions, *self._shutdown.finish_if_over(now)]
+        return [*actions, *self._conclusion.conclude_if_over(now)]
 
     def _on_event(self, event: Event, now: float) -> list[Action]:
         match event:
@@ -207,6 +187,13 @@ class Head:
         if not known:  # a report may know why it is not
             text = consistency.describe_unknown_rank(event.rank, len(self._workers.hosts))
             return self._abort(EndReason.REFUSED, text, now)
+        if isinstance(event, StartupEvent):
+            return self._on_startup(event, now)
+        if isinstance(event, WorkerReport):
+            self._workers.add_report(event)
+            return []
+        if isinstance(event, StopMessageToHead):
+            return self._state.stop.handle(event)
         return self._on_worker_event(event, now)
 
     def _on_worker_event(self, event: Event, now: float) -> list[Action]:
@@ -214,10 +201,6 @@ class Head:
             case WorkerSpawned():
                 self._workers.add_process(event.rank)
                 return self._shutdown.kill((event.rank,)) if self.phase is JobPhase.STOPPING else []
-            case AgentConnected() | AgentReport() | HostFacts() | PeerResults():
-                return self._on_startup(event, now)
-            case Hello() | CoordinatorReady() | DeviceReport():
-                return self._on_startup(event, now)
             case AgentLost():
                 return [*self._shutdown.on_agent_lost(event, now), *self._on_program_ended(now)]
             case AgentSignalled() if self._state.is_healthy:
@@ -233,18 +216,6 @@ class Head:
                 return self._clocks.handle(event, now)
             case ProfileEnded():
                 return self._profiles.handle_ended(event)
-            case ThreadFailed():
-                self._workers.add_thread_failure(event)
-            case SignalHandlers():
-                self._workers.add_handlers(event)
-            case Interrupted():
-                self._workers.add_interrupt(event.rank)
-            case ChildForked():
-                self._workers.add_fork(event)
-            case CheckpointSaved():
-                self._workers.add_checkpoint(event.step)
-            case StopPolled() | PollCount() | StopReached():
-                return self._state.stop.handle(event)
             case FaultNotInjected():
                 return self._faults.handle_not_injected(event)
             case Failed():

@@ -11,31 +11,20 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from dataclasses import replace
 
 from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
 from jaxrun.analysis.diagnosis.root_cause import find_culprits, is_certain
-from jaxrun.analysis.diagnosis.worker_outcome import WorkerOutcome
-from jaxrun.controller.head.divergence_detector import DivergenceDetector
-from jaxrun.controller.head.fault_injection import FaultInjector
+from jaxrun.controller.head.divergence_reports import DivergenceReports
 from jaxrun.controller.head.head_state import FIRST_PROGRESS_S, HeadState, JobPhase, Timeout
-from jaxrun.controller.head.straggler_detector import StragglerDetector
 from jaxrun.protocol.agent_messages import WorkerExited
 from jaxrun.protocol.debugger_messages import DebuggerDecision
 from jaxrun.protocol.worker_messages import Exit
-from jaxrun.records.event_log.actions import (
-    Action,
-    Finish,
-    PrintLine,
-    Send,
-    SignalRanks,
-)
+from jaxrun.records.event_log.actions import Action, PrintLine, Send, SignalRanks
 from jaxrun.records.event_log.events import AgentLost
 from jaxrun.text import format_ranks_on_hosts, plural
 
 SETTLE_S = 0.03  # after a failure, wait for others that came with it: a consequence may arrive before its cause
 ROOT_CAUSE_WAIT_S = 0.5  # wait for the root cause while only consequences are known
-CONCLUDE_TIMEOUT_S = 0.8  # for the flight recorders' answers about how the ranks diverged
 UNANSWERED_S = 10.0  # for agents to report the end of the workers that were killed
 UNANSWERED_HURRY_S = 2.0  # the same once somebody insists
 MISMATCH_REPORTS_WAIT_S = 1.0  # wait for all ranks that were told of a mismatch to raise it
@@ -44,31 +33,21 @@ MISMATCH_REPORTS_WAIT_S = 1.0  # wait for all ranks that were told of a mismatch
 class JobShutdown:
     """Times are seconds since the epoch."""
 
-    def __init__(
-        self,
-        state: HeadState,
-        divergence: DivergenceDetector,
-        stragglers: StragglerDetector,
-        faults: FaultInjector,
-        may_debug: Callable[[], bool],
-        *,
-        requeue: bool,
-    ) -> None:
-        """`may_debug`: whether a culprit that waits for it can have the terminal.
+    def __init__(self, state: HeadState, reports: DivergenceReports, may_debug: Callable[[], bool]) -> None:
+        """`reports`: which ranks were told that they differ; `may_debug`: whether a culprit that waits for it can have
+        the terminal.
 
-        `requeue`: the job is started again after it was told to end, even where it had to be killed."""
+        unanswered:  the ranks whose end nobody has reported
+        """
         self._state = state
         self._workers = state.workers
-        self._divergence = divergence
-        self._stragglers = stragglers
-        self._faults = faults
+        self._reports = reports
         self._may_debug = may_debug
-        self._requeue = requeue
         self._culprits: list[int] = []
         self._debugged: int | None = None  # the culprit, with --pdb
         self._rank_0_is_frozen = False
         self._all_killed_at: float | None = None
-        self._unanswered: tuple[int, ...] = ()
+        self.unanswered: tuple[int, ...] = ()
 
     def leave(self, now: float) -> list[Action]:
         """All programs have ended: let the workers exit, rank 0 and its coordinator last."""
@@ -98,7 +77,7 @@ class JobShutdown:
         waited = now - all_killed_at if all_killed_at is not None else UNANSWERED_S
         silent = self._workers.live if all_killed_at is not None else self._workers.live_killed
         reason = f"no end was reported within {waited:.0f} s of SIGKILL"
-        self._unanswered += silent
+        self.unanswered += silent
         for rank in silent:
             self._workers.add_loss(AgentLost(rank, reason), now)
 
@@ -112,7 +91,7 @@ class JobShutdown:
         """A worker has failed, or is about to."""
         if self._state.is_healthy:
             self._state.outcome = JobOutcome(EndReason.FAILED, decided_at=now)
-            wait = MISMATCH_REPORTS_WAIT_S if self._divergence.reports.was_told(rank) else SETTLE_S
+            wait = MISMATCH_REPORTS_WAIT_S if self._reports.was_told(rank) else SETTLE_S
             timeouts = {Timeout.SETTLE: now + wait, Timeout.ROOT_CAUSE: now + ROOT_CAUSE_WAIT_S}
             self._state.enter(JobPhase.SETTLING, timeouts)
         elif self._state.phase not in (JobPhase.SETTLING, JobPhase.DEBUGGING):
@@ -124,7 +103,7 @@ class JobShutdown:
         state, workers = self._state, self._workers
         if state.phase is not JobPhase.SETTLING or not workers.any_live:
             return []
-        told = self._divergence.reports.was_told
+        told = self._reports.was_told
         if rank is not None and told(rank) and not any(map(told, workers.live_without_failure)):
             state.timeouts.cancel(Timeout.SETTLE)  # all that were told of the mismatch have raised it
         if state.timeouts.is_running(Timeout.SETTLE):
@@ -216,50 +195,6 @@ class JobShutdown:
         is_stopping = self._state.phase is JobPhase.STOPPING  # and rank 0 may only be kept for the others
         ranks = (is_stopping and self._workers.live_reported) or self._workers.live
         return f"waiting for {format_ranks_on_hosts(ranks, self._workers.hosts)} to end{then}"
-
-    def finish_if_over(self, now: float) -> list[Action]:
-        """Once all workers have ended: ask how they diverged, and when that is known, finish."""
-        state = self._state
-        if state.phase is JobPhase.STARTING or self._workers.any_live:
-            return []
-        questions: list[Action] = []
-        if state.phase is not JobPhase.CONCLUDING:
-            state.enter(JobPhase.CONCLUDING, {Timeout.CONCLUDE: now + CONCLUDE_TIMEOUT_S})
-            questions = self._divergence.conclude(now, well=state.outcome.reason is EndReason.OK)
-        if self._divergence.is_waiting:
-            return questions
-        state.enter(JobPhase.OVER, {})
-        recorded = self._stragglers.conclude(self._divergence.flights, now)
-        outcome = self._final_outcome(now)
-        remaining = self._faults.report_remaining() if outcome.reason is EndReason.OK else []
-        return [*recorded, *remaining, Finish(outcome)]
-
-    def _final_outcome(self, now: float) -> JobOutcome:
-        state = self._state
-        outcome = replace(
-            state.outcome,
-            workers=self._workers.outcomes(now),
-            run_at=self._state.run_at,
-            divergences=tuple(self._divergence.reports.divergences),
-            shown_divergences=tuple(self._divergence.reports.shown),
-            raised_divergences=tuple(self._divergence.reports.raised),
-            unanswered=self._unanswered,
-            stop_requested=state.stop_requested,
-            faults_left=self._faults.remaining,
-            saved_step=self._workers.saved_step,
-            flights=self._state.outcome.flights or dict(self._divergence.flights),
-            straggler=self._stragglers.straggler,
-        )
-        if outcome.reason is EndReason.OK and state.stop.was_reached:
-            return replace(outcome, reason=EndReason.PREEMPTED, text=state.stop.reason)
-        is_preempted = outcome.reason is EndReason.INTERRUPTED and all(map(self._gave_way, outcome.workers))
-        told_by = (signal.SIGTERM, signal.SIGUSR2) if self._requeue else (signal.SIGTERM,)
-        return replace(outcome, reason=EndReason.PREEMPTED) if is_preempted and outcome.signum in told_by else outcome
-
-    def _gave_way(self, worker: WorkerOutcome) -> bool:
-        """Whether a worker that was told to end has ended well; of one that goes on, also if a signal did it."""
-        ended_well = worker.finished or worker.status == 0
-        return ended_well or (self._requeue and (worker.killed_by_launcher or worker.status == -signal.SIGTERM))
 
     def _fail_if_leaving(self, now: float) -> None:
         if self._state.phase is JobPhase.LEAVING and self._state.outcome.reason is EndReason.OK:

@@ -10,19 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from jaxrun.analysis.diagnosis.stacks import is_waiting_in_jax, main_stack
 from jaxrun.analysis.diagnosis.straggler import Straggler
 from jaxrun.analysis.lockstep.call_waits import Party, find_waits
 from jaxrun.analysis.lockstep.wait_totals import WaitTotals
 from jaxrun.controller.head.clock_offsets import ClockOffsets
 from jaxrun.controller.head.head_state import HeadState
 from jaxrun.controller.head.queries import RankQueries, Replies, flights_of
-from jaxrun.protocol.flight import Flight, parse_group, strip_directory
-from jaxrun.protocol.snapshot_messages import RankDetail, RankReply, RecorderSnapshot
+from jaxrun.controller.head.straggler_samples import StragglerSamples
+from jaxrun.protocol.flight import Flight, parse_group
+from jaxrun.protocol.snapshot_messages import RankDetail, RecorderSnapshot
 from jaxrun.records.event_log.actions import Action, RecordStraggler
 
-_SAMPLES, _MAX_TRIES = 4, 64  # of the straggler's stack: while others wait for it, and in all
-_WAITER_SAMPLES, _MIN_HITS = 24, 3  # of another rank's; so many of them show it waiting
 _MAX_PAUSE_S = 0.1  # between two samples, of different length so that they fall on all moments of a step
 _GOLDEN_RATIO = 0.618
 _CORE_SHARE = 0.5  # of what the straggler costs: as much is explained by its host's lack of cores
@@ -40,7 +38,7 @@ class StragglerDetector:
         self._by_rank, self._by_host = WaitTotals(), WaitTotals()
         self._core_waits: dict[int, _CoreWait] = {}
         self._started_at = 0.0
-        self._samples = _Samples()
+        self._samples = StragglerSamples()
         self._sample_at: float | None = None
         self._is_asking = False
         self._now = 0.0
@@ -203,70 +201,3 @@ def _ranks_by_host(hosts: Mapping[int, str]) -> dict[str, Party]:
     for rank in sorted(hosts):
         found.setdefault(hosts[rank], []).append(rank)
     return {host: tuple(ranks) for host, ranks in found.items()}
-
-
-class _Samples:
-    """The stacks that were taken because of one straggler: its own, and those of another rank that may wait for it."""
-
-    def __init__(self) -> None:
-        self._reset(())
-
-    def _reset(self, straggler: Party) -> None:
-        self.straggler = straggler
-        self._own: list[RankReply] = []  # which may have been taken while others waited
-        self._tries = 0
-        self._frames: list[str] = []  # where the straggler was while others waited
-        self._is_waiting: list[bool] = []  # whether the other did, each time it was asked
-
-    @property
-    def count(self) -> int:
-        return self._tries + len(self._is_waiting)
-
-    def may_add(self, found: Straggler, rank: int) -> bool:
-        """Whether one more stack of this rank is needed."""
-        if found.ranks != self.straggler:
-            self._reset(found.ranks)
-        if rank in found.ranks:
-            return self._tries < _MAX_TRIES and len(self._frames) < _SAMPLES
-        return len(self._is_waiting) < _WAITER_SAMPLES
-
-    def add(self, reply: RankReply) -> None:
-        if reply.rank in self.straggler:
-            self._tries += 1
-            self._own += [reply] if reply.stacks else []
-        else:
-            self._is_waiting.append(is_waiting_in_jax(reply.stacks, reply.kernel_wait))
-
-    def judge(self, flights: Mapping[int, Flight], found: Straggler) -> None:
-        """Keep the stacks that were taken while others waited, once the recorder says when the next call came."""
-        for reply in tuple(self._own):
-            is_hit = _was_late(flights.get(reply.rank, Flight()), reply.time, found)
-            if is_hit is not None:
-                self._own.remove(reply)
-            if is_hit and (users := main_stack(reply.stacks).users):
-                self._frames.append(str(users[0]))
-
-    def frame(self, straggler: Party) -> str:
-        """Return the line at which the straggler was most often, `data.py:10 load`."""
-        frames = self._frames if straggler == self.straggler else []
-        return max(frames, key=frames.count, default="")
-
-    def waiting_share(self, straggler: Party, share: float) -> float:
-        """Return in what share of its stacks the other rank waited in JAX; 0.0 if in less than half of `share`."""
-        hits, count = sum(self._is_waiting), len(self._is_waiting)
-        if straggler != self.straggler or count < _WAITER_SAMPLES or hits < max(_MIN_HITS, share / 2 * count):
-            return 0.0
-        return hits / count
-
-
-def _was_late(flight: Flight, moment: float, found: Straggler) -> bool | None:
-    """Whether the straggler was about to come to a call for which others waited; None if that is not known yet."""
-    after = [timing for timing in flight.timings if timing.entered > moment]
-    if not after:
-        return False if 0.0 < flight.entered <= moment else None
-    before = [timing for timing in flight.timings if timing.entered <= moment]
-    if not before or moment < before[-1].dispatched:  # it was inside a call
-        return False
-    site = flight.sites.get(after[0].site, ("",))[0]
-    is_its_call = after[0].group == found.group and found.place in ("", strip_directory(site))
-    return is_its_call and after[0].entered - moment <= found.late_s

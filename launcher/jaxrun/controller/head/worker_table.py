@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 
 from jaxrun.analysis.diagnosis.worker_outcome import InjectedFault, WorkerOutcome
 from jaxrun.protocol.agent_messages import WorkerExited
-from jaxrun.protocol.worker_messages import ChildForked, Failed, SignalHandlers, ThreadFailed
+from jaxrun.protocol.stop_messages import CheckpointSaved
+from jaxrun.protocol.worker_messages import ChildForked, Failed, Interrupted, SignalHandlers, ThreadFailed
 from jaxrun.records.event_log.events import AgentLost
+
+WorkerReport = ThreadFailed | SignalHandlers | Interrupted | ChildForked | CheckpointSaved
 
 
 @dataclass(slots=True)
@@ -134,24 +137,24 @@ class WorkerTable:
         self._workers[failure.rank].failure = failure
         self._set_end_time(failure.rank, now)
 
-    def add_checkpoint(self, step: int) -> None:
-        self.saved_step = step if self.saved_step is None else max(step, self.saved_step)
-
-    def add_thread_failure(self, failure: ThreadFailed) -> None:
-        self._workers[failure.rank].thread_failures.append(failure)
-
-    def add_fork(self, event: ChildForked) -> None:
-        self._workers[event.rank].fork_places.append(event.place)
+    def add_report(self, report: WorkerReport) -> None:
+        """Keep what a worker tells of itself."""
+        worker = self._workers[report.rank]
+        match report:
+            case ThreadFailed():
+                worker.thread_failures.append(report)
+            case SignalHandlers():
+                worker.handlers = report
+            case Interrupted():
+                worker.interrupted = True
+            case ChildForked():
+                worker.fork_places.append(report.place)
+            case CheckpointSaved():
+                self.saved_step = max(report.step, self.saved_step if self.saved_step is not None else report.step)
 
     def fork_places(self) -> dict[int, tuple[str, ...]]:
         """Where the ranks' programs have forked, by rank, in the order of the first fork at each place."""
         return {rank: tuple(worker.fork_places) for rank, worker in self._workers.items() if worker.fork_places}
-
-    def add_handlers(self, handlers: SignalHandlers) -> None:
-        self._workers[handlers.rank].handlers = handlers
-
-    def add_interrupt(self, rank: int) -> None:
-        self._workers[rank].interrupted = True
 
     def add_exit(self, event: WorkerExited, now: float) -> None:
         worker = self._workers[event.rank]

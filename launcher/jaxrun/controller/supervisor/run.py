@@ -143,6 +143,7 @@ def _continue_in_run_dir(plan: Plan) -> tuple[Plan, rundir.RunDir]:
 _FILES_PER_WORKER = 12  # two pipes, a channel, stacks and two logs, and twice the first while it is being started
 _FILES_PER_RUNNING_WORKER = 7  # what must be there at least
 _FILES_PER_AGENT = 3  # a connection, and two logs where its host cannot write them
+_FILES_PER_CONNECTION = 1
 _FILES_OF_LAUNCHER = 64
 _THREADS_PER_WORKER = 4  # at least: the main thread, and those of gRPC and XLA
 _SYSTEM_LIMITS = ("/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max")
@@ -152,7 +153,7 @@ def check_limits(plan: Plan) -> None:
     """Let this process open as many files as the job needs. Raises UsageError where a limit forbids the job."""
     count = len(plan.workers)
     if plan.launch_command is not None:
-        _raise_open_file_limit(f"{count} agents take", count * _FILES_PER_AGENT, count * _FILES_PER_AGENT)
+        _raise_open_file_limit(f"{count} agents take", count * _FILES_PER_AGENT, count * _FILES_PER_CONNECTION)
         return
     _check_threads(count)
     _raise_open_file_limit(f"-n {count} takes", count * _FILES_PER_WORKER, count * _FILES_PER_RUNNING_WORKER)
@@ -174,7 +175,7 @@ def _raise_open_file_limit(what: str, wanted: int, needed: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= _FILES_OF_LAUNCHER + wanted:
         return
-    if hard != resource.RLIM_INFINITY and hard < needed:
+    if hard != resource.RLIM_INFINITY and hard < _FILES_OF_LAUNCHER + needed:
         raise UsageError(
             f"{what} {needed} open files at least, but only {hard} are allowed here; start fewer, or raise the limit: "
             "ulimit -Hn, or /etc/security/limits.conf"

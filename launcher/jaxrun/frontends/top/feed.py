@@ -22,7 +22,7 @@ from jaxrun.frontends.top.screen import View
 from jaxrun.records.event_log.event_log import parse_line
 from jaxrun.records.output.noise import NoiseFilter
 from jaxrun.records.output.rank_logs import STREAMS, log_path
-from jaxrun.records.rundir.overview_request import request_overview
+from jaxrun.records.rundir.job_requests import request_overview
 from jaxrun.records.rundir.recorded_files import open_regular
 from jaxrun.records.rundir.rundir import EVENTS_FILE, VERDICT_FILE, attempt_directory
 from jaxrun.records.rundir.running_job import RunningJob

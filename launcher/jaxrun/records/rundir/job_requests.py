@@ -1,4 +1,4 @@
-"""Has a running job take a JAX profile on all ranks: `jaxrun profile`."""
+"""Asks a running job for what its ranks do: `jaxrun stacks`, `jaxrun top`, `jaxrun profile`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,65 @@ import shlex
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
-from jaxrun.errors import UnavailableError, UsageError
-from jaxrun.protocol.requests import Answer, ProfileRequest
-from jaxrun.records.rundir.running_job import RequestRefused, RunningJob, ask
+from jaxrun.analysis.diagnosis.overview import Overview
+from jaxrun.analysis.diagnosis.snapshot import Snapshot
+from jaxrun.analysis.diagnosis.stacks import NATIVE_STACKS_TIMEOUT_S
+from jaxrun.analysis.verdict import stack_text
+from jaxrun.errors import ProtocolError, UnavailableError, UsageError
+from jaxrun.protocol.codec import from_content
+from jaxrun.protocol.requests import Answer, OverviewRequest, ProfileRequest, StacksRequest
+from jaxrun.records.rundir.running_job import ANSWER_TIMEOUT_S, RequestRefused, RunningJob, ask
 from jaxrun.text import format_bytes, plural
 
+_WATCH_INTERVAL_S = 2.0
 PROFILE_DIR = "profile"  # in the run directory
 _LEADS_S = (1.0, 4.0, 16.0)  # for the order to reach all ranks, at each attempt
 _RETRY_S = 0.5
+
+T = TypeVar("T")
+
+
+# ---- where ranks are, and how far
+
+
+def request_overview(job: RunningJob) -> Overview:
+    """How far all ranks are now. Raises UnavailableError if no answer comes, UsageError if none can."""
+    return _parse(Overview, ask(job, OverviewRequest()))
+
+
+def request_snapshot(job: RunningJob, *, native: bool = False) -> Snapshot:
+    """Where all ranks are now; with `native`, with C frames. Raises UnavailableError if no answer comes."""
+    timeout = ANSWER_TIMEOUT_S + (NATIVE_STACKS_TIMEOUT_S if native else 0.0)
+    return _parse(Snapshot, ask(job, StacksRequest(native), timeout))
+
+
+def format_stacks(snapshot: Snapshot, *, full: bool = False, native: bool = False) -> str:
+    """Where all ranks are, in groups; with `full` all frames of each rank, with `native` C frames too."""
+    if not snapshot.dumps:
+        return "no rank has stacks to show yet"
+    frames = stack_text.format_all_frames(snapshot.dumps, snapshot.hosts) if full else ""
+    natives = stack_text.format_by_text(snapshot.natives or {}, snapshot.hosts) if native else ""
+    return "\n\n".join(filter(None, (stack_text.format_snapshot(snapshot), natives or frames)))
+
+
+def watch_stacks(job: RunningJob) -> None:
+    """Print where the ranks are every few seconds, until the job is over."""
+    while job.is_running:
+        print(f"{time.strftime('%H:%M:%S')}  {format_stacks(request_snapshot(job))}\n", flush=True)
+        time.sleep(_WATCH_INTERVAL_S)
+    print(f"the job is over; how it went: jaxrun explain {job.run_dir}")
+
+
+def _parse(kind: type[T], answer: Answer) -> T:
+    try:
+        return from_content(kind, answer.content)
+    except ProtocolError as error:
+        raise UnavailableError(f"the launcher's answer cannot be read: {error}") from None
+
+
+# ---- profiles
 
 
 def take_profile(job: RunningJob, steps: int, output: Path | None, show: Callable[[str], None]) -> str:

@@ -1,0 +1,84 @@
+"""Concludes a job whose workers have all ended: asks how they diverged, and makes the outcome."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+
+from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
+from jaxrun.analysis.diagnosis.worker_outcome import WorkerOutcome
+from jaxrun.controller.head.divergence_detector import DivergenceDetector
+from jaxrun.controller.head.fault_injection import FaultInjector
+from jaxrun.controller.head.head_state import HeadState, JobPhase, Timeout
+from jaxrun.controller.head.shutdown import JobShutdown
+from jaxrun.controller.head.straggler_detector import StragglerDetector
+from jaxrun.records.event_log.actions import Action, Finish
+
+CONCLUDE_TIMEOUT_S = 0.8  # for the flight recorders' answers about how the ranks diverged
+
+
+class Conclusion:
+    """Times are seconds since the epoch."""
+
+    def __init__(
+        self,
+        state: HeadState,
+        shutdown: JobShutdown,
+        divergence: DivergenceDetector,
+        stragglers: StragglerDetector,
+        faults: FaultInjector,
+        *,
+        requeue: bool,
+    ) -> None:
+        """`requeue`: the job is started again after it was told to end, even where it had to be killed."""
+        self._state = state
+        self._workers = state.workers
+        self._shutdown = shutdown
+        self._divergence = divergence
+        self._stragglers = stragglers
+        self._faults = faults
+        self._requeue = requeue
+
+    def conclude_if_over(self, now: float) -> list[Action]:
+        """Once all workers have ended: ask how they diverged, and when that is known, finish."""
+        state = self._state
+        if state.phase is JobPhase.STARTING or self._workers.any_live:
+            return []
+        questions: list[Action] = []
+        if state.phase is not JobPhase.CONCLUDING:
+            state.enter(JobPhase.CONCLUDING, {Timeout.CONCLUDE: now + CONCLUDE_TIMEOUT_S})
+            questions = self._divergence.conclude(now, well=state.outcome.reason is EndReason.OK)
+        if self._divergence.is_waiting:
+            return questions
+        state.enter(JobPhase.OVER, {})
+        recorded = self._stragglers.conclude(self._divergence.flights, now)
+        outcome = self._final_outcome(now)
+        remaining = self._faults.report_remaining() if outcome.reason is EndReason.OK else []
+        return [*recorded, *remaining, Finish(outcome)]
+
+    def _final_outcome(self, now: float) -> JobOutcome:
+        state = self._state
+        outcome = replace(
+            state.outcome,
+            workers=self._workers.outcomes(now),
+            run_at=state.run_at,
+            divergences=tuple(self._divergence.reports.divergences),
+            shown_divergences=tuple(self._divergence.reports.shown),
+            raised_divergences=tuple(self._divergence.reports.raised),
+            unanswered=self._shutdown.unanswered,
+            stop_requested=state.stop_requested,
+            faults_left=self._faults.remaining,
+            saved_step=self._workers.saved_step,
+            flights=state.outcome.flights or dict(self._divergence.flights),
+            straggler=self._stragglers.straggler,
+        )
+        if outcome.reason is EndReason.OK and state.stop.was_reached:
+            return replace(outcome, reason=EndReason.PREEMPTED, text=state.stop.reason)
+        is_preempted = outcome.reason is EndReason.INTERRUPTED and all(map(self._gave_way, outcome.workers))
+        told_by = (signal.SIGTERM, signal.SIGUSR2) if self._requeue else (signal.SIGTERM,)
+        return replace(outcome, reason=EndReason.PREEMPTED) if is_preempted and outcome.signum in told_by else outcome
+
+    def _gave_way(self, worker: WorkerOutcome) -> bool:
+        """Whether a worker that was told to end has ended well; of one that goes on, also if a signal did it."""
+        ended_well = worker.finished or worker.status == 0
+        return ended_well or (self._requeue and (worker.killed_by_launcher or worker.status == -signal.SIGTERM))
