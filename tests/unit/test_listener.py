@@ -25,6 +25,7 @@ from listener_thread import (
 
 from jaxrun.errors import UnavailableError
 from jaxrun.node.channel import listener as listener_module
+from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.node.channel.host_addresses import HostAddress
 from jaxrun.node.channel.listener import listen_on_tcp
 from jaxrun.protocol import auth
@@ -102,6 +103,20 @@ def test_a_silent_peer_is_dropped_after_the_handshake_timeout(monkeypatch, open_
     assert time.monotonic() - began > 0.3
     wait_until(lambda: server.dropped)
     assert server.dropped == ["a peer at 127.0.0.1 said nothing for 0.4 s"]
+
+
+def test_a_peer_whose_answer_waits_to_be_read_is_not_silent(monkeypatch):
+    monkeypatch.setattr(listener_module, "_HANDSHAKE_TIMEOUT_S", 0.0)
+    listener, loop, admitted, dropped = listen_on_tcp([LOOPBACK], TOKEN, everywhere=False), EventLoop(), [], []
+    with contextlib.closing(loop), contextlib.closing(listener):
+        listener.attach(loop, 0, admitted.append, dropped.append)
+        address = listener.addresses[0]
+        with socket.create_connection((address.ip, address.port), timeout=60) as peer:
+            loop.run_once()
+            peer.sendall(encode(answer_to(read(peer))))
+            listener.drop_expired()
+            assert [one.rank for one in admitted] == [0] and not dropped
+            admitted[0].connection.close()
 
 
 def test_single_bytes_do_not_extend_the_handshake_timeout(monkeypatch, open_listener):

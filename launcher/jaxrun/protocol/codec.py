@@ -19,7 +19,7 @@ import re
 import struct
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
 from jaxrun.errors import ProtocolError
@@ -45,7 +45,7 @@ def encode(message: Any) -> bytes:
     """Return the frame of a message. Raises ProtocolError if it is longer than a frame may be."""
     kind = type(message).__name__
     content = {"v": FRAME_VERSION, "type": kind, **field_values(message)}
-    body = json.dumps(content, default=to_content, separators=(",", ":")).encode()
+    body = _ENCODER.encode(content).encode()
     if len(body) > MAX_FRAME_BYTES:
         raise ProtocolError(f"a {kind} message of {len(body)} bytes is longer than {MAX_FRAME_BYTES}")
     return _LENGTH.pack(len(body)) + body
@@ -68,6 +68,9 @@ def to_content(value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
     return value.to_content() if hasattr(value, "to_content") else field_values(value)
+
+
+_ENCODER = json.JSONEncoder(default=to_content, separators=(",", ":"))
 
 
 class MessageDecoder(Generic[M]):
@@ -135,26 +138,26 @@ def from_content(kind: type[M], content: Any, *, lenient: bool = False) -> M:
     if type(content) is not dict:
         raise ProtocolError(f"{kind.__name__} must be an object, not {content!r:.80}")
     values = {}
-    readers = _field_readers(kind, lenient)  # type: ignore[arg-type]
-    for field in fields(kind):  # type: ignore[arg-type]
-        if field.name in content:
+    for name, read, field in _field_readers(kind, lenient):  # type: ignore[arg-type]
+        if name in content:
             try:
-                values[field.name] = readers[field.name](content[field.name])
+                values[name] = read(content[name])
             except ProtocolError as error:
-                raise ProtocolError(f"{kind.__name__}.{field.name}: {error}") from None
+                raise ProtocolError(f"{kind.__name__}.{name}: {error}") from None
             except (ArithmeticError, LookupError, TypeError, ValueError):
-                where, value = f"{kind.__name__}.{field.name}", content[field.name]
-                raise ProtocolError(f"{where} must be of type {field.type}, not {value!r:.80}") from None
+                wrong = f"{kind.__name__}.{name} must be of type {field.type}"
+                raise ProtocolError(f"{wrong}, not {content[name]!r:.80}") from None
         elif not lenient or (field.default is MISSING and field.default_factory is MISSING):
-            raise ProtocolError(f"{kind.__name__} lacks its field {field.name}")
-    if not lenient and (stray := content.keys() - values.keys()):
-        raise ProtocolError(f"{kind.__name__} has no field {min(stray)!r}")
+            raise ProtocolError(f"{kind.__name__} lacks its field {name}")
+    if not lenient and len(content) > len(values):
+        raise ProtocolError(f"{kind.__name__} has no field {min(content.keys() - values.keys())!r}")
     return kind(**values)
 
 
 @functools.cache
-def _field_readers(kind: type[Any], lenient: bool) -> Mapping[str, Reader]:
-    return {name: _reader(annotation, lenient) for name, annotation in get_type_hints(kind).items()}
+def _field_readers(kind: type[Any], lenient: bool) -> tuple[tuple[str, Reader, Field[Any]], ...]:
+    hints = get_type_hints(kind)
+    return tuple((field.name, _reader(hints[field.name], lenient), field) for field in fields(kind))
 
 
 def _reader(annotation: Any, lenient: bool) -> Reader:

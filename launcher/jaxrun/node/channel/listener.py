@@ -91,7 +91,7 @@ class Listener:
             left = deadline - time.monotonic()
             if left > 0:
                 return left
-            self._drop(fd, f"said nothing for {_HANDSHAKE_TIMEOUT_S:g} s")
+            self._drop_unless_done(fd, f"said nothing for {_HANDSHAKE_TIMEOUT_S:g} s")
         return None
 
     def close(self) -> None:
@@ -167,10 +167,13 @@ class Listener:
         self._on_peer(Peer(handshake.rank, handshake.connection, handshake.tags))
 
     def _drop_oldest(self) -> None:
-        fd = next(iter(self._pending))
-        self._advance(fd)  # its answer may have come
+        self._drop_unless_done(next(iter(self._pending)), "had proved nothing when others came")
+
+    def _drop_unless_done(self, fd: int, why: str) -> None:
+        """Drop a peer, if its answer has not come meanwhile: among thousands that are served, it may wait for long."""
+        self._advance(fd)
         if fd in self._pending:
-            self._drop(fd, "had proved nothing when others came")
+            self._drop(fd, why)
 
     def _drop(self, fd: int, why: str) -> None:
         connection = self._remove(fd).connection
