@@ -86,8 +86,10 @@ def test_an_agent_of_several_ranks_starts_them_together_and_an_order_may_be_for_
     head.until(lambda: sum(isinstance(one, WorkerSpawned) for one in head.received) == 2)
     head.until(lambda: head.output().count(b"ready") == 2)
     head.send(ToRanks((1,), encode(SignalWorker(signal.SIGUSR1))))
-    head.until(lambda: b"signalled" in head.output())
-    assert OutputChunk(1, "out", b"signalled\n") in head.received
+    head.until(lambda: b"signalled\n" in head.output())
+    chunks = [one for one in head.received if isinstance(one, OutputChunk)]
+    assert b"".join(one.data for one in chunks if one.rank == 1) == b"ready\nsignalled\n"
+    assert b"".join(one.data for one in chunks if one.rank == 0) == b"ready\n"
     head.send(SignalWorker(signal.SIGTERM))
     head.until(lambda: sum(isinstance(one, WorkerExited) for one in head.received) == 2)
     assert [type(one) for one in head.received].count(AgentReport) == 1
