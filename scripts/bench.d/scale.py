@@ -4,7 +4,7 @@ The head is jaxrun's own, in a process of its own; _crowd.py takes the place of 
 All agents come at once. "go" is when the last has been told to run; then one fails, and "told" is how much later the
 last of the others was told to stop, of which 30 ms are the head's wait for a better cause. CPU, memory and files are
 the head's; memory and files are those that the connections added until go, without what the kernel keeps for sockets.
-What bounds it is the processor time of the head, one Python process: until go about 0.4 ms for each agent, whose dozen
+What bounds it is the processor time of the head, one Python process: until go about 0.3 ms for each agent, whose dozen
 messages cost JSON, a tag and a system call each, and most of them a line in the event log.
 The table has the medians; how things grow is read from the least of each, which other work on the machine spoils least.
 """

@@ -80,7 +80,7 @@ class AgentReceiver:
         """Let an agent in that has connected."""
         connection: AgentConnection = AgentConnection(peer.connection, AGENT_TO_HEAD, peer.tags)
         number = peer.rank
-        if self.is_closed and not self._connections.waits(number):
+        if self.is_closed and number not in self._connections.waiting:
             self._refuse(number, connection)
             return
         connection.send(self._job_info)

@@ -37,8 +37,9 @@ class AgentConnections:
     """
 
     def __init__(self, loop: EventLoop, agents: Mapping[int, tuple[int, ...]]) -> None:
-        """`agents` are the ranks of each agent, as in a Plan."""
+        """`agents` are the ranks of each agent, as in a Plan; those without any wait on spare hosts."""
         self._loop = loop
+        self.waiting = frozenset(number for number, ranks in agents.items() if not ranks)
         self._ranks = agents
         self._agent_of = {rank: number for number, ranks in agents.items() for rank in ranks}
         self._by_number: dict[int, AgentConnection] = {}
@@ -62,10 +63,6 @@ class AgentConnections:
     def ranks_of(self, number: int) -> tuple[int, ...]:
         """The ranks of an agent; of one that the job does not know, the number, which the head then refuses."""
         return self._ranks.get(number, (number,))
-
-    def waits(self, number: int) -> bool:
-        """Whether the agent waits on a spare host."""
-        return not self.ranks_of(number)
 
     def add_unused(self, number: int, connection: AgentConnection) -> None:
         """Keep a connection on which the agent has said nothing yet."""

@@ -209,7 +209,7 @@ class AgentServer:
         self._prepare_spares()
 
     def _prepare_spares(self) -> None:
-        for number, start in self._spares.preparations({*filter(self.connections.waits, self._agents)}):
+        for number, start in self._spares.preparations(self.connections.waiting):
             self.connections.send_to_agent(number, start)
 
     def _on_spare_lost(self, number: int, reason: str) -> None:
@@ -222,7 +222,7 @@ class AgentServer:
 
     def _on_lost(self, number: int, connection: AgentConnection) -> None:
         self._remote_output.forget(connection)
-        if self.connections.waits(number):
+        if number in self.connections.waiting:
             self._on_spare_lost(number, connection.lost_reason)
             return
         ranks = self.connections.ranks_of(number)
