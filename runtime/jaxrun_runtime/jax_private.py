@@ -168,8 +168,12 @@ def missing_features(lockstep: str = LOCKSTEP_OFF) -> list[str]:
 
         missing = jax_hooks.missing_features(lockstep)
         probes[missing] = not missing
-    version = _lookup("jax", "__version__")
-    return [f"jax {version} lacks what jaxrun uses: {what}" for what, found in probes.items() if not found]
+    return [lacks(what) for what, found in probes.items() if not found]
+
+
+def lacks(what: str) -> str:
+    """The line that says so: `what` is not possible with this JAX."""
+    return f"jax {_lookup('jax', '__version__')} lacks what jaxrun uses: {what}"
 
 
 def _can_watch_preemption() -> bool:

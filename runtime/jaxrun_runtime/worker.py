@@ -168,11 +168,11 @@ def _keep_compiled_programs(env: WorkerEnv, cores: Set[int]) -> None:
     if env.compile_cache != CACHE_OFF:
         from jaxrun_runtime.compile_cache import set_up
 
-        set_up.set_up(env)
+        set_up.set_up(env, functools.partial(_warn, env))
     if env.compile != COMPILE_EACH:
         from jaxrun_runtime.compile_cache import compile_once
 
-        compile_once.set_up(env, cores)
+        compile_once.set_up(env, cores, functools.partial(_warn, env))
 
 
 def _install_lockstep(env: WorkerEnv, channel: AgentChannel) -> None:

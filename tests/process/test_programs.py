@@ -58,22 +58,6 @@ def test_pytest_is_a_program_where_warnings_are_errors_and_the_end_reports_the_c
 
 
 @pytest.mark.extended
-def test_the_digits_are_learned_alike_on_every_layout(tmp_path: Path) -> None:
-    curves, accuracy = [], []
-    for processes, devices in ((1, 1), (2, 2)):
-        folder = tmp_path / f"{processes}x{devices}"
-        folder.mkdir()
-        losses = folder / "losses.txt"
-        shape = ("-n", str(processes), "-d", str(devices))
-        result = jaxrun(folder, *shape, "-m", f"{PROGRAMS}.digits", "--losses", str(losses))
-        assert result.code == 0, result.err
-        curves.append([float(line) for line in losses.read_text().split()])
-        accuracy.append(float(re.search(r"test accuracy (\S+)%", result.out)[1]))  # type: ignore[index]
-    assert len(curves[0]) == 120 and curves[0][-1] < curves[0][0] / 4 and min(accuracy) > 93
-    assert curves[1] == pytest.approx(curves[0], rel=1e-3, abs=1e-4)
-
-
-@pytest.mark.extended
 def test_training_ends_with_the_same_bits_after_sigterm_a_killed_rank_and_a_restart(tmp_path: Path) -> None:
     pytest.importorskip("optax")
     pytest.importorskip("orbax.checkpoint")

@@ -66,6 +66,27 @@ def test_the_oldest_files_make_room_and_what_was_never_finished_is_deleted(tmp_p
 # ---- JAX's writing
 
 
+@pytest.mark.parametrize(("rank", "printed"), [(0, 0), (1, 0), (2, 1)], ids=["first", "beside it", "first of a host"])
+def test_what_this_jax_lacks_is_said_once(tmp_path, monkeypatch, capsys, rank, printed):
+    for name in ("compiler", "compilation_cache", "cache_key", "lru_cache"):
+        monkeypatch.setitem(sys.modules, f"jax._src.{name}", SimpleNamespace())
+    config = SimpleNamespace(update=lambda option, value: None)
+    monkeypatch.setitem(sys.modules, "jax", SimpleNamespace(config=config, __version__="0.99"))
+    told = []
+    env = SimpleNamespace(compile_cache=str(tmp_path / "cache"), rank=rank, local_rank=rank % 2, host="h2")
+    set_up.set_up(env, told.append)
+    assert told == [
+        "jax 0.99 lacks what jaxrun uses: "
+        "a rank that is killed may leave half a program in the directory of --compile-cache",
+        "jax 0.99 lacks what jaxrun uses: on CPUs only rank 0 finds what --compile-cache keeps",
+    ]
+    line = (
+        "jaxrun: rank 2 (h2): jax 0.99 lacks what jaxrun uses: "
+        "this host keeps no programs unless it shares the directory of --compile-cache\n"
+    )
+    assert capsys.readouterr().err == line * printed
+
+
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     """An object like JAX's cache of files, whose class writes whole files; `reported` has the errors."""

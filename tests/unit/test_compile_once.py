@@ -119,7 +119,7 @@ def rank(tmp_path, monkeypatch):
         hooked = []
         with monkeypatch.context() as patched:
             patched.setattr(jax_hooks, "hook_compiler", lambda compile_program: hooked.append(compile_program) or True)
-            compile_once.set_up(ENV, cores)
+            compile_once.set_up(ENV, cores, pytest.fail)
 
         def get(code, *, calls=(), callbacks=(), content=b"program", backend=None, error=None):
             backend = backend or _Backend()
@@ -234,8 +234,10 @@ def test_a_compiler_that_is_called_otherwise_is_left_alone(monkeypatch):
         assert getattr(found, "backend_compile_and_load", None) is compile_it
     monkeypatch.setitem(sys.modules, "jax", SimpleNamespace(__version__="0.99"))
     with pytest.raises(RuntimeError, match=r"--compile once is not possible with JAX 0\.99"):
-        compile_once.set_up(replace(ENV, compile="once"), {0})
-    compile_once.set_up(ENV, {0})
+        compile_once.set_up(replace(ENV, compile="once"), {0}, pytest.fail)
+    told = []
+    compile_once.set_up(ENV, {0}, told.append)
+    assert told == ["jax 0.99 lacks what jaxrun uses: each rank compiles for itself, as with --compile each"]
 
 
 def test_on_gpus_once_is_refused_also_where_they_are_found_later():

@@ -79,7 +79,7 @@ def test_the_frames_above_the_program_are_cut(above):
         ["train.py", "<frozen importlib._bootstrap>"],
         ["train.py", runpy.__file__],
         ["train.py", "/home/me/runpy.py"],
-        [_OURS.replace("program.py", "programs/digits.py")],
+        [_OURS.replace("program.py", "programs/train.py")],
         ["/home/me/runpy.py"],
         [_LIBRARY],
     ],

@@ -10,7 +10,7 @@ import jaxrun
 import jaxrun_runtime
 from jaxrun.protocol.deletion import remove_directory, remove_file
 from jaxrun.protocol.whole_file import draft_name, is_draft, write_whole_file
-from jaxrun_runtime.compile_cache.eviction import StoredFile, choose_oldest, list_stored
+from jaxrun_runtime.compile_cache.shared_programs import StoredFile, choose_oldest, list_stored
 
 # What else deletes than protocol/deletion.py, and what: all but one by the descriptor of the directory that it is in.
 _DELETING = {

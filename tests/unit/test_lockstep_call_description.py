@@ -184,8 +184,8 @@ def test_frames_of_jaxrun_are_left_out_but_not_those_of_its_programs(sites, foun
     scope = {"_here": lambda: sites.find(sys._getframe(1))}
     exec(compile("number = _here()", f"{folder}worker.py", "exec"), scope)
     assert found[scope["number"]][0].startswith(__file__)
-    exec(compile("number = _here()", f"{folder}programs/digits.py", "exec"), scope)
-    assert found[scope["number"]][0] == f"{folder}programs/digits.py:1 <module>"
+    exec(compile("number = _here()", f"{folder}programs/train.py", "exec"), scope)
+    assert found[scope["number"]][0] == f"{folder}programs/train.py:1 <module>"
 
 
 def test_a_file_has_its_full_path(sites, found, monkeypatch, tmp_path):

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 from jaxrun.protocol.compiled_programs import shared_directory
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.settings import COMPILE_EACH, COMPILE_ONCE
+from jaxrun_runtime import jax_private
 from jaxrun_runtime.compile_cache import jax_hooks
-from jaxrun_runtime.compile_cache.devices import describe_devices, is_local
-from jaxrun_runtime.compile_cache.jax_hooks import CompileRequest
+from jaxrun_runtime.compile_cache.jax_hooks import CompileRequest, describe_devices, is_local
 from jaxrun_runtime.compile_cache.shared_programs import NOBODY, SharedPrograms
 from jaxrun_runtime.identity_dict import IdentityDict
 
@@ -35,10 +35,11 @@ _KNOWN_CALLS = re.compile(
 )
 
 
-def set_up(env: WorkerEnv, cores: Set[int]) -> None:
+def set_up(env: WorkerEnv, cores: Set[int], warn: Callable[[str], None]) -> None:
     """Let this rank share what is compiled, where --compile and JAX allow it. jax must have been imported.
 
     cores:  those that this rank may use while it compiles for all; it may be bound to fewer
+    warn:   is told what is not possible with this JAX
 
     Raises RuntimeError where --compile once asks for what this JAX cannot do.
     """
@@ -47,11 +48,14 @@ def set_up(env: WorkerEnv, cores: Set[int]) -> None:
     directory = shared_directory(env.job_id, env.attempt, env.host)
     programs = SharedPrograms(directory, env.local_size, env.compile_memory * 2**20)
     compiler = _SharedCompiler(programs, _teller(env), cores)
-    if not jax_hooks.hook_compiler(compiler.compile) and env.compile == COMPILE_ONCE:
+    if jax_hooks.hook_compiler(compiler.compile):
+        return
+    if env.compile == COMPILE_ONCE:
         raise RuntimeError(
             f"--compile once is not possible with JAX {sys.modules['jax'].__version__}, which compiles in another way "
             "than jaxrun knows; leave it out, or give --compile each"
         )
+    warn(jax_private.lacks("each rank compiles for itself, as with --compile each"))
 
 
 def _teller(env: WorkerEnv) -> Callable[[str], None]:

@@ -29,12 +29,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrun.protocol.whole_file import write_whole_file
-from jaxrun_runtime.compile_cache.devices import is_local
 
 _CPU = "cpu"
 _CALL_OUTSIDE, _CALLEE = "custom_call", "call_target_name"  # an operation of StableHLO, and its attribute
 _CACHE_MODULE, _CACHE_FRAMES = "jax._src.compilation_cache", 8
 _COMPILE_PARAMETERS = ("backend", "module", "executable_devices", "options", "host_callbacks")
+
+
+# ---- JAX's persistent cache
 
 
 def make_keys_alike(describe: Callable[[Sequence[Any]], bytes]) -> bool:
@@ -59,6 +61,21 @@ def make_keys_alike(describe: Callable[[Sequence[Any]], bytes]) -> bool:
 
     cache_key.get, cache_key._hash_accelerator_config = get_key, hash_devices  # type: ignore[union-attr]
     return True
+
+
+def is_local(devices: Sequence[Any]) -> bool:
+    """Whether all of these devices are this process's own."""
+    return all(device.process_index == device.client.process_index() for device in devices)
+
+
+def describe_devices(devices: Sequence[Any]) -> tuple[object, ...]:
+    """Which devices these are: of one process by their places in it, so that it is alike on all ranks."""
+    import jax
+
+    local = {device.id: place for place, device in enumerate(jax.local_devices())}
+    places = [(local.get(device.id), device.id if device.id not in local else None) for device in devices]
+    numbers = places if is_local(devices) else [(device.id, device.process_index) for device in devices]
+    return (jax.process_count(), len(local), numbers)
 
 
 def without_device_numbers(options: Any) -> Any:

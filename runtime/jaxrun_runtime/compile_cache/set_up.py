@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,9 @@ from jaxrun.protocol.compiled_programs import cache_directory, make_cache_direct
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.settings import CACHE_AUTO, CACHE_OFF
 from jaxrun.protocol.whole_file import is_draft
+from jaxrun_runtime import jax_private
 from jaxrun_runtime.compile_cache import jax_hooks
-from jaxrun_runtime.compile_cache.devices import describe_devices
-from jaxrun_runtime.compile_cache.eviction import choose_oldest, list_stored
+from jaxrun_runtime.compile_cache.shared_programs import choose_oldest, list_stored
 
 # A restart waits for many small programs, too; loading one is faster than compiling it, whatever its size.
 _THRESHOLDS = {"jax_persistent_cache_min_compile_time_secs": 0.0, "jax_persistent_cache_min_entry_size_bytes": -1}
@@ -26,8 +26,11 @@ _X86_FACTS = ("vendor_id", "cpu family", "model", "model name", "stepping", "fla
 _ARM_FACTS = ("Features", "CPU implementer", "CPU variant", "CPU part")
 
 
-def set_up(env: WorkerEnv) -> None:
-    """Have JAX keep compiled programs, where --compile-cache says so. jax must have been imported."""
+def set_up(env: WorkerEnv, warn: Callable[[str], None]) -> None:
+    """Have JAX keep compiled programs, where --compile-cache says so. jax must have been imported.
+
+    warn:  is told what is not possible with this JAX
+    """
     if env.compile_cache == CACHE_OFF:
         return
     import jax
@@ -45,16 +48,23 @@ def set_up(env: WorkerEnv) -> None:
             jax.config.update(option, value)
     if env.local_rank == 0:
         clean(directory, _MAX_AUTO_BYTES if env.compile_cache == CACHE_AUTO else None)
-    jax_hooks.write_whole_files(lambda error: _print(env, f"keeps no more compiled programs in {directory}: {error}"))
-    if env.local_rank == 0 and env.rank:
-        jax_hooks.write_on_this_rank(directory)
+
+    def report_error(error: str) -> None:
+        _print(env, f"keeps no more compiled programs in {directory}: {error}")
+
+    if not jax_hooks.write_whole_files(report_error):
+        warn(jax_private.lacks("a rank that is killed may leave half a program in the directory of --compile-cache"))
+    if env.local_rank == 0 and env.rank and not jax_hooks.write_on_this_rank(directory):
+        what = "this host keeps no programs unless it shares the directory of --compile-cache"
+        print(f"jaxrun: rank {env.rank} ({env.host}): {jax_private.lacks(what)}", file=sys.stderr)
     machine = describe_machine()
 
     def describe(devices: Sequence[Any]) -> bytes:
         # XLA splits loops by the cores that the compiling thread has, and the program may bind itself to fewer.
-        return repr((machine, len(os.sched_getaffinity(0)), describe_devices(devices))).encode()
+        return repr((machine, len(os.sched_getaffinity(0)), jax_hooks.describe_devices(devices))).encode()
 
-    jax_hooks.make_keys_alike(describe)
+    if not jax_hooks.make_keys_alike(describe):
+        warn(jax_private.lacks("on CPUs only rank 0 finds what --compile-cache keeps"))
 
 
 def clean(directory: Path, max_bytes: int | None) -> None:
