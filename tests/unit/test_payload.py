@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from jaxrun.errors import ProtocolError
 from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind, GangMessageReader, GangMessageWriter, pack
+from jaxrun.protocol.payload import make_memory_file
 
 HEAVY = 2**18  # bytes from which arrays go into shared memory
 
@@ -150,6 +151,14 @@ def test_arrays_arrive_writable_and_each_receiver_has_its_own(one_way, share, co
     one[:] = -1
     other[0] = 5
     assert original[0] == 0 and (one == -1).all() and other[0] == 5 and other[1] == 1
+
+
+def test_a_memory_file_may_be_written_again(one_way):
+    file = make_memory_file()
+    for value in (np.arange(HEAVY), np.arange(HEAVY // 2), np.ones(2 * HEAVY)):
+        message = pack(GangMessageKind.VALUE, 1, value, share=True, file=file)
+        assert message.payload.file is file
+        assert same(one_way.transfer(message)[0].load(), value)
 
 
 def shared_memory():

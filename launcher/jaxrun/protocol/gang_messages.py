@@ -95,10 +95,17 @@ class GangMessage:
 
 
 def pack(
-    kind: GangMessageKind, call: int, value: Any, *, share: bool, note: bytes = b"", reduce: Reduce | None = None
+    kind: GangMessageKind,
+    call: int,
+    value: Any,
+    *,
+    share: bool,
+    note: bytes = b"",
+    reduce: Reduce | None = None,
+    file: OwnedDescriptor | None = None,
 ) -> GangMessage:
     """Return a message with `value`; see payload.dump."""
-    return GangMessage(kind, call, dump(value, share=share, reduce=reduce), note)
+    return GangMessage(kind, call, dump(value, share=share, reduce=reduce, file=file), note)
 
 
 class CellOutput(NamedTuple):

@@ -3,11 +3,14 @@
     parent                                  rank
     serve(task)                 ─────────▶
     Part, Part …                ─────────▶  (items)
-                                ◀─────────  Part  (their results; upon which the parent sends the next)
+                                ◀─────────  Part  (their results; the parent keeps them, and sends the next)
     None                        ─────────▶  (there are no more parts, and serve returns)
 
 In a map over devices (device_map.serve) a part holds slices of arrays, and serve returns a MapResult; in one of plain
 Python (python_map.serve) it holds a list of items.
+
+A rank for devices has PARTS_AHEAD parts at a time. So either side may write the memory file of a message again for the
+one that comes PARTS_AHEAD later: memory that the kernel must find anew costs more than the copy that goes into it.
 
 A tree is made of dicts, lists, tuples, named tuples and None. It travels as a template, the same tree with the numbers
 0, 1, 2 … for its leaves, beside a sequence of the leaves. Arrays are numpy's.
@@ -20,6 +23,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+PARTS_AHEAD = 3
 
 
 class NotTraceable(TypeError):

@@ -85,10 +85,13 @@ class Payload:
         return struct.unpack(f"<{len(self.buffers[0]) // 8}Q", self.buffers[0])
 
 
-def dump(value: Any, *, share: bool, reduce: Reduce | None = None) -> Payload:
+def dump(value: Any, *, share: bool, reduce: Reduce | None = None, file: OwnedDescriptor | None = None) -> Payload:
     """Pickle `value`; with `share`, the receiver is on this machine and may be sent a memory file.
 
-    `reduce` is asked about each object first, as pickle's `reducer_override` is. Raises whatever pickling raises.
+    reduce:  is asked about each object first, as pickle's `reducer_override` is
+    file:    a memory file whose earlier value nobody uses any more, to be written again; None for a new one
+
+    Raises whatever pickling raises.
     """
     left_out: list[pickle.PickleBuffer] = []
     written = io.BytesIO()
@@ -100,7 +103,7 @@ def dump(value: Any, *, share: bool, reduce: Reduce | None = None) -> Payload:
     if not share or sum(view.nbytes for view in views) < _MIN_SHARED_BYTES:
         return Payload(body, views)
     sizes = memoryview(struct.pack(f"<{len(views)}Q", *(view.nbytes for view in views)))
-    return Payload(body, (sizes,), _write_memory_file(views))
+    return Payload(body, (sizes,), _write_memory_file(views, file or make_memory_file()))
 
 
 @functools.cache
@@ -128,15 +131,19 @@ def _with_file_name(code: CodeType, filename: str) -> CodeType:
     return code.replace(co_filename=filename)
 
 
-def _write_memory_file(views: tuple[memoryview, ...]) -> OwnedDescriptor:
-    file = OwnedDescriptor(os.memfd_create("jaxrun-buffers", os.MFD_CLOEXEC))
+def make_memory_file() -> OwnedDescriptor:
+    return OwnedDescriptor(os.memfd_create("jaxrun-buffers", os.MFD_CLOEXEC))
+
+
+def _write_memory_file(views: tuple[memoryview, ...], file: OwnedDescriptor) -> OwnedDescriptor:
     offset = 0
     for view in views:
         done = 0
         while done < view.nbytes:
             done += os.pwrite(file.fd, view[done:], offset + done)
         offset += _aligned(view.nbytes)
-    os.ftruncate(file.fd, max(offset, 1))
+    if os.fstat(file.fd).st_size < max(offset, 1):
+        os.ftruncate(file.fd, max(offset, 1))
     return file
 
 

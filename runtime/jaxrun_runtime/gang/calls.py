@@ -21,7 +21,7 @@ import jaxrun_runtime
 from jaxrun.errors import ProtocolError
 from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind, GangMessageReader, GangMessageWriter, pack
 from jaxrun.protocol.message_tags import ConnectionTags
-from jaxrun.protocol.payload import Payload, pickle_exception
+from jaxrun.protocol.payload import OwnedDescriptor, Payload, pickle_exception
 from jaxrun_runtime import failure_report
 from jaxrun_runtime.gang import notebook_cells
 from jaxrun_runtime.gang.printing import PrintForwarding
@@ -53,9 +53,9 @@ class CallerConnection:
 
     # ---- for the function that runs
 
-    def send(self, value: Any) -> None:
-        """Send the caller a value: anything that can be pickled."""
-        self._send(self._pack(GangMessageKind.VALUE, value))
+    def send(self, value: Any, file: OwnedDescriptor | None = None) -> None:
+        """Send the caller a value: anything that can be pickled. `file`: see payload.dump."""
+        self._send(self._pack(GangMessageKind.VALUE, value, file))
 
     def receive(self) -> Any:
         """Wait for the next value that the caller sends in this call. Raises CallEnded if none can come."""
@@ -137,10 +137,11 @@ class CallerConnection:
         with contextlib.suppress(CallEnded):
             self._send(GangMessage(kind, self._call_number, Payload(text.encode("utf-8", "backslashreplace"))))
 
-    def _pack(self, kind: GangMessageKind, value: Any) -> GangMessage:
+    def _pack(self, kind: GangMessageKind, value: Any, file: OwnedDescriptor | None = None) -> GangMessage:
         ends_call = kind in (GangMessageKind.RESULT, GangMessageKind.EXCEPTION)
         note = json.dumps(_call_counts()).encode() if ends_call else b""
-        return pack(kind, self._call_number, value, share=self._shares_memory, note=note, reduce=reduce_array)
+        share = self._shares_memory
+        return pack(kind, self._call_number, value, share=share, note=note, reduce=reduce_array, file=file)
 
     def _send(self, message: GangMessage) -> None:
         with self._interrupts.deferred(), self._send_lock:

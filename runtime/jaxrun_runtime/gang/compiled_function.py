@@ -20,9 +20,9 @@ from jax.sharding import SingleDeviceSharding
 from jaxrun.protocol.map_messages import ArraySpec, MapResult, MapTask, NotTraceable, map_leaves
 from jaxrun_runtime.lockstep.call_sites import trim_to_user_frames
 
-_CPU_CHUNK_BYTES = 2**19  # of the items and results of a chunk: what a core has cache for
-_CHUNK_BYTES = 2**23  # the same on other platforms, where it takes much work to keep a device busy
-_MAX_SCRATCH_BYTES = 2**26  # that a chunk may need besides, on its device
+# Of the items and results of a chunk, and of these with the scratch memory that it needs besides.
+_CPU_CHUNK_BYTES = 2**20, 2**20  # what a core's cache holds
+_CHUNK_BYTES = 2**23, 2**26  # on other platforms, where it takes much work to keep a device busy
 _MAX_FUNCTIONS = 16  # that are kept
 _NOT_TRACEABLE = (jax.errors.JAXTypeError, jax.errors.NonConcreteBooleanIndexError, jax.errors.UnexpectedTracerError)
 _kept: OrderedDict[bytes, CompiledFunction] = OrderedDict()
@@ -53,8 +53,10 @@ class CompiledFunction:
         self.result = MapResult(template, specs)
         self._programs: dict[int, list[Any]] = {}
         on_cpu = jax.local_devices()[0].platform == "cpu"
-        item_bytes = sum(spec.nbytes for spec in (*self.specs, *specs))
-        self._largest = max(1, (_CPU_CHUNK_BYTES if on_cpu else _CHUNK_BYTES) // max(1, item_bytes))
+        most, self._most_with_scratch = _CPU_CHUNK_BYTES if on_cpu else _CHUNK_BYTES
+        self._item_bytes = sum(spec.nbytes for spec in (*self.specs, *specs))
+        self._largest = max(1, most // max(1, self._item_bytes))
+        self._is_cut = False
 
     def programs(self, size: int) -> list[Any]:
         """Return the compiled function for chunks of `size` items, for each local device."""
@@ -66,13 +68,17 @@ class CompiledFunction:
 
     def choose_size(self, items: int) -> int:
         """Return how many items a chunk should have where each device has `items`: chunks that are equally full."""
-        while True:
-            rounds = -(-items // self._largest)
-            size = min(self._largest, _round_up(-(-items // rounds)))
-            fitting = max(1, size * _MAX_SCRATCH_BYTES // max(1, _scratch(self.programs(size)[0])))
-            if fitting >= size:
-                return size
-            self._largest = fitting
+        size = self._equal_size(items)
+        if not self._is_cut:  # but not again, as some of the scratch memory may be the same for any size
+            needed = size * self._item_bytes + _scratch(self.programs(size)[0])
+            if needed > self._most_with_scratch:
+                self._largest = max(1, size * self._most_with_scratch // needed)
+                self._is_cut = True
+        return self._equal_size(items)
+
+    def _equal_size(self, items: int) -> int:
+        rounds = -(-items // self._largest)
+        return min(self._largest, _round_up(-(-items // rounds)))
 
     def _compile(self, size: int, device: jax.Device) -> Any:
         on_device = SingleDeviceSharding(device)

@@ -6,13 +6,15 @@ their way, so that the devices compute while items and results are copied.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from jaxrun.protocol.map_messages import ArraySpec, MapResult, MapTask, Part
+from jaxrun.protocol.map_messages import PARTS_AHEAD, ArraySpec, MapResult, MapTask, Part
+from jaxrun.protocol.payload import make_memory_file
 from jaxrun_runtime.gang import calls
 from jaxrun_runtime.gang.calls import CallerConnection
 from jaxrun_runtime.gang.compiled_function import CompiledFunction, compiled_function
@@ -48,6 +50,7 @@ class _Share:
         self._size = 0  # of a chunk
         self._started = 0
         self._running: deque[_RunningChunk] = deque()
+        self._files = itertools.cycle([make_memory_file() for _ in range(PARTS_AHEAD)])
         self._collected: list[tuple[Any, ...]] = []
 
     def start(self, part: Part) -> None:
@@ -87,7 +90,7 @@ class _Share:
         chunk = self._running.popleft()
         self._collected.append(tuple(np.asarray(result)[: chunk.items] for result in chunk.results))
         if chunk.is_last:
-            self._call.send(Part(chunk.part, self._collected))
+            self._call.send(Part(chunk.part, self._collected), next(self._files))
             self._collected = []
 
 

@@ -29,6 +29,7 @@ from jaxrun.frontends.gang.exceptions import CallTimeout, RemoteFailure, WorkerD
 from jaxrun.frontends.gang.gang_job import GangJob
 from jaxrun.protocol.flight import parse_group
 from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind, pack
+from jaxrun.protocol.payload import OwnedDescriptor
 from jaxrun.text import format_ranks
 
 INTERRUPT_TIMEOUT_S = 1.0  # for ranks to end what they do when they are interrupted
@@ -65,6 +66,7 @@ class GangCall:
         self.outcomes: dict[int, Returned] = {}
         self.disconnected: set[int] = set()
         self.main_rank = 0
+        self.shares_memory = job.shares_memory
         self.waiting = ""
         job.connections.send(task.with_copied_buffers(), self._ranks)
 
@@ -77,9 +79,9 @@ class GangCall:
     def failures(self) -> list[RemoteFailure]:
         return [outcome.error for outcome in self.outcomes.values() if outcome.error is not None]
 
-    def send(self, value: Any, ranks: Iterable[int] | None = None) -> None:
-        """Send a value to the function on all ranks, or on these; it is pickled once."""
-        message = pack(GangMessageKind.VALUE, self._number, value, share=self._job.shares_memory)
+    def send(self, value: Any, ranks: Iterable[int] | None = None, file: OwnedDescriptor | None = None) -> None:
+        """Send a value to the function on all ranks, or on these; it is pickled once. `file`: see payload.dump."""
+        message = pack(GangMessageKind.VALUE, self._number, value, share=self.shares_memory, file=file)
         self._job.connections.send(message.with_copied_buffers(), self._ranks if ranks is None else ranks)
 
     def receive(self, timeout: float | None = None) -> CallEvent | None:

@@ -6,8 +6,10 @@ function of plain Python is called item by item.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from jaxrun import RUNTIME
@@ -15,17 +17,16 @@ from jaxrun.errors import UsageError
 from jaxrun.frontends.gang.call import GangCall
 from jaxrun.frontends.gang.call_events import Disconnected, LauncherOutput, Printed, RankMessage, Returned
 from jaxrun.frontends.gang.map_items import MapItems, parse_items
-from jaxrun.protocol.map_messages import MapTask, Part, map_leaves
+from jaxrun.protocol.map_messages import PARTS_AHEAD, MapTask, Part, map_leaves
 from jaxrun.protocol.message_tags import digest
-from jaxrun.protocol.payload import FunctionReference, dump
+from jaxrun.protocol.payload import FunctionReference, OwnedDescriptor, dump, make_memory_file
 
 if TYPE_CHECKING:
     from jaxrun.frontends.gang.gang import Gang
 
 _ON_DEVICES = FunctionReference(f"{RUNTIME}.gang.device_map", "serve")
 _AS_PYTHON = FunctionReference(f"{RUNTIME}.gang.python_map", "serve")
-_PART_BYTES = 2**22  # of arrays: while one part is computed, the next one is copied
-_PARTS_AHEAD = 2  # on each rank, for devices
+_PART_BYTES = 2**21  # of arrays: while one part is computed, the next ones are copied
 _PYTHON_PARTS = 16  # for each rank, which take very different times
 
 
@@ -61,7 +62,7 @@ def _map_as_python(
     parts = (Part(start, xs[start : start + size]) for start in range(0, len(xs), size))
     with gang.start_call(_AS_PYTHON, f, static, unpack_items) as call:
         found: dict[int, list[Any]] = {}
-        _deal(call, parts, found.__setitem__, ahead=1)
+        _deal(call, parts, found.__setitem__, ahead=1)  # in new memory, as the function may keep its items
         if call.failures:
             raise call.failures[0].to_exception()  # the first is enough, and the others need not end their items
         return [result for start in sorted(found) for result in found[start]]
@@ -101,13 +102,25 @@ def _map_on_devices(
             start += len(leaves[0]) if leaves else 0
 
     with gang.start_call(_ON_DEVICES, task) as call:
-        _deal(call, parts, store, ahead=_PARTS_AHEAD)
+        _deal(call, parts, store, PARTS_AHEAD, _memory_files(call))
         returned = call.results().main
     results = results or [numpy.empty((0, *spec.shape), spec.dtype) for spec in returned.specs]
     return map_leaves(results.__getitem__, returned.template)
 
 
-def _deal(call: GangCall, parts: Iterator[Part], store: Callable[[int, Any], None], *, ahead: int) -> None:
+def _memory_files(call: GangCall) -> dict[int, Iterator[OwnedDescriptor]]:
+    """Return for each rank the memory files of its parts, in turn; none where memory is not shared."""
+    ranks = call.running if call.shares_memory else ()
+    return {rank: itertools.cycle([make_memory_file() for _ in range(PARTS_AHEAD)]) for rank in ranks}
+
+
+def _deal(
+    call: GangCall,
+    parts: Iterator[Part],
+    store: Callable[[int, Any], None],
+    ahead: int,
+    files: Mapping[int, Iterator[OwnedDescriptor]] = MappingProxyType({}),
+) -> None:
     """Send the ranks parts, `ahead` at a time to each, and store what they answer by the part's start.
 
     Returns when all ranks have ended, or one has raised. Raises WorkerDied if one has died.
@@ -117,7 +130,7 @@ def _deal(call: GangCall, parts: Iterator[Part], store: Callable[[int, Any], Non
     def send_next(rank: int) -> None:
         part = None if rank in told else next(parts, None)
         if part is not None:
-            _send_part(call, part, rank)
+            _send_part(call, part, rank, next(files[rank]) if files else None)
         elif rank not in told:
             told.add(rank)
             call.send(None, [rank])
@@ -129,8 +142,8 @@ def _deal(call: GangCall, parts: Iterator[Part], store: Callable[[int, Any], Non
             case Returned(error=error) if error is not None:
                 break
             case RankMessage(rank=rank, value=Part(start, content)):
-                send_next(rank)  # before the results are worked on
                 store(start, content)
+                send_next(rank)
             case Printed() | LauncherOutput():
                 call.show(event)
             case Disconnected():
@@ -138,9 +151,9 @@ def _deal(call: GangCall, parts: Iterator[Part], store: Callable[[int, Any], Non
     call.send(None, set(call.running) - told)
 
 
-def _send_part(call: GangCall, part: Part, rank: int) -> None:
+def _send_part(call: GangCall, part: Part, rank: int, file: OwnedDescriptor | None) -> None:
     try:
-        call.send(part, [rank])
+        call.send(part, [rank], file)
     except Exception as error:
         error.add_note(f"an item of {part.start} to {part.start + len(part.content) - 1} cannot be sent")
         raise
