@@ -33,7 +33,7 @@ _GROUP_HELP = """\
 tests on several JAX processes (jaxrun), @pytest.mark.processes(4):
   the body runs on every rank, with the fixtures gang (gang.rank, gang.barrier(), ...) and shared_tmp_path; one result;
   the processes stay warm between tests. More: pytest --markers, pytest --fixtures"""
-_MARKER = f"""\
+MARKER = f"""\
 {mark.MARK_USAGE}: run the test by n JAX processes; its body runs on every rank, and it has one result. processes([2, \
 4]) runs it with 2 and with 4. devices: of each process; hosts: simulated, or real ones with --gang-backend; timeout: \
 in seconds; fresh: with new processes; env: variables; dies: ranks whose death belongs to the test; lockstep: \
@@ -84,7 +84,7 @@ def _split_words(words: str) -> list[str]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", _MARKER)
+    config.addinivalue_line("markers", MARKER)
     read_timeout(config)
 
 
