@@ -166,6 +166,30 @@ def test_kill_9_of_the_launcher_leaves_no_daemon(tmp_path: Path, options: tuple[
         _wait_until_ended(lambda: daemons(seconds))
 
 
+# ---- Ctrl-Z
+
+
+def _is_stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def test_ctrl_z_stops_all_ranks_and_jaxrun_until_it_goes_on(tmp_path: Path) -> None:
+    code = """run()
+print('pid', os.getpid(), flush=True)
+while not os.path.exists('go'):
+    time.sleep(0.01)
+done()"""
+    with started(tmp_path, "-n", "2", "by_hand.py", code, code, env=write_fake_runtime(tmp_path)) as job:
+        job.wait_for_output("pid", 2)
+        pids = [int((job.run_dir / f"rank-000{rank}.out").read_text().split()[1]) for rank in (0, 1)]
+        job.process.send_signal(signal.SIGTSTP)
+        job.wait_until(lambda: all(map(_is_stopped, [job.process.pid, *pids])), "stop of all")
+        (tmp_path / "go").touch()
+        job.process.send_signal(signal.SIGCONT)
+        assert job.process.wait(TIME_LIMIT) == 0
+        assert len(job.events("Resumed")) == 1
+
+
 # ---- jobs that stall
 
 

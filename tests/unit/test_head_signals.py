@@ -14,7 +14,7 @@ from jaxrun.protocol.requests import StacksRequest
 from jaxrun.protocol.snapshot_messages import RankDetail, RankQuery, RankReply
 from jaxrun.protocol.worker_messages import Exit
 from jaxrun.records.event_log.actions import AnswerRequest, Send
-from jaxrun.records.event_log.events import LauncherSignalled, Requested
+from jaxrun.records.event_log.events import LauncherSignalled, Requested, Resumed
 
 TERMINAL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -70,6 +70,17 @@ def test_user_signals_are_only_forwarded_to_those_that_still_work(simulate, sign
     job = simulate(3).run().done(1).interrupt(signum).wait(5)
     assert job.killed == [(0.0, signum, (0, 2))]
     assert job.head.phase is JobPhase.RUNNING and not job.printed
+
+
+@pytest.mark.parametrize(("limits", "reason"), [({"job": 60.0}, "timeout"), ({"stall": 60.0}, "stall")])
+def test_ctrl_z_stops_all_ranks_and_the_time_until_they_go_on_counts_for_no_limit(simulate, limits, reason):
+    job = simulate(2, **limits).run().wait(30).interrupt(signal.SIGTSTP)
+    assert job.kills(signal.SIGSTOP) == [(30000, (0, 1))]
+    job.now += 1000
+    job.handle(Resumed(1000.0))
+    assert job.kills(signal.SIGCONT) == [(1030000, (0, 1))]
+    assert job.wait(25).outcome is None
+    assert job.wait(30).outcome.reason == reason
 
 
 def test_sigquit_shows_the_stacks_and_changes_nothing(simulate):

@@ -63,6 +63,7 @@ from jaxrun.records.event_log.events import (
     LauncherSignalled,
     ParentExited,
     Requested,
+    Resumed,
     SignalRequested,
     TerminalLine,
     Tick,
@@ -165,6 +166,9 @@ class Head:
         match event:
             case LauncherSignalled():
                 return self._interruption.on_signal(event.signum, now)
+            case Resumed():
+                self._checks.discount(event.paused_s)
+                return self._interruption.resume(event.paused_s)
             case SignalRequested():
                 ranks = self._workers.working if self.phase is JobPhase.RUNNING else ()
                 return [SignalRanks(ranks, event.signum)] if ranks else []

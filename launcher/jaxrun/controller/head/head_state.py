@@ -119,6 +119,10 @@ class JobTimeouts:
             self._at[timeout] = now + seconds
         self._held.clear()
 
+    def postpone(self, seconds: float, *excepted: Timeout) -> None:
+        """Let all timeouts that run expire so much later."""
+        self._at = {timeout: at if timeout in excepted else at + seconds for timeout, at in self._at.items()}
+
     def is_running(self, timeout: Timeout) -> bool:
         return timeout in self._at
 

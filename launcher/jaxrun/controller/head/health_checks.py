@@ -61,6 +61,11 @@ class HealthChecks:
         if self._stall is not None:
             self._stall.release(rank)
 
+    def discount(self, seconds: float) -> None:
+        """The whole job stood still for so long because somebody wanted it, which is no stall."""
+        if self._stall is not None:
+            self._stall.discount(seconds)
+
     def on_timeout(self, timeout: Timeout, now: float) -> list[Action]:
         """Ask what the check needs to know."""
         workers = self._state.workers

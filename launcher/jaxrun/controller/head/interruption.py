@@ -5,6 +5,7 @@
     SIGTERM,   A program that polls should_stop is asked to stop, by which the job goes on running; others get it as
     SIGHUP     JAX's notice of preemption. Both have the signal grace. Where nobody listens, the job ends at once.
     SIGUSR2    The same, where it is Slurm's warning of the time limit (--requeue).
+    Ctrl-Z     SIGTSTP: all ranks are stopped, and this process, until SIGCONT (`fg`). Time limits stand still.
 
 Ranks that are late get SIGTERM, are asked where they are, and are killed. A second signal kills all at once, and those
 whose agents then do not answer are not waited for.
@@ -21,7 +22,7 @@ from jaxrun.controller.head.head_state import FIRST_PROGRESS_S, HeadState, JobPh
 from jaxrun.controller.head.queries import Replies, kernel_waits_of, stacks_of
 from jaxrun.controller.head.shutdown import UNANSWERED_S, JobShutdown
 from jaxrun.controller.head.snapshots import Snapshots
-from jaxrun.records.event_log.actions import Action, PrintLine, PrintSnapshot, SignalRanks
+from jaxrun.records.event_log.actions import Action, PrintLine, PrintSnapshot, SignalRanks, Suspend
 from jaxrun.text import format_ranks, format_ranks_on_hosts, plural
 
 REPEATED_SIGNAL_S = 0.2  # `timeout` and other wrappers send the same signal twice, to the process and to its group
@@ -53,6 +54,8 @@ class Interruption:
     def on_signal(self, signum: int, now: float) -> list[Action]:
         """The launcher, or an agent, was signalled."""
         phase, working = self._state.phase, self._workers.working
+        if signum == signal.SIGTSTP:
+            return self._suspend()
         if phase is not JobPhase.CONCLUDING:
             if signum in self._forwarded:
                 return [SignalRanks(working, signum)] if working else []
@@ -61,6 +64,17 @@ class Interruption:
         if self._is_repeated(signum, now):
             return []
         return self._begin(signum, now) if phase is JobPhase.RUNNING else self.end_at_once(signum, now)
+
+    def _suspend(self) -> list[Action]:
+        ranks = self._workers.live
+        return [*([SignalRanks(ranks, signal.SIGSTOP)] if ranks else []), Suspend()]
+
+    def resume(self, paused_s: float) -> list[Action]:
+        """Let all ranks go on; of the time limits only that of a scheduler has run on."""
+        fixed = () if self._state.limits.ends_at is None else (Timeout.TIME_LIMIT_NEAR,)
+        self._state.timeouts.postpone(paused_s, *fixed)
+        ranks = self._workers.live
+        return [SignalRanks(ranks, signal.SIGCONT)] if ranks else []
 
     def end_at_once(self, signum: int, now: float, text: str = "") -> list[Action]:
         """End the job without grace; one that is ending keeps its outcome."""

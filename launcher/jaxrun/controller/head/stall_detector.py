@@ -90,6 +90,10 @@ class StallDetector:
         """The rank goes on."""
         self._held.discard(rank)
 
+    def discount(self, seconds: float) -> None:
+        """The whole job stood still for so long because somebody wanted it."""
+        self._progress_at += seconds
+
     def update(self, replies: Replies, now: float) -> StallCheck:
         """Judge the next snapshot, with stacks if `wants_stacks`; afterwards that is, as `next_check_s`, of the one
         after it.

@@ -6,7 +6,9 @@ from other hosts (server.py).
 
 from __future__ import annotations
 
+import os
 import signal
+import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
@@ -23,8 +25,9 @@ from jaxrun.records.event_log.actions import (
     Send,
     ShowTerminalText,
     SignalRanks,
+    Suspend,
 )
-from jaxrun.records.event_log.events import Event, FreshInterpreters, TerminalLine
+from jaxrun.records.event_log.events import Event, FreshInterpreters, Resumed, TerminalLine
 
 if TYPE_CHECKING:
     from jaxrun.controller.supervisor.attempts import AttemptContext
@@ -112,5 +115,12 @@ class Executor:
                 self.context.terminal.show(action.text)
             case ReadTerminalLine():
                 self.context.terminal.read_line()
+            case Suspend():
+                self._suspend()
             case Finish():
                 self._outcome = self._link.complete(action.outcome)
+
+    def _suspend(self) -> None:
+        began = time.monotonic()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self.handle(Resumed(time.monotonic() - began))

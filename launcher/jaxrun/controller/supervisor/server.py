@@ -247,7 +247,7 @@ class AgentServer:
             if self._launch.status is None and self._launch.reap():
                 self._dispatcher.record(LaunchCommandEnded(self._launch.status or 0))
                 self._losses.hold(probe=True)
-        elif not self._attached or signum in (signal.SIGQUIT, REQUEST_SIGNAL):
+        elif not self._attached or signum in (signal.SIGQUIT, signal.SIGTSTP, REQUEST_SIGNAL):
             self._executor.handle(LauncherSignalled(signum))
         elif signum in (signal.SIGUSR1, signal.SIGUSR2):
             self.connections.send((0,), SignalWorker(signum))  # the agents of the other ranks have got it as well

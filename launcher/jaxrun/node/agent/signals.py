@@ -17,6 +17,7 @@ LAUNCHER_SIGNALS = (
     signal.SIGQUIT,
     signal.SIGUSR1,
     signal.SIGUSR2,
+    signal.SIGTSTP,
     REQUEST_SIGNAL,
 )
 

@@ -99,6 +99,11 @@ class ShowTerminalText:
 
 
 @dataclass(frozen=True, slots=True)
+class Suspend:
+    """Stand still, as a shell expects of Ctrl-Z, until SIGCONT; answered by one Resumed."""
+
+
+@dataclass(frozen=True, slots=True)
 class ReadTerminalLine:
     """Read a line from the terminal; answered by one TerminalLine."""
 
@@ -123,6 +128,7 @@ Action = (
     | RecordStraggler
     | ShowTerminalText
     | ReadTerminalLine
+    | Suspend
     | Finish
     | NextAttempt
     | Shutdown

@@ -47,6 +47,7 @@ from jaxrun.records.event_log.events import (
     LauncherSignalled,
     ParentExited,
     Requested,
+    Resumed,
     SignalRequested,
     StallNotice,
 )
@@ -80,6 +81,7 @@ _Received = (
     | WorkerExited
     | FaultNotInjected
     | LauncherSignalled
+    | Resumed
     | SignalRequested
     | FaultRequested
     | ParentExited

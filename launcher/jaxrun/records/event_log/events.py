@@ -29,6 +29,13 @@ class LauncherSignalled:
 
 
 @dataclass(frozen=True, slots=True)
+class Resumed:
+    """The launcher goes on after Suspend, which has lasted so many seconds."""
+
+    paused_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class SignalRequested:
     """The process that the launcher works for wants all workers to be sent a signal."""
 
@@ -71,7 +78,15 @@ class Tick:
 
 
 LauncherEvent = (
-    AgentLost | LauncherSignalled | SignalRequested | FaultRequested | ParentExited | Requested | TerminalLine | Tick
+    AgentLost
+    | LauncherSignalled
+    | Resumed
+    | SignalRequested
+    | FaultRequested
+    | ParentExited
+    | Requested
+    | TerminalLine
+    | Tick
 )
 Event = LauncherEvent | AgentEvent | WorkerToAgent
 
