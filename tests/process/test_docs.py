@@ -89,6 +89,15 @@ def test_every_file_that_a_page_names_exists(page: Path) -> None:
         assert (page.parent / name).exists(), name
 
 
+def test_every_module_that_how_it_works_names_is_one_file() -> None:
+    files = [str(path) for package in ("launcher", "runtime") for path in (ROOT / package).rglob("*.py")]
+    text = (ROOT / "docs" / "how-it-works.md").read_text()
+    names = set(re.findall(r"[\w/]*\w\.py\b", text)) - {"train.py", "_messages.py"}
+    assert len(names) > 30
+    found = {name: [file for file in files if file.endswith(f"/{name}")] for name in names}
+    assert {name: places for name, places in found.items() if not places or ("/" in name and len(places) > 1)} == {}
+
+
 def test_the_example_of_a_backend_is_the_one_that_is_tested() -> None:
     assert (ROOT / "tests/unit/pbs_example.py").read_text() in (ROOT / "docs/contributing.md").read_text()
 
