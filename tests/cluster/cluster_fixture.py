@@ -79,6 +79,22 @@ class Bed:
                     found += [int(entry.name)] if any(bytes(self.root) in text for text in texts) else []
         return found
 
+    def end_slurmd(self, host: str) -> None:
+        """End Slurm's daemon on a host: as `up` starts it again, Slurm learns that the host is there.
+
+        Else it may go on counting the time for which the host was cut off, and end the next job there.
+        """
+        keeper = hosts.keeper(Place(self.root), host)
+        daemons = [
+            one.pid for one in processes.scan() if keeper and one.network == keeper.network and one.command == "slurmd"
+        ]
+        for pid in daemons:
+            os.kill(pid, signal.SIGTERM)
+        deadline = time.monotonic() + TIME_LIMIT
+        while any(processes.inspect(pid) for pid in daemons):
+            assert time.monotonic() < deadline, f"slurmd on {host} does not end"
+            time.sleep(0.02)
+
     def job_processes(self) -> list[Process]:
         """All processes on all hosts that are neither the testbed's nor a daemon of Slurm's."""
         keepers = [hosts.keeper(Place(self.root), host) for host in (CONTROLLER, *HOSTS)]
@@ -130,8 +146,15 @@ class Job:
         deadline = time.monotonic() + TIME_LIMIT
         while not holds():
             assert self.process.poll() is None, self.result()
-            assert time.monotonic() < deadline, f"no {what} in {TIME_LIMIT} s"
+            assert time.monotonic() < deadline, f"no {what} in {TIME_LIMIT} s\n{self._situation()}"
             time.sleep(0.01)
+
+    def _situation(self) -> str:
+        """What the job has printed so far, and how its hosts and Slurm are."""
+        printed = "".join((self.directory / name).read_text(errors="replace") for name in ("out", "err"))
+        queue = self.bed.inside("ctl", "squeue", "--format=%i %t %R %N")
+        running = "\n".join(str(process) for process in self.bed.job_processes())
+        return f"{printed[-2000:]}\n{self.bed.run('status')}\n{queue}\n{running[-3000:]}"
 
     def workers(self) -> list[int]:
         """The processes that carry the job's mark: all workers, and what they have started."""

@@ -60,6 +60,7 @@ def mended(bed: cluster_fixture.Bed) -> Iterator[None]:
             match bed.row(host)[3]:
                 case "cut":
                     bed.run("mend", host)
+                    bed.end_slurmd(host)
                 case "off":  # or Slurm may wait for the end of its jobs for longer than for the host itself
                     bed.inside("ctl", "scontrol", "update", f"NodeName={host}", "State=DOWN", "Reason=off")
         bed.run("up")
