@@ -40,6 +40,7 @@ class Terminal:
         fcntl.fcntl(self.out, fcntl.F_SETPIPE_SZ, 2**18)
         self.err_read, self.err = (self.out_read, os.dup(self.out)) if merged else os.pipe()
         self.open = {self.out_read, self.out, self.err_read, self.err}
+        self.output: Output | None = None  # which writes to it
         terminals.append(self)
 
     def close(self, fd: int) -> None:
@@ -60,6 +61,10 @@ def no_open_terminals() -> Iterator[None]:
     yield
     while terminals:
         terminal = terminals.pop()
+        for fd in {terminal.out_read, terminal.err_read} & terminal.open:
+            terminal.close(fd)
+        # Whose thread must not write to a descriptor that is another test's by then.
+        assert terminal.output is None or terminal.output.close(timeout=60)
         for fd in list(terminal.open):
             terminal.close(fd)
 
@@ -86,6 +91,7 @@ class CapturedOutput:
             clock=self.clock,
             **options,
         )
+        self.terminal.output = self.output
 
     def wait(self, seconds: float) -> float | None:
         self.clock.now += seconds
@@ -233,7 +239,9 @@ def test_a_status_is_replaced_by_the_next_line_on_a_terminal() -> None:
     output.print_line("", status=True)
     output.print_line(f"jaxrun: {'word ' * 10}", dim=True)
     assert output.close()
-    shown = os.read(ours, 10_000).replace(b"\r\n", b"\n")
+    shown = b""
+    while not shown.endswith(b"\nword word word word\n"):  # a terminal passes on what it gets bit by bit
+        shown = (shown + os.read(ours, 10_000)).replace(b"\r\n", b"\n")
     os.close(ours)
     os.close(theirs)
     erase, rest = b"\r\x1b[K", b"x" * 26
