@@ -49,7 +49,8 @@ class Result:
 
 def read_events(run_dir: Path, name: str = "") -> list[dict[str, Any]]:
     """The messages of this type, or all, in the event log, each with "logged" and "attempt", perhaps "to"."""
-    _, *lines = (run_dir / "events.jsonl").read_text().splitlines()
+    text = (run_dir / "events.jsonl").read_text()
+    lines = text[: text.rfind("\n") + 1].splitlines()[1:]  # a running job may be in the middle of a line
     events = []
     for content in map(json.loads, lines):
         message = content.pop("event")

@@ -78,9 +78,9 @@ class Guard:
         def replace() -> None:
             loop.remove_reader(self._held)
             self._let_go()
+            notify("the process that would clean up after a kill -9 of jaxrun has ended; another takes its place")
             self._start()
             self.attach(loop, order, notify)
-            notify("the process that would clean up after a kill -9 of jaxrun has ended; another takes its place")
 
         loop.add_reader(self._held, order, replace)  # the end of a pipe that nobody reads any more is ready
 
