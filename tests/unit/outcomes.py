@@ -6,9 +6,8 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
+from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome, WorkerOutcome
 from jaxrun.analysis.diagnosis.root_cause import find_culprits
-from jaxrun.analysis.diagnosis.worker_outcome import WorkerOutcome
 from jaxrun.analysis.verdict.decide import decide as decide_verdict
 from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.protocol.worker_messages import Failed, ThreadFailed

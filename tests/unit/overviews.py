@@ -1,6 +1,6 @@
 """Overviews of jobs that are made up, for `jaxrun top`."""
 
-from jaxrun.analysis.diagnosis.overview import Overview
+from jaxrun.analysis.diagnosis.snapshot import Overview
 from jaxrun.protocol.flight import DispatchedCall, Flight, PendingCall, ProgramInfo
 from jaxrun.protocol.flight_file import EVERY_CALL
 from jaxrun.protocol.snapshot_messages import RankVitals

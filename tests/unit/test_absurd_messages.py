@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation import JOB_ID, Simulation, job_spec, report
 
-from jaxrun.analysis.diagnosis.job_outcome import JobOutcome
+from jaxrun.analysis.diagnosis.outcome import JobOutcome
 from jaxrun.analysis.verdict.decide import decide
 from jaxrun.analysis.verdict.report import format_report
 from jaxrun.analysis.verdict.verdict import to_json
@@ -37,7 +37,6 @@ from jaxrun.records.event_log.actions import (
     Send,
     SignalRanks,
 )
-from jaxrun.records.event_log.event_checks import check_event
 from jaxrun.records.event_log.event_log import format_line
 from jaxrun.records.event_log.events import (
     AgentLost,
@@ -46,6 +45,7 @@ from jaxrun.records.event_log.events import (
     ParentExited,
     SignalRequested,
     TerminalLine,
+    check_event,
 )
 from jaxrun.terminal import TerminalFormat
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from listener_thread import wait_until
 
-from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
+from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
 from jaxrun.controller.supervisor import loss_watch
 from jaxrun.controller.supervisor.executor import Executor
 from jaxrun.controller.supervisor.server import AgentServer

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from jaxrun.analysis.diagnosis.consequences import ErrorOrigin, classify_error, find_consequence
-from jaxrun.analysis.diagnosis.worker_outcome import WorkerOutcome
+from jaxrun.analysis.diagnosis.outcome import WorkerOutcome
 from jaxrun.analysis.verdict.known_errors import lookup
 from jaxrun.analysis.verdict.known_errors.known_error import KnownError
 from jaxrun.protocol.worker_messages import Failed, ThreadFailed

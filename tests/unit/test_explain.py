@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxrun.analysis.diagnosis.straggler import Straggler
+from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.analysis.verdict import verdict as verdict_file
 from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.errors import UsageError

@@ -5,7 +5,7 @@ import signal
 import pytest
 from simulation import IN_JAX, IN_QUEUE
 
-from jaxrun.analysis.diagnosis.job_outcome import EndReason
+from jaxrun.analysis.diagnosis.outcome import EndReason
 from jaxrun.analysis.verdict.decide import decide
 from jaxrun.analysis.verdict.report import format_report
 from jaxrun.controller.head.head_state import JobPhase

@@ -16,10 +16,15 @@ from typing import Any
 
 import pytest
 
-from jaxrun.records.output.held_screen import POLL_S as HELD_POLL_S
-from jaxrun.records.output.held_screen import HeldScreen
-from jaxrun.records.output.output import MAX_PARTIAL_BYTES, PARTIAL_LINE_DELAY_S, PROGRESS_BAR_INTERVAL_S, Output
+from jaxrun.records.output.output import (
+    HELD_POLL_S,
+    MAX_PARTIAL_BYTES,
+    PARTIAL_LINE_DELAY_S,
+    PROGRESS_BAR_INTERVAL_S,
+    Output,
+)
 from jaxrun.records.output.rank_logs import TAIL_BYTES
+from jaxrun.records.output.screen import HeldScreen
 
 PACKAGES = str(Path(__file__).parents[2] / "launcher")
 
@@ -331,7 +336,7 @@ def test_log_files_that_cannot_be_created_are_reported_once(tmp_path: Path) -> N
 FULL_DISK = """
 import resource, sys
 from pathlib import Path
-from jaxrun.records.output.output import Output
+from jaxrun.records.output.output import HELD_POLL_S, Output
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
 output = Output(2, log_dir=Path(sys.argv[1]))
 for _ in range(30):

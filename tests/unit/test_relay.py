@@ -17,11 +17,7 @@ from jaxrun.protocol.agent_messages import (
     WorkerSpawned,
 )
 from jaxrun.protocol.worker_messages import Done
-from jaxrun.records.output import relay as relay_module
-from jaxrun.records.output.drain import Pipe, drain
-from jaxrun.records.output.relay import Relay
-
-WINDOW = relay_module._WINDOW_BYTES
+from jaxrun.records.output.drain import WINDOW_BYTES, Pipe, Relay, drain
 
 
 @pytest.fixture
@@ -69,11 +65,11 @@ def test_output_that_is_kept_here_and_shown_goes_both_ways(connections, tmp_path
 def test_output_that_is_kept_here_and_not_shown_stays_here(connections, tmp_path):
     agent, head = connections
     relay = Relay((3,), agent, str(tmp_path), shown=())
-    relay.write(3, "out", bytes(2 * WINDOW))
+    relay.write(3, "out", bytes(2 * WINDOW_BYTES))
     relay.end_stream(3, "out")
     assert not relay.congested and agent.unsent_bytes == 0 and head.receive() == []
     relay.close()
-    assert len(log(tmp_path, 3, "out")) == 2 * WINDOW
+    assert len(log(tmp_path, 3, "out")) == 2 * WINDOW_BYTES
 
 
 @pytest.mark.parametrize("shown", [(3,), ()])
@@ -121,7 +117,7 @@ def test_a_head_that_consumes_nothing_stops_the_reading_after_a_window_and_credi
     while not relay.congested:
         relay.write(0, "out", piece)
         count += 1
-    assert count == WINDOW // len(piece) + 1
+    assert count == WINDOW_BYTES // len(piece) + 1
     relay.add_credit(len(piece))
     assert not relay.congested
     relay.write(0, "out", piece)
@@ -140,7 +136,7 @@ def test_a_stuck_head_stops_the_worker_and_not_the_agent(connections):
     relay = Relay((0,), agent, "", shown=(0,))
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
-    total = 4 * WINDOW
+    total = 4 * WINDOW_BYTES
 
     def write():
         left = total
@@ -156,7 +152,7 @@ def test_a_stuck_head_stops_the_worker_and_not_the_agent(connections):
     for _ in range(20):
         assert drain(Pipe(reading, 0, "out"), relay) == 0
     assert relay.congested and worker.is_alive()
-    assert WINDOW < read < WINDOW + 2**19
+    assert WINDOW_BYTES < read < WINDOW_BYTES + 2**19
     head.send(SignalWorker(10))
     assert receive(agent, bool) == [SignalWorker(10)]
 
@@ -187,7 +183,7 @@ def test_the_window_leaves_room_for_messages(connections):
     assert relay.flush_due() is not None
     while not relay.congested:
         relay.write(0, "out", bytes(2**18))
-    assert agent.unsent_bytes < 2 * (WINDOW + 2**18)
+    assert agent.unsent_bytes < 2 * (WINDOW_BYTES + 2**18)
     agent.send(WorkerExited(0, -9))
     found = receive(head, lambda found: WorkerExited(0, -9) in found, agent)
     assert isinstance(found[-1], WorkerExited) and all(isinstance(message, OutputChunk) for message in found[:-1])

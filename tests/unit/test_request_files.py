@@ -6,7 +6,7 @@ import pytest
 
 from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.protocol.requests import REQUESTS_DIR, Answer, AnswerState, StacksRequest
-from jaxrun.records.rundir import job_requests, request_files
+from jaxrun.records.rundir import request_files, running_job
 from jaxrun.records.rundir.running_job import RequestRefused, RunningJob
 
 
@@ -77,10 +77,10 @@ def asked(monkeypatch, tmp_path):
             on_progress("calls #5-6 of ranks 0-1")
             return found
 
-        monkeypatch.setattr(job_requests, "ask", answer)
-        monkeypatch.setattr(job_requests, "_RETRY_S", 0.0)
+        monkeypatch.setattr(running_job, "ask", answer)
+        monkeypatch.setattr(running_job, "_RETRY_S", 0.0)
         lines = []
-        done = job_requests.take_profile(RunningJob(tmp_path, 1), 2, None, lines.append)
+        done = running_job.take_profile(RunningJob(tmp_path, 1), 2, None, lines.append)
         return [*lines, done], leads
 
     return ask
@@ -108,4 +108,4 @@ def test_other_refusals_are_final(asked):
 def test_a_file_is_no_directory_for_profiles(tmp_path):
     (tmp_path / "f").touch()
     with pytest.raises(UsageError, match="is a file, not a directory"):
-        job_requests.take_profile(RunningJob(tmp_path, 1), 1, tmp_path / "f", print)
+        running_job.take_profile(RunningJob(tmp_path, 1), 1, tmp_path / "f", print)

@@ -2,8 +2,7 @@
 
 import pytest
 
-from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
-from jaxrun.analysis.diagnosis.worker_outcome import WorkerOutcome
+from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome, WorkerOutcome
 from jaxrun.analysis.verdict.restarts import AlikeFailure, AttemptEnd, Restart, Stop, decide_restart, summarize_end
 from jaxrun.errors import UsageError
 from jaxrun.protocol.worker_messages import Failed, WorkerStage

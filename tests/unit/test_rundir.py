@@ -24,8 +24,8 @@ from jaxrun.protocol.worker_messages import Done
 from jaxrun.records.event_log.event_log import LoggedEvent
 from jaxrun.records.event_log.events import ParentExited
 from jaxrun.records.output.rank_logs import RankLogs
-from jaxrun.records.rundir.find import find_run_dir, is_run_dir
 from jaxrun.records.rundir.jobs import clean, read_job
+from jaxrun.records.rundir.recorded_files import find_run_dir, is_run_dir
 from jaxrun.records.rundir.rundir import RunDir, create, to_file_name
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import Plan, Worker

@@ -20,7 +20,7 @@ from jaxrun.protocol.agent_messages import WorkerSpawned
 from jaxrun.records.event_log.event_log import LOGGED_TYPES, LoggedEvent, format_line
 from jaxrun.records.history.explain import explain_run, write_trace
 from jaxrun.records.rundir.jobs import clean, format_jobs, latest_job, list_jobs
-from jaxrun.records.rundir.requeued import read_verdict
+from jaxrun.records.rundir.recorded_files import read_verdict
 from jaxrun.records.rundir.running_job import find_running_job
 from jaxrun.terminal import TerminalFormat, without_controls
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from timings import asynchronous, blocking, shifted, window
 
-from jaxrun.analysis.diagnosis.job_outcome import EndReason
-from jaxrun.analysis.diagnosis.straggler import Straggler
+from jaxrun.analysis.diagnosis.outcome import EndReason
+from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.analysis.verdict import decide
 from jaxrun.analysis.verdict.stack_text import format_snapshot, format_straggler
 from jaxrun.controller.head.clock_offsets import ClockOffsets

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
+from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
 from jaxrun.analysis.verdict.decide import decide
 from jaxrun.controller.supervisor.job_report import open_output, report_verdict
 from jaxrun.controller.supervisor.loss_attribution import Evidence, LossAttribution

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from overviews import FUTEX, NOW, flight, overview
 from rich.cells import cell_len
 
-from jaxrun.analysis.diagnosis.overview import RankEnd
-from jaxrun.analysis.diagnosis.straggler import Straggler
+from jaxrun.analysis.diagnosis.snapshot import RankEnd
+from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.frontends.top.rates import CallRates, format_pace, sparkline
 from jaxrun.frontends.top.rows import Order, group_samples
 from jaxrun.frontends.top.samples import FAILED, LATE, LIKE_OTHERS, SLOW, STOPPED, RankSample, take_samples

@@ -14,8 +14,8 @@ from jaxrun.protocol.worker_messages import DeviceReport, Done, Failed, Hello, P
 from jaxrun.records.event_log.actions import RecordClock, SignalRanks
 from jaxrun.records.event_log.event_log import LoggedEvent
 from jaxrun.records.event_log.events import AttemptEnded, AttemptStarted, LauncherSignalled
-from jaxrun.records.history.calls import trace_calls
 from jaxrun.records.history.job_log import rank_phases, read_attempts
+from jaxrun.records.history.job_trace import trace_calls
 from jaxrun.records.rundir.recorders import explain_missing_entries
 
 # ---- calls: who came last, and how long the others waited for it

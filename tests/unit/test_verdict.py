@@ -7,8 +7,8 @@ import signal
 import pytest
 from outcomes import ABORT, GLOO, culprit_ranks, end, failed, raised, stopped, thread, weigh
 
+from jaxrun.analysis.diagnosis.outcome import WorkerOutcome
 from jaxrun.analysis.diagnosis.root_cause import Culpability, culpability, is_certain
-from jaxrun.analysis.diagnosis.worker_outcome import WorkerOutcome
 
 # ---- the culprit
 

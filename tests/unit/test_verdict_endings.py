@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from outcomes import ABORT, GLOO, RUN_AT, culprit_ranks, decide, end, raised, stopped, weigh
 
-from jaxrun.analysis.diagnosis.worker_outcome import InjectedFault, WorkerOutcome
+from jaxrun.analysis.diagnosis.outcome import InjectedFault, WorkerOutcome
 from jaxrun.analysis.lockstep.divergence import CallGroup, Divergence
 
 # ---- endings of other kinds

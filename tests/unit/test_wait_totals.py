@@ -7,7 +7,7 @@ import pytest
 from timings import asynchronous, blocking, noisy, shifted, window
 
 from jaxrun.analysis.lockstep.call_waits import find_waits
-from jaxrun.analysis.lockstep.wait_totals import WaitTotals
+from jaxrun.analysis.lockstep.straggler import WaitTotals
 
 
 def waits_of(flights, offsets=None, parties=None, after=None):

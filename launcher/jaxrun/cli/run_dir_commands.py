@@ -60,16 +60,16 @@ def _explain(run_dir: str | None, trace: str | None, html: str | None) -> int:
     click.Option(["--watch"], is_flag=True, help="Again every two seconds, until the job is over."),
 )
 def _stacks(run_dir: str | None, full: bool, native: bool, watch: bool) -> int:
-    from jaxrun.records.rundir import job_requests, running_job
+    from jaxrun.records.rundir import running_job
 
     if native and watch:
         raise UsageError("--native halts every rank while it looks; not with --watch")
     job = running_job.find_running_job(_path(run_dir), "jaxrun stacks")
     if watch:
-        job_requests.watch_stacks(job)
+        running_job.watch_stacks(job)
     else:
-        snapshot = job_requests.request_snapshot(job, native=native)
-        _show(job_requests.format_stacks(snapshot, full=full, native=native))
+        snapshot = running_job.request_snapshot(job, native=native)
+        _show(running_job.format_stacks(snapshot, full=full, native=native))
     return 0
 
 
@@ -81,10 +81,10 @@ def _stacks(run_dir: str | None, full: bool, native: bool, watch: bool) -> int:
     click.Option(["--output"], metavar="DIR", help="Write to DIR, which all hosts share, not into the run directory."),
 )
 def _profile(run_dir: str | None, steps: int, output: str | None) -> int:
-    from jaxrun.records.rundir import job_requests, running_job
+    from jaxrun.records.rundir import running_job
 
     job = running_job.find_running_job(_path(run_dir), "jaxrun profile")
-    text = job_requests.take_profile(job, steps, _path(output), lambda text: click.echo(os.fsencode(f"jaxrun: {text}")))
+    text = running_job.take_profile(job, steps, _path(output), lambda text: click.echo(os.fsencode(f"jaxrun: {text}")))
     click.echo(os.fsencode(text))
     return 0
 

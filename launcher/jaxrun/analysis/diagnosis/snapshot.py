@@ -1,12 +1,15 @@
-"""Where the ranks of a job were at one moment: the value behind `jaxrun stacks`, Ctrl-\\ and a timeout's verdict."""
+"""What the ranks of a job do at one moment: where they are (stacks, a timeout's verdict), how far they are (`top`)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from jaxrun.analysis.diagnosis.straggler import Straggler
+from jaxrun.analysis.diagnosis.outcome import WorkerOutcome
+from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.protocol.flight import Flight
+from jaxrun.protocol.snapshot_messages import RankVitals
+from jaxrun.text import format_status
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,3 +35,50 @@ class Snapshot:
     natives: Mapping[int, str] | None = None
     fork_places: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     straggler: Straggler | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnd:
+    """How a rank has ended, in few words."""
+
+    text: str
+    is_failure: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """All mappings are by rank.
+
+    time:       seconds since the epoch
+    phase:      of the job: "starting", "running", "ending"
+    hosts:      of all ranks, as far as they are known
+    live:       the ranks that have a process
+    flights:    the last call of each live rank; there is none where its host has not answered
+    vitals:     what each of them uses
+    ends:       how ranks have ended
+    calls_per_step:  after how many calls they repeat themselves; 0 where that is not known
+    straggler:  the rank or host that holds the others up, if one does
+    """
+
+    time: float
+    phase: str
+    hosts: Mapping[int, str]
+    live: tuple[int, ...] = ()
+    flights: Mapping[int, Flight] = field(default_factory=dict)
+    vitals: Mapping[int, RankVitals] = field(default_factory=dict)
+    ends: Mapping[int, RankEnd] = field(default_factory=dict)
+    calls_per_step: int = 0
+    straggler: Straggler | None = None
+
+
+def find_end(worker: WorkerOutcome) -> RankEnd | None:
+    """How a worker ended, or that its program has; None while it works."""
+    if worker.failure is not None:
+        return RankEnd(f"raised {worker.failure.error}")
+    if worker.lost_reason:
+        return RankEnd("lost")
+    if worker.killed_by_launcher:
+        return RankEnd("stopped with the others", is_failure=False)
+    if worker.status:
+        return RankEnd(format_status(worker.status))
+    return RankEnd("finished", is_failure=False) if worker.finished or worker.status == 0 else None

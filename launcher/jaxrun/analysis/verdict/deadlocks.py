@@ -10,15 +10,62 @@ from dataclasses import dataclass
 
 from jaxrun.analysis.diagnosis.rank_state import WAITING, Activity, RankState, find_rank_states
 from jaxrun.analysis.diagnosis.snapshot import Snapshot
-from jaxrun.analysis.verdict.deadlock_causes import (
-    CAUSES,
-    FOR_CHILDREN,
-    FORK_ADVICE,
-    NOT_FOR_CHILDREN,
-    NOTABLE_ALONE,
-    TEMPORARY,
-)
 from jaxrun.text import agree, format_ranks, format_ranks_on_hosts, group_alike
+
+# What a rank does that others wait for, and what to do about it; the most likely cause of a deadlock comes first.
+_CAUSES: Mapping[Activity, tuple[str, str]] = {
+    Activity.STOPPED: ("is stopped by a signal", "kill -CONT lets a process go on; its number is in events.jsonl"),
+    Activity.TRACED: ("is stopped by a debugger", "let it go on there, or detach it"),
+    Activity.DISK: ("waits for a disk or a file server", "does that file system answer, as to ls?"),
+    Activity.PROMPT: (
+        "waits at a debugger's prompt",
+        "type c and Enter in jaxrun's terminal, or take the breakpoint out",
+    ),
+    Activity.INPUT: (
+        "waits for something to read, as in input(),",
+        "type it in jaxrun's terminal, or give the answer beforehand: jaxrun … < FILE",
+    ),
+    Activity.FILE_LOCK: ("waits for a file lock", "who holds it, is it perhaps another rank? lslocks says so"),
+    Activity.PROCESS: (
+        "waits for a process that it started",
+        "what does that process do? ps -ef --forest shows it",
+    ),
+    Activity.NETWORK: (
+        "waits for the network",
+        "does the other side answer? a timeout in the program would turn this into an error",
+    ),
+    Activity.DATA: ("waits for data", "has that which should bring it ended, or does it wait itself?"),
+    Activity.THREAD: (
+        "waits for a lock or another of its threads",
+        "who holds it or should end, and for what does that one wait?",
+    ),
+    Activity.ENDING: ("is at its end, but has threads that go on", "end them, or make them daemons"),
+    Activity.SLEEP: ("sleeps", "every rank must make the same cross-process calls"),
+    Activity.COMPILING: (
+        "is compiling",
+        "it goes on by itself; a persistent cache (JAX_COMPILATION_CACHE_DIR) saves it the next time",
+    ),
+    Activity.ASLEEP: (
+        "is asleep where it has made no cross-process call before,",
+        "is that a lock, or the result of an earlier call?",
+    ),
+}
+# What a rank does if it waits for a child that it has forked, unless what it has called begins with one of these.
+_FOR_CHILDREN = (Activity.PROCESS, Activity.DATA, Activity.THREAD)
+_NOT_FOR_CHILDREN = ("queue.", "threading.", "subprocess.")
+_FORK_ADVICE = (
+    "its children were forked at {places} with copies of locks that no thread of theirs releases, and may wait for "
+    "them for ever; use spawn or forkserver: multiprocessing.get_context('forkserver').Pool(), "
+    "ProcessPoolExecutor(mp_context=...), DataLoader(multiprocessing_context=...)"
+)
+_NOTABLE_ALONE = (
+    Activity.STOPPED,
+    Activity.TRACED,
+    Activity.PROMPT,
+    Activity.INPUT,
+)  # worth a sentence even if no rank waits
+_TEMPORARY = (Activity.SLEEP, Activity.ASLEEP)  # worth none if no rank waits
+
 
 _MAX_EXPLANATIONS = 2
 _MAX_THREADS_SHOWN = 2
@@ -90,22 +137,22 @@ def _causes(job: _JobState, waiting: tuple[int, ...]) -> Iterator[DeadlockCause]
 
 def _is_stuck(job: _JobState, groups: Sequence[tuple[int, ...]]) -> bool:
     """Whether one of these groups cannot go on by itself."""
-    return any(job.ranks[group[0]].activity not in TEMPORARY for group in groups)
+    return any(job.ranks[group[0]].activity not in _TEMPORARY for group in groups)
 
 
 def _is_notable(job: _JobState, group: tuple[int, ...], waiting: tuple[int, ...]) -> bool:
     doing = job.ranks[group[0]].activity
-    if doing not in CAUSES:
+    if doing not in _CAUSES:
         return False
-    if waiting or doing in NOTABLE_ALONE:
+    if waiting or doing in _NOTABLE_ALONE:
         return True
     # No rank waits: then only if every rank of the job does the same.
-    return doing not in TEMPORARY and all(where.activity in (doing, *NOTABLE_ALONE) for where in job.ranks.values())
+    return doing not in _TEMPORARY and all(where.activity in (doing, *_NOTABLE_ALONE) for where in job.ranks.values())
 
 
 def _describe_cause(job: _JobState, group: tuple[int, ...], waiting: tuple[int, ...]) -> DeadlockCause:
     where = job.ranks[group[0]]
-    does, advice = CAUSES[where.activity]
+    does, advice = _CAUSES[where.activity]
     advice = _advise_on_forks(job, group) or advice
     call = f" ({where.call})" if where.call and where.activity is not Activity.COMPILING else ""
     place = f" at {where.place}" if where.place else ""
@@ -120,8 +167,8 @@ def _advise_on_forks(job: _JobState, group: tuple[int, ...]) -> str:
     """What to do if these ranks may wait for children that they have forked; empty if they do not."""
     places = _unique(place for rank in group for place in job.fork_places.get(rank, ()))
     where = job.ranks[group[0]]
-    waits = where.activity in FOR_CHILDREN and not where.call.startswith(NOT_FOR_CHILDREN)
-    return FORK_ADVICE.format(places=_list(places)) if waits and places else ""
+    waits = where.activity in _FOR_CHILDREN and not where.call.startswith(_NOT_FOR_CHILDREN)
+    return _FORK_ADVICE.format(places=_list(places)) if waits and places else ""
 
 
 def _describe_lone_waiter(job: _JobState, waiting: tuple[int, ...], others: tuple[int, ...]) -> DeadlockCause:
@@ -177,7 +224,7 @@ def _group(job: _JobState, ranks: Iterable[int]) -> list[tuple[int, ...]]:
 
 def _weight(job: _JobState, group: tuple[int, ...]) -> int:
     doing = job.ranks[group[0]].activity
-    return [*CAUSES, *Activity].index(doing)
+    return [*_CAUSES, *Activity].index(doing)
 
 
 def _describe_waiting(job: _JobState, waiting: tuple[int, ...], for_whom: Sequence[int]) -> str:

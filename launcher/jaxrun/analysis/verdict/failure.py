@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from jaxrun.analysis.diagnosis.job_outcome import JobOutcome
+from jaxrun.analysis.diagnosis.outcome import InjectedFault, JobOutcome, WorkerOutcome
 from jaxrun.analysis.diagnosis.root_cause import Culpability, collateral, culpability, find_culprits, find_first_failure
-from jaxrun.analysis.diagnosis.worker_outcome import InjectedFault, WorkerOutcome
 from jaxrun.analysis.verdict import phrasing
 from jaxrun.analysis.verdict.known_errors.lookup import explain_worker
 from jaxrun.analysis.verdict.verdict import Verdict

@@ -6,8 +6,8 @@ import signal
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
+from jaxrun.analysis.diagnosis.outcome import InjectedFault, WorkerOutcome
 from jaxrun.analysis.diagnosis.root_cause import collateral, own_thread_failures
-from jaxrun.analysis.diagnosis.worker_outcome import InjectedFault, WorkerOutcome
 from jaxrun.analysis.verdict.stack_text import format_crash
 from jaxrun.analysis.verdict.verdict import Fate
 from jaxrun.protocol.worker_messages import WorkerStage

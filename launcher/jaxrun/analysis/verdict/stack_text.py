@@ -8,8 +8,8 @@ from pathlib import Path, PurePath
 
 from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.diagnosis.stacks import Frame, Stack, crashed_stack, main_stack
-from jaxrun.analysis.diagnosis.straggler import Straggler
 from jaxrun.analysis.lockstep.progress import format_progress
+from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.analysis.verdict.deadlocks import explain_deadlock
 from jaxrun.protocol.flight import parse_group
 from jaxrun.protocol.snapshot_messages import ProcessState

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from jaxrun.analysis.diagnosis.worker_outcome import FAULT_PARTICIPLES, InjectedFault
+from jaxrun.analysis.diagnosis.outcome import FAULT_PARTICIPLES, InjectedFault
 from jaxrun.controller.head.worker_table import WorkerTable
 from jaxrun.protocol.agent_messages import FaultNotInjected, InjectFault
 from jaxrun.records.event_log.actions import Action, PrintLine, Send

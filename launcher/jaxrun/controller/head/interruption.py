@@ -16,7 +16,7 @@ from __future__ import annotations
 import signal
 from dataclasses import replace
 
-from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
+from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
 from jaxrun.controller.head.divergence_detector import DivergenceDetector
 from jaxrun.controller.head.head_state import FIRST_PROGRESS_S, HeadState, JobPhase, Timeout
 from jaxrun.controller.head.queries import Replies, kernel_waits_of, stacks_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from jaxrun.analysis.diagnosis.overview import Overview, find_end
+from jaxrun.analysis.diagnosis.snapshot import Overview, find_end
 from jaxrun.analysis.lockstep.profile_plan import steps_in
 from jaxrun.controller.head.divergence_detector import DivergenceDetector
 from jaxrun.controller.head.head_state import HeadState, JobPhase

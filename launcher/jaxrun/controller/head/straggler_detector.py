@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from jaxrun.analysis.diagnosis.straggler import Straggler
 from jaxrun.analysis.lockstep.call_waits import Party, find_waits
-from jaxrun.analysis.lockstep.wait_totals import WaitTotals
+from jaxrun.analysis.lockstep.straggler import Straggler, WaitTotals
 from jaxrun.controller.head.clock_offsets import ClockOffsets
 from jaxrun.controller.head.head_state import HeadState
 from jaxrun.controller.head.queries import RankQueries, Replies, flights_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from jaxrun.analysis.diagnosis.stacks import is_waiting_in_jax, main_stack
-from jaxrun.analysis.diagnosis.straggler import Straggler
 from jaxrun.analysis.lockstep.call_waits import Party
+from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.protocol.flight import Flight, strip_directory
 from jaxrun.protocol.snapshot_messages import RankReply
 

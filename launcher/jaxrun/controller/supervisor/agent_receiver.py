@@ -24,8 +24,7 @@ from jaxrun.protocol.agent_messages import (
     NextAttempt,
     Shutdown,
 )
-from jaxrun.records.event_log.event_checks import check_event
-from jaxrun.records.event_log.events import AgentTurnedAway, BadMessage, PeersDropped
+from jaxrun.records.event_log.events import AgentTurnedAway, BadMessage, PeersDropped, check_event
 
 if TYPE_CHECKING:
     from jaxrun.controller.supervisor.attempts import AttemptContext

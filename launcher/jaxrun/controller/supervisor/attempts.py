@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from jaxrun.analysis.diagnosis.job_outcome import JobOutcome
+from jaxrun.analysis.diagnosis.outcome import JobOutcome
 from jaxrun.analysis.verdict import decide
 from jaxrun.analysis.verdict.restarts import AttemptEnd, Restart, Stop, decide_restart, summarize_end
 from jaxrun.analysis.verdict.verdict import Verdict
@@ -36,8 +36,8 @@ from jaxrun.protocol.addresses import loopback_address
 from jaxrun.protocol.env import attempt_nonce
 from jaxrun.records.event_log.event_log import LoggedEvent
 from jaxrun.records.event_log.events import AttemptEnded, AttemptStarted
-from jaxrun.records.output.held_screen import HeldScreen
 from jaxrun.records.output.output import Output
+from jaxrun.records.output.screen import HeldScreen
 from jaxrun.records.rundir.rundir import RunDir
 from jaxrun.spec.job.plan import Plan
 from jaxrun.spec.job.standard_input import explain_no_terminal

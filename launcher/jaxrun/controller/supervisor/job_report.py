@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from jaxrun.analysis.diagnosis.job_outcome import JobOutcome
+from jaxrun.analysis.diagnosis.outcome import JobOutcome
 from jaxrun.analysis.verdict import report
 from jaxrun.analysis.verdict.decide import format_divergences
 from jaxrun.analysis.verdict.restarts import Restart
@@ -16,8 +16,8 @@ from jaxrun.analysis.verdict.verdict import to_json as verdict_to_json
 from jaxrun.errors import EXIT_SIGNAL_BASE
 from jaxrun.node.agent.signals import SignalPipe
 from jaxrun.protocol.names import CONTROL_FD
-from jaxrun.records.output.held_screen import HeldScreen
 from jaxrun.records.output.output import Output
+from jaxrun.records.output.screen import HeldScreen
 from jaxrun.records.rundir import rundir
 from jaxrun.records.rundir.rundir import RunDir
 from jaxrun.spec.job.plan import Plan, to_json

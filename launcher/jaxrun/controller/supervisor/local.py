@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxrun.analysis.diagnosis.job_outcome import JobOutcome
+from jaxrun.analysis.diagnosis.outcome import JobOutcome
 from jaxrun.controller.supervisor.executor import Executor
 from jaxrun.node.agent.agent import Agent
 from jaxrun.node.agent.process_tree import kill_all

@@ -26,7 +26,7 @@ from jaxrun.spec.job.standard_input import resolve_stdin
 
 if TYPE_CHECKING:
     from jaxrun.controller.supervisor.remote import Endpoint
-    from jaxrun.records.output.held_screen import HeldScreen
+    from jaxrun.records.output.screen import HeldScreen
 
 
 def run(
@@ -130,7 +130,7 @@ def _continue_in_run_dir(plan: Plan) -> tuple[Plan, rundir.RunDir]:
     """The plan of the next attempt, and the run directory, where an earlier launcher has begun the job (--requeue)."""
     if not plan.requeue_id:
         return plan, _open_run_dir(plan)
-    from jaxrun.records.rundir.requeued import continue_job, find_requeued
+    from jaxrun.records.rundir.recorded_files import continue_job, find_requeued
 
     path = find_requeued(plan.job.run_dir, Path.cwd(), plan.requeue_id)
     if path is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 from dataclasses import replace
 
-from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
+from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
 from jaxrun.controller.supervisor.agent_receiver import AgentReceiver, DroppedPeers
 from jaxrun.controller.supervisor.connections import AgentClocks, AgentConnection, AgentConnections, RemoteOutput
 from jaxrun.controller.supervisor.executor import Executor

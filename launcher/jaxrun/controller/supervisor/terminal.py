@@ -9,8 +9,8 @@ from collections.abc import Callable
 from jaxrun.errors import UsageError
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.protocol.settings import STDIN_NONE
-from jaxrun.records.output.held_screen import HeldScreen
 from jaxrun.records.output.output import Output
+from jaxrun.records.output.screen import HeldScreen
 from jaxrun.records.rundir.rundir import RunDir
 from jaxrun.spec.job.job import Job
 

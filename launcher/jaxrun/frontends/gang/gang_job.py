@@ -134,7 +134,7 @@ class GangJob:
     def wait_until_paused(self, rank: int) -> None:
         """Wait until a signal has stopped the rank, or it has ended. Raises GangError if neither comes."""
         from jaxrun.protocol.snapshot_messages import ProcessState
-        from jaxrun.records.rundir.job_requests import request_overview
+        from jaxrun.records.rundir.running_job import request_overview
 
         job, deadline = RunningJob(self.launcher.run_dir, self.launcher.pid), time.monotonic() + _PAUSE_TIMEOUT_S
         with contextlib.suppress(UsageError, UnavailableError):  # the job ends, as the next call will say
@@ -147,13 +147,13 @@ class GangJob:
 
     def snapshot(self) -> Snapshot:
         """Where all ranks are now. Raises UnavailableError or UsageError if the launcher does not answer."""
-        from jaxrun.records.rundir.job_requests import request_snapshot
+        from jaxrun.records.rundir.running_job import request_snapshot
 
         return request_snapshot(RunningJob(self.launcher.run_dir, self.launcher.pid))
 
     def stacks(self, *, full: bool = False) -> str:
         """The same in groups, as text; with `full`, all frames of each."""
-        from jaxrun.records.rundir.job_requests import format_stacks
+        from jaxrun.records.rundir.running_job import format_stacks
 
         try:
             return format_stacks(self.snapshot(), full=full)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxrun.analysis.diagnosis.overview import Overview
+from jaxrun.analysis.diagnosis.snapshot import Overview
 from jaxrun.analysis.verdict.stack_text import format_straggler
 from jaxrun.errors import JaxrunError
 from jaxrun.frontends.top.rates import CallRates
@@ -22,10 +22,9 @@ from jaxrun.frontends.top.screen import View
 from jaxrun.records.event_log.event_log import parse_line
 from jaxrun.records.output.noise import NoiseFilter
 from jaxrun.records.output.rank_logs import STREAMS, log_path
-from jaxrun.records.rundir.job_requests import request_overview
 from jaxrun.records.rundir.recorded_files import open_regular
 from jaxrun.records.rundir.rundir import EVENTS_FILE, VERDICT_FILE, attempt_directory
-from jaxrun.records.rundir.running_job import RunningJob
+from jaxrun.records.rundir.running_job import RunningJob, request_overview
 from jaxrun.terminal import without_controls
 
 INTERVAL_S = 0.5

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from statistics import median
 
-from jaxrun.analysis.diagnosis.overview import Overview
+from jaxrun.analysis.diagnosis.snapshot import Overview
 from jaxrun.protocol.flight_file import NOTHING
 
 _KEPT = 400

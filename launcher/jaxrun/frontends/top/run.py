@@ -25,10 +25,9 @@ from jaxrun.errors import EXIT_SIGNAL_BASE, JaxrunError
 from jaxrun.frontends.top.feed import INTERVAL_S, Feed
 from jaxrun.frontends.top.rows import Order
 from jaxrun.frontends.top.screen import render, render_pages
-from jaxrun.records.rundir.job_requests import format_stacks, request_snapshot
 from jaxrun.records.rundir.recorded_files import read_verdict
 from jaxrun.records.rundir.rundir import JOB_FILE
-from jaxrun.records.rundir.running_job import RunningJob
+from jaxrun.records.rundir.running_job import RunningJob, format_stacks, request_snapshot
 from jaxrun.terminal import PROSE_WIDTH, TerminalFormat, without_controls
 
 _QUIT, _STACKS, _ORDER = "q", "s", "o"

@@ -37,7 +37,7 @@ from jaxrun.protocol.probe_messages import ProbePeers
 from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, ProgramDetailsRequest, RankQuery, RecorderSnapshot
 from jaxrun.protocol.worker_messages import Done, Failed, ProfileCalls, Run, WorkerStage
 from jaxrun.records.event_log.actions import MessageToRank
-from jaxrun.records.event_log.event_checks import check_event
+from jaxrun.records.event_log.events import check_event
 from jaxrun.records.output.drain import OutputSink
 
 MESSAGES, LISTENER, SIGNALS, OUTPUT = range(4)  # the order in which an event loop serves its readable descriptors

@@ -49,7 +49,7 @@ from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.names import JOB_ID
 from jaxrun.protocol.probe_messages import ProbePeers
 from jaxrun.protocol.worker_messages import AgentToWorker
-from jaxrun.records.output.relay import Relay
+from jaxrun.records.output.drain import Relay
 from jaxrun.spec.job.environment import inherited_job_variables
 from jaxrun.text import format_ranks
 

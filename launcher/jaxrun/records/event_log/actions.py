@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jaxrun.analysis.diagnosis.job_outcome import JobOutcome
+from jaxrun.analysis.diagnosis.outcome import JobOutcome
 from jaxrun.analysis.diagnosis.snapshot import Snapshot
-from jaxrun.analysis.diagnosis.straggler import Straggler
+from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.protocol.agent_messages import ClockProbe, InjectFault, NextAttempt, Shutdown, StartWorker
 from jaxrun.protocol.probe_messages import ProbePeers
 from jaxrun.protocol.requests import Answer

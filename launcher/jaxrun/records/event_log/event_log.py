@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxrun.analysis.diagnosis.straggler import Straggler
+from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.errors import ProtocolError
 from jaxrun.protocol.agent_messages import (
     AgentConnected,

@@ -13,9 +13,8 @@ from jaxrun.analysis.verdict import report
 from jaxrun.errors import UsageError
 from jaxrun.protocol.flight import CompilationStage, Flight
 from jaxrun.protocol.flight_file import RING_RECORDS, flight_file_name
-from jaxrun.records.history.calls import trace_calls
 from jaxrun.records.history.job_log import AttemptLog, RankLog, rank_phases, read_attempts
-from jaxrun.records.history.job_trace import AttemptTrace, JobTrace, Moment, RankTrace, Span
+from jaxrun.records.history.job_trace import AttemptTrace, JobTrace, Moment, RankTrace, Span, trace_calls
 from jaxrun.records.rundir.recorded_files import open_regular, parse_json, read_job_events, read_text, read_verdict
 from jaxrun.records.rundir.rundir import EVENTS_FILE, JOB_FILE, attempt_directory
 from jaxrun.text import plural

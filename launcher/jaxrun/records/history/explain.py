@@ -17,8 +17,7 @@ from jaxrun.records.history.job_log import AttemptLog, read_attempts
 from jaxrun.records.history.job_trace import JobTrace
 from jaxrun.records.history.page import format_page
 from jaxrun.records.rundir import recorders
-from jaxrun.records.rundir.find import find_run_dir
-from jaxrun.records.rundir.recorded_files import read_job_events, read_text
+from jaxrun.records.rundir.recorded_files import find_run_dir, read_job_events, read_text
 from jaxrun.records.rundir.rundir import EVENTS_FILE, VERDICT_FILE, attempt_directory
 from jaxrun.terminal import A_FILE, TerminalFormat
 from jaxrun.text import UNKNOWN_HOST, format_ranks_on_hosts, has_several_hosts, plural

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from jaxrun.analysis.diagnosis.straggler import Straggler
+from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.protocol.agent_messages import InjectFault, StartFailed, WorkerExited, WorkerSpawned
 from jaxrun.protocol.stop_messages import CheckpointSaved, StopRequested
 from jaxrun.protocol.worker_messages import DeviceReport, Done, Failed, Hello, ProfileEnded, ThreadFailed

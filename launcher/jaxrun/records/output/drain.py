@@ -1,18 +1,23 @@
-"""Reads the workers' pipes into an OutputSink, which shows their output (Output) or sends it on (Relay)."""
+"""Reads the workers' pipes into an OutputSink: Output shows it, and Relay, on another host, sends it to the head."""
 
 from __future__ import annotations
 
 import os
+import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
+from jaxrun.protocol.agent_messages import OutputChunk, StreamEnded
 from jaxrun.records.output.rank_logs import RankLogs
 
 READ_BYTES = 2**18
 COALESCE_BELOW_BYTES = 2**18  # where all pipes held less, it pays to let more come together
 COALESCE_S = 0.003
+WINDOW_BYTES = 2**20  # of which the head may not have said yet that it has taken them
+_RETRY_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,3 +91,57 @@ def drain(pipe: Pipe, output: OutputSink, limit: int = 4 * READ_BYTES) -> int | 
         if len(data) < READ_BYTES // 4:
             break  # nearly empty: another read would only find out that nothing is left
     return total
+
+
+class Sender(Protocol):
+    """What Relay needs of the connection to the head."""
+
+    @property
+    def unsent_bytes(self) -> int: ...
+
+    def send(self, message: OutputChunk | StreamEnded) -> None: ...
+
+    def flush(self) -> None: ...
+
+
+class Relay:
+    """The OutputSink of an agent on another host than the screen: logs there, where that can be, and sends to the head.
+
+    The head acknowledges what it has taken. No more than a window is ever unacknowledged, so that a stuck screen stops
+    the workers, as a full pipe would, and no other message waits behind its output.
+    """
+
+    def __init__(self, ranks: Sequence[int], connection: Sender, log_dir: str, *, shown: Collection[int]) -> None:
+        """`log_dir`: where to keep the logs; if empty, the head keeps them. `shown`: ranks that the screen shows."""
+        self._connection = connection
+        self.logs = RankLogs(Path(log_dir) if log_dir else None, ranks, self.print_line)
+        self._sent = {*(shown if log_dir else ranks)}
+        self._unacknowledged = 0
+
+    @property
+    def congested(self) -> bool:
+        return self._unacknowledged > WINDOW_BYTES
+
+    def write(self, rank: int, stream: str, data: bytes) -> None:
+        self.logs.write(rank, stream, data)
+        if rank in self._sent:
+            self._unacknowledged += len(data)
+            self._connection.send(OutputChunk(rank, stream, data))
+
+    def add_credit(self, count: int) -> None:
+        """The head has taken `count` bytes."""
+        self._unacknowledged -= count
+
+    def end_stream(self, rank: int, stream: str) -> None:
+        if rank in self._sent:
+            self._connection.send(StreamEnded(rank, stream))
+
+    def flush_due(self) -> float | None:
+        self._connection.flush()
+        return _RETRY_S if self._connection.unsent_bytes else None
+
+    def print_line(self, text: str, *, status: bool = False) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        self.logs.close()

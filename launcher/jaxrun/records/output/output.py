@@ -11,16 +11,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from jaxrun.records.output.held_screen import POLL_S as HELD_POLL_S
-from jaxrun.records.output.held_screen import HeldScreen
 from jaxrun.records.output.rank_logs import STREAMS, RankLogs
-from jaxrun.records.output.screen import RankStream, Screen, rank_prefix
+from jaxrun.records.output.screen import HeldScreen, RankStream, Screen, rank_prefix
 from jaxrun.terminal import TerminalFormat, terminal_width
 
 PARTIAL_LINE_DELAY_S = 0.3  # until an unfinished line, such as a prompt, is shown
 PROGRESS_BAR_INTERVAL_S = 3.0  # between two states of an unfinished progress bar
 MAX_PARTIAL_BYTES = 2**16  # of an unfinished line that are held back
 CONGESTED_POLL_S = 0.05
+HELD_POLL_S = 0.2  # between two looks whether the terminal's holder has ended
 STATUS_INTERVAL_S = 10.0  # between two lines of status on what is no terminal
 
 

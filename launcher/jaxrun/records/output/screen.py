@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
+import select
+import time
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
@@ -12,6 +15,7 @@ from jaxrun.records.output.spool import Spool
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # no red: it would look like an error
 _ERASE_LINE = b"\r\x1b[K"
 _STATUS = object()  # the owner of a line that jaxrun itself shows for a while
+_HOLDER_PATIENCE_S = 5.0  # for which it may go on once the job is over
 
 
 class Interleaver:
@@ -114,3 +118,37 @@ def rank_prefix(rank: int, size: int, *, colour: bool) -> bytes:
     if colour:
         tag = f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{tag}\x1b[0m"
     return (tag + padding).encode()
+
+
+class HeldScreen:
+    """The terminal while another process has it, for --live: what jaxrun says waits until that one has ended."""
+
+    def __init__(self, fd: int) -> None:
+        """`fd` is at its end when the holder has ended; it is closed here."""
+        self._fd = fd
+        self._kept: list[str] = []
+        self._closing_since: float | None = None
+
+    def keep(self, text: str) -> None:
+        """Keep lines of jaxrun's own."""
+        self._kept.append(text)
+
+    def take_kept(self) -> list[str]:
+        kept, self._kept = self._kept, []
+        return kept
+
+    def is_free(self) -> bool:
+        """Whether the holder has ended."""
+        if self._fd >= 0 and select.select([self._fd], [], [], 0)[0]:
+            os.close(self._fd)
+            self._fd = -1
+        return self._fd < 0
+
+    def wait_until_free(self, timeout: float | None) -> bool:
+        """The job is over: wait for the holder to end, for some seconds in all; returns False if time is up before."""
+        if self._closing_since is None:
+            self._closing_since = time.monotonic()
+        left = max(0.0, self._closing_since + _HOLDER_PATIENCE_S - time.monotonic())
+        if self._fd >= 0:
+            select.select([self._fd], [], [], left if timeout is None else min(left, timeout))
+        return self.is_free() or time.monotonic() >= self._closing_since + _HOLDER_PATIENCE_S

@@ -1,4 +1,4 @@
-"""Reads the files that jobs have left, whoever they are: a FIFO in the place of one, say, keeps nobody waiting."""
+"""Finds the run directories that jobs have left, and reads their files; a FIFO in the place of one delays nobody."""
 
 from __future__ import annotations
 
@@ -7,14 +7,27 @@ import errno
 import json
 import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from jaxrun.analysis.verdict import verdict
 from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.errors import UsageError
+from jaxrun.protocol.own_directory import is_trusted
 from jaxrun.records.event_log.event_log import EventLog, parse_lines
-from jaxrun.records.rundir.rundir import EVENTS_FILE, VERDICT_FILE
+from jaxrun.records.rundir.rundir import (
+    COLLECTION_DIR,
+    EVENTS_FILE,
+    JOB_FILE,
+    LATEST_LINK,
+    VERDICT_FILE,
+    RunDir,
+    attempt_directory,
+    reopen,
+)
+from jaxrun.spec.job.program import working_directory
+from jaxrun.text import format_user
 
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -61,3 +74,84 @@ def parse_json(text: str) -> Any:
         return json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
+
+
+def find_run_dir(path: Path | None) -> Path:
+    """The run directory that `path` means: itself, or the latest in it; with None the latest of the working directory.
+
+    Raises UsageError if there is none.
+    """
+    path = path or find_collection()
+    if not path.is_dir():
+        raise UsageError(
+            f"{path} is not a directory. Give the run directory of a job, as {COLLECTION_DIR}/{LATEST_LINK}."
+        )
+    if path.name == LATEST_LINK:
+        _check_latest(path)
+    if is_run_dir(path):
+        return path
+    latest = path / LATEST_LINK
+    _check_latest(latest)
+    if is_run_dir(latest):
+        # The link's own name says nothing about which job this is.
+        return path / latest.resolve().name if latest.is_symlink() else latest
+    jobs = sorted(entry for entry in path.iterdir() if entry.is_dir() and is_run_dir(entry))
+    if jobs:
+        return max(jobs, key=lambda job: job.stat().st_mtime)
+    raise UsageError(
+        f"{path} is not a run directory: it holds none of {JOB_FILE}, {EVENTS_FILE} and {VERDICT_FILE}, and no "
+        f"directory that does. Give the run directory of a job, as {COLLECTION_DIR}/{LATEST_LINK}."
+    )
+
+
+def find_collection() -> Path:
+    """The collection of run directories in the working directory, or that directory itself where it is one."""
+    here = Path(working_directory())
+    for path in (Path(COLLECTION_DIR), here):
+        if path.is_dir() and (path.name == COLLECTION_DIR or is_run_dir(path)):
+            return path
+    raise UsageError(
+        f"no job has left its run directory here: there is no {COLLECTION_DIR} in {here}. "
+        "Name the run directory, or go to where the job was started."
+    )
+
+
+def is_run_dir(path: Path) -> bool:
+    """Whether a job has left its files in `path`."""
+    return any((path / name).is_file() for name in (JOB_FILE, EVENTS_FILE, VERDICT_FILE))
+
+
+def _check_latest(latest: Path) -> None:
+    """Raise UsageError where a link `latest` is another user's than that of the directory that it is in."""
+    if not latest.is_symlink():
+        return
+    owner = latest.lstat().st_uid
+    if owner != latest.parent.stat().st_uid and not is_trusted(owner):
+        raise UsageError(
+            f"{latest} belongs to {format_user(owner)}, who may lead it anywhere; name the run directory itself"
+        )
+
+
+def find_requeued(request: Path | None, base: Path, requeue_id: str) -> Path | None:
+    """The directory that an earlier launcher of the same job has left: `request`, or in `base`; None for the first."""
+    candidates = [request] if request is not None else sorted((base / COLLECTION_DIR).glob("*"), reverse=True)
+    return next((path for path in candidates if _id_of(path) == requeue_id), None)
+
+
+def continue_job(path: Path) -> tuple[RunDir, int]:
+    """Open the run directory for the job's next attempt; returns the number of that, too.
+
+    Raises UsageError where it cannot be written.
+    """
+    last = read_verdict(path)
+    attempt = 2
+    while attempt_directory(path, attempt).exists():
+        attempt += 1
+    return reopen(path, (*last.earlier, replace(last, earlier=())) if last else ()), attempt
+
+
+def _id_of(path: Path) -> str:
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        if not path.is_symlink():
+            return str(parse_json(read_text(path / JOB_FILE)).get("requeue_id", ""))
+    return ""

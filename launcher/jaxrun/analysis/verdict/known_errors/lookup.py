@@ -10,8 +10,8 @@ import re
 import signal
 from dataclasses import dataclass
 
+from jaxrun.analysis.diagnosis.outcome import WorkerOutcome
 from jaxrun.analysis.diagnosis.root_cause import own_thread_failures
-from jaxrun.analysis.diagnosis.worker_outcome import WorkerOutcome
 from jaxrun.analysis.verdict.known_errors.host_errors import HOST_ERRORS
 from jaxrun.analysis.verdict.known_errors.launch_errors import LAUNCH_ERRORS
 from jaxrun.analysis.verdict.known_errors.program_errors import PROGRAM_ERRORS
