@@ -207,20 +207,15 @@ def test_histories_that_differ_are_found_while_the_job_runs(record):
     assert len(record.printed) == 1
 
 
-def test_after_a_report_comparing_goes_on(record):
+def test_what_follows_a_divergence_is_not_told(record):
     before, after = ["a"] * 5, ["a", "b", "a"]
     record.flights = same(flight(*before, "log", *after), flight(*before, *after))
     record.wait(2)
     record.flights = same(flight(*before, "log", *after, "c", "a"), flight(*before, *after, "d", "a"))
     record.wait(100)
-    assert [text.partition("\n")[0] for text in record.lines] == [
-        "the processes disagree at cross-process call #6",
-        "the processes disagree at cross-process call #9",
-    ]
-    assert "only rank 0 made this call" in record.lines[0] and "jit(c) on rank 0" in record.lines[1]
     end_well(record).wait(5)
-    text = final_report(record)
-    assert text.count("the processes disagree") == 2 and text.index("#6") < text.index("#9")
+    assert [text.partition("\n")[0] for text in record.lines] == ["the processes disagree at cross-process call #6"]
+    assert "only rank 0 made this call" in record.lines[0] and final_report(record).count("disagree") == 1
 
 
 # ---- record: programs of replicated values

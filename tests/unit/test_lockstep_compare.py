@@ -18,7 +18,6 @@ from jaxrun.analysis.lockstep.divergence import (
     divergence_of_calls,
     partition_by_program,
 )
-from jaxrun.analysis.lockstep.further_divergences import find_further_divergences, find_latest_sets
 from jaxrun.protocol.flight import DispatchedCall, Flight, PendingCall, ProgramDetails, ProgramInfo
 from jaxrun.protocol.flight_file import EVERY_CALL, FIRST_CALLS
 from jaxrun.protocol.worker_messages import Call
@@ -309,62 +308,3 @@ def test_four_thousand_ranks_are_compared_in_a_moment() -> None:
     assert time.process_time() - started < 2.0  # 0.03 s on a quiet machine
     assert (candidate.number, candidate.rank_sets[1]) == (96, (77,))
     assert lag.number == 95
-
-
-# ---- after a divergence: what differs once the ranks are in step again
-
-TRIO = "0-2"
-
-
-def lettered(text: str, *, first: int = 1) -> Flight:
-    """The flight of a rank that made these calls: a letter for each program and line; upper case for another line."""
-    programs = {ord(key): ProgramInfo(f"jit({key})", key, key) for key in text.lower()}
-    calls, chain = [], 0
-    for number, letter in enumerate(text, 1):
-        chain = hash((chain, letter.lower()))
-        if number >= first:
-            calls.append(DispatchedCall(float(number), TRIO, number, chain, ord(letter.lower()), ord(letter)))
-    sites = {ord(letter): (f"train.py:{ord(letter)} main",) for letter in text}
-    return Flight(EVERY_CALL, calls=tuple(calls), call_counts={TRIO: len(text)}, programs=programs, sites=sites)
-
-
-def further(*texts: str, first: int = 1) -> list[tuple[int, tuple[int, ...]]]:
-    """What differs after the first divergence: (number, ranks that made one call more)."""
-    whole = {rank: lettered(text) for rank, text in enumerate(texts)}
-    flights = {rank: lettered(text, first=first) for rank, text in enumerate(texts)}
-    latest = find_latest_sets(flights, TRIO)
-    assert latest is not None
-    found = find_further_divergences(
-        divergence_of(whole), latest, {rank: flights[rank] for rank in latest.representatives}
-    )
-    return [(one.number, one.extra_call_ranks) for one in found]
-
-
-@pytest.mark.parametrize(
-    ("texts", "found"),
-    {
-        "nothing more": (("ssessssss", "sssssssss"), []),
-        "a call of one rank alone, then another program": (("sslssssess", "ssssssfss"), [(7, ())]),
-        "one alone again and again": (("slslslslss", "ssssss"), []),
-        "one alone again and again, then another program": (("slslslslssvs", "ssssssws"), [(7, ())]),
-        "one alone twice in other lines": (("sslsssLsss", "ssssssss"), [(6, (0,))]),
-        "two alone, at once": (("ssabssscss", "sssssdss"), [(6, ())]),
-        "the same in another line is no difference": (("sasss", "sbsSs"), []),
-        "one that never comes together again": (("sabababa", "scdefghi"), []),
-        "a third rank": (("sassbss", "scssdss", "scssbss"), [(5, ())]),
-    }.values(),
-)
-def test_what_differs_after_a_divergence(texts: Sequence[str], found: list[tuple[int, tuple[int, ...]]]) -> None:
-    assert further(*texts, *[texts[1]] * (3 - len(texts))) == found
-
-
-def test_histories_that_do_not_go_back_to_the_divergence_show_nothing() -> None:
-    texts = ("sa" + "s" * 30 + "vs", "sb" + "s" * 30 + "ws", "sb" + "s" * 30 + "ws")
-    assert further(*texts) == [(33, ())] and further(*texts, first=5) == []
-
-
-def test_ranks_without_a_common_call_are_not_compared() -> None:
-    flights = {0: lettered("abc"), 1: lettered("abcdefgh", first=6), 2: lettered("abc")}
-    assert find_latest_sets(flights, TRIO) is None
-    flights = {0: lettered("abc"), 1: lettered("abx"), 2: lettered("abcd")}
-    assert find_latest_sets(flights, TRIO) == Candidate(TRIO, 3, ((0, 2), (1,)))

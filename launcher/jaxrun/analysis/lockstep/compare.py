@@ -65,7 +65,7 @@ def find_candidates(flights: Flights) -> tuple[Candidate, ...]:
     complete = {rank: flight for rank, flight in flights.items() if flight.complete}
     lowest = _differing_chains(complete.values())
     found = {
-        group: Candidate(group, number, sets_by_chain(complete, group, number)) for group, number in lowest.items()
+        group: Candidate(group, number, _sets_by_chain(complete, group, number)) for group, number in lowest.items()
     }
     for entered in _differing_entries(complete):
         known = found.get(entered.group)
@@ -81,7 +81,7 @@ def find_divergence(candidate: Candidate, histories: Flights) -> Divergence | No
     """
     group = candidate.group
     complete = {rank: flight for rank, flight in histories.items() if flight.complete}
-    calls = {rank: calls_by_number(flight, group) for rank, flight in complete.items()}
+    calls = {rank: _calls_by_number(flight, group) for rank, flight in complete.items()}
     numbers = sorted({number for table in calls.values() for number in table})
     common: list[int] = []
     for number in numbers:
@@ -94,7 +94,7 @@ def find_divergence(candidate: Candidate, histories: Flights) -> Divergence | No
             continue
         found = partition_by_program({rank: (program.key, program.code) for rank, program in programs.items()})
         if len(found) > 1:
-            divergence = make_divergence(candidate, number, found, complete, held)
+            divergence = _make_divergence(candidate, number, found, complete, held)
             extra = _extra(number, divergence.call_groups, complete, calls)
             return replace(divergence, extra_call_ranks=extra, is_oldest_recorded=number == common[0] > 1)
     return _before(candidate, common[0], complete, calls) if common else None
@@ -131,7 +131,7 @@ def _differing_chains(flights: Iterable[Flight]) -> dict[str, int]:
     return lowest
 
 
-def sets_by_chain(flights: Flights, group: str, number: int) -> tuple[tuple[int, ...], ...]:
+def _sets_by_chain(flights: Flights, group: str, number: int) -> tuple[tuple[int, ...], ...]:
     chains: dict[int, int] = {}
     for rank, flight in flights.items():
         chain = flight.marks.get(group, {}).get(number)
@@ -157,11 +157,11 @@ def _differing_entries(flights: Flights) -> list[Candidate]:
     return [Candidate(group, number, parts) for group, number, parts in found if len(parts) > 1]
 
 
-def calls_by_number(flight: Flight, group: str) -> dict[int, AnyCall]:
+def _calls_by_number(flight: Flight, group: str) -> dict[int, AnyCall]:
     return {call.number: call for call in flight.known_calls if call.group == group}
 
 
-def make_divergence(
+def _make_divergence(
     candidate: Candidate,
     number: int,
     found: tuple[tuple[int, ...], ...],
@@ -169,7 +169,7 @@ def make_divergence(
     calls: Mapping[int, AnyCall],
     before: bool = False,
 ) -> Divergence:
-    """Make a divergence of these representatives, each of which stands for its set."""
+    """Return a divergence of these representatives, each of which stands for its set."""
     call_groups = []
     for representatives in found:
         known = set(representatives)
@@ -228,7 +228,7 @@ def _before(
     found = tuple(ranks for _, ranks in group_alike(chains))
     if len(found) < 2 or number == 1:
         return None
-    return make_divergence(candidate, number, found, histories, held, before=True)
+    return _make_divergence(candidate, number, found, histories, held, before=True)
 
 
 def _entered(flight: Flight, group: str) -> bool:
@@ -238,7 +238,7 @@ def _entered(flight: Flight, group: str) -> bool:
 def _shown(number: int, group: str, flights: Iterable[Flight]) -> tuple[str, str]:
     """Return name and place of this call from the first flight that still has it; empty texts if none has."""
     for flight in flights:
-        call = calls_by_number(flight, group).get(number)
+        call = _calls_by_number(flight, group).get(number)
         if call is not None:
             return flight.program(call).name, flight.place(call)
     return "", ""

@@ -43,9 +43,6 @@ class Absence:
         return f"{agree('has', count)} made {calls} and {finished}"
 
 
-CallKind = tuple[str | Absence | None, str]  # what was called, and where
-
-
 @dataclass(frozen=True, slots=True)
 class CallGroup:
     """Ranks that did the same.
@@ -103,17 +100,6 @@ class Divergence:
     is_oldest_recorded: bool = False
     extra_call_ranks: tuple[int, ...] = ()
     unread_ranks: tuple[int, ...] = ()
-
-    @property
-    def kind(self) -> frozenset[CallKind]:
-        """What was called where: equal for divergences that a loop brings about again and again."""
-        alone = set(self.extra_call_ranks)
-        groups = [group for group in self.call_groups if alone.intersection(group.ranks)] or self.call_groups
-        return frozenset((group.name or group.absence, group.place) for group in groups)
-
-    def ranks_like(self, rank: int) -> tuple[int, ...]:
-        """The ranks that did what this one did."""
-        return next((group.ranks for group in self.call_groups if rank in group.ranks), ())
 
     @property
     def title(self) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from jaxrun.analysis.lockstep import compare, further_divergences
+from jaxrun.analysis.lockstep import compare
 from jaxrun.analysis.lockstep.compare import Candidate, Lag
 from jaxrun.analysis.lockstep.divergence import (
     Absence,
@@ -138,7 +138,7 @@ class DivergenceDetector:
     def give_up_waiting(self) -> None:
         """No more answers will come: report what is known."""
         for question in self._questions:
-            if question.known is not None and self.reports.first_of(question.candidate.group) is None:
+            if question.known is not None:
                 self.reports.add(question.known, question.slot, 0.0)
         self._questions.clear()
         self.reports.report_all()
@@ -146,13 +146,10 @@ class DivergenceDetector:
     # ---- candidates and histories
 
     def _find_candidates(self, now: float) -> list[Action]:
-        """Look for the first divergence in each group of ranks, or for further ones."""
+        """Look for the first divergence in each group of ranks."""
         if self.is_waiting or self.reports.are_enough:
             return []
-        known = {divergence.group for divergence in self.reports.divergences if divergence.number}
-        candidates = [candidate for candidate in compare.find_candidates(self.flights) if candidate.group not in known]
-        latest = (further_divergences.find_latest_sets(self.flights, group) for group in sorted(known))
-        candidates += [candidate for candidate in latest if candidate is not None and len(candidate.rank_sets) > 1]
+        candidates = compare.find_candidates(self.flights)
         actions = self._ask([_HistoryQuestion(candidate) for candidate in candidates], now)
         for calls in self._replicated.pop_mismatches(is_last=self.reports.is_concluding):
             divergence = divergence_of_calls(calls)
@@ -160,9 +157,9 @@ class DivergenceDetector:
         return actions
 
     def _ask(self, questions: Sequence[_HistoryQuestion], now: float) -> list[Action]:
-        """Ask for histories, for one question after the other."""
+        """Ask for histories, for one question after the other; what follows a divergence in its group is not told."""
         is_idle = not self._questions
-        self._questions += questions
+        self._questions += [question for question in questions if not self.reports.has(question.candidate.group)]
         return self._ask_first(now) if is_idle else []
 
     def _ask_first(self, now: float) -> list[Action]:
@@ -175,17 +172,9 @@ class DivergenceDetector:
         if not self._questions:  # they were given up
             return []
         question = self._questions.pop(0)
-        actions = []
-        for found in self._find_divergences(question, flights_of(replies)):
-            actions += self.reports.add(found, question.slot, now)
+        found = compare.find_divergence(question.candidate, flights_of(replies)) or question.known
+        actions = self.reports.add(found, question.slot, now) if found is not None else []
         return [*actions, *self._ask_first(now)]
-
-    def _find_divergences(self, question: _HistoryQuestion, histories: Mapping[int, Flight]) -> Sequence[Divergence]:
-        first = self.reports.first_of(question.candidate.group)
-        if first is not None:
-            return further_divergences.find_further_divergences(first, question.candidate, histories)
-        found = compare.find_divergence(question.candidate, histories) or question.known
-        return [found] if found is not None else []
 
     def _handle_mismatch(self, slot: CallSlot, now: float) -> list[Action]:
         absent = sorted(slot.members - slot.calls.keys())

@@ -1,7 +1,7 @@
 """Reports divergences: once the details of their programs have come, as text for people and for the ranks that wait.
 
 Before a report, one rank of each group is asked for the details of its program, which its agent knows even if the rank
-is stuck. Divergences of one kind are reported once, and no more than a few: most that follow are consequences.
+is stuck. Of each group of ranks the first divergence is reported: most that follow are consequences.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ class DivergenceReports:
         """Whether this rank was sent a mismatch, which it then raises as an exception."""
         return rank in self._told
 
-    def first_of(self, group: str) -> Divergence | None:
-        """The first divergence among the cross-process calls of these ranks."""
-        return next((known for known in self.divergences if known.number and known.group == group), None)
+    def has(self, group: str) -> bool:
+        """Whether a divergence among the cross-process calls of these ranks is reported."""
+        return any(known.number and known.group == group for known in self.divergences)
 
     def add(self, divergence: Divergence, slot: CallSlot | None, now: float) -> list[Action]:
         """Ask for the details of the programs that differ; ranks may wait in the call of this `slot`."""
@@ -106,7 +106,7 @@ class DivergenceReports:
         waiting = pending.slot.waiting if pending.slot is not None else ()
         self._told |= set(waiting)
         actions = self._matcher.resolve(pending.slot, text) if pending.slot is not None else []
-        if self.are_enough or divergence.kind in {known.kind for known in self.divergences}:
+        if self.are_enough or self.has(divergence.group):
             return actions
         self.divergences.append(divergence)
         if waiting:
