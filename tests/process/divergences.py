@@ -86,7 +86,7 @@ OF_ARGUMENTS = (
     Case("dtype", 4, ("brightness", "brightness"), ("image is float32[{n},8]@P('data') on {others} and int32[{n},8]",)),
     Case("weak-type", 4, ("scaled", "scaled"), ("factor is float32[]@P() (weakly typed) on {others} and float32[]",)),
     Case("argument-count", 4, ("masked", "masked"), ("2 arguments on {others} and 1 argument on {odd}",)),
-    Case("donated", 4, ("update", "update"), ("argument state is not donated on {others} and donated on {odd}",)),
+    Case("donated", 4, ("update", "update"), ("what it donates, its specs or its options differ", "donor")),
     Case(
         "static-argument",
         4,

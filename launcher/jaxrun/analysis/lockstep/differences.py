@@ -15,7 +15,9 @@ from jaxrun.text import plural
 
 _TYPE = re.compile(r"(?P<dtype>[^\[]*)\[(?P<shape>[^\]]*)\](?P<rest>.*)$")
 _WEAK = ", weak"
-_SHARD_MAP = "sdy.manual_computation"
+_ELIDED = "__elided__"  # in the place of a large constant
+_MAIN, _SHARD_MAP = "func.func public @main(", "sdy.manual_computation"  # begin lines that show options
+_MAX_LINES = 12  # of a difference of programs
 _LONG_SHARDING = 28  # characters; where it is the same for all, a longer one is left out
 
 
@@ -33,9 +35,7 @@ class DifferenceKind(Enum):
     SHARDING = auto()
     WEAK = auto()
     RESULT = auto()
-    DONATION = auto()
-    ATTRIBUTE = auto()
-    SPECS = auto()
+    OPTIONS = auto()
     CONSTANT = auto()
     CODE = auto()
     UNKNOWN = auto()
@@ -61,9 +61,7 @@ ADVICE = {
     DifferenceKind.WEAK: "a Python number is weakly typed, an array is not: make it an array of one dtype on every "
     "rank (jnp.asarray(value, dtype)).",
     DifferenceKind.RESULT: "ask for the same results on every rank, with the same dtypes and out_shardings.",
-    DifferenceKind.DONATION: "donate the same arguments on every rank (donate_argnums, donate_argnames).",
-    DifferenceKind.ATTRIBUTE: "compile it with the same options on every rank.",
-    DifferenceKind.SPECS: "give shard_map the same in_specs and out_specs on every rank.",
+    DifferenceKind.OPTIONS: "give jit and shard_map the same options on every rank, as donate_argnums and in_specs.",
     DifferenceKind.CONSTANT: "pass the array as an argument instead, or broadcast rank 0's first "
     "(jax.experimental.multihost_utils.broadcast_one_to_all).",
     DifferenceKind.CODE: "pass the value as an argument instead, or broadcast rank 0's first "
@@ -183,25 +181,14 @@ def _codes(groups: Sequence[CallGroup]) -> list[Difference]:
     texts = hlo_diff.decompress(first.hlo), hlo_diff.decompress(second.hlo)
     if not all(texts):
         return [Difference(DifferenceKind.CODE)]
-    change = hlo_diff.diff(*texts)
-    sides = (first.ranks, second.ranks)
-    named = hlo_diff.argument_count(texts[0]) == len(first.arguments)
-    found = []
-    for number, by_first, by_second in change.donated:
-        words = [("donated" if by else "not donated") for by in (by_first, by_second)]
-        if by_first and by_second:
-            words = ["donated to one result", "donated to another"]
-        subject = f"{_argument(first, number, named)} is"
-        found.append(Difference(DifferenceKind.DONATION, subject, tuple(zip(words, sides, strict=True))))
-    for number, name in change.attributes:
-        found.append(Difference(DifferenceKind.ATTRIBUTE, f"{_argument(first, number, named)} differs in {name}"))
-    if found:
-        return found
-    if change.constants:
-        return [Difference(DifferenceKind.CONSTANT)]
-    gone, come = ("".join(line for line in change.lines if line.startswith(sign)) for sign in "-+")
-    kind = DifferenceKind.SPECS if _SHARD_MAP in gone and _SHARD_MAP in come else DifferenceKind.CODE
-    return [Difference(kind, lines=change.lines, sides=sides, omitted=change.omitted)]
+    if texts[0] == texts[1]:
+        return [Difference(DifferenceKind.CONSTANT if _ELIDED in texts[0] else DifferenceKind.CODE)]
+    lines = hlo_diff.diff(*texts)
+    mains = {next((line for line in text.splitlines() if _MAIN in line), "") for text in texts}
+    has_options = len(mains) > 1 or any(_SHARD_MAP in line for line in lines)
+    kind = DifferenceKind.OPTIONS if has_options else DifferenceKind.CODE
+    sides, omitted = (first.ranks, second.ranks), max(0, len(lines) - _MAX_LINES)
+    return [Difference(kind, lines=tuple(lines[:_MAX_LINES]), sides=sides, omitted=omitted)]
 
 
 def _pair(groups: Sequence[CallGroup]) -> tuple[CallGroup, CallGroup] | None:
@@ -211,11 +198,6 @@ def _pair(groups: Sequence[CallGroup]) -> tuple[CallGroup, CallGroup] | None:
         return None
     second = next((group for group in groups if group.code not in ("", first.code)), None)
     return (first, second) if second else None
-
-
-def _argument(group: CallGroup, number: int, named: bool) -> str:
-    name = group.arguments[number][0] if named else ""
-    return f"argument {name or number + 1}"
 
 
 def _array(type_: str, sharding: str) -> str:

@@ -16,8 +16,11 @@ _MAX_RANKS_CHARS = 40  # characters of a list of ranks
 _MAX_CALL_GROUPS = 6
 _DIFFERENCES = 4
 _VALUES = 4
-_BAKED_IN = "same name and shapes, different program:"
-_VALUE = "a Python value that is baked in differs"
+_PROGRAMS = {
+    DifferenceKind.CODE: "a Python value that is baked in differs",
+    DifferenceKind.OPTIONS: "what it donates, its specs or its options differ",
+    DifferenceKind.CONSTANT: "a large array that is baked in differs",
+}
 
 
 def format_divergence(divergence: Divergence, hosts: Mapping[int, str]) -> str:
@@ -100,18 +103,11 @@ def _made(call_group: CallGroup) -> str:
 
 def _difference(difference: Difference, hosts: Mapping[int, str]) -> Iterator[str]:
     match difference.kind:
-        case DifferenceKind.CODE | DifferenceKind.SPECS:
-            value = "the specs of a shard_map differ" if difference.kind is DifferenceKind.SPECS else _VALUE
-            yield f"  {_BAKED_IN} {value}"
+        case DifferenceKind.CODE | DifferenceKind.OPTIONS | DifferenceKind.CONSTANT:
+            yield f"  same name and shapes, different program: {_PROGRAMS[difference.kind]}"
             yield from _diff(difference, hosts)
-        case DifferenceKind.CONSTANT:
-            yield f"  {_BAKED_IN} a large array that is baked in differs"
-        case DifferenceKind.ABSENT | DifferenceKind.UNKNOWN:
-            return
         case _ if difference.values:
             yield from _valued(difference, hosts)
-        case _:
-            yield f"  {difference.subject}"
 
 
 def _valued(difference: Difference, hosts: Mapping[int, str]) -> Iterator[str]:
