@@ -16,8 +16,7 @@ import pytest
 
 from jaxrun.analysis.diagnosis.consequences import ErrorOrigin, classify_error, find_consequence
 from jaxrun.analysis.diagnosis.outcome import WorkerOutcome
-from jaxrun.analysis.verdict.known_errors import lookup
-from jaxrun.analysis.verdict.known_errors.known_error import KnownError
+from jaxrun.analysis.verdict.known_errors import KnownError, lookup
 from jaxrun.protocol.worker_messages import Failed, ThreadFailed
 
 _FILE = Path(__file__).with_name("known_errors.txt")

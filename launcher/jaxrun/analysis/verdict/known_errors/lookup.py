@@ -12,11 +12,10 @@ from dataclasses import dataclass
 
 from jaxrun.analysis.diagnosis.outcome import WorkerOutcome
 from jaxrun.analysis.diagnosis.root_cause import own_thread_failures
-from jaxrun.analysis.verdict.known_errors.host_errors import HOST_ERRORS
-from jaxrun.analysis.verdict.known_errors.launch_errors import LAUNCH_ERRORS
 from jaxrun.analysis.verdict.known_errors.program_errors import PROGRAM_ERRORS
+from jaxrun.analysis.verdict.known_errors.system_errors import SYSTEM_ERRORS
 
-KNOWN_ERRORS = (*PROGRAM_ERRORS, *LAUNCH_ERRORS, *HOST_ERRORS)
+KNOWN_ERRORS = (*PROGRAM_ERRORS, *SYSTEM_ERRORS)
 
 # Characters that are searched: an error is named in its first lines, and a dying process writes the error last.
 _FIRST, _LAST = 4_000, 6_000

@@ -2,38 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-import math
-import re
-
-from jaxrun.analysis.verdict.known_errors.known_error import KnownError
+from jaxrun.analysis.verdict.known_errors import KnownError
 
 _DOCS = "https://docs.jax.dev/en/latest"
 _ISSUES = "https://github.com/jax-ml/jax/issues"
 _IN_STEP = "every rank must make the same calls in the same order: what here depends on the rank, or on its data?"
-_NOT_THE_SAME = r"is not the same on each process.{0,200}?Expected: (?P<all>[^;]{1,9000}); got: (?P<own>[^;]{1,9000})"
-_NUMBER = re.compile(r"-?\d+\.\d*(?:e[+-]?\d+)?")
-_FLOAT32_PRECISION = 1e-5  # relative, with some room for how numbers are printed
-
-
-def _is_rounded(match: re.Match[str]) -> bool:
-    """Whether the arrays of all ranks, one after the other, are but for rounding as often this rank's own."""
-    everybodys, own = ([float(number) for number in _NUMBER.findall(text)] for text in match.groups())
-    if not own or len(everybodys) % len(own):
-        return False
-    return all(
-        math.isclose(number, mine, rel_tol=_FLOAT32_PRECISION, abs_tol=_FLOAT32_PRECISION * 1e-3)
-        for number, mine in zip(everybodys, itertools.cycle(own), strict=False)
-    )
-
 
 PROGRAM_ERRORS = (
-    KnownError(
-        "mesh-shape",
-        r"Number of devices (?P<has>\d+) must (?:be >=|equal) the product of mesh_shape \((?P<shape>[^)]{0,100})\)",
-        "a mesh of shape ({shape}) does not fit the {has} devices of this job.",
-        "jaxrun -n N -d D, so that N x D is the product of that shape; or make the mesh from jax.device_count().",
-    ),
     KnownError(
         "several-slices",
         r"does not support multi-slice topologies",
@@ -90,23 +65,10 @@ PROGRAM_ERRORS = (
         "make_array_from_process_local_data(sharding, data, global_shape), or as many devices in every process.",
     ),
     KnownError(
-        "nan-between-ranks",
-        r"is not the same on each process.{0,200}?Expected: [^;]{0,9000}?\bnan\b",
-        "jax.device_put compares the ranks' arrays, and a NaN equals nothing, not even itself.",
-        "jax.make_array_from_callback(x.shape, sharding, lambda index: x[index]) compares nothing.",
-    ),
-    KnownError(
-        "rounded-by-jax",
-        _NOT_THE_SAME,
-        "the ranks' arrays are the same, but of float64: JAX compares them with what it has rounded to float32.",
-        "x.astype(numpy.float32) before jax.device_put; or jaxrun --env JAX_ENABLE_X64=1.",
-        confirm=_is_rounded,
-    ),
-    KnownError(
         "differs-between-ranks",
         r"is not the same on each process",
-        "jax.device_put to devices of several processes wants the same array in each, and these are not equal.",
-        "jax.make_array_from_process_local_data for data that differ; one random seed, and no float64 or int64, else.",
+        "jax.device_put to devices of several processes wants equal arrays in all, and these differ (NaNs always do).",
+        "jax.make_array_from_process_local_data for data that differ; else one random seed, and no float64 or int64.",
         f"{_DOCS}/multi_process.html",
     ),
     KnownError(
