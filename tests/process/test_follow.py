@@ -11,7 +11,7 @@ import pytest
 from harness import TIME_LIMIT
 
 from jaxrun.errors import UnavailableError
-from jaxrun.spec.backends.slurm_job_state import JobState, parse_job_state
+from jaxrun.spec.backends.slurm_job import JobState, parse_job_state
 from jaxrun.spec.backends.submit import submit_and_follow
 
 SCRIPT = "#!/bin/bash\n# Written by jaxrun.\n#SBATCH --output=x.out\n#SBATCH --time=5\nexec true\n"

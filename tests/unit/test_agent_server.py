@@ -42,7 +42,7 @@ from jaxrun.protocol.snapshot_messages import RankReply
 from jaxrun.protocol.worker_messages import Done, Run
 from jaxrun.records.event_log.actions import Finish, RecordClock, Send
 from jaxrun.records.event_log.events import AgentLost, AgentTurnedAway, BadMessage, SpareReported
-from jaxrun.spec.job.spare_hosts import agents_by_rank
+from jaxrun.spec.backends.remote_plan import agents_by_rank
 
 TOKEN = auth.new_token()
 JOB_INFO = JobInfo("job", "", ("cpu",))

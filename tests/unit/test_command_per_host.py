@@ -5,7 +5,7 @@ import pytest
 from jaxrun.cli.main import main
 from jaxrun.cli.make_job import make_job, without_effect
 from jaxrun.errors import UsageError
-from jaxrun.spec.backends.command_per_host import plan
+from jaxrun.spec.backends.by_hand import plan
 from jaxrun.spec.job.devices import Gpus, Machine
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.render import plan_summary

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrun.controller.supervisor.attach import prefer_given
+from jaxrun.controller.supervisor.by_hand import MeetingPlace
 from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.node.channel.host_addresses import HostAddress, describe_addresses, list_addresses, select_addresses
@@ -233,11 +233,14 @@ def test_a_refusal_reaches_the_user_when_no_head_is_found(file):
         connect(file.read, 1, 0.1, "not there")
 
 
-def test_what_is_given_by_hand_wins_over_the_file():
-    found = HeadAddress("file", (Address("h1", 40),))
-    assert prefer_given(None, "given", ()) is None
-    assert prefer_given(found, "", ()) == found
-    assert prefer_given(found, "given", (Address("h2", 41),)) == HeadAddress("given", (Address("h2", 41),))
+def test_what_is_given_by_hand_wins_over_the_file(file):
+    given = (Address("h2", 41),)
+    assert MeetingPlace("given", (), file).find_head() is None
+    file.write(TOKEN, "h1:40")
+    assert MeetingPlace("", (), file).find_head() == HeadAddress(TOKEN, (Address("h1", 40),))
+    assert MeetingPlace("given", (), file).find_head() == HeadAddress("given", (Address("h1", 40),))
+    assert MeetingPlace("", given, file).find_head() == HeadAddress(TOKEN, given)
+    assert MeetingPlace("given", given, file).find_head() == HeadAddress("given", given)
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from jaxrun.analysis.verdict.restarts import AlikeFailure, AttemptEnd, Restart, 
 from jaxrun.errors import UsageError
 from jaxrun.protocol.worker_messages import Failed, WorkerStage
 from jaxrun.spec.backends.mpi_hosts import place_on_hosts, spare_hosts
+from jaxrun.spec.backends.remote_plan import HostChoice, agents_by_rank, assign_agents, replace_hosts
 from jaxrun.spec.job.hosts import HostSlots
 from jaxrun.spec.job.job import Job
-from jaxrun.spec.job.spare_hosts import HostChoice, agents_by_rank, assign_agents, replace_hosts
 
 KILLED = AttemptEnd("lost", AlikeFailure(status=-9))
 LOST = AttemptEnd("lost")

@@ -10,7 +10,7 @@ import pytest
 
 from jaxrun.errors import UsageError
 from jaxrun.spec.backends import sbatch, submit
-from jaxrun.spec.backends.slurm_job_state import end_of_allocation, parse_time_limit
+from jaxrun.spec.backends.slurm_job import end_of_allocation, parse_time_limit
 from jaxrun.spec.job.job import Job
 
 HERE = "/home/me/my project"

@@ -5,15 +5,17 @@ import io
 import os
 import pty
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+from jaxrun.controller.supervisor.terminal import resolve_stdin, why_no_terminal
 from jaxrun.errors import UsageError
+from jaxrun.node.agent.spawn import open_stdin
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.spec.job.combinations import check_rank_options
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import LaunchCommand
-from jaxrun.spec.job.standard_input import explain_no_terminal, open_stdin, resolve_stdin
 from jaxrun_runtime.standard_input import explain_missing_input
 
 MPIRUN = LaunchCommand("open-mpi", "Open MPI 5.0.11", ("mpirun",))
@@ -91,12 +93,15 @@ def test_the_reader_reads_all_of_a_file_and_the_others_nothing(stdin, given, rea
 
 
 def test_a_debugger_needs_a_terminal_that_no_rank_reads(stdin):
+    def why(given, command=None, live=False):
+        return why_no_terminal(SimpleNamespace(job=Job(program=("p",), stdin=given, live=live), launch_command=command))
+
     stdin("pipe")
-    assert explain_no_terminal("0", over_hosts=False) == "jaxrun's standard input is not a terminal"
+    assert why("0") == "jaxrun's standard input is not a terminal"
     stdin("terminal")
-    assert explain_no_terminal("0", over_hosts=False) == explain_no_terminal("none", over_hosts=True) == ""
-    assert explain_no_terminal("none", over_hosts=False, live=True) == "--live has the terminal"
-    assert explain_no_terminal("0", over_hosts=True) == "--stdin 0 gives the terminal to rank 0"
+    assert why("0") == why("none", SRUN) == ""
+    assert why("none", live=True) == "--live has the terminal"
+    assert why("0", SRUN) == "--stdin 0 gives the terminal to rank 0"
 
 
 # ---- input() in a rank

@@ -1,13 +1,14 @@
 """The supervisor finds out why agents end; at the end of a job it prints the verdict, and waits for the terminal."""
 
 import signal
+from types import SimpleNamespace
 
 import pytest
 
 from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
 from jaxrun.analysis.verdict.decide import decide
 from jaxrun.controller.supervisor.job_report import open_output, report_verdict
-from jaxrun.controller.supervisor.loss_attribution import Evidence, LossAttribution
+from jaxrun.controller.supervisor.loss_watch import Evidence, LossWatch, explain_losses
 from jaxrun.protocol.agent_messages import AgentSignalled, StartFailed, WorkerExited
 from jaxrun.records.event_log.events import AgentLost
 from jaxrun.records.rundir.rundir import RunDir
@@ -27,26 +28,35 @@ def evidence(**changes):
     return Evidence(**{**values, "all_reported": True, **changes})
 
 
-def attribution(*events, probed=False, all_reported=True):
-    losses = LossAttribution(probe_timeout_s=1.0)
-    losses.hold(events, 100.0, all_reported=all_reported, probe=(lambda: None) if probed else None)
-    return losses
+@pytest.fixture
+def losses():
+    """A LossWatch of a job of one rank; `told` are the events that reach its head, `probes` counts those of hosts."""
+    watch = LossWatch(
+        SimpleNamespace(dispatcher=SimpleNamespace(hosts={0: "h1"}), clock=lambda: watch.now),
+        SimpleNamespace(status=None, failed=False),
+        SimpleNamespace(probe=lambda: watch.probes.append(watch.now), unanswered_ranks=lambda: ()),
+        lambda event: watch.told.append(event),
+        attached=False,
+    )
+    watch.now, watch.told, watch.probes, watch.reported = 100.0, [], [], {0}
+    return watch
 
 
-def test_a_lost_agent_is_passed_on_after_a_moment():
-    losses = attribution(AgentLost(3, CLOSED))
+def test_a_lost_agent_is_passed_on_after_a_moment(losses):
+    losses.hold(AgentLost(3, CLOSED), probe=False)
     assert 100.0 < losses.deadline < 100.1
-    assert losses.explain(evidence()) == [AgentLost(3, CLOSED)]
-    assert losses.deadline is None and losses.explain(evidence()) == []
-    assert attribution(AgentLost(3, CLOSED), all_reported=False).deadline == 100.5
+    losses.tell()
+    losses.tell()
+    assert losses.told == [AgentLost(3, CLOSED)] and losses.deadline is None
+    losses.reported = set()
+    losses.hold(AgentLost(3, CLOSED), probe=False)
+    assert losses.deadline == 100.5
 
 
-def test_hosts_are_probed_once_and_given_the_time_to_answer():
-    probes = []
-    losses = attribution()
-    for now in (100.0, 100.2):
-        losses.hold([AgentSignalled(0, 15)], now, all_reported=True, probe=lambda: probes.append("all"))
-    assert probes == ["all"] and losses.probed and losses.deadline == 101.0
+def test_hosts_are_probed_once_and_given_the_time_to_answer(losses):
+    for losses.now in (100.0, 100.2):
+        losses.hold(AgentSignalled(0, 15), probe=True)
+    assert losses.probes == [100.0] and losses.deadline == 101.0
 
 
 LOST = [AgentLost(rank, CLOSED) for rank in range(4)]
@@ -81,7 +91,7 @@ CAUSES = {
 
 @pytest.mark.parametrize(("held", "known", "explained"), CAUSES.values(), ids=CAUSES)
 def test_the_cause_of_losses_is_passed_on_first(held, known, explained):
-    assert attribution(*held, probed=True).explain(evidence(**known)) == explained
+    assert explain_losses(held, evidence(**known), "its host has not answered for 1 s") == explained
 
 
 # ---- the end of a job

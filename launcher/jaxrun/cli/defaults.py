@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from jaxrun.cli.make_job import read_variables
-from jaxrun.cli.option_types import JobOption, split_words
+from jaxrun.cli.options import JobOption, attach_parameters, parameters, split_words
 from jaxrun.errors import UsageError
 from jaxrun.protocol.names import CONTROL_FD, JOB_ID, RESERVED_PREFIX
 
@@ -82,8 +82,6 @@ def _by_name(options: Sequence[JobOption]) -> dict[str, JobOption]:
 
 
 def _names_of_all() -> Collection[str]:
-    from jaxrun.cli.options import attach_parameters, parameters
-
     return _by_name([each for each in (*parameters(), *attach_parameters()) if isinstance(each, JobOption)])
 
 

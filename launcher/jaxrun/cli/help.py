@@ -9,16 +9,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
 import click
 
-from jaxrun.cli.option_types import JobOption, job_options
-from jaxrun.protocol.names import SUBCOMMANDS
+from jaxrun.cli.options import JobOption, job_options
 from jaxrun.terminal import PROSE_WIDTH
-
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
 
 _USAGE = """\
 Usage: jaxrun [OPTIONS] PROGRAM [ARGS]...
@@ -120,14 +115,3 @@ def command_to_complete(commands: Collection[str]) -> str:
         return ""
     os.environ[_WORDS] = text.replace(words[1], "", 1)
     return words[1]
-
-
-def complete_program(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Files, and as the very first word the commands of jaxrun."""
-    from click.shell_completion import CompletionItem
-
-    typed = click.core.ParameterSource.COMMANDLINE
-    given = (name for name, value in ctx.params.items() if value and ctx.get_parameter_source(name) is typed)
-    first = next(given, None) is None
-    names = [name for name in SUBCOMMANDS if name.startswith(incomplete)] if first and ctx.info_name == "jaxrun" else []
-    return [*map(CompletionItem, names), CompletionItem(incomplete, type="file")]

@@ -18,8 +18,7 @@ import click
 from jaxrun.cli.defaults import Defaults, read_defaults, used_defaults
 from jaxrun.cli.help import ATTACH_USAGE, COMPLETION_VARIABLE, DOCTOR_USAGE, Command, command_to_complete
 from jaxrun.cli.make_job import make_job, without_effect
-from jaxrun.cli.option_types import job_options
-from jaxrun.cli.options import attach_parameters, doctor_parameters, parameters
+from jaxrun.cli.options import attach_parameters, doctor_parameters, job_options, parameters
 from jaxrun.errors import EXIT_SIGNAL_BASE, EXIT_UNAVAILABLE, JaxrunError, describe_shortage
 from jaxrun.protocol.names import SUBCOMMANDS
 from jaxrun.spec.backends import ATTACH, HOSTS
@@ -142,13 +141,13 @@ def _run(dry_run: bool, **values: Any) -> int:
         click.echo(os.fsencode(render_plan(plan, environ)), nl=False)
         return 0
     if job.backend == HOSTS:
-        from jaxrun.controller.supervisor.command_per_host import run_host
+        from jaxrun.controller.supervisor.by_hand import run_host
 
         return run_host(plan, environ)
     from jaxrun.controller.supervisor.run import run
 
     if job.requeue:
-        from jaxrun.controller.supervisor.requeue import run_requeued
+        from jaxrun.spec.backends.slurm_job import run_requeued
 
         return run_requeued(environ, lambda: run(plan, environ, invocation.early_server))
     return run(plan, environ, invocation.early_server)
@@ -164,7 +163,7 @@ def _make_job(context: click.Context, values: Mapping[str, Any], environ: Mappin
 def _warn_of_misplaced(context: click.Context, job: Job, source: Path | None) -> None:
     """Ask about options of ours that the program gets."""
     if any(word.startswith("-") for word in job.program[1:]):
-        from jaxrun.cli.misplaced_options import describe_misplaced
+        from jaxrun.cli.usage_errors import describe_misplaced
 
         line = describe_misplaced(context, context.obj.words, job.program, source)
         if line:
@@ -196,7 +195,7 @@ def _attach(
 ) -> int:
     from pathlib import Path
 
-    from jaxrun.controller.supervisor.attach import AttachOptions, attach
+    from jaxrun.controller.supervisor.by_hand import attach
     from jaxrun.spec.job.program import check_program
 
     if check:
@@ -208,7 +207,8 @@ def _attach(
     job = _make_job(context, {**values, "backend": ATTACH}, environ)
     job, source = check_program(job, os.getcwd())
     _warn_of_misplaced(context, job, source)
-    return attach(job, AttachOptions(rank, size, head or "", Path(rendezvous) if rendezvous else None), environ)
+    directory = Path(rendezvous) if rendezvous else None
+    return attach(job, environ, rank=rank, size=size, head=head or "", directory=directory)
 
 
 def _doctor(as_json: bool, **values: Any) -> int:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from jaxrun.cli.help import all_help, complete_program
-from jaxrun.cli.option_types import JobOption, ProcessesPerNode, Time
+from jaxrun.errors import UsageError
+from jaxrun.protocol.names import SUBCOMMANDS
 from jaxrun.protocol.settings import (
     ABOUT,
     FAILURE,
@@ -23,6 +24,92 @@ from jaxrun.protocol.settings import (
 )
 from jaxrun.spec.backends import ATTACH, backends_with, understands
 from jaxrun.spec.job.job import Job
+from jaxrun.text import parse_seconds
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+PER_GPU = "gpu"  # a process for each GPU
+AUTOMATIC = "auto"  # as jaxrun does without the option
+
+
+class JobOption(click.Option):
+    """An option that knows how it was declared; further names of it are understood, and no page of help shows them."""
+
+    def __init__(self, names: Sequence[str], declared: Option, **attributes: Any) -> None:
+        super().__init__(names, **attributes)
+        self.declared = declared
+
+    @property
+    def parameter(self) -> str:
+        """The name of its value."""
+        assert self.name is not None
+        return self.name
+
+    @property
+    def long_name(self) -> str:
+        """ "stall-timeout" of --stall-timeout; the letter alone of an option that has no long name."""
+        return max(self.opts, key=len).lstrip("-")
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        super().add_to_parser(parser, ctx)
+        if self.declared.aliases:
+            parser.add_option(
+                obj=self, opts=list(self.declared.aliases), dest=self.name, action="store", nargs=self.nargs
+            )
+
+
+def job_options(command: click.Command) -> list[JobOption]:
+    return [param for param in command.params if isinstance(param, JobOption)]
+
+
+class Time(click.ParamType):  # type: ignore[type-arg]  # click 8.1 has none
+    """Seconds as a number, or with units: 90s, 5m, 1h30m."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        seconds = value if isinstance(value, float) else parse_seconds(str(value))
+        if seconds is None:
+            self.fail(f"{value!r} is no time; write seconds, or 90s, 5m, 1h30m", param, ctx)
+        return seconds
+
+
+class ProcessesPerNode(click.ParamType):  # type: ignore[type-arg]  # click 8.1 has none
+    """A number, or one of the words that torchrun takes for it; AUTOMATIC and PER_GPU stay words."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        if value in (AUTOMATIC, PER_GPU):
+            return str(value)
+        try:
+            return int(value)
+        except ValueError:
+            self.fail(f"{value!r} is neither a number nor {AUTOMATIC} or {PER_GPU}", param, ctx)
+
+
+class RunDirectory(click.Path):
+    """A directory, or a number: the run directory of the Nth latest job of those that `jaxrun list` shows."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str) and re.fullmatch("[0-9]{1,9}", value):
+            from jaxrun.records.rundir.jobs import latest_job
+
+            if found := latest_job(int(value)):
+                value = str(found)
+        return super().convert(value, param, ctx)
+
+
+def split_words(text: str, option: str) -> list[str]:
+    """Split `text` as a shell does. Raises UsageError that names `option`."""
+    import shlex
+
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"{option} {text!r} cannot be split into words: {str(error).lower()}") from None
+
 
 _TYPES = {"int": int, "float": Time(), "int | str": ProcessesPerNode()}  # by annotation; others are texts
 _METAVARS = {"int": "N", "float": "TIME"}
@@ -120,6 +207,17 @@ def _program() -> click.Argument:
     )
 
 
+def complete_program(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Files, and as the very first word the commands of jaxrun."""
+    from click.shell_completion import CompletionItem
+
+    typed = click.core.ParameterSource.COMMANDLINE
+    given = (name for name, value in ctx.params.items() if value and ctx.get_parameter_source(name) is typed)
+    first = next(given, None) is None
+    names = [name for name in SUBCOMMANDS if name.startswith(incomplete)] if first and ctx.info_name == "jaxrun" else []
+    return [*map(CompletionItem, names), CompletionItem(incomplete, type="file")]
+
+
 def _about() -> Iterable[JobOption]:
     for title, text, callback in (
         ("-V/--version", "Show the version.", _version),
@@ -141,5 +239,7 @@ def _version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
 
 def _help_all(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
     if wanted:
+        from jaxrun.cli.help import all_help
+
         click.echo(all_help(ctx))
         ctx.exit()

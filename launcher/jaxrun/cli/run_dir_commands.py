@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from jaxrun.cli.option_types import RunDirectory
+from jaxrun.cli.options import RunDirectory
 from jaxrun.errors import UsageError
 
 COMMANDS: dict[str, click.Command] = {}

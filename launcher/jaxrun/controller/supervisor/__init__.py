@@ -9,9 +9,8 @@
 | remote, server, connections         | agents on other hosts: started by a launch command, served as they connect|
 | agent_receiver, spare_agents        | which of their messages count; those that wait on spare hosts             |
 | launch_process                      | the running mpirun or srun                                                |
-| loss_watch, loss_attribution        | whether it, a host or an agent went first: what is observed; what follows |
+| loss_watch                          | whether it, a host or an agent went first                                 |
 | parent_link, terminal               | orders of the Python process that started the launcher; what is typed     |
 | job_report                          | the first line, the verdict, the exit status                              |
-| attach                              | `jaxrun attach`: this process as one rank of somebody else's job          |
-| command_per_host                    | one command per host: host 0 hosts the head, the others their agents      |
+| by_hand                             | `jaxrun attach`, and one command per host: this process as a part of a job|
 """

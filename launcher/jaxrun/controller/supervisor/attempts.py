@@ -27,7 +27,7 @@ from jaxrun.controller.head.head_state import TimeLimits
 from jaxrun.controller.supervisor.dispatch import Dispatcher
 from jaxrun.controller.supervisor.job_report import describe_restart, open_output, report_verdict
 from jaxrun.controller.supervisor.parent_link import ParentLink
-from jaxrun.controller.supervisor.terminal import Terminal
+from jaxrun.controller.supervisor.terminal import Terminal, why_no_terminal
 from jaxrun.errors import EXIT_SOFTWARE
 from jaxrun.node.agent.guard import Guard
 from jaxrun.node.agent.process_tree import become_subreaper, kill_all
@@ -40,7 +40,6 @@ from jaxrun.records.output.output import Output
 from jaxrun.records.output.screen import HeldScreen
 from jaxrun.records.rundir.rundir import RunDir
 from jaxrun.spec.job.plan import Plan
-from jaxrun.spec.job.standard_input import explain_no_terminal
 
 if TYPE_CHECKING:
     from jaxrun.controller.head.agent_registry import AgentRegistry
@@ -205,12 +204,6 @@ def _make_head(plan: Plan, registry: AgentRegistry | None, began: float, before:
         no_terminal=why_no_terminal(plan),
         requeue=job.requeue,
     )
-
-
-def why_no_terminal(plan: Plan) -> str:
-    """Why no rank can be debugged at the terminal; empty where one can."""
-    over_hosts = plan.launch_command is not None
-    return explain_no_terminal(plan.job.stdin, over_hosts=over_hosts, live=plan.job.live)
 
 
 def supervise(

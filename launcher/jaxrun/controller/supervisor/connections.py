@@ -1,19 +1,17 @@
-"""The connections to all agents of a job by their numbers, their clocks, and the output that comes on them."""
+"""The connections to all agents of a job by their numbers, and the output that comes on them."""
 
 from __future__ import annotations
 
 import contextlib
 import select
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 
 from jaxrun.errors import ProtocolError
 from jaxrun.node.channel.connection import PEER_TIMEOUT_S, Connection
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.protocol.agent_messages import (
-    AgentReport,
     AgentToHead,
     OutputChunk,
     OutputCredit,
@@ -23,7 +21,7 @@ from jaxrun.protocol.agent_messages import (
 )
 from jaxrun.protocol.codec import encode
 from jaxrun.protocol.probe_messages import ProbePeers
-from jaxrun.protocol.worker_messages import DeviceReport, Failed, Hello
+from jaxrun.protocol.worker_messages import Failed
 from jaxrun.records.output.output import Output
 
 AgentConnection = Connection[AgentToHead]
@@ -179,31 +177,6 @@ class AgentConnections:
         if not connection.unsent_bytes:
             self._unsent.discard(connection)
             self._loop.remove_writer(connection.fileno())
-
-
-class AgentClocks:
-    """How far the clocks of the agents that have reported are behind ours; `clock` returns seconds since the epoch."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._skew_s: dict[int, float] = {}
-
-    @property
-    def reported(self) -> Collection[int]:
-        """The ranks whose agents have reported."""
-        return self._skew_s.keys()
-
-    def add(self, report: AgentReport) -> float:
-        """Compare the agent's clock with ours; returns what is to be added to its times, in seconds."""
-        self._skew_s[report.rank] = self._clock() - report.time
-        return self._skew_s[report.rank]
-
-    def correct(self, message: Hello | DeviceReport) -> Hello | DeviceReport:
-        """The same message with the times of our clock."""
-        skew = self._skew_s.get(message.rank, 0.0)
-        if isinstance(message, Hello):
-            return replace(message, time=message.time + skew, started_at=message.started_at + skew)
-        return replace(message, time=message.time + skew, joined_at=message.joined_at + skew)
 
 
 _ACKNOWLEDGE_AFTER_BYTES = 2**16  # of output from one agent

@@ -1,23 +1,26 @@
-"""Holds the ends of agents and workers until it is known who went first, and then tells the head in that order.
+"""Decides why agents end: whether a host, an agent, or the launch command (mpirun, srun) went first.
 
-It gathers what loss_attribution.py decides by: which hosts answer a probe, and how the launch command has ended.
+mpirun and srun end a whole job when they lose one host or process, and then every agent is signalled or lost at once.
+So these events are held for a moment, or, once all hosts were probed, for the time in which a live host answers;
+then the cause is passed on first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from jaxrun.controller.supervisor.connections import AgentClocks, AgentConnections
+from jaxrun.controller.supervisor.connections import AgentConnections
 from jaxrun.controller.supervisor.launch_process import LaunchProcess
-from jaxrun.controller.supervisor.loss_attribution import Evidence, LossAttribution
-from jaxrun.node.channel.event_loop import EventLoop
-from jaxrun.protocol.agent_messages import StartFailed
-from jaxrun.records.event_log.events import Event
+from jaxrun.protocol.agent_messages import AgentSignalled, StartFailed
+from jaxrun.records.event_log.events import AgentLost, Event
 
 if TYPE_CHECKING:
     from jaxrun.controller.supervisor.attempts import AttemptContext
 
+EXIT_GRACE_S = 0.05  # wait for the launch command's exit status before the agent that vanished is blamed
+STARTUP_EXIT_GRACE_S = 0.5  # the same during start-up: it may have failed, and first end those it started
 _PROBE_TIMEOUT_S = 1.0  # in which a live host answers
 _ATTACHED_PROBE_TIMEOUT_S = 0.15  # an mpirun or srun leaves the processes that it started, as this one, less time
 
@@ -30,59 +33,103 @@ class LossWatch:
         context: AttemptContext,
         launch: LaunchProcess,
         connections: AgentConnections,
-        clocks: AgentClocks,
         handle: Callable[[Event], None],
         *,
         attached: bool,
     ) -> None:
-        """`handle` tells the head; `attached` is that of the AgentServer."""
+        """`handle` tells the head; `attached` is that of the AgentServer.
+
+        deadline:          when what is held is told at the latest; None if nothing is
+        reported:          the ranks whose agents have reported
+        failure_reported:  the ranks whose worker has reported why it fails
+        """
         self._dispatcher = context.dispatcher
         self._now = context.clock
         self._launch = launch
         self._connections = connections
-        self._clocks = clocks
         self._handle = handle
-        self._losses = LossAttribution(_ATTACHED_PROBE_TIMEOUT_S if attached else _PROBE_TIMEOUT_S)
-        self._failure_reported: set[int] = set()
-
-    def attach(self, loop: EventLoop) -> None:
-        loop.add_timer(lambda: self.deadline, self._tell)
-
-    @property
-    def deadline(self) -> float | None:
-        """When what is held is told at the latest; None if nothing is."""
-        return self._losses.deadline
+        self._probe_timeout_s = _ATTACHED_PROBE_TIMEOUT_S if attached else _PROBE_TIMEOUT_S
+        self._held: list[Event] = []
+        self._probed = False
+        self.deadline: float | None = None
+        self.reported: set[int] = set()
+        self.failure_reported: set[int] = set()
 
     @property
     def all_reported(self) -> bool:
-        return len(self._clocks.reported) == len(self._dispatcher.hosts)
-
-    def add_failure(self, rank: int) -> None:
-        """The worker of this rank has reported why it fails."""
-        self._failure_reported.add(rank)
+        return len(self.reported) == len(self._dispatcher.hosts)
 
     def handle_or_hold(self, event: Event) -> None:
         """Hold the end of a worker while the cause of other ends is sought: the launch command may have ended them."""
-        if self._losses.probed:
+        if self._probed:
             self.hold(event, probe=False)
         else:
             self._handle(event)
 
     def hold(self, *events: Event, probe: bool) -> None:
-        """Hold these events until it is known why agents end; `probe` whether all hosts still answer."""
-        probe_hosts = self._connections.probe if probe and self._clocks.reported else None
-        self._losses.hold(events, self._now(), all_reported=self.all_reported, probe=probe_hosts)
+        """Hold these events until it is known why agents end; `probe`, once, whether all hosts still answer."""
+        self._held += events
+        wait = EXIT_GRACE_S if self.all_reported else STARTUP_EXIT_GRACE_S
+        if probe and self.reported and not self._probed:
+            self._connections.probe()
+            self._probed, wait = True, self._probe_timeout_s
+        self.deadline = max(self.deadline or 0.0, self._now() + wait)
 
-    def _tell(self) -> None:
+    def tell(self) -> None:
+        """Hand all that was held to the head, after its likeliest cause; nothing is held then."""
         launch_end = None
         if self._launch.status is not None:
-            launch_end = StartFailed(self._launch.describe_failure(self._dispatcher.hosts, self._clocks.reported))
+            launch_end = StartFailed(self._launch.describe_failure(self._dispatcher.hosts, self.reported))
         evidence = Evidence(
-            unanswered=self._connections.unanswered_ranks() if self._losses.probed else (),
-            failure_reported=frozenset(self._failure_reported),
+            unanswered=self._connections.unanswered_ranks() if self._probed else (),
+            failure_reported=frozenset(self.failure_reported),
             launch_end=launch_end,
             launch_failed=self._launch.failed,
             all_reported=self.all_reported,
         )
-        for event in self._losses.explain(evidence):
+        held, self._held = self._held, []
+        self.deadline, self._probed = None, False
+        for event in explain_losses(held, evidence, f"its host has not answered for {self._probe_timeout_s:g} s"):
             self._handle(event)
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is known when the time is up.
+
+    unanswered:        the ranks whose hosts have not answered the probe; empty where none was sent
+    failure_reported:  the ranks whose worker has reported its failure
+    launch_end:        how the launch command ended, if it has
+    launch_failed:     it ended of its own accord, with an error
+    all_reported:      every agent has reported
+    """
+
+    unanswered: Sequence[int]
+    failure_reported: frozenset[int]
+    launch_end: StartFailed | None
+    launch_failed: bool
+    all_reported: bool
+
+
+def explain_losses(held: list[Event], evidence: Evidence, no_answer: str) -> list[Event]:
+    """Return all that was held, after its likeliest cause; `no_answer`: why a host that was probed in vain is lost."""
+    signalled = {event.rank for event in held if isinstance(event, AgentSignalled)}
+    launch_end: list[Event] = [evidence.launch_end] if evidence.launch_end else []
+    if evidence.unanswered:
+        return [*(AgentLost(rank, no_answer) for rank in evidence.unanswered), *held]
+    if evidence.launch_failed and not evidence.all_reported and launch_end:
+        return [*launch_end, *held]  # it could not start all agents, and ended those that it had started
+    if evidence.launch_failed and any(isinstance(event, AgentLost) for event in held):
+        # It ended the job because an agent had vanished, the first of those lost; the others went with it.
+        not_first = evidence.failure_reported | signalled
+        lost = (event for event in held if isinstance(event, AgentLost) and event.rank not in not_first)
+        first = next(lost, None)
+        others: list[Event] = [
+            replace(event, ended_by_launch_command=True) if isinstance(event, AgentLost) else event
+            for event in held
+            if event is not first
+        ]
+        if first is not None:
+            return [first, *others]
+        held = others
+    return [*([] if signalled else launch_end), *held]

@@ -27,10 +27,9 @@ from jaxrun.protocol.agent_messages import JobInfo
 from jaxrun.protocol.env import AgentEnv
 from jaxrun.protocol.settings import STDIN_NONE
 from jaxrun.records.rundir.rundir import RunDir, attempt_directory
-from jaxrun.spec.backends import replan
+from jaxrun.spec.backends.remote_plan import agents_by_rank, assign_agents, replace_hosts, replan
 from jaxrun.spec.job.layout import wanted_platforms
 from jaxrun.spec.job.plan import Plan
-from jaxrun.spec.job.spare_hosts import agents_by_rank, assign_agents, replace_hosts
 from jaxrun.terminal import print_notice
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jaxrun.controller.supervisor.terminal import check_live, resolve_stdin, start_screen
 from jaxrun.errors import UsageError
 from jaxrun.node.agent.guard import Guard, job_marker
 from jaxrun.node.forkserver import early
@@ -22,11 +23,9 @@ from jaxrun.protocol.addresses import loopback_address
 from jaxrun.protocol.settings import CACHE_OFF
 from jaxrun.records.rundir import rundir
 from jaxrun.spec.job.plan import Plan
-from jaxrun.spec.job.standard_input import resolve_stdin
 
 if TYPE_CHECKING:
     from jaxrun.controller.supervisor.remote import Endpoint
-    from jaxrun.records.output.screen import HeldScreen
 
 
 def run(
@@ -38,8 +37,6 @@ def run(
     """Run the job to its end; returns the exit status of `jaxrun`. `endpoint` is where remote agents connect."""
     started = time.time()
     if plan.job.live:
-        from jaxrun.controller.supervisor.terminal import check_live
-
         check_live(plan.job)
     plan = replace(plan, job=resolve_stdin(plan.job, plan.launch_command), ends_at=_find_end(plan, environ, started))
     check_limits(plan)
@@ -52,7 +49,7 @@ def _run_local(plan: Plan, environ: Mapping[str, str], started: float, early_ser
     loopback_address()  # without one, nothing is made
     _check_compile_cache(plan, environ)
     directory = _open_run_dir(plan)
-    held = _start_screen(plan, directory)
+    held = start_screen(directory) if plan.job.live else None
     guard = Guard(job_marker(plan.job_id), job_id=plan.job_id)  # forks, so it comes before any thread
     fork_server = early.server_for(plan.argv, plan.base_env(environ), early_server, fork=plan.fork)
 
@@ -69,7 +66,7 @@ def _run_remote(plan: Plan, environ: Mapping[str, str], started: float, endpoint
     # An --interface that this host lacks is refused before anything is made.
     addresses = select_addresses(list_addresses(), plan.job.interface)
     plan, directory = _continue_in_run_dir(plan)
-    held = _start_screen(plan, directory)
+    held = start_screen(directory) if plan.job.live else None
     sigterm = plan.launch_command is None or plan.launch_command.sigterm_at_start
     # For no agent: each has a guard of its own.
     guard = Guard(launch_mark=job_marker(plan.job_id), sigterm=sigterm)
@@ -81,21 +78,12 @@ def _run_remote(plan: Plan, environ: Mapping[str, str], started: float, endpoint
     return supervise(plan, environ, directory, guard, agents, started, held)
 
 
-def _start_screen(plan: Plan, directory: rundir.RunDir) -> HeldScreen | None:
-    """Let `jaxrun top` have the terminal, with --live."""
-    if not plan.job.live:
-        return None
-    from jaxrun.controller.supervisor.terminal import start_screen
-
-    return start_screen(directory)
-
-
 def _find_end(plan: Plan, environ: Mapping[str, str], now: float) -> float | None:
     """When Slurm ends the job, where --save-time needs that. Raises UsageError if there is not even that time left."""
     save_time = plan.job.save_time
     if save_time is None:
         return None
-    from jaxrun.spec.backends.slurm_job_state import end_of_allocation
+    from jaxrun.spec.backends.slurm_job import end_of_allocation
 
     ends_at = end_of_allocation(environ, now)
     if ends_at is not None and ends_at - save_time <= now:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
 from jaxrun.controller.supervisor.agent_receiver import AgentReceiver, DroppedPeers
-from jaxrun.controller.supervisor.connections import AgentClocks, AgentConnection, AgentConnections, RemoteOutput
+from jaxrun.controller.supervisor.connections import AgentConnection, AgentConnections, RemoteOutput
 from jaxrun.controller.supervisor.executor import Executor
 from jaxrun.controller.supervisor.launch_process import LaunchProcess
 from jaxrun.controller.supervisor.loss_watch import LossWatch
@@ -35,7 +35,7 @@ from jaxrun.protocol.agent_messages import (
 )
 from jaxrun.protocol.env import REQUEST_SIGNAL
 from jaxrun.protocol.probe_messages import HostFacts, PeerResults
-from jaxrun.protocol.worker_messages import DeviceReport, Failed, Hello, Run
+from jaxrun.protocol.worker_messages import Failed, Run
 from jaxrun.records.event_log.actions import MessageToRank, RecordClock
 from jaxrun.records.event_log.events import AgentLost, LaunchCommandEnded, LauncherSignalled, SpareLost, SpareReported
 
@@ -87,8 +87,7 @@ class AgentServer:
             on_lost=self._on_lost,
         )
         self._remote_output = RemoteOutput(self._output, self.connections)
-        self._clocks = AgentClocks(self._clock)
-        self._losses = LossWatch(context, launch, self.connections, self._clocks, executor.handle, attached=attached)
+        self._losses = LossWatch(context, launch, self.connections, executor.handle, attached=attached)
         self._dropped_peers = DroppedPeers(self._dispatcher.record, self._clock)
         self._signalled = False  # whether this process was asked to end, where the agents are as well
         self.slurm_step = ""  # of which the agents are tasks, as the first of them has reported
@@ -101,7 +100,7 @@ class AgentServer:
         self._listener.attach(loop, LISTENER, self._receiver.add, dropped.add, expected=expected)
         loop.add_timer(dropped.deadline, dropped.log)
         loop.add_poller(self._remote_output.acknowledge)
-        self._losses.attach(loop)
+        loop.add_timer(lambda: self._losses.deadline, self._losses.tell)
         if self._earlier is not None:
             self._receiver.adopt(self._earlier)
 
@@ -140,7 +139,7 @@ class AgentServer:
     def silent_ranks(self) -> set[int]:
         """Those without whose agents the job has ended: they are stopped, or have not come in time."""
         unanswered = self._outcome.unanswered if self._outcome is not None else ()
-        return {*unanswered, *(self._dispatcher.hosts.keys() - self._clocks.reported)}
+        return {*unanswered, *(self._dispatcher.hosts.keys() - self._losses.reported)}
 
     def close(self, *, wait: bool = True) -> None:
         """Close all connections; `wait` for agents that answer to end, where others do not."""
@@ -177,7 +176,8 @@ class AgentServer:
             case AgentSignalled():
                 self._losses.hold(event, probe=True)
             case AgentReport():
-                self._dispatcher.record(RecordClock(event.rank, self._clocks.add(event)))
+                self._losses.reported.add(event.rank)
+                self._dispatcher.record(RecordClock(event.rank, self._clock() - event.time))
                 self.slurm_step = self.slurm_step or event.slurm_step
                 self._executor.handle(event)
                 self._prepare_spares()
@@ -188,10 +188,8 @@ class AgentServer:
         match message:
             case OutputChunk() | StreamEnded():
                 self._remote_output.handle(message.rank, connection, message)
-            case Hello() | DeviceReport():
-                self._executor.handle(self._clocks.correct(message))
             case Failed():
-                self._losses.add_failure(message.rank)
+                self._losses.failure_reported.add(message.rank)
                 self._remote_output.log_traceback(message)
                 self._losses.handle_or_hold(message)
             case WorkerExited():
@@ -235,7 +233,7 @@ class AgentServer:
         elif text and self._verbose:
             self._output.print_line(text.decode(errors="replace"))
         if text and self._spares.hosts and not self.all_reported:
-            missing = {number for number, ranks in self._agents.items() if {*ranks} - {*self._clocks.reported}}
+            missing = {number for number, ranks in self._agents.items() if {*ranks} - self._losses.reported}
             if self._launch.failed_agents() & missing:  # the launch command outlives them, and does not end
                 said = self._launch.last_lines()
                 self._executor.handle(StartFailed(f"{self._launch.title} could not start all agents; it said:\n{said}"))

@@ -1,21 +1,56 @@
-"""The terminal that jaxrun was started from, for the debuggers of ranks: head/debugger.py decides who has it."""
+"""The terminal that jaxrun was started from: who reads what is typed there (--stdin, debuggers), and --live.
+
+head/debugger.py decides which rank's debugger has it.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from jaxrun.errors import UsageError
-from jaxrun.node.channel.event_loop import EventLoop
-from jaxrun.protocol.settings import STDIN_NONE
-from jaxrun.records.output.output import Output
-from jaxrun.records.output.screen import HeldScreen
-from jaxrun.records.rundir.rundir import RunDir
-from jaxrun.spec.job.job import Job
+from jaxrun.protocol.settings import STDIN_NONE, STDIN_RANK_0
+
+if TYPE_CHECKING:
+    from jaxrun.node.channel.event_loop import EventLoop
+    from jaxrun.records.output.output import Output
+    from jaxrun.records.output.screen import HeldScreen
+    from jaxrun.records.rundir.rundir import RunDir
+    from jaxrun.spec.job.job import Job
+    from jaxrun.spec.job.plan import LaunchCommand, Plan
 
 _STDIN = 0
 _READ_BYTES = 4096
+
+
+def resolve_stdin(job: Job, command: LaunchCommand | None) -> Job:
+    """Decide `stdin` where it was not given. Raises UsageError if what was given is not possible.
+
+    Over hosts it is the launch `command` that passes the input on. It would take what is typed for a debugger, so that
+    by default a terminal is no rank's.
+    """
+    if command is not None and not command.passes_stdin and job.stdin not in ("", STDIN_RANK_0, STDIN_NONE):
+        raise UsageError(
+            f"--stdin {job.stdin} is for ranks of one machine and for srun (--backend slurm); "
+            f"with {command.title} it is --stdin {STDIN_RANK_0} or {STDIN_NONE}"
+        )
+    takes_terminal = job.live or command is not None  # from the ranks
+    default = STDIN_NONE if takes_terminal and os.isatty(_STDIN) else STDIN_RANK_0
+    return replace(job, stdin=job.stdin or default)
+
+
+def why_no_terminal(plan: Plan) -> str:
+    """Why nobody can type anything for a debugger, to complete "it cannot be debugged: …"; empty if somebody can."""
+    stdin = plan.job.stdin
+    if plan.job.live:
+        return "--live has the terminal"
+    if not os.isatty(_STDIN):
+        return "jaxrun's standard input is not a terminal"
+    takes_it = plan.launch_command is not None and stdin != STDIN_NONE
+    return f"--stdin {stdin} gives the terminal to rank {stdin}" if takes_it else ""
 
 
 class Terminal:
@@ -70,6 +105,8 @@ def check_live(job: Job) -> None:
 def start_screen(directory: RunDir) -> HeldScreen:
     """Start it: to be called before the guard is there, which would end it with the launcher."""
     import subprocess  # takes 5 ms
+
+    from jaxrun.records.output.screen import HeldScreen
 
     ended, holds = os.pipe()
     command = (sys.executable, "-m", "jaxrun", "top", "--launcher", str(os.getpid()), directory.name)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from jaxrun import RUNTIME
-from jaxrun.controller.supervisor.command_per_host import run_host
+from jaxrun.controller.supervisor.by_hand import run_host
 from jaxrun.controller.supervisor.run import run
 from jaxrun.errors import UsageError
 from jaxrun.frontends.doctor.observation import Observation, read_run_dir

@@ -21,7 +21,7 @@ from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF, TEXT_OFFSET, flight_file_name
 from jaxrun.protocol.forkserver_messages import FORK_DESCRIPTORS, ForkWorker
 from jaxrun.protocol.own_directory import open_own_directory
-from jaxrun.spec.job.standard_input import open_stdin
+from jaxrun.protocol.settings import STDIN_RANK_0
 
 _PIPE_BYTES = 2**20
 _F_SETPIPE_SZ = 1031
@@ -138,6 +138,14 @@ class Spawner:
 
 def _variables(worker: WorkerEnv, ends: _WorkerEnds) -> dict[str, str]:
     return replace(worker, channel_fd=ends.channel, stacks_fd=ends.stacks, flight_fd=ends.flight).to_env()
+
+
+def open_stdin(stdin: str, rank: int) -> int:
+    """Open what a rank reads, where jaxrun's standard input belongs to `stdin`; returns a descriptor."""
+    if (stdin or STDIN_RANK_0) == str(rank):
+        with contextlib.suppress(OSError):  # it is closed
+            return os.dup(0)
+    return os.open(os.devnull, os.O_RDONLY)
 
 
 def _open_flight_recorder(rank: int, directory: Path | None) -> int:

@@ -159,9 +159,9 @@ def _add_to_rank(rank: RankLog, event: LoggedEvent, stopped: bool) -> None:
         case Hello():
             rank.host = message.host
             # It may be heard before what has forked it says so.
-            rank.process_started = min(_seconds(message.started_at), rank.process_started or time)
+            rank.process_started = min(_seconds(message.started_at) + rank.offset, rank.process_started or time)
         case DeviceReport():
-            rank.joined = _seconds(message.joined_at)
+            rank.joined = _seconds(message.joined_at) + rank.offset
         case Failed():
             rank.marks.append(Moment(time, message.error or "failed", message.message, is_failure=True))
         case AgentLost():

@@ -6,8 +6,8 @@ that starts agents on other hosts fills in a LaunchCommand and lets remote_plan.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -42,7 +42,7 @@ ATTACH = "attach"  # `jaxrun attach`, whose processes somebody else has started
 HOSTS = "hosts"  # a command on each host, which --host-rank tells apart
 _BY_HAND = {  # not for --backend
     ATTACH: Backend("", ("interface",)),
-    HOSTS: Backend("jaxrun.spec.backends.command_per_host", (*HOST_OPTIONS, "by hand")),
+    HOSTS: Backend("jaxrun.spec.backends.by_hand", (*HOST_OPTIONS, "by hand")),
 }
 
 
@@ -73,28 +73,6 @@ def make_plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
     """Let the backend of `job` decide what to start. Raises what its `plan` raises."""
     plan: Plan = import_module(_backend(job.backend).module).plan(job, environ, job_id)
     return plan
-
-
-def replan(plan: Plan, placement: Sequence[str], spares: Sequence[str], environ: Mapping[str, str]) -> Plan:
-    """The plan of the same job with its ranks on these hosts, by rank. Raises what the backend's `plan` raises."""
-    job = replace(
-        plan.job,
-        placement=tuple(placement),
-        spare_hosts=tuple(spares),
-        processes=len(placement),
-        hosts=None,
-        processes_per_host=None,
-        spares=0,
-    )
-    made = make_plan(job, environ, plan.job_id)
-    return replace(
-        plan,
-        job=replace(made.job, spares=plan.job.spares),
-        workers=made.workers,
-        launch_command=made.launch_command,
-        spare_hosts=tuple(spares),
-        agents=made.agents,
-    )
 
 
 def _backend(name: str) -> Backend:

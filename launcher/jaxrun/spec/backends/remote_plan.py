@@ -1,22 +1,25 @@
-"""The plan of jobs whose agents are on other hosts, as far as it can be made from here: of backends, and of attach.
+"""The plan of jobs whose agents are on other hosts, as far as it can be made from here, and of one that has lost hosts.
 
 What depends on a host, its devices and cores, is decided once all agents have reported (head/agent_registry.py).
+
+Of a job that has lost hosts, spare ones take their places, or it goes on smaller; every rank keeps its host but those
+that cannot. Where the agents of the other hosts outlive the loss, it goes on with them: each agent keeps its number,
+and has ranks in each attempt.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from jaxrun import RUNTIME
 from jaxrun.errors import UsageError
-from jaxrun.spec.job.cluster_env import CLUSTER_ENVS, RankInfo
+from jaxrun.spec.backends import make_plan
 from jaxrun.spec.job.combinations import check_rank_options
 from jaxrun.spec.job.environment import inherited_job_variables
 from jaxrun.spec.job.job import Job
-from jaxrun.spec.job.plan import AGENT_ARGV, LaunchCommand, Plan, Worker
-from jaxrun.spec.job.spare_hosts import agents_by_rank
+from jaxrun.spec.job.plan import LaunchCommand, Plan, Worker
 from jaxrun.text import UNKNOWN_HOST, plural
 
 
@@ -66,16 +69,83 @@ def plan_remote(
     )
 
 
-def plan_attached(job: Job, rank_info: RankInfo, environ: Mapping[str, str], job_id: str) -> Plan:
-    """Plan `jaxrun attach` on rank 0: the processes are there, and it starts its own agent as the others start theirs.
-
-    The hosts of the ranks are known when their agents report.
-    """
-    titles = {engine.key: engine.title for engine in CLUSTER_ENVS}
-    command = LaunchCommand(
-        engine=rank_info.engine,
-        title="the agent of rank 0",
-        argv=(*AGENT_ARGV, "0", str(rank_info.size)),
-        attached_to=titles.get(rank_info.engine, "processes started by hand"),
+def replan(plan: Plan, placement: Sequence[str], spares: Sequence[str], environ: Mapping[str, str]) -> Plan:
+    """The plan of the same job with its ranks on these hosts, by rank. Raises what the backend's `plan` raises."""
+    job = replace(
+        plan.job,
+        placement=tuple(placement),
+        spare_hosts=tuple(spares),
+        processes=len(placement),
+        hosts=None,
+        processes_per_host=None,
+        spares=0,
     )
-    return plan_remote(job, environ, job_id, command, [UNKNOWN_HOST] * rank_info.size)
+    made = make_plan(job, environ, plan.job_id)
+    return replace(
+        plan,
+        job=replace(made.job, spares=plan.job.spares),
+        workers=made.workers,
+        launch_command=made.launch_command,
+        spare_hosts=tuple(spares),
+        agents=made.agents,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class HostChoice:
+    """Where the next attempt runs.
+
+    placement:  the host of each rank
+    spares:     the hosts that are left to take another's place
+    left_out:   those that it runs on no longer
+    notes:      what was done, for people
+    """
+
+    placement: tuple[str, ...]
+    spares: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def agents_by_rank(size: int, count: int = 0) -> dict[int, tuple[int, ...]]:
+    """An agent for each of `size` ranks, whose number is its rank, and behind them, up to `count`, those that wait."""
+    return {number: (number,) if number < size else () for number in range(max(size, count))}
+
+
+def assign_agents(
+    placement: Sequence[str], there: Mapping[int, str], spares: Collection[str] = ()
+) -> dict[int, tuple[int, ...]] | None:
+    """Give each rank of `placement` an agent of its host, by number; None where a host has too few.
+
+    `there` are the agents that are left, with their hosts: on `spares` they wait, and have no rank.
+    """
+    by_host: dict[str, list[int]] = {}
+    for number in sorted(there, reverse=True):
+        by_host.setdefault(there[number], []).append(number)
+    agents: dict[int, tuple[int, ...]] = {}
+    for rank, host in enumerate(placement):
+        if not by_host.get(host):
+            return None
+        agents[by_host[host].pop()] = (rank,)
+    return agents | {number: () for spare in spares for number in by_host.get(spare, ())}
+
+
+def replace_hosts(
+    placement: Sequence[str], spares: Sequence[str], bad: Collection[str], min_hosts: int | None
+) -> HostChoice:
+    """Leave out the bad hosts, as long as there are spare ones, and then down to `min_hosts`; None: all are needed."""
+    places, left = list(placement), list(spares)
+    left_out, notes = [], []
+    for host in dict.fromkeys(name for name in placement if name in bad):
+        if left:
+            spare = left.pop(0)
+            places = [spare if name == host else name for name in places]
+            notes.append(f"{spare} takes the place of {host}")
+        elif min_hosts is not None and len(dict.fromkeys(places)) > min_hosts:
+            places = [name for name in places if name != host]
+            hosts = len(dict.fromkeys(places))
+            notes.append(f"{host} is left out: {plural(len(places), 'rank')} on {plural(hosts, 'host')}")
+        else:
+            continue
+        left_out.append(host)
+    return HostChoice(tuple(places), tuple(left), tuple(left_out), tuple(notes))

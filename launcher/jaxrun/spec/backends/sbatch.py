@@ -14,8 +14,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from jaxrun.errors import UsageError
-from jaxrun.spec.backends.slurm_args import check_slurm_args, group_options, has_option, split_sbatch_srun
-from jaxrun.spec.backends.slurm_job_state import parse_time_limit
+from jaxrun.spec.backends.slurm_job import parse_time_limit
 from jaxrun.spec.job.env_options import mask_secret
 from jaxrun.spec.job.job import Job
 
@@ -25,6 +24,20 @@ _MIN_REQUEUE_LEAD_S = 15  # from the end of the grace to the time limit, to end 
 _SIGNAL_JITTER_S = 60  # Slurm may send a signal this much sooner than asked
 # Options of jaxrun that the #SBATCH lines stand for.
 _DROPPED_WITH_VALUE = ("--sbatch", "--slurm-args", "--partition", "--time", "--account")
+# Options of srun that sbatch does not have, or that mean another thing to it.
+_SRUN_ONLY_OPTIONS = {
+    "--accel-bind", "--bcast", "--bcast-exclude", "--compress", "--cpu-bind", "--disable-status", "--epilog",
+    "--exact", "--het-group", "--immediate", "--interactive", "--kill-on-bad-exit", "--label", "--mpi",
+    "--msg-timeout", "--multi-prog", "--overlap", "--preserve-env", "--prolog", "--pty", "--quit-on-interrupt",
+    "--relative", "--resv-ports", "--send-libs", "--slurmd-debug", "--task-epilog", "--task-prolog", "--threads",
+    "--treewidth", "--unbuffered", "--wait", "--x11", "-E", "-I", "-K", "-T", "-W", "-X", "-l", "-r", "-u",
+}  # fmt: skip
+# What jaxrun must know itself, by the option of jaxrun to give instead.
+_JAXRUN_OPTION = {
+    "--ntasks": "-n", "-n": "-n", "--nodes": "-N", "-N": "-N", "--ntasks-per-node": "--processes-per-host",
+    "--tasks-per-node": "--processes-per-host", "--cpus-per-task": "--cpus-per-process", "-c": "--cpus-per-process",
+    "--gpus-per-node": "--gpus-per-host",
+}  # fmt: skip
 
 
 def sbatch_options(job: Job) -> list[str]:
@@ -51,7 +64,7 @@ def sbatch_options(job: Job) -> list[str]:
     words = [f"--{name}={shlex.quote(str(value))}" for name, value in values if value]
     if job.max_restarts:
         words.append("--no-kill")  # the loss of a node is no end of the job
-    return [*words, *map(shlex.join, group_options(split_sbatch_srun(job.slurm_args)[0]))]
+    return [*words, *map(shlex.join, _group_options(_split_sbatch_srun(job.slurm_args)[0]))]
 
 
 def sbatch_script(job: Job, words: Sequence[str], *, directory: str, file: str) -> str:
@@ -119,7 +132,7 @@ def _jaxrun_words(job: Job, words: Sequence[str], secrets: Mapping[str, str]) ->
             next(options, None)
         elif name not in ("--submit", *_DROPPED_WITH_VALUE):
             kept.append(word)
-    step = split_sbatch_srun(job.slurm_args)[1]
+    step = _split_sbatch_srun(job.slurm_args)[1]
     if step:
         kept = [f"--slurm-args={shlex.join(step)}", *kept]
     return [*kept, *words[end:]]
@@ -184,3 +197,46 @@ def _directive(option: str, value: str) -> str:
 def _unless(job: Job, line: str, *names: str) -> list[str]:
     """Return `line`, unless --slurm-args have one of `names`."""
     return [] if has_option(job.slurm_args, names) else [line]
+
+
+# ---- the words of --slurm-args
+
+
+def has_option(words: Sequence[str], names: Sequence[str]) -> bool:
+    """Whether one of the options `names`, long or short, is among `words`."""
+    return any(_option_name(word) in names for word in words)
+
+
+def check_slurm_args(slurm_args: Sequence[str]) -> None:
+    """Raise UsageError for a word that jaxrun has an option of its own for."""
+    for word in slurm_args:
+        if ours := _JAXRUN_OPTION.get(_option_name(word)):
+            raise UsageError(f"--slurm-args {word}: jaxrun has to know it too; say it with {ours}")
+
+
+def _split_sbatch_srun(slurm_args: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the words for sbatch and those for srun alone; a word that is no option belongs to the one before it."""
+    groups: tuple[list[str], list[str]] = ([], [])
+    target = groups[0]
+    for word in slurm_args:
+        if word.startswith("-"):
+            target = groups[_option_name(word) in _SRUN_ONLY_OPTIONS]
+        target.append(word)
+    return groups
+
+
+def _group_options(words: Sequence[str]) -> list[list[str]]:
+    """Group each option with its value, if that is a word of its own."""
+    options: list[list[str]] = []
+    for word in words:
+        if word.startswith("-") or not options:
+            options.append([])
+        options[-1].append(word)
+    return options
+
+
+def _option_name(word: str) -> str:
+    """Return `--mem` of `--mem=4G`, `-w` of `-wh1`; empty for a word that is no option."""
+    if word.startswith("--"):
+        return word.partition("=")[0]
+    return word[:2] if word.startswith("-") else ""

@@ -18,10 +18,9 @@ from dataclasses import dataclass, replace
 
 from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.protocol.settings import STDIN_RANK_0
-from jaxrun.spec.backends import sbatch
 from jaxrun.spec.backends.remote_plan import plan_remote
+from jaxrun.spec.backends.sbatch import check_slurm_args, has_option, sbatch_options
 from jaxrun.spec.backends.slurm_allocation import Allocation, read_allocation, spread_tasks
-from jaxrun.spec.backends.slurm_args import check_slurm_args, has_option
 from jaxrun.spec.job.hosts import count_without_spares
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import AGENT_ARGV, LaunchCommand, Plan
@@ -115,7 +114,7 @@ def _room_for_waiting(shape: _Shape, cpus: int) -> int:
 
 
 def _no_allocation_message(job: Job) -> str:
-    asked = " ".join(sbatch.sbatch_options(job))
+    asked = " ".join(sbatch_options(job))
     return (
         "--backend slurm starts processes in an allocation of Slurm, and this shell is in none: SLURM_JOB_ID is not "
         "set. Add --submit before the program, and the job is handed to Slurm and followed; or --sbatch job.sh, and a "

@@ -19,7 +19,7 @@ from pathlib import Path
 from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.protocol.whole_file import write_whole_file
 from jaxrun.spec.backends.sbatch import SCRIPT_MARK
-from jaxrun.spec.backends.slurm_job_state import JobState, query_job_state
+from jaxrun.spec.backends.slurm_job import JobState, query_job_state
 from jaxrun.terminal import print_notice
 
 _ALLOCATION_VARIABLE = re.compile(r"SLURM_(?!CONF$|CLUSTERS$)")

@@ -1,8 +1,8 @@
-"""One command per host, for hosts with neither MPI nor Slurm: `jaxrun --hosts 2 --host-rank 1 --head h1:7777 …`.
+"""Jobs whose agents are started one by one: a command on each host, and the processes of `jaxrun attach`.
 
-Each command starts the agent of its host's ranks; that of --host-rank 0 also hosts the head
-(supervisor/command_per_host.py).
-Rank 0 and those after it are on host 0, the next on host 1, and so on: every host has as many.
+With `jaxrun --hosts 2 --host-rank 1 --head h1:7777 …`, for hosts with neither MPI nor Slurm, each command starts the
+agent of its host's ranks. Rank 0 and those after it are on host 0, the next on host 1, and so on: every host has as
+many. supervisor/by_hand.py says how they meet.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from dataclasses import replace
 
 from jaxrun.errors import UsageError
 from jaxrun.spec.backends.remote_plan import plan_remote
+from jaxrun.spec.job.cluster_env import CLUSTER_ENVS, RankInfo
 from jaxrun.spec.job.devices import Machine, probe_machine
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.layout import decide_layout, wanted_platforms
 from jaxrun.spec.job.plan import AGENT_ARGV, LaunchCommand, Plan
+from jaxrun.text import UNKNOWN_HOST
 
 
 def plan(job: Job, environ: Mapping[str, str], job_id: str, machine: Machine | None = None) -> Plan:
@@ -24,7 +26,7 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str, machine: Machine | N
     Raises UsageError if the processes cannot be dealt equally to the hosts, or this one lacks what they need.
     """
     assert job.hosts is not None and job.host_rank is not None
-    each = processes_of_each_host(job, environ, machine)
+    each = _processes_of_each_host(job, environ, machine)
     ranks = range(job.host_rank * each, (job.host_rank + 1) * each)
     size = each * job.hosts
     command = LaunchCommand(
@@ -37,7 +39,7 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str, machine: Machine | N
     return replace(plan_remote(job, environ, job_id, command, hosts), agents=agents)
 
 
-def processes_of_each_host(job: Job, environ: Mapping[str, str], machine: Machine | None = None) -> int:
+def _processes_of_each_host(job: Job, environ: Mapping[str, str], machine: Machine | None = None) -> int:
     """How many processes each host runs: what is asked for, else one per GPU of this host. Raises UsageError."""
     hosts, total, each = job.hosts or 1, job.processes, job.processes_per_host
     if total is not None and total % hosts:
@@ -51,3 +53,18 @@ def processes_of_each_host(job: Job, environ: Mapping[str, str], machine: Machin
     here = replace(job, processes=each, hosts=1, host_rank=0, processes_per_host=None)
     machine = machine or probe_machine(wanted_platforms(job, given), given)
     return decide_layout(here, machine, given).processes
+
+
+def plan_attached(job: Job, rank_info: RankInfo, environ: Mapping[str, str], job_id: str) -> Plan:
+    """Plan `jaxrun attach` on rank 0: the processes are there, and it starts its own agent as the others start theirs.
+
+    The hosts of the ranks are known when their agents report.
+    """
+    titles = {engine.key: engine.title for engine in CLUSTER_ENVS}
+    command = LaunchCommand(
+        engine=rank_info.engine,
+        title="the agent of rank 0",
+        argv=(*AGENT_ARGV, "0", str(rank_info.size)),
+        attached_to=titles.get(rank_info.engine, "processes started by hand"),
+    )
+    return plan_remote(job, environ, job_id, command, [UNKNOWN_HOST] * rank_info.size)

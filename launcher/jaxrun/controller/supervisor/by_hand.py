@@ -1,0 +1,181 @@
+"""Jobs of which this process is only a part: `jaxrun attach`, and one command on each host (--host-rank).
+
+Rank 0, or host 0, hosts the head; the others are agents. They meet at --head, by a secret in JAXRUN_TOKEN, alike on all
+of them; what is not given, they find in the file that rank 0 writes into a directory that all hosts share
+(channel/rendezvous.py).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxrun.controller.supervisor.remote import Endpoint
+from jaxrun.controller.supervisor.run import run
+from jaxrun.errors import JaxrunError, UsageError
+from jaxrun.node.agent import remote as agent
+from jaxrun.node.channel.host_addresses import list_addresses
+from jaxrun.node.channel.reachability import answers
+from jaxrun.node.channel.rendezvous import RendezvousFile, rendezvous_file
+from jaxrun.protocol import auth
+from jaxrun.protocol.addresses import Address, parse_addresses
+from jaxrun.protocol.connect import HeadAddress
+from jaxrun.protocol.names import TOKEN
+from jaxrun.spec.backends.by_hand import plan_attached
+from jaxrun.spec.job import cluster_env
+from jaxrun.spec.job.cluster_env import BY_OPTIONS, RankInfo
+from jaxrun.spec.job.job import Job
+from jaxrun.spec.job.plan import Plan
+from jaxrun.terminal import print_notice
+from jaxrun.text import format_ranks
+
+_MAX_ANCESTORS = 8  # that are examined; a wrapper script or two may stand among them
+
+
+@dataclass(frozen=True, slots=True)
+class MeetingPlace:
+    """Where the parts of a job meet; `token` and `head` are empty where people have not given them."""
+
+    token: str
+    head: tuple[Address, ...]
+    file: RendezvousFile
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str], head: str, file: RendezvousFile) -> MeetingPlace:
+        """`head` is the "host:port" of --head."""
+        return cls(auth.read_given_token(environ), parse_addresses(head) if head else (), file)
+
+    @property
+    def is_given(self) -> bool:
+        """Whether people have said all that there is to know, so that there is no file."""
+        return bool(self.token and self.head)
+
+    def endpoint(self) -> Endpoint:
+        """Where the head listens."""
+        port = self.head[0].port if self.head else 0
+        return Endpoint(self.token or auth.new_token(), port, None if self.is_given else self.file)
+
+    def find_head(self) -> HeadAddress | None:
+        """What the file says, but for the token and the addresses that people have given; None without a file yet."""
+        found = HeadAddress(self.token, self.head) if self.is_given else self.file.read()
+        return found and HeadAddress(self.token or found.token, self.head or found.addresses)
+
+
+def attach(
+    job: Job,
+    environ: Mapping[str, str],
+    *,
+    rank: int | None = None,
+    size: int | None = None,
+    head: str = "",
+    directory: Path | None = None,
+) -> int:
+    """Make this process one rank of a job that somebody else started; returns the exit status.
+
+    rank, size:  of --rank and --size, where mpirun or srun does not tell them
+    head:        "host:port", where rank 0 listens
+    directory:   shared by all hosts; holds the rendezvous file
+    """
+    if rank is None and size is None:
+        info = cluster_env.detect_rank_info(environ, _ancestors())
+    else:
+        found = cluster_env.find_rank_info(environ, _ancestors())
+        info = cluster_env.combine_with_options(found, rank, size)
+    if info.engine == BY_OPTIONS and not (head or directory):
+        raise UsageError("with --rank and --size, also say where rank 0 listens: --head host:port, alike on all ranks")
+    place = MeetingPlace.of(environ, head, rendezvous_file(info, directory or Path.cwd()))
+    if info.rank == 0:  # its agent is started as those of all other ranks are
+        return run(plan_attached(job, info, environ, os.urandom(16).hex()), environ, endpoint=place.endpoint())
+    not_found = (
+        f"rank 0 has not left its address in {place.file.path}. Do all hosts share this directory? "
+        f"--rendezvous names another; or give --head host:port, and {TOKEN} in the environment, alike on all ranks"
+    )
+    return agent.run(place.find_head, [info.rank], info.size, job.init_timeout, environ, not_found, command=job.program)
+
+
+def run_host(plan: Plan, environ: Mapping[str, str]) -> int:
+    """Run this host's part of the job; returns the exit status of the job, the same on every host."""
+    job = plan.job
+    # All that is alike on all hosts, even where they disagree on the job's size: they must meet to be told.
+    file = rendezvous_file(RankInfo(BY_OPTIONS, 0, 0, job.head), job.rendezvous or Path.cwd())
+    place = MeetingPlace.of(environ, job.head, file)
+    if job.host_rank != 0:
+        return _join_host_0(plan, environ, place)
+    if place.head:
+        _check_is_head(place.head)
+    return run(plan, environ, endpoint=place.endpoint())
+
+
+def _join_host_0(plan: Plan, environ: Mapping[str, str], place: MeetingPlace) -> int:
+    job = plan.job
+    ranks = [worker.rank for worker in plan.workers if worker.host == f"--host-rank {job.host_rank}"]
+    where = f"the head at {job.head}" if place.is_given else f"the head that {place.file.path} names"
+    print_notice(f"host {job.host_rank} of {job.hosts}: {format_ranks(ranks)} of {len(plan.workers)} join {where}")
+    print_notice("their output, and how the job goes, are shown on host 0")
+    not_found = (
+        f"host 0 has not left its address in {place.file.path}. Is it started, in a directory that all hosts share, "
+        "and with the same --head? Where they share none, set one secret on all hosts, and say where host 0 listens: "
+        f"export {TOKEN}=…; jaxrun … --head host:port"
+    )
+    said: list[str] = []
+    try:
+        status = agent.run(
+            place.find_head,
+            ranks,
+            len(plan.workers),
+            job.init_timeout,
+            environ,
+            not_found,
+            command=job.program,
+            by_terminal=True,
+            on_lost=said.append,
+        )
+    except JaxrunError as error:
+        said, status = [str(error)], error.exit_code
+    for text in said:
+        print_notice(text)
+    print_notice(
+        "done" if status == 0 else f"the job ended with exit {status}{'' if said else '; why stands on host 0'}"
+    )
+    return status
+
+
+def _ancestors() -> list[list[str]]:
+    """The command lines of the processes above this one, the parent first."""
+    found, pid = [], os.getppid()
+    for _ in range(_MAX_ANCESTORS):
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
+            status = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            break
+        found.append([os.fsdecode(word) for word in words])
+        pid = int(status.rpartition(")")[2].split()[1])
+        if pid <= 1:
+            break
+    return found
+
+
+def _check_is_head(head: tuple[Address, ...]) -> None:
+    """Raise UsageError where --head names another host, at which a head answers: this host is another than 0."""
+    own = {address.ip.partition("%")[0] for address in list_addresses()}
+    if any(ip in own for address in head for ip in _resolve(address)):
+        return
+    here = os.uname().nodename
+    for address in head:
+        if answers(address):
+            raise UsageError(
+                f"--head {address} is another host than {here}, and its head is running: --host-rank 0 is taken; "
+                "give each host a number of its own"
+            )
+    print_notice(f"{here} has no address of --head {','.join(map(str, head))}; can the other hosts reach it there?")
+
+
+def _resolve(address: Address) -> set[str]:
+    try:
+        return {str(found[4][0]) for found in socket.getaddrinfo(address.ip, address.port, type=socket.SOCK_STREAM)}
+    except OSError:
+        raise UsageError(f"--head {address}: there is no host {address.ip!r}; give its address or a name") from None
