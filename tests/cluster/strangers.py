@@ -114,7 +114,7 @@ class Relay:
         start |= {"environment": {}, "local_device_ids": [0], "run_dir": "", "log_dir": "", "show_output": True}
         start |= {"attempt": 1, "restart_reason": "", "fork": False, "waits": False}
         settings = {"init_timeout": 9.0, "lockstep": "off", "make_mesh": "jax", "torch_env": False, "pdb": False}
-        settings |= {"stdin": "none", "compile": "each", "compile_memory": 1, "compile_cache": "off", "verbose": False}
+        settings |= {"stdin": "none", "compile": "each", "compile_cache": "off", "verbose": False}
         tag = os.urandom(16)
         self.client.sendall(frame("StartWorker", **start, settings=settings) + tag)
         self.server.sendall(frame("WorkerExited", rank=1, status=0) + tag)

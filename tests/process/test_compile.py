@@ -126,15 +126,13 @@ def test_results_are_those_of_each_and_all_but_one_rank_of_a_host_load(tmp_path:
 
 
 @pytest.mark.jax_version
-def test_a_quarter_of_the_memory_is_for_one_program_and_ranks_with_more_cores_do_not_share(
-    tmp_path: Path, script
-) -> None:
-    words = ("-n", "2", "-d", "2", "--compile", "once", "--compile-memory", "1", str(script(_PROGRAM)))
+def test_ranks_with_more_cores_do_not_share(tmp_path: Path, script) -> None:
+    words = ("-n", "2", "-d", "2", "--compile", "once", str(script(_PROGRAM)))
     bits, loads = _bits_and_loads(tmp_path / "once", *words)
     assert bits[0][1:] == bits[1][1:]
     has_bound_itself = len(loads[0]) > 1  # where there are two cores
     assert loads[0] == ["free loads: ", "bound loads: "][: 1 + has_bound_itself]
-    assert loads[1] == [f"free loads: {_ALL}", "bound loads: loop 1, loop 2"][: 1 + has_bound_itself]
+    assert loads[1] == [f"free loads: {_ALL}, large", "bound loads: loop 1, loop 2"][: 1 + has_bound_itself]
 
 
 # Rank 0 has compiled the program, but says so only once the others are done.

@@ -104,7 +104,7 @@ VALUES = {
     "str": TEXTS,
     "WorkerStage": st.sampled_from(["start", "join", "prove", "program"]),
     "Flight": some(FLIGHT_FIELDS),
-    "ProgramDetails": some(DETAILS_FIELDS),
+    "ProgramDetails": st.fixed_dictionaries(DETAILS_FIELDS),
     "tuple[GpuFacts, ...]": st.lists(
         st.fixed_dictionaries({"name": TEXTS, "used_bytes": INTS, "all_bytes": INTS}), max_size=2
     ),

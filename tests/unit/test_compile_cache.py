@@ -13,7 +13,7 @@ import pytest
 import jaxrun
 from jaxrun.protocol import compiled_programs as directories
 from jaxrun.protocol.compiled_programs import cache_directory, make_cache_directory
-from jaxrun.protocol.whole_file import draft_name
+from jaxrun.protocol.own_files import draft_name
 from jaxrun_runtime.compile_cache import jax_hooks, set_up
 from jaxrun_runtime.compile_cache.shared_programs import SharedPrograms
 
@@ -134,11 +134,11 @@ def own(tmp_path, monkeypatch):
 
 @pytest.fixture
 def programs(own):
-    return SharedPrograms("shared", 2, 2**29)
+    return SharedPrograms("shared", 2)
 
 
 def test_one_claims_and_the_others_find_what_it_has_written(programs, own):
-    other = SharedPrograms("shared", 2, 2**29)
+    other = SharedPrograms("shared", 2)
     assert programs.read("k") is None
     assert programs.claim("k") == 0 and other.claim("k") == os.getpid()
     programs.write("k", b"program")
@@ -180,7 +180,7 @@ def test_the_oldest_programs_make_room(own):
 
 def test_programs_take_no_more_than_an_eighth_of_the_file_system(own, monkeypatch):
     monkeypatch.setattr(os, "fstatvfs", lambda _: SimpleNamespace(f_frsize=1000, f_blocks=32))
-    programs = SharedPrograms("shared", 1, 2**29)
+    programs = SharedPrograms("shared", 1)
     for size in (1000, 1001):
         programs.claim(str(size))
         programs.write(str(size), bytes(size))
@@ -214,7 +214,7 @@ def test_what_is_not_this_users_alone_is_neither_used_nor_emptied(own, tmp_path,
         path.touch()
     else:
         path.symlink_to(victim)
-    programs = SharedPrograms("shared", 2, 2**29)
+    programs = SharedPrograms("shared", 2)
     with pytest.raises(OSError):
         directories.open_shared_directory("shared")
     assert programs.read("k") is None and programs.claim("k") < 0

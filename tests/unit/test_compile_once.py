@@ -14,7 +14,7 @@ from jaxrun.protocol import compiled_programs as directories
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.spec.job.job import Job
 from jaxrun_runtime.compile_cache import compile_once, jax_hooks
-from jaxrun_runtime.compile_cache.compiling_rank import IDLE_S, IDLE_SHARE, CompilingRank, seconds_worked
+from jaxrun_runtime.compile_cache.shared_programs import IDLE_S, IDLE_SHARE, CompilingRank, seconds_worked
 from jaxrun_runtime.identity_dict import IdentityDict
 
 
@@ -245,12 +245,6 @@ def test_on_gpus_once_is_refused_also_where_they_are_found_later():
     with pytest.raises(UsageError, match=r"--compile once is for cpu: sharing was not tried on cuda; leave it out"):
         replace(job, platform="cuda")
     assert replace(job, platform="cpu").compile == "once"
-
-
-def test_no_memory_is_refused_with_the_way_to_share_nothing():
-    text = "--compile-memory must be 1 MiB or more, not 0; to share nothing, give --compile each"
-    with pytest.raises(UsageError, match=f"^{text}$"):
-        Job(program=("train.py",), compile_memory=0)
 
 
 # ---- a mapping by identity of what cannot be referenced weakly

@@ -8,15 +8,13 @@ import pytest
 
 import jaxrun
 import jaxrun_runtime
-from jaxrun.protocol.deletion import remove_directory, remove_file
-from jaxrun.protocol.whole_file import draft_name, is_draft, write_whole_file
+from jaxrun.protocol.own_files import draft_name, is_draft, remove_directory, remove_file, write_whole_file
 from jaxrun_runtime.compile_cache.shared_programs import StoredFile, choose_oldest, list_stored
 
-# What else deletes than protocol/deletion.py, and what: all but one by the descriptor of the directory that it is in.
+# What else deletes than protocol/own_files.py, and what: all but one by the descriptor of the directory that it is in.
 _DELETING = {
     "jaxrun/node/agent/spawn.py": "a recorder that was just made, in the run directory",
     "jaxrun/protocol/compiled_programs.py": "the user's directory in memory, by its name, once it is empty",
-    "jaxrun/protocol/whole_file.py": "a draft of its own, whose name nobody can guess",
     "jaxrun/records/rundir/jobs.py": "the link `latest` of a collection",
     "jaxrun/records/rundir/request_files.py": "requests",
     "jaxrun/records/rundir/rundir.py": "files of a run",
@@ -42,7 +40,7 @@ def test_every_place_that_deletes_is_known_and_does_so_by_a_descriptor():
         root = Path(package.__file__).parent
         calls = {str(path.relative_to(root.parent)): _deletions(path) for path in root.rglob("*.py")}
         found |= {name: deletions for name, deletions in calls.items() if deletions}
-    del found["jaxrun/protocol/deletion.py"]
+    del found["jaxrun/protocol/own_files.py"]
     assert set(found) == set(_DELETING)
     by_path = [
         name for name, calls in found.items() for call in calls if "dir_fd" not in {word.arg for word in call.keywords}

@@ -291,7 +291,7 @@ def test_program_details_are_added_to_the_call_groups() -> None:
     found = divergence_of_calls({0: call(0, "a"), 1: call(1, "b")})
     assert found is not None
     arguments = (("x", "float32[4]", "P()"),)
-    details = ProgramDetails("f at /m.py:4", arguments, mesh="d=2: 0,1", hlo="zz")
+    details = ProgramDetails("f at /m.py:4", arguments, mesh="d=2: 0,1", text="zz")
     first, second = found.with_program_details({0: details}).call_groups
     assert (first.source, first.arguments, first.mesh, first.hlo) == ("f at /m.py:4", arguments, "d=2: 0,1", "zz")
     assert (second, found.with_program_details({})) == (found.call_groups[1], found)

@@ -16,8 +16,7 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from jaxrun.protocol.deletion import remove_directory
-from jaxrun.protocol.own_directory import is_trusted, open_private_directory
+from jaxrun.protocol.own_files import is_trusted, open_private_directory, remove_directory
 from jaxrun.protocol.settings import CACHE_AUTO
 from jaxrun.text import format_user
 

@@ -38,7 +38,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from jaxrun.errors import ProtocolError
-from jaxrun.protocol.names import NUM_PROCESSES, PROCESS_ID, RESERVED_PREFIX, TORCH_VARIABLES
+from jaxrun.protocol.names import JOB_ID, NUM_PROCESSES, PROCESS_ID, RESERVED_PREFIX, TORCH_VARIABLES
 from jaxrun.protocol.settings import WorkerSettings
 
 # A worker that receives this signal writes the stacks of its threads to JAXRUN_STACKS_FD. Before its Hello the signal
@@ -125,13 +125,14 @@ def _to_variables(told: WorkerEnv | AgentEnv) -> dict[str, str]:
 
 def _from_variables(kind: type[WorkerEnv | AgentEnv], env: Mapping[str, str]) -> dict[str, Any]:
     values = {}
+    missing = [name for name in (JOB_ID, *(_variable_name(field.name) for field in fields(kind))) if name not in env]
+    if missing:
+        raise ProtocolError(
+            f"{missing[0]} is not set: this process was not started by jaxrun. "
+            "Start the program with: jaxrun -n PROCESSES PROGRAM"
+        )
     for field in fields(kind):
         name = _variable_name(field.name)
-        if name not in env:
-            raise ProtocolError(
-                f"{name} is not set: this process was not started by jaxrun. "
-                "Start the program with: jaxrun -n PROCESSES PROGRAM"
-            )
         try:
             values[field.name] = _READERS[str(field.type)](env[name])
         except (ValueError, KeyError):

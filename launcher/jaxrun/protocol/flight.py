@@ -81,31 +81,16 @@ Arrays = tuple[tuple[str, str, str], ...]  # name, "float32[32,128]" and shardin
 
 @dataclass(frozen=True, slots=True)
 class ProgramDetails:
-    """What a recorder says of a program besides; empty where it says nothing. `hlo`: the lowered program, packed."""
+    """What a recorder says of a program besides, under these names; empty where it says nothing.
+
+    text:  the lowered program, packed
+    """
 
     source: str = ""
     arguments: Arrays = ()
     results: Arrays = ()
     mesh: str = ""
-    hlo: str = field(default="", repr=False)
-
-    def to_content(self) -> dict[str, Any]:
-        """Return what a message carries, as a program's line in the recorder (see flight_file.py)."""
-        arrays = {"arguments": self.arguments, "results": self.results}
-        return {"source": self.source, **arrays, "mesh": self.mesh, "text": self.hlo}
-
-    @classmethod
-    def from_content(cls, content: Mapping[str, Any]) -> ProgramDetails:
-        """Read a message or a program's line. Raises ValueError if `content` is neither."""
-        try:
-            source, mesh, hlo = (str(content.get(name) or "") for name in ("source", "mesh", "text"))
-            return cls(source, _arrays(content.get("arguments", ())), _arrays(content.get("results", ())), mesh, hlo)
-        except (AttributeError, TypeError) as error:
-            raise ValueError(f"no details of a program: {error!r}") from None
-
-
-def _arrays(rows: Iterable[Any]) -> Arrays:
-    return tuple((str(name), str(kind), str(sharding)) for name, kind, sharding in rows)
+    text: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,10 +105,6 @@ def positive_seconds(value: float) -> str:
     return "" if 0 < value < math.inf else f"must be a positive number of seconds, not {value:g}"
 
 
-def _check_compile_memory(mib: int) -> str:
-    return f"must be 1 MiB or more, not {mib}; to share nothing, give --compile {COMPILE_EACH}" if mib < 1 else ""
-
-
 def _check_compile_cache(choice: str) -> str:
     is_valid = choice in (CACHE_OFF, CACHE_AUTO) or choice.startswith("/")
     return "" if is_valid else f"must be a directory, auto or off, not {choice!r}"
@@ -161,16 +157,6 @@ class WorkerSettings:
         default=COMPILE_AUTO,
         group=START,
         choices=COMPILE_MODES,
-        recorded=True,
-    )
-    compile_memory: int = option(
-        "--compile-memory",
-        "In how much memory the ranks of a host share what one has compiled, in MiB; no more than an eighth of "
-        "/dev/shm. [default: {default}]",
-        default=512,
-        group=START,
-        metavar="MIB",
-        check=_check_compile_memory,
         recorded=True,
     )
     compile_cache: str = option(

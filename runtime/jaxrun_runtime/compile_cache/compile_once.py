@@ -3,7 +3,7 @@
 The first rank that has lowered a program compiles it, whichever that is. Two programs are the same if their lowered
 modules, compile options, devices, platform and the compiler are, byte for byte. A program that calls back into this
 process, or that anything else ties to it, is compiled by each rank, as is one that the others cannot have from the
-first: because it has ended, stands still (compiling_rank.py), or cannot serialize it.
+first: because it has ended, stands still (CompilingRank), or cannot serialize it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def set_up(env: WorkerEnv, cores: Set[int], warn: Callable[[str], None]) -> None
     if env.compile == COMPILE_EACH or env.local_size == 1 or _DUMPS in os.environ.get("XLA_FLAGS", ""):
         return
     directory = shared_directory(env.job_id, env.attempt, env.host)
-    programs = SharedPrograms(directory, env.local_size, env.compile_memory * 2**20)
+    programs = SharedPrograms(directory, env.local_size)
     compiler = _SharedCompiler(programs, _teller(env), cores)
     if jax_hooks.hook_compiler(compiler.compile):
         return

@@ -12,8 +12,8 @@ from typing import Any
 
 from jaxrun.protocol.compiled_programs import cache_directory, make_cache_directory, open_cache_directory
 from jaxrun.protocol.env import WorkerEnv
+from jaxrun.protocol.own_files import is_draft
 from jaxrun.protocol.settings import CACHE_AUTO, CACHE_OFF
-from jaxrun.protocol.whole_file import is_draft
 from jaxrun_runtime import jax_private
 from jaxrun_runtime.compile_cache import jax_hooks
 from jaxrun_runtime.compile_cache.shared_programs import choose_oldest, list_stored

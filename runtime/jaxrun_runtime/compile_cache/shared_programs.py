@@ -4,7 +4,7 @@
 |---------------|------------------------------------------------------------------------------------------|
 | KEY           | a program; empty: it cannot be shared, so each rank compiles it                           |
 | KEY.claim     | a link to the process id of the rank that compiles the program, or has compiled it        |
-| a draft       | a program that is being written (jaxrun.protocol.whole_file)                              |
+| a draft       | a program that is being written (jaxrun.protocol.own_files)                              |
 """
 
 from __future__ import annotations
@@ -12,15 +12,19 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from jaxrun.protocol.compiled_programs import open_shared_directory
-from jaxrun.protocol.whole_file import write_whole_file
-from jaxrun_runtime.compile_cache.compiling_rank import CompilingRank
+from jaxrun.protocol.own_files import write_whole_file
 
 _NOT_SHARED = b""
 NOBODY = -1
+IDLE_S = 0.25
+IDLE_SHARE = 0.25
+_LOOK_EVERY_S = 0.1  # or, of a longer wait, after this share of it: a look costs about half a millisecond
+_LOOK_SHARE = 0.1
+_MAX_BYTES = 512 * 2**20
 _MODE = 0o600
 _CLAIM = ".claim"
 _FILE_SYSTEM_SHARE = 8  # of /dev/shm, which may be small, and others need it
@@ -35,7 +39,7 @@ class SharedPrograms:
     method raises OSError: what cannot be read is not there, and what cannot be written is not shared.
     """
 
-    def __init__(self, name: str, ranks: int, max_bytes: int) -> None:
+    def __init__(self, name: str, ranks: int, max_bytes: int = _MAX_BYTES) -> None:
         self._name = name
         self._look_every = 1.0 / (_LOOKS_PER_BOUND * ranks)
         self._max_bytes = max_bytes
@@ -120,6 +124,63 @@ class SharedPrograms:
                 for file in (name, name + _CLAIM):
                     with contextlib.suppress(FileNotFoundError):  # another rank makes room, too
                         os.unlink(file, dir_fd=directory)
+
+
+# ---- how long a rank waits for another one that compiles the same program
+
+
+class CompilingRank:
+    """The rank whose process is `pid`, as one sees it that waits for its program.
+
+    It is waited for as long as it works: runs, or would run if it had a core, as the waiting rank would not have one
+    either; not once it has ended, or has stood still (stopped, swapped out, blocked) for longer than `IDLE_S` and
+    `IDLE_SHARE` of the time for which it has worked. A rank that works needs no longer than the waiting one would have
+    needed itself, so waiting in vain costs at most `IDLE_S` and 1 + `IDLE_SHARE` times that.
+
+    worked:  returns for how many seconds all its threads have run, or waited for a core; None if it has ended
+    clock:   returns seconds
+    """
+
+    def __init__(
+        self,
+        pid: int,
+        worked: Callable[[int], float | None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._pid = pid
+        self._worked = worked or seconds_worked
+        self._clock = clock
+        self._looked_at = clock()
+        self._before: float | None = None
+        self._busy_s = self._idle_s = 0.0
+
+    def is_worth_waiting_for(self) -> bool:
+        """Whether to wait on."""
+        passed = self._clock() - self._looked_at
+        if passed < max(_LOOK_EVERY_S, _LOOK_SHARE * (self._busy_s + self._idle_s)):
+            return True
+        now = self._worked(self._pid)
+        if now is None:
+            return False
+        # Several threads do not work faster than the clock goes. What it did before the first look is not known.
+        busy = 0.0 if self._before is None else min(passed, max(0.0, now - self._before))
+        self._busy_s += busy
+        self._idle_s += passed - busy
+        self._looked_at += passed
+        self._before = now
+        return self._idle_s <= IDLE_S + IDLE_SHARE * self._busy_s
+
+
+def seconds_worked(pid: int) -> float | None:
+    """For how long the process's threads have run, or waited for a core, all together; None if it has ended."""
+    nanoseconds = 0
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/schedstat") as file:
+                nanoseconds += sum(map(int, file.read().split()[:2]))
+    except OSError:
+        return None
+    return nanoseconds / 1e9
 
 
 # ---- which files a directory of compiled programs goes without when there are too many of them

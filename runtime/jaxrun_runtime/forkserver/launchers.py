@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from jaxrun.protocol.codec import encode
-from jaxrun.protocol.deletion import remove_directory
 from jaxrun.protocol.forkserver_messages import LAUNCHER_DESCRIPTORS, LauncherStarted
 from jaxrun.protocol.names import GANG_DIRECTORY_PREFIX, SHUTDOWN_BYTE
+from jaxrun.protocol.own_files import remove_directory
 from jaxrun_runtime import linux
 from jaxrun_runtime.forkserver import workers
 

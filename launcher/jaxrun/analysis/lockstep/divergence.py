@@ -79,7 +79,7 @@ class CallGroup:
             arguments=details.arguments,
             results=details.results,
             mesh=details.mesh,
-            hlo=details.hlo,
+            hlo=details.text,
         )
 
 

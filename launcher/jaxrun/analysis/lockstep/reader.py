@@ -18,7 +18,9 @@ from dataclasses import replace
 from typing import TypeVar
 
 from jaxrun.analysis.lockstep.text_log import TextLog, parse_stages
+from jaxrun.errors import ProtocolError
 from jaxrun.protocol import flight_file as recorder
+from jaxrun.protocol.codec import from_content
 from jaxrun.protocol.flight import (
     AnyCall,
     CallTiming,
@@ -84,8 +86,8 @@ class FlightReader:
         lines = (self._bytes(recorder.TEXT_OFFSET + offset, size) for offset, size in places)
         try:
             content = {name: value for line in lines for name, value in json.loads(line).items()}
-            return ProgramDetails.from_content(content)
-        except (AttributeError, ValueError, RecursionError):
+            return from_content(ProgramDetails, content, lenient=True)
+        except (AttributeError, ProtocolError, ValueError, RecursionError):
             return ProgramDetails()
 
     def raise_orders(self) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxrun.protocol.own_directory import open_own_directory
+from jaxrun.protocol.own_files import open_own_directory
 from jaxrun.spec.job.cluster_env import slurm_step
 from jaxrun.spec.job.plan import LaunchCommand
 from jaxrun.text import format_ranks_on_hosts, format_signal, parse_ranks

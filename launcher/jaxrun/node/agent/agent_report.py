@@ -10,7 +10,7 @@ from pathlib import Path
 from jaxrun import __version__
 from jaxrun.protocol.agent_messages import AgentReport, JobInfo
 from jaxrun.protocol.connect import HeadConnection
-from jaxrun.protocol.own_directory import open_own_directory
+from jaxrun.protocol.own_files import open_own_directory
 from jaxrun.records.rundir.rundir import JOB_FILE
 from jaxrun.spec.job.cluster_env import slurm_step
 from jaxrun.spec.job.devices import Gpus, probe_machine

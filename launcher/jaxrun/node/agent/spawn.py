@@ -20,7 +20,7 @@ from jaxrun.protocol.codec import encode
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF, TEXT_OFFSET, flight_file_name
 from jaxrun.protocol.forkserver_messages import FORK_DESCRIPTORS, ForkWorker
-from jaxrun.protocol.own_directory import open_own_directory
+from jaxrun.protocol.own_files import open_own_directory
 from jaxrun.protocol.settings import STDIN_RANK_0
 
 _PIPE_BYTES = 2**20

@@ -20,8 +20,7 @@ from typing import Any
 from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.protocol.addresses import parse_addresses
 from jaxrun.protocol.connect import HeadAddress
-from jaxrun.protocol.deletion import remove_file
-from jaxrun.protocol.whole_file import write_whole_file
+from jaxrun.protocol.own_files import remove_file, write_whole_file
 from jaxrun.spec.job.cluster_env import RankInfo
 
 _TEXTS = ("token", "head")

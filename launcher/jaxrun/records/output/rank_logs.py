@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from jaxrun.analysis.diagnosis.stacks import FATAL_ERROR
-from jaxrun.protocol.own_directory import open_own_directory
+from jaxrun.protocol.own_files import open_own_directory
 
 Burst = tuple[float, float, float]  # of output: start and end, in seconds since the epoch, and bytes
 

@@ -12,8 +12,7 @@ from typing import Any
 
 from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.errors import UsageError
-from jaxrun.protocol.deletion import remove_directory
-from jaxrun.protocol.own_directory import open_own_or_linked_directory
+from jaxrun.protocol.own_files import open_own_or_linked_directory, remove_directory
 from jaxrun.records.rundir.recorded_files import find_collection, is_run_dir, parse_json, read_text, read_verdict
 from jaxrun.records.rundir.rundir import COLLECTION_DIR, EVENTS_FILE, JOB_FILE, LATEST_LINK, VERDICT_FILE
 from jaxrun.text import format_bytes, format_columns, format_seconds, plural

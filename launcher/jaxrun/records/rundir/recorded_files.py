@@ -14,7 +14,7 @@ from typing import Any
 from jaxrun.analysis.verdict import verdict
 from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.errors import UsageError
-from jaxrun.protocol.own_directory import is_trusted
+from jaxrun.protocol.own_files import is_trusted
 from jaxrun.records.event_log.event_log import EventLog, parse_lines
 from jaxrun.records.rundir.rundir import (
     COLLECTION_DIR,

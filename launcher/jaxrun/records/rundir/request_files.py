@@ -12,9 +12,8 @@ from collections.abc import Iterator
 
 from jaxrun.errors import ProtocolError
 from jaxrun.protocol.codec import MessageDecoder, encode, from_content, message_types, to_content
-from jaxrun.protocol.own_directory import is_trusted, open_own_directory
+from jaxrun.protocol.own_files import is_trusted, open_own_directory, write_whole_file
 from jaxrun.protocol.requests import REQUESTS_DIR, Answer, Request
-from jaxrun.protocol.whole_file import write_whole_file
 
 _REQUEST, _ANSWER = ".request", ".answer"
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

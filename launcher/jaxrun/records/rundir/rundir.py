@@ -2,7 +2,7 @@
 
 Until it is made, anything wrong with it is a UsageError. From then on no error of the file system is raised: a full
 disk is reported once and costs files, never the job. All is made and written by the descriptors of directories
-(own_directory.py), so that no other user can have a job write elsewhere.
+(own_files.py), so that no other user can have a job write elsewhere.
 """
 
 from __future__ import annotations
@@ -16,9 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxrun.errors import UsageError
-from jaxrun.protocol.own_directory import open_own_directory, open_own_or_linked_directory
+from jaxrun.protocol.own_files import (
+    NEW_FILE,
+    draft_name,
+    open_own_directory,
+    open_own_or_linked_directory,
+    write_whole_file,
+)
 from jaxrun.protocol.requests import Answer, Request
-from jaxrun.protocol.whole_file import NEW_FILE, draft_name, write_whole_file
 from jaxrun.records.event_log.event_log import LoggedEvent, format_header, format_line
 from jaxrun.records.rundir import request_files
 

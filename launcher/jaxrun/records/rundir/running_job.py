@@ -17,7 +17,7 @@ from jaxrun.analysis.verdict import stack_text
 from jaxrun.errors import ProtocolError, UnavailableError, UsageError
 from jaxrun.protocol.codec import from_content
 from jaxrun.protocol.env import REQUEST_SIGNAL
-from jaxrun.protocol.own_directory import open_own_directory
+from jaxrun.protocol.own_files import open_own_directory
 from jaxrun.protocol.requests import Answer, AnswerState, OverviewRequest, ProfileRequest, Request, StacksRequest
 from jaxrun.records.rundir import request_files
 from jaxrun.records.rundir.jobs import has_open

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from jaxrun.errors import UnavailableError, UsageError
-from jaxrun.protocol.whole_file import write_whole_file
+from jaxrun.protocol.own_files import write_whole_file
 from jaxrun.spec.backends.sbatch import SCRIPT_MARK
 from jaxrun.spec.backends.slurm_job import JobState, query_job_state
 from jaxrun.terminal import print_notice

@@ -1,6 +1,9 @@
-"""Directories that no other user can put in the way: not where somebody else owns them, and through no link of theirs.
+"""Files and directories of this user's own: nothing that anybody else has put in their place is opened or deleted.
 
-What lies in them is then opened by their descriptor, so that it is in them whatever happens to their path.
+A directory is this user's own if no other user owns it, and no link of theirs leads to it. What lies in it is opened by
+its descriptor, so that it is in it whatever happens to its path. All that jaxrun deletes it deletes here, or by the
+descriptor of such a directory: owner and mode are checked on the descriptor of what was opened. Files that are there as
+a whole or not at all are written under the name of a draft, and then renamed.
 """
 
 from __future__ import annotations
@@ -9,11 +12,16 @@ import contextlib
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 from jaxrun.text import format_user
 
+NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_PARENT = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+_FILE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_DRAFT_PREFIX, _DRAFT_SUFFIX = ".jaxrun-", ".draft"
 _OTHERS = 0o077
 _ROOT = 0
 _SQUASHED = (2**16 - 2, 2**32 - 2)  # nobody
@@ -115,3 +123,95 @@ def _is_link(path: str | Path, dir_fd: int | None) -> bool:
     except OSError:
         return False
     return True
+
+
+# ---- deleting
+
+
+def remove_directory(path: str | Path, dir_fd: int | None = None, *, private: bool = True) -> None:
+    """Remove a directory with all that is in it; `path` may be relative to `dir_fd`.
+
+    private:  whether only one that nobody else may enter is removed
+
+    Raises FileNotFoundError where it is not there, and another OSError if it is not this user's own or some of it
+    cannot be removed; then the rest of it is.
+    """
+    with _open_parent(path, dir_fd) as (parent, name):
+        directory = open_private_directory(name, parent) if private else open_own_directory(name, parent)
+        try:
+            _empty(directory)
+        finally:
+            os.close(directory)
+        os.rmdir(name, dir_fd=parent)
+
+
+def remove_file(path: str | Path) -> None:
+    """Remove a file of this user's. Raises OSError if it is another user's or cannot be removed."""
+    with _open_parent(path, None) as (parent, name):
+        file = os.open(name, _FILE, dir_fd=parent)
+        try:
+            if os.fstat(file).st_uid != os.geteuid():
+                raise OSError(errno.EPERM, "it belongs to another user")
+        finally:
+            os.close(file)
+        os.unlink(name, dir_fd=parent)
+
+
+@contextlib.contextmanager
+def _open_parent(path: str | Path, dir_fd: int | None) -> Iterator[tuple[int, str]]:
+    folder, name = os.path.split(path)
+    parent = os.open(folder or ".", _PARENT, dir_fd=dir_fd)
+    try:
+        yield parent, name
+    finally:
+        os.close(parent)
+
+
+def _empty(directory: int) -> None:
+    """Remove what is in the directory, each entry whatever becomes of the others; raises the last error."""
+    failed: OSError | None = None
+    with os.scandir(directory) as entries:
+        found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    for name, is_directory in found:
+        try:
+            if is_directory:
+                remove_directory(name, directory, private=False)
+            else:
+                os.unlink(name, dir_fd=directory)
+        except FileNotFoundError:  # somebody else of this user was faster
+            pass
+        except OSError as error:
+            failed = error
+    if failed is not None:
+        raise failed
+
+
+# ---- writing whole files
+
+
+def write_whole_file(path: str | Path, content: bytes, mode: int = 0o666, dir_fd: int | None = None) -> None:
+    """Write the file, which may replace one; `path` may be relative to `dir_fd`. Raises OSError.
+
+    The umask takes from `mode`, unless the file is for its owner alone: then that is its mode.
+    """
+    draft = os.path.join(os.path.dirname(path), draft_name())
+    try:
+        with open(os.open(draft, NEW_FILE, mode, dir_fd=dir_fd), "wb") as file:
+            if not mode & _OTHERS:
+                os.fchmod(file.fileno(), mode)  # whatever the umask, or an ACL of the directory, has made of it
+            file.write(content)
+        os.replace(draft, path, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(draft, dir_fd=dir_fd)
+        raise
+
+
+def is_draft(name: str) -> bool:
+    """Whether a file of this name is being written, or never was finished."""
+    return name.startswith(_DRAFT_PREFIX) and name.endswith(_DRAFT_SUFFIX)
+
+
+def draft_name() -> str:
+    """A name that nobody else uses, on any host, and no file left by a process that was killed has."""
+    return f"{_DRAFT_PREFIX}{os.urandom(8).hex()}{_DRAFT_SUFFIX}"
