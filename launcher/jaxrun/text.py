@@ -15,6 +15,7 @@ V = TypeVar("V", bound=Hashable)
 _PLURALS = {"is": "are", "has": "have", "was": "were", "waits": "wait", "sleeps": "sleep", "it": "they", "its": "their"}
 _MAX_SECONDS = 1e9
 _SECONDS_OF_UNIT = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSYS)
 UNKNOWN_HOST = "?"  # the host of a rank whose agent has not reported yet
 
 
@@ -116,9 +117,13 @@ def format_signal(number: int) -> str:
     return f"signal {number}"
 
 
-def format_status(status: int) -> str:
-    """Write -9 as `killed by SIGKILL (9)`, and 3 as `exited with 3`."""
-    return f"killed by {format_signal(-status)}" if status < 0 else f"exited with {status}"
+def format_status(status: int, auxiliary: str = "") -> str:
+    """Write -9 as `killed by SIGKILL (9)`, after the auxiliary verb "was " if given, 3 as `exited with status 3`."""
+    if status >= 0:
+        return f"exited with status {status}"
+    if -status in _CRASHES:
+        return f"crashed with {format_signal(-status)}"
+    return f"{auxiliary}{'aborted' if -status == signal.SIGABRT else 'killed'} by {format_signal(-status)}"
 
 
 def format_user(uid: int) -> str:

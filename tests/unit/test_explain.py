@@ -115,7 +115,7 @@ def test_a_job_without_a_verdict_shows_how_far_it_had_come(tmp_path: Path) -> No
         in text
     )
     assert "of 3 ranks: 3 spawned, 2 imported, 1 ended" in text
-    assert "ended badly: rank 2: status -11" in text
+    assert "ended badly: rank 2 crashed with SIGSEGV (11)" in text
     assert "last event: WorkerExited of rank 2 after 0.15 s" in text
     assert "came last to 90 % of calls, by 20 ms on average: the others waited 30 % of the time; it was in" in text
 

@@ -130,6 +130,10 @@ STOPPED, ENDED = dict.fromkeys((0, 1), "was stopped"), dict.fromkeys((4, 5), "wa
     ("victims", "line"),
     [
         ({0: "was stopped"}, "1 other was stopped 0.03 s later; it had no fault of its own."),
+        (
+            dict.fromkeys((0, 1), "ended with status 1: sys.exit('it is its')"),
+            "2 others ended with status 1: sys.exit('it is its'); all gone 0.03 s later.",
+        ),
         (dict.fromkeys((0, 1), "had finished"), "2 others had finished; none of them had a fault of its own."),
         (dict.fromkeys(range(3), "lost its connection"), "3 others lost their connection; all gone 0.03 s later."),
         (

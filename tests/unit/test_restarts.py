@@ -110,8 +110,8 @@ BROKEN = failed("ValueError", message="UNKNOWN: Gloo all-reduce failed: Connecti
 FAILURES = {
     "SIGKILL": (worker(0, status=-9), "was killed by SIGKILL (9)"),
     "SIGKILL of another rank": (worker(3, status=-9), "was killed by SIGKILL (9)"),
-    "SIGSEGV": (worker(status=-11), "was killed by SIGSEGV (11)"),
-    "a status": (worker(status=7), "exited with 7"),
+    "SIGSEGV": (worker(status=-11), "crashed with SIGSEGV (11)"),
+    "a status": (worker(status=7), "exited with status 7"),
     "sys.exit": (failed("SystemExit", status=3), "exited with status 3"),
     "a lost host is nobody's fault": (worker(status=None, lost_reason="silent"), "None"),
     "a broken connection is nobody's fault": (BROKEN, "None"),

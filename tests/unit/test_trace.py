@@ -193,7 +193,7 @@ def test_attempts_are_apart():
     assert (first.number, first.end, first.outcome, second.number, second.start) == (1, 6.4, "rank 1 failed", 2, 6.5)
     assert [(mark.name, mark.is_failure) for mark in first.ranks[1].marks] == [("ValueError", True)]
     assert first.ranks[0].marks == []  # jaxrun itself has killed it
-    assert [mark.name for mark in second.ranks[0].marks] == ["killed by SIGSEGV (11)"]
+    assert [mark.name for mark in second.ranks[0].marks] == ["crashed with SIGSEGV (11)"]
     assert [mark.name for mark in first.marks] == ["SIGKILL (9) to rank 0"]
 
 

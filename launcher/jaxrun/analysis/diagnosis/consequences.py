@@ -10,32 +10,46 @@ from __future__ import annotations
 import enum
 import re
 
-_LOST = "lost its connection"
-_ENDED = "was ended by JAX"
-_WAITED = "waited in vain"
 
-# Matched in lower case; the text completes "rank 3 …". Seen with JAX 0.8 to 0.12 on CPU; NCCL's are from its sources.
-_PATTERNS = (
-    (r"gloo\b.{0,300}?(?:closed by peer|reset by peer|broken pipe|refused|no route to host|read error)", _LOST),
-    (r"gloo\b.{0,300}?(?:timed out|timeout)", _WAITED),
-    (r"gloo context initialization failed", _LOST),
-    (r"nccl\b.{0,300}?(?:process exited|network error|remote error|closed by remote peer)", _LOST),
-    (r"ncclremoteerror", _LOST),
-    (r"remote process exited or there was a network error", _LOST),
-    (r"terminating process because the jax distributed service detected fatal errors", _ENDED),
-    (r"this most likely indicates that another task died", _ENDED),
-    (r"failed to send rpc to coordination service", _ENDED),
-    (r"leader task was preempted/died", _ENDED),
-    (r"the following tasks are unhealthy", _ENDED),
-    (r"stopped sending heartbeats", _ENDED),
-    (r"error from coordination service", _ENDED),
-    (r"shutdown barrier", _ENDED),
-    (r"coordination.{0,20} service.{0,200}?(?:unavailable|socket closed|connection reset)", _ENDED),
-    (r"some timed out task names", _WAITED),
-    (r"barrier timed out", _WAITED),
-    (r"getting local topologies failed.{0,300}?timed out", _WAITED),
-)
-CONSEQUENCE_PATTERNS = tuple((re.compile(pattern), text) for pattern, text in _PATTERNS)
+class Fate(enum.StrEnum):
+    """What became of a rank that had no fault of its own, to complete "rank 3 …"."""
+
+    STOPPED = "was stopped"
+    FINISHED = "had finished"
+    LOST_TOO = "was lost too"
+    LOST_CONNECTION = "lost its connection"
+    ENDED = "was ended by JAX"
+    WAITED = "waited in vain"
+
+
+# Matched in lower case, in this order. Seen with JAX 0.8 to 0.12 on CPU; NCCL's are from its sources.
+_SIGNS = {
+    Fate.LOST_CONNECTION: (
+        r"gloo\b.{0,300}?(?:closed by peer|reset by peer|broken pipe|refused|no route to host|read error)",
+        r"gloo context initialization failed",
+        r"nccl\b.{0,300}?(?:process exited|network error|remote error|closed by remote peer)",
+        r"ncclremoteerror",
+        r"remote process exited or there was a network error",
+    ),
+    Fate.ENDED: (
+        r"terminating process because the jax distributed service detected fatal errors",
+        r"this most likely indicates that another task died",
+        r"failed to send rpc to coordination service",
+        r"leader task was preempted/died",
+        r"the following tasks are unhealthy",
+        r"stopped sending heartbeats",
+        r"error from coordination service",
+        r"shutdown barrier",
+        r"coordination.{0,20} service.{0,200}?(?:unavailable|socket closed|connection reset)",
+    ),
+    Fate.WAITED: (
+        r"gloo\b.{0,300}?(?:timed out|timeout)",
+        r"some timed out task names",
+        r"barrier timed out",
+        r"getting local topologies failed.{0,300}?timed out",
+    ),
+}
+_PATTERNS = {fate: re.compile("|".join(signs)) for fate, signs in _SIGNS.items()}
 # Gloo also reports faults of the program itself, in texts that some pattern above matches.
 _OWN_FAULTS = ("received data size doesn't match expected size", "collective mismatch")
 _MAX_CHARACTERS = 10_000  # an error stands at the end of its text
@@ -56,12 +70,12 @@ class ErrorOrigin(enum.Enum):
     OTHER = "in another process"
 
 
-def find_consequence(text: str) -> str:
-    """What the first consequence in `text` says of its rank, as "lost its connection"; empty if there is none."""
+def find_consequence(text: str) -> Fate | None:
+    """What became of the rank by the first consequence that `text` shows; None if there is none."""
     text = text[-_MAX_CHARACTERS:].lower()
     if any(fault in text for fault in _OWN_FAULTS):
-        return ""
-    return next((consequence for pattern, consequence in CONSEQUENCE_PATTERNS if pattern.search(text)), "")
+        return None
+    return next((fate for fate, pattern in _PATTERNS.items() if pattern.search(text)), None)
 
 
 def classify_error(message: str, traceback: str) -> ErrorOrigin:

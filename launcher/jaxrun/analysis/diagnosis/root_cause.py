@@ -18,7 +18,7 @@ import enum
 import signal
 from collections.abc import Sequence
 
-from jaxrun.analysis.diagnosis.consequences import ErrorOrigin, classify_error, find_consequence
+from jaxrun.analysis.diagnosis.consequences import ErrorOrigin, Fate, classify_error, find_consequence
 from jaxrun.analysis.diagnosis.outcome import InjectedFault, WorkerOutcome
 from jaxrun.protocol.flight_file import DIVERGENCE_ERROR
 from jaxrun.protocol.worker_messages import ThreadFailed
@@ -78,14 +78,14 @@ def find_first_failure(workers: Sequence[WorkerOutcome]) -> WorkerOutcome:
     return min(workers, key=lambda worker: (culpability(worker), worker.time, worker.rank))
 
 
-def collateral(worker: WorkerOutcome) -> str:
-    """What another worker's end did to this one, by its exception or stderr ("lost its connection"); else empty."""
+def collateral(worker: WorkerOutcome) -> Fate | None:
+    """What another worker's end did to this one, by its exception or stderr; None if it shows nothing of that."""
     failure = worker.failure
     if failure is None or failure.error == "SystemExit":
         return find_consequence(f"{worker.stderr_tail}\n{worker.crash_dump}")
     if classify_error(failure.message, failure.traceback) is ErrorOrigin.OTHER:
         return find_consequence(f"{failure.message}\n{failure.traceback}")
-    return ""
+    return None
 
 
 def own_thread_failures(worker: WorkerOutcome) -> tuple[ThreadFailed, ...]:

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 
+from jaxrun.analysis.diagnosis.consequences import Fate
 from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
 from jaxrun.analysis.diagnosis.root_cause import Culpability, culpability, find_culprits
 from jaxrun.analysis.diagnosis.snapshot import Snapshot
@@ -155,7 +156,7 @@ def _describe_early_exit(verdict: Verdict, outcome: JobOutcome, decided: float) 
     return replace(
         verdict,
         culprits=ranks,
-        victims=dict.fromkeys(outcome.stacks, "was stopped"),
+        victims=dict.fromkeys(outcome.stacks, Fate.STOPPED),
         headline=f"{format_ranks(ranks)} finished (status 0){ago}; {waiting} in JAX for what will not come any more:",
         details=(
             format_snapshot(snapshot),

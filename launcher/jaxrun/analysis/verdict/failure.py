@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from jaxrun.analysis.diagnosis.consequences import Fate
 from jaxrun.analysis.diagnosis.outcome import InjectedFault, JobOutcome, WorkerOutcome
 from jaxrun.analysis.diagnosis.root_cause import Culpability, collateral, culpability, find_culprits, find_first_failure
 from jaxrun.analysis.verdict import phrasing
@@ -78,7 +79,7 @@ def _describe_unknown_cause(
     broken = [w for w in workers if collateral(w) and culpability(w) is Culpability.CONSEQUENCE]
     number = "every rank" if 1 < len(broken) == len(hosts) else phrasing.describe_ranks(broken or [first], hosts)
     it = f"the first was {phrasing.describe_ranks([first], hosts)}: it" if len(broken) > 1 else "it"
-    why = collateral(first) or "was stopped"
+    why = collateral(first) or Fate.STOPPED
     return f"{number} saw a broken connection; none reported a cause of its own; {it} {why}, {moment}."
 
 

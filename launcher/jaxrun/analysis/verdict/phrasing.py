@@ -6,10 +6,10 @@ import signal
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
+from jaxrun.analysis.diagnosis.consequences import Fate
 from jaxrun.analysis.diagnosis.outcome import InjectedFault, WorkerOutcome
 from jaxrun.analysis.diagnosis.root_cause import collateral, own_thread_failures
 from jaxrun.analysis.verdict.stack_text import format_crash
-from jaxrun.analysis.verdict.verdict import Fate
 from jaxrun.protocol.worker_messages import WorkerStage
 from jaxrun.text import (
     format_ranges,
@@ -17,11 +17,10 @@ from jaxrun.text import (
     format_ranks,
     format_ranks_on_hosts,
     format_seconds,
-    format_signal,
+    format_status,
     plural,
 )
 
-_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSYS)
 _STAGES = {
     WorkerStage.START: "while starting",
     WorkerStage.JOIN: "while joining the others",
@@ -54,10 +53,10 @@ def describe_failure(worker: WorkerOutcome, *, many: bool = False) -> str:
     if worker.status is None:
         return "had not ended"
     if worker.status < 0:
-        return _describe_signal(worker, "were" if many else "was") + after
+        return _describe_signal(worker, worker.status, "were " if many else "was ") + after
     if worker.status == 0:
-        return f"exited with status 0 before the end of its program {_OS_EXIT}"
-    return f"exited with status {worker.status} without an exception {_OS_EXIT}{after}"
+        return f"{format_status(0)} before the end of its program {_OS_EXIT}"
+    return f"{format_status(worker.status)} without an exception {_OS_EXIT}{after}"
 
 
 def describe_time(worker: WorkerOutcome, started: float, run_at: float | None) -> str:
@@ -100,14 +99,14 @@ def describe_victim(worker: WorkerOutcome) -> str:
     if worker.failure is not None:
         return collateral(worker) or _describe_error(worker)
     if worker.lost_reason and not worker.killed_by_launcher:
-        return "was lost too"
+        return Fate.LOST_TOO
     if worker.finished or worker.status == 0:
         return Fate.FINISHED
     if worker.killed_by_launcher:
         return Fate.STOPPED
     if not worker.status or worker.status < 0:
         return collateral(worker) or describe_failure(worker)
-    return collateral(worker) or f"exited with status {worker.status}"
+    return collateral(worker) or format_status(worker.status)
 
 
 def describe_thread_failures(workers: Sequence[WorkerOutcome], shown: str) -> tuple[str, ...]:
@@ -154,17 +153,11 @@ def _describe_error(worker: WorkerOutcome) -> str:
     return f"ended with status {failure.status} (sys.exit)"
 
 
-def _describe_signal(worker: WorkerOutcome, verb: str) -> str:
-    number = -(worker.status or 0)
-    name = format_signal(number)
-    if number == signal.SIGABRT:
-        how = f"{verb} aborted by {name}"
-    else:
-        how = f"crashed with {name}" if number in _CRASHES else f"{verb} killed by {name}"
+def _describe_signal(worker: WorkerOutcome, status: int, auxiliary: str) -> str:
     threads = own_thread_failures(worker)
     before = f", after its thread {threads[-1].thread} had raised {threads[-1].error}" if threads else ""
     fault = worker.deadly_fault
-    return how + before + (f", as {fault.requested_by} asked" if fault else "")
+    return format_status(status, auxiliary) + before + (f", as {fault.requested_by} asked" if fault else "")
 
 
 def _format_tail(stderr_tail: str) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from jaxrun.analysis.verdict.verdict import Fate, Verdict
+from jaxrun.analysis.diagnosis.consequences import Fate
+from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.terminal import A_FILE, TerminalFormat, wrap_prose
 from jaxrun.text import agree, format_ranks, format_seconds, group_alike, plural
 
@@ -92,14 +93,20 @@ def _victims(fates: Mapping[int, str], stopping: float | None) -> str:
     none = "it had no fault of its own" if len(fates) == 1 else "none of them had a fault of its own"
     if len(groups) == 1:
         ((fate, _),) = groups
-        text = f"{others} {agree(fate, len(fates))}"
+        text = f"{others} {_agree(fate, len(fates))}"
         if fate == Fate.STOPPED:
             return f"{text}{later}; {none}."
         if fate == Fate.FINISHED:
             return f"{text}; {none}."
     else:
-        text = f"{others}: {', '.join(f'{format_ranks(ranks)} {agree(fate, len(ranks))}' for fate, ranks in groups)}"
+        text = f"{others}: {', '.join(f'{format_ranks(ranks)} {_agree(fate, len(ranks))}' for fate, ranks in groups)}"
     return f"{text}; all gone{later}." if later else f"{text}."
+
+
+def _agree(fate: str, count: int) -> str:
+    """What became of so many ranks; what a text says after its verb may quote the program, and stays as it is."""
+    verb, _, rest = fate.partition(" ")
+    return agree(fate, count) if fate in tuple(Fate) else f"{agree(verb, count)} {rest}"
 
 
 def _done(verdict: Verdict) -> str:

@@ -40,11 +40,11 @@ class AlikeFailure:
         """What the job did: `raised ValueError at train.py:88`."""
         stage = f" ({self.stage})" if self.stage else ""
         if self.error == "SystemExit":
-            return f"exited with status {self.status}{self.place}{stage}"
+            return f"{format_status(self.status)}{self.place}{stage}"
         if self.error:
             return f"raised {self.error}{self.place}{stage}"
         if self.status:
-            return f"{'was ' if self.status < 0 else ''}{format_status(self.status)}"
+            return format_status(self.status, "was ")
         return "had some ranks finish before the others"
 
 

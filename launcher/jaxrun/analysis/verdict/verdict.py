@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,13 +11,6 @@ from jaxrun.protocol.codec import field_values, from_content, to_content
 
 FORMAT = 1
 _MAX_NUMBER = 1e15
-
-
-class Fate(enum.StrEnum):
-    """What became of a victim that had no fault of its own; all others have an error of theirs."""
-
-    STOPPED = "was stopped"
-    FINISHED = "had finished"
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from jaxrun.records.rundir import recorders
 from jaxrun.records.rundir.recorded_files import find_run_dir, read_job_events, read_text
 from jaxrun.records.rundir.rundir import EVENTS_FILE, VERDICT_FILE, attempt_directory
 from jaxrun.terminal import A_FILE, TerminalFormat
-from jaxrun.text import UNKNOWN_HOST, format_ranks_on_hosts, has_several_hosts, plural
+from jaxrun.text import UNKNOWN_HOST, format_ranks_on_hosts, format_status, has_several_hosts, plural
 
 STEPS = ("spawned", "imported", "joined", "proved", "first output", "ended")
 _TRACE_CALLS = 400_000  # of all ranks: some 100 MB, which Perfetto opens in a few seconds
@@ -96,9 +96,7 @@ def _format_progress(log: AttemptLog) -> str:
     steps = _find_steps(log)
     ranks = _ranks(steps)
     counts = ", ".join(f"{len(times)} {step}" for step, times in steps.items() if times)
-    ended = [
-        f"rank {rank}: status {rank_log.status}" for rank, rank_log in sorted(log.ranks.items()) if rank_log.status
-    ]
+    ended = [f"rank {rank} {format_status(of.status, 'was ')}" for rank, of in sorted(log.ranks.items()) if of.status]
     lines = [f"of {plural(len(ranks), 'rank')}: {counts}" if counts else "no rank was started"]
     if ended:
         lines.append(f"ended badly: {'; '.join(ended[:_MAX_ENDS])}")

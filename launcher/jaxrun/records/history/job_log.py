@@ -22,7 +22,7 @@ from jaxrun.records.event_log.events import (
     StallNotice,
 )
 from jaxrun.records.history.job_trace import Moment, Span
-from jaxrun.text import format_ranks, format_signal
+from jaxrun.text import format_ranks, format_signal, format_status
 
 _MAX_S = 1e11  # some thousand years
 _MIN_OUTPUT_S = 0.001  # so that it can be seen
@@ -173,8 +173,7 @@ def _add_to_rank(rank: RankLog, event: LoggedEvent, stopped: bool) -> None:
         case WorkerExited(status=status):
             rank.status = status
             if status and not stopped and Failed not in rank.at:
-                how = f"killed by {format_signal(-status)}" if status < 0 else f"exit status {status}"
-                rank.marks.append(Moment(time, how, is_failure=True))
+                rank.marks.append(Moment(time, format_status(status), is_failure=True))
             for start, stop, count in message.output_bursts:
                 rank.output.append(_output(_seconds(start) + rank.offset, _seconds(stop) + rank.offset, int(count)))
         case ProfileEnded() if message.started_at:
