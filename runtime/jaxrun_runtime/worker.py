@@ -193,7 +193,7 @@ def _allow_mesh_over_hosts(env: WorkerEnv) -> None:
 def _watch_program(env: WorkerEnv, channel: AgentChannel) -> None:
     """Be told of what the program does beside its main thread's work."""
     failure_report.report_thread_failures(channel, env.rank)
-    forks.watch_forks(channel, env.rank)
+    forks.watch_forks()
     signal_handlers.report_signal_handlers(channel, env.rank)
     job_debugger.relay_debuggers(channel, env.rank)
     standard_input.explain_missing_input(env)

@@ -14,11 +14,9 @@ from jaxrun.analysis.verdict.stack_text import format_stall_notice
 from jaxrun.cli.make_job import make_job
 from jaxrun.controller.head.stall_detector import EarlyExitDetector
 from jaxrun.protocol.snapshot_messages import RankReply
-from jaxrun.protocol.worker_messages import ChildForked
 
 SILENT = {"stall": 60.0}
 IN_LOCK = IN_JAX.replace("site-packages/jax/_src/array.py", "threading.py").replace("_value", "wait")
-IN_POOL = IN_JAX.replace("site-packages/jax/_src/array.py", "multiprocessing/pool.py").replace("_value", "map")
 
 
 def verdict(job):
@@ -41,14 +39,6 @@ def test_without_progress_the_job_is_warned_once_and_stopped(simulate):
 def test_without_either_option_nothing_is_checked(simulate):
     job = simulate(3).run().wait(10_000)
     assert job.outcome is None and job.head.deadline() is None
-
-
-@pytest.mark.parametrize("limits", [SILENT, {"job": 60.0}])
-def test_a_job_that_ends_while_it_waits_for_forked_children_names_the_fork(simulate, limits):
-    job = simulate(2, **limits).run().handle(ChildForked(1, 1.0, "data.py:12 make_pool"))
-    job.stacks = {0: IN_POOL, 1: IN_POOL}
-    job.wait(90)
-    assert "forked at data.py:12 make_pool" in " ".join("\n".join(verdict(job).details).split())
 
 
 @pytest.mark.parametrize(("sign", "each_s"), [("cpu", 1.0), ("written", 1)])

@@ -13,7 +13,6 @@ _PYTHON = r"/lib(?:64)?/python3\.\d+/"
 _JAX = re.compile(rf"{_PACKAGES}(?:jax|jaxlib)/|/jax/(?:_src|experimental|interpreters)/|/jaxlib/")
 _OURS = re.compile(r"/jaxrun_runtime/(?!programs/)|/jaxrun/protocol/|^<frozen ")
 _AROUND_PROGRAMS = re.compile(rf"{_PYTHON}(?:runpy|threading)\.py$")
-_PACKAGE = re.compile(_PACKAGES)
 _LIBRARY = re.compile(rf"{_PACKAGES}|{_PYTHON}|^<frozen ")
 _SHIPPED_PROGRAMS = "/jaxrun_runtime/programs/"
 _MAX_FILES = 10_000  # a program that makes code as it runs must not fill the memory
@@ -33,11 +32,6 @@ def is_ours(file: str) -> bool:
 def is_scaffold(file: str) -> bool:
     """Whether the file is jaxrun's, or what Python itself puts around a program or a thread."""
     return is_ours(file) or _AROUND_PROGRAMS.search(file) is not None
-
-
-def is_package(file: str) -> bool:
-    """Whether the file is that of an installed package."""
-    return _PACKAGE.search(file) is not None
 
 
 def is_library(file: str) -> bool:

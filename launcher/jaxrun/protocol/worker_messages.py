@@ -10,7 +10,6 @@
     Call                ──────────▶    (a cross-process call is about to start, or to be compiled first)
                         ◀──────────    Proceed | CallMismatch   (if the call waits for it)
     ThreadFailed        ──────────▶    (a thread of the program died; the program goes on)
-    ChildForked         ──────────▶    (the program has forked at a new place)
     SignalHandlers      ──────────▶    (the program handles SIGINT or SIGTERM itself, or no longer)
     Interrupted         ──────────▶    (KeyboardInterrupt is raised in it)
                         ◀──────────    ProfileCalls      (see flight_file.ORDERS_WORD for how it is noticed)
@@ -193,15 +192,6 @@ class ThreadFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class ChildForked:
-    """The program forks at `place` ("loader.py:12 make_pool"); sent once for each place."""
-
-    rank: int
-    time: float
-    place: str
-
-
-@dataclass(frozen=True, slots=True)
 class SignalHandlers:
     """Whether the program itself handles SIGINT (`interrupt`) and SIGTERM (`termination`).
 
@@ -271,7 +261,6 @@ WorkerToAgent = (
     | DeviceReport
     | Call
     | ThreadFailed
-    | ChildForked
     | SignalHandlers
     | Interrupted
     | ProfileEnded

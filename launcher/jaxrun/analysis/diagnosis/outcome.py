@@ -104,7 +104,6 @@ class JobOutcome:
     workers:                         how each of them ended
     text, traceback:                 what is to be said about `reason`
     stacks, kernel_waits, flights:   by rank, what the snapshot showed that led to the end
-    fork_places:                     by rank, where its program had forked
     decided_at, run_at:              when the end was decided, and when the program was started
     divergences:                     the calls in which the ranks were seen out of step, the first one first
     unheard:                         nobody in the job listens to the signal that ended it
@@ -124,7 +123,6 @@ class JobOutcome:
     stacks: Mapping[int, str] = field(default_factory=dict)
     kernel_waits: Mapping[int, str] = field(default_factory=dict)
     flights: Mapping[int, Flight] = field(default_factory=dict)
-    fork_places: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     signum: int = 0
     decided_at: float | None = None
     run_at: float | None = None

@@ -22,7 +22,6 @@ class Snapshot:
     flights:   what its flight recorder holds
     finished:  the ranks whose program has ended
     natives:   its stack with C frames; None where they were not asked for
-    fork_places:  where its program has forked, "loader.py:12 make_pool"
     straggler:    the rank or host that holds the others up, if one does
     """
 
@@ -33,7 +32,6 @@ class Snapshot:
     flights: Mapping[int, Flight] = field(default_factory=dict)
     finished: tuple[int, ...] = ()
     natives: Mapping[int, str] | None = None
-    fork_places: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     straggler: Straggler | None = None
 
 

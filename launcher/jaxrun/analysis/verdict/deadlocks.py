@@ -50,13 +50,10 @@ _CAUSES: Mapping[Activity, tuple[str, str]] = {
         "is that a lock, or the result of an earlier call?",
     ),
 }
-# What a rank does if it waits for a child that it has forked, unless what it has called begins with one of these.
-_FOR_CHILDREN = (Activity.PROCESS, Activity.DATA, Activity.THREAD)
-_NOT_FOR_CHILDREN = ("queue.", "threading.", "subprocess.")
+_FORKING = ("multiprocessing.", "torch")  # begin calls that may wait for children
 _FORK_ADVICE = (
-    "its children were forked at {places} with copies of locks that no thread of theirs releases, and may wait for "
-    "them for ever; use spawn or forkserver: multiprocessing.get_context('forkserver').Pool(), "
-    "ProcessPoolExecutor(mp_context=...), DataLoader(multiprocessing_context=...)"
+    "a forked child has copies of locks that no thread of its own releases, and may wait for them for ever; use spawn "
+    "or forkserver: multiprocessing.get_context('forkserver').Pool(), DataLoader(multiprocessing_context=...)"
 )
 _NOTABLE_ALONE = (
     Activity.STOPPED,
@@ -91,7 +88,6 @@ class _JobState:
     ranks: Mapping[int, RankState]
     hosts: Mapping[int, str]
     finished: tuple[int, ...]
-    fork_places: Mapping[int, Sequence[str]]
 
     def doing(self, *kinds: Activity) -> tuple[int, ...]:
         return tuple(rank for rank, where in self.ranks.items() if where.activity in kinds)
@@ -106,7 +102,7 @@ def explain_deadlock(snapshot: Snapshot) -> tuple[DeadlockCause, ...]:
     idle = {rank for rank, where in seen.items() if where.activity is Activity.IDLE}
     ended = tuple(sorted((set(snapshot.finished) - set(snapshot.dumps)) | idle))
     busy = {rank: where for rank, where in seen.items() if rank not in idle}
-    job = _JobState(busy, snapshot.hosts, ended, snapshot.fork_places)
+    job = _JobState(busy, snapshot.hosts, ended)
     waiting = job.doing(*WAITING)
     if waiting and len(waiting) == len(job.ranks):
         explanations = _left_by_the_finished(job, waiting) if job.finished else _waiting_apart(job, waiting)
@@ -153,7 +149,7 @@ def _is_notable(job: _JobState, group: tuple[int, ...], waiting: tuple[int, ...]
 def _describe_cause(job: _JobState, group: tuple[int, ...], waiting: tuple[int, ...]) -> DeadlockCause:
     where = job.ranks[group[0]]
     does, advice = _CAUSES[where.activity]
-    advice = _advise_on_forks(job, group) or advice
+    advice = _FORK_ADVICE if where.call.startswith(_FORKING) else advice
     call = f" ({where.call})" if where.call and where.activity is not Activity.COMPILING else ""
     place = f" at {where.place}" if where.place else ""
     shown = ", ".join(where.other_threads[:_MAX_THREADS_SHOWN])
@@ -161,14 +157,6 @@ def _describe_cause(job: _JobState, group: tuple[int, ...], waiting: tuple[int, 
     and_others = f", and {_describe_waiting(job, waiting, group)}" if waiting else ""
     did = f"{agree(does, len(group))}{call}{place}{threads}".rstrip(",")
     return DeadlockCause(f"{job.names(group)} {did}{and_others}", advice)
-
-
-def _advise_on_forks(job: _JobState, group: tuple[int, ...]) -> str:
-    """What to do if these ranks may wait for children that they have forked; empty if they do not."""
-    places = _unique(place for rank in group for place in job.fork_places.get(rank, ()))
-    where = job.ranks[group[0]]
-    waits = where.activity in _FOR_CHILDREN and not where.call.startswith(_NOT_FOR_CHILDREN)
-    return _FORK_ADVICE.format(places=_list(places)) if waits and places else ""
 
 
 def _describe_lone_waiter(job: _JobState, waiting: tuple[int, ...], others: tuple[int, ...]) -> DeadlockCause:

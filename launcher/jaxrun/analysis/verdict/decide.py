@@ -175,7 +175,6 @@ def _snapshot(outcome: JobOutcome, hosts: Mapping[int, str], decided: float, fin
         waits=outcome.kernel_waits,
         flights=outcome.flights,
         finished=tuple(sorted(finished)),
-        fork_places=outcome.fork_places,
     )
 
 

@@ -55,7 +55,6 @@ class Snapshots:
             waits=kernel_waits_of(replies),
             flights=dict(self._divergence.flights),
             finished=self._state.workers.live_reported,
-            fork_places=self._state.workers.fork_places(),
             straggler=self._stragglers.straggler,
             natives={rank: reply.native_stacks for rank, reply in replies.items()} if native else None,
         )
@@ -67,6 +66,5 @@ class Snapshots:
             stacks=stacks_of(replies),
             kernel_waits=kernel_waits_of(replies),
             flights=dict(self._divergence.flights),
-            fork_places=self._state.workers.fork_places(),
             decided_at=now,
         )

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from jaxrun.analysis.diagnosis.outcome import InjectedFault, WorkerOutcome
 from jaxrun.protocol.agent_messages import WorkerExited
 from jaxrun.protocol.stop_messages import CheckpointSaved
-from jaxrun.protocol.worker_messages import ChildForked, Failed, Interrupted, SignalHandlers, ThreadFailed
+from jaxrun.protocol.worker_messages import Failed, Interrupted, SignalHandlers, ThreadFailed
 from jaxrun.records.event_log.events import AgentLost
 
-WorkerReport = ThreadFailed | SignalHandlers | Interrupted | ChildForked | CheckpointSaved
+WorkerReport = ThreadFailed | SignalHandlers | Interrupted | CheckpointSaved
 
 
 @dataclass(slots=True)
@@ -22,7 +22,6 @@ class _Worker:
     ends_at: float | None = None  # when the worker first showed that it ends
     failure: Failed | None = None
     thread_failures: list[ThreadFailed] = field(default_factory=list)
-    fork_places: list[str] = field(default_factory=list)
     exit: WorkerExited | None = None
     lost_reason: str = ""
     injected_faults: list[InjectedFault] = field(default_factory=list)
@@ -147,14 +146,8 @@ class WorkerTable:
                 worker.handlers = report
             case Interrupted():
                 worker.interrupted = True
-            case ChildForked():
-                worker.fork_places.append(report.place)
             case CheckpointSaved():
                 self.saved_step = max(report.step, self.saved_step if self.saved_step is not None else report.step)
-
-    def fork_places(self) -> dict[int, tuple[str, ...]]:
-        """Where the ranks' programs have forked, by rank, in the order of the first fork at each place."""
-        return {rank: tuple(worker.fork_places) for rank, worker in self._workers.items() if worker.fork_places}
 
     def add_exit(self, event: WorkerExited, now: float) -> None:
         worker = self._workers[event.rank]

@@ -29,7 +29,7 @@ from jaxrun.protocol.codec import field_values, from_content, message_types, to_
 from jaxrun.protocol.probe_messages import HostFacts, PeerResults
 from jaxrun.protocol.requests import ProfileRequest, StacksRequest
 from jaxrun.protocol.stop_messages import CheckpointSaved, StopPolled, StopReached, StopRequested
-from jaxrun.protocol.worker_messages import ChildForked, DeviceReport, Done, Failed, Hello, ProfileEnded, ThreadFailed
+from jaxrun.protocol.worker_messages import DeviceReport, Done, Failed, Hello, ProfileEnded, ThreadFailed
 from jaxrun.records.event_log.actions import (
     Action,
     PrintStallNotice,
@@ -71,7 +71,6 @@ _Received = (
     | Hello
     | DeviceReport
     | ThreadFailed
-    | ChildForked
     | CheckpointSaved
     | StopPolled
     | StopReached
