@@ -10,8 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 import pytest
 from harness import TIME_LIMIT
 
-from jaxrun.node.agent.host_facts import collect_facts, try_to_write
-from jaxrun.node.agent.host_probe import PeerServer, peer_token, probe_peers
+from jaxrun.node.agent.host_probe import PeerServer, collect_facts, peer_token, probe_peers, try_to_write
 from jaxrun.protocol.auth import new_token
 from jaxrun.protocol.probe_messages import ProbePeers
 
@@ -96,7 +95,7 @@ def test_the_facts_are_those_of_this_machine(tmp_path, monkeypatch):
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
 def test_a_disk_that_is_full_cannot_be_written_to(tmp_path):
     script = f'mount -t tmpfs -o size=64k tmpfs {tmp_path} && exec {sys.executable} -c "$CODE"'
-    code = f"from jaxrun.node.agent.host_facts import try_to_write; print(try_to_write({str(tmp_path)!r}))"
+    code = f"from jaxrun.node.agent.host_probe import try_to_write; print(try_to_write({str(tmp_path)!r}))"
     env = {**os.environ, "CODE": code, "PYTHONPATH": os.pathsep.join(sys.path)}
     unshare = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script]
     done = subprocess.run(unshare, env=env, capture_output=True, text=True, timeout=TIME_LIMIT)

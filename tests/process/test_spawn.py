@@ -11,8 +11,8 @@ from agent_by_hand import wait_until
 
 from jaxrun.controller.supervisor.launch_process import LOG_NAME, LaunchProcess
 from jaxrun.controller.supervisor.local import setup_of
+from jaxrun.node.agent import spawn
 from jaxrun.node.agent.guard import find_marked, job_marker
-from jaxrun.node.agent.spawn import Spawner
 from jaxrun.node.forkserver import client
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.flight_file import TEXT_OFFSET
@@ -37,7 +37,7 @@ def _plan(*argv):
 
 
 def _spawn(setup, rank):
-    return Spawner(setup).spawn(setup.workers[rank])
+    return spawn.spawn(setup, setup.workers[rank])
 
 
 def _read_all(fd):
@@ -49,7 +49,7 @@ def _read_all(fd):
 def test_a_worker_gets_its_streams_its_variables_and_its_descriptors(tmp_path):
     plan = _plan("/usr/bin/env", "-0")
     setup = setup_of(plan, {"KEPT": "é", "TAKEN": "x", "JAXRUN_RANK": "9"}, str(tmp_path))
-    pid, pipes = Spawner(setup).spawn(setup.workers[1])
+    pid, pipes = spawn.spawn(setup, setup.workers[1])
     env = dict(pair.split("=", 1) for pair in _read_all(pipes.out).decode().split("\0") if pair)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     pipes.close()
@@ -75,13 +75,12 @@ def test_a_failed_start_leaves_nothing_open(tmp_path):
     before = os.listdir("/proc/self/fd")
     plan = _plan(str(tmp_path / "missing"), "-m", "jaxrun_runtime", "p")
     setup = setup_of(plan, os.environ)
-    spawner = Spawner(setup)
     with pytest.raises(FileNotFoundError):
-        spawner.spawn(setup.workers[0])
+        spawn.spawn(setup, setup.workers[0])
     with pytest.raises(FileNotFoundError):
         client.start(plan.argv[:1], os.environ)
-    pipes, request = spawner.fork_request(setup.workers[0])
-    request.close()
+    pipes, _, ends = spawn.fork_request(setup, setup.workers[0])
+    ends.close()
     pipes.close()
     assert len(os.listdir("/proc/self/fd")) == len(before)
 

@@ -15,8 +15,7 @@ from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.node.channel.host_addresses import HostAddress, describe_addresses, list_addresses, select_addresses
 from jaxrun.node.channel.listener import listen_on_tcp
-from jaxrun.node.channel.reachability import check_reachable
-from jaxrun.node.channel.rendezvous import rendezvous_file
+from jaxrun.node.channel.rendezvous import check_reachable, rendezvous_file
 from jaxrun.protocol.addresses import Address, format_addresses, parse_addresses
 from jaxrun.protocol.auth import read_given_token
 from jaxrun.protocol.connect import HeadAddress, connect

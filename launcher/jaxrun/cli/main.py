@@ -199,7 +199,7 @@ def _attach(
     from jaxrun.spec.job.program import check_program
 
     if check:
-        from jaxrun.node.channel.reachability import check_reachable
+        from jaxrun.node.channel.rendezvous import check_reachable
 
         return check_reachable(check)
     environ = dict(os.environ)

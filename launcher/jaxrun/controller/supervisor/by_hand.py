@@ -18,8 +18,7 @@ from jaxrun.controller.supervisor.run import run
 from jaxrun.errors import JaxrunError, UsageError
 from jaxrun.node.agent import remote as agent
 from jaxrun.node.channel.host_addresses import list_addresses
-from jaxrun.node.channel.reachability import answers
-from jaxrun.node.channel.rendezvous import RendezvousFile, rendezvous_file
+from jaxrun.node.channel.rendezvous import RendezvousFile, answers, rendezvous_file
 from jaxrun.protocol import auth
 from jaxrun.protocol.addresses import Address, parse_addresses
 from jaxrun.protocol.connect import HeadAddress

@@ -21,7 +21,7 @@ from jaxrun.controller.supervisor.by_hand import run_host
 from jaxrun.controller.supervisor.run import run
 from jaxrun.errors import UsageError
 from jaxrun.frontends.doctor.observation import Observation, read_run_dir
-from jaxrun.node.agent.host_facts import collect_facts, try_to_write
+from jaxrun.node.agent.host_probe import collect_facts, try_to_write
 from jaxrun.protocol.own_files import remove_directory
 from jaxrun.spec.backends import HOSTS, make_plan
 from jaxrun.spec.backends.slurm_allocation import Allocation, read_allocation

@@ -1,61 +1,148 @@
-"""An agent's part in a job that asks for probes: reports its host, and finds out which other hosts it can connect to.
+"""An agent's part in a job that asks for probes: what there is on its host, and which other hosts it can connect to.
 
-Most jobs do not ask: what is needed is imported only then.
+Most jobs do not ask: this module is imported only then. Nothing here needs jax; a missing file or a failing command
+leaves its fact out.
 """
 
 from __future__ import annotations
 
+import os
+import platform
+import resource
 import selectors
 import socket
 import subprocess
+import sys
+import tempfile
 import threading
-from collections.abc import Iterable, Mapping
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
 
+from jaxrun import __version__
+from jaxrun.node.agent.oom import memory_limit, own_memory_cgroup
+from jaxrun.node.channel.event_loop import EventLoop
+from jaxrun.node.channel.host_addresses import list_addresses
+from jaxrun.node.channel.listener import listen_on_tcp
 from jaxrun.protocol.addresses import parse_addresses
 from jaxrun.protocol.connect import ConnectionAttempt, describe_error
-from jaxrun.protocol.probe_messages import PeerResults, ProbePeers
+from jaxrun.protocol.probe_messages import GpuFacts, HostFacts, PeerResults, ProbePeers
+from jaxrun.spec.job.nvml import NO_DRIVER, NvmlReading, ask_nvml, has_driver
 
-if TYPE_CHECKING:
-    from jaxrun.node.channel.connection import Connection
-    from jaxrun.protocol.agent_messages import HeadToAgent
-
+_PACKAGES = ("jax", "jaxlib", "numpy")
+_PLUGINS = ("jax-cuda12-plugin", "jax-cuda13-plugin", "jax-rocm7-plugin", "libtpu")
+_PROXY_VARIABLES = ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy")
+_LIMITS = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC, "memlock": resource.RLIMIT_MEMLOCK}
+_SHARED_MEMORY = "/dev/shm"
+_TRIAL_BYTES = 2**20  # written to each disk, and deleted: statfs knows nothing of quotas
+_NVML_TIMEOUT_S = 5.0
 _AT_ONCE = 64  # connections that are tried
 _POLL_S = 0.5
 _LOOKUP_TIMEOUT_S = 2.0
 
 
-class HostProbe:
-    """Answers other hosts from `send_facts` to its end, which must come before this process forks."""
+def collect_facts(rank: int, environ: Mapping[str, str], *, sees_run_dir: bool = True, port: int = 0) -> HostFacts:
+    """Return what there is on this host; takes less than a tenth of a second, but for slow drivers and disks."""
+    disks, disk_errors = _try_disks(environ)
+    gpus = ask_nvml(_NVML_TIMEOUT_S) if has_driver() else NvmlReading()
+    limits = {name: resource.getrlimit(number)[0] for name, number in _LIMITS.items()}
+    return HostFacts(
+        rank=rank,
+        time=time.time(),
+        host=os.uname().nodename,
+        port=port,
+        versions=dict(_versions()),
+        python=sys.executable,
+        name_addresses=_name_addresses(),
+        addresses=_interface_by_address(),
+        proxies=_proxies(environ),
+        limits=limits | {"nofile hard": resource.getrlimit(resource.RLIMIT_NOFILE)[1]},
+        memory=_memory(),
+        shared_memory=_space(_SHARED_MEMORY)[0],
+        disks=disks,
+        disk_errors=disk_errors,
+        cores=len(os.sched_getaffinity(0)),
+        all_cores=os.cpu_count() or 0,
+        gpus=tuple(
+            GpuFacts(card.name, gpus.usage[card.uuid].used_bytes, gpus.usage[card.uuid].all_bytes)
+            for card in gpus.cards
+        ),
+        nvidia_driver=gpus.driver,
+        nvidia_trouble="" if gpus.trouble == NO_DRIVER else gpus.trouble,
+        rdma=any(Path("/sys/class/infiniband").glob("*")),
+        sees_run_dir=sees_run_dir,
+    )
 
-    def __init__(self, rank: int, environ: Mapping[str, str], connection: Connection[HeadToAgent], token: str) -> None:
-        self._rank = rank
-        self._environ = environ
-        self._connection = connection
-        self._token = peer_token(token)
-        self._server: PeerServer | None = None
 
-    def send_facts(self, *, sees_run_dir: bool) -> None:
-        """Tell the head what there is on this host, and where this agent answers the others."""
-        from jaxrun.node.agent.host_facts import collect_facts
+def _versions() -> Iterator[tuple[str, str]]:
+    yield "Python", platform.python_version()
+    yield "jaxrun", __version__
+    for name in (*_PACKAGES, *_PLUGINS):
+        try:
+            yield name, metadata.version(name)
+        except metadata.PackageNotFoundError:
+            if name in _PACKAGES:
+                yield name, "missing"
 
-        self._server = self._server or PeerServer(self._token)
-        facts = collect_facts(self._rank, self._environ, sees_run_dir=sees_run_dir, port=self._server.port)
-        self._connection.send(facts)
 
-    def probe_peers(self, order: ProbePeers) -> None:
-        """Try to connect to the other hosts, and tell the head; these are answered from now on."""
-        assert self._server is not None
-        self._server.start(len(order.addresses))
-        self._connection.send(probe_peers(self._rank, self._token, order))
+def _name_addresses() -> tuple[str, ...]:
+    """To which the host's name leads, as Gloo, MPI and others look it up."""
+    try:
+        found = socket.getaddrinfo(os.uname().nodename, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return ()
+    return tuple(dict.fromkeys(str(address[0]) for *_, address in found))
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._server is not None:
-            self._server.close()
+def _interface_by_address() -> dict[str, str]:
+    return {address.ip: address.interface for address in list_addresses()}
+
+
+def _proxies(environ: Mapping[str, str]) -> dict[str, str]:
+    named = {name: environ.get(name) or environ.get(name.upper()) for name in _PROXY_VARIABLES}
+    return {name: value.rpartition("@")[2] for name, value in named.items() if value}  # without a password
+
+
+def _memory() -> dict[str, int]:
+    import psutil
+
+    found = psutil.virtual_memory()
+    limit = memory_limit(own_memory_cgroup())
+    return {"total": found.total, "available": found.available, "limit": -1 if limit is None else limit}
+
+
+def _space(directory: str) -> tuple[int, int]:
+    """All bytes of the disk, and the free ones; 0 where the directory is not there."""
+    try:
+        found = os.statvfs(directory)
+    except OSError:
+        return 0, 0
+    return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+
+
+def _try_disks(environ: Mapping[str, str]) -> tuple[dict[str, int], dict[str, str]]:
+    """Free bytes of the directories that a job writes to, and why nothing can be written to some."""
+    free, errors = {}, {}
+    for directory in dict.fromkeys((os.getcwd(), environ.get("TMPDIR") or "/tmp", _SHARED_MEMORY)):
+        free[directory] = _space(directory)[1]
+        if error := try_to_write(directory):
+            errors[directory] = error
+    return free, errors
+
+
+def try_to_write(directory: str) -> str:
+    """Why nothing can be written there; empty if something can."""
+    try:
+        with tempfile.TemporaryFile(dir=directory) as file:
+            file.write(bytes(_TRIAL_BYTES))
+            file.flush()
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+# ---- whether the other hosts can be reached
 
 
 class PeerServer:
@@ -63,8 +150,6 @@ class PeerServer:
 
     def __init__(self, token: str) -> None:
         """Raises UnavailableError if this host has no port left."""
-        from jaxrun.node.channel.listener import listen_on_tcp
-
         self._listener = listen_on_tcp((), token, everywhere=True)
         self.port: int = self._listener.sockets[0].getsockname()[1]
         self._stop, self._stopped = socket.socketpair()
@@ -84,8 +169,6 @@ class PeerServer:
         self._stopped.close()
 
     def _serve(self, expected: int) -> None:
-        from jaxrun.node.channel.event_loop import EventLoop
-
         loop, is_over = EventLoop(), threading.Event()
         self._listener.attach(loop, 0, lambda peer: peer.connection.close(), expected=expected)
         loop.add_reader(self._stopped.fileno(), 1, is_over.set)
@@ -101,7 +184,7 @@ def peer_token(token: str) -> str:
 
 def probe_peers(rank: int, token: str, order: ProbePeers) -> PeerResults:
     """Connect from the agent of `rank` to all others of the order, the next one first, as each has another next one."""
-    names, interfaces, errors = _interfaces_by_address(), dict[int, str](), dict[int, str]()
+    names, interfaces, errors = _interface_by_address(), dict[int, str](), dict[int, str]()
     waiting = sorted(order.addresses.keys() - {rank}, key=lambda peer: (peer < rank, peer), reverse=True)
     attempts: dict[int, ConnectionAttempt] = {}
     with selectors.DefaultSelector() as selector:
@@ -124,13 +207,6 @@ def probe_peers(rank: int, token: str, order: ProbePeers) -> PeerResults:
                 selector.unregister(attempt.connection)
                 attempts.pop(peer).connection.close()
     return PeerResults(rank, interfaces, errors, _find_unknown(order.hosts.values()))
-
-
-def _interfaces_by_address() -> dict[str, str]:
-    """The network interface of each address of this host."""
-    from jaxrun.node.channel.host_addresses import list_addresses
-
-    return {address.ip: address.interface for address in list_addresses()}
 
 
 def _find_unknown(hosts: Iterable[str]) -> tuple[str, ...]:

@@ -106,7 +106,7 @@ def kill_all(timeout: float = 5.0, *, keep: Collection[int] = ()) -> list[int]:
         if not pid:
             if wanted and (own := children(os.getpid())) and own <= wanted:
                 break
-            left = _descendants() - wanted
+            left = descendants(os.getpid()) - wanted
             if wanted and not left:
                 break
             spared = set(filter(is_tracker, left)) if waited < TRACKER_GRACE_S else set()
@@ -115,16 +115,6 @@ def kill_all(timeout: float = 5.0, *, keep: Collection[int] = ()) -> list[int]:
             killed |= left - spared
             time.sleep(_POLL_S)
     return sorted(killed)
-
-
-def _descendants() -> set[int]:
-    """Those of this process, also where the kernel does not list a process's children."""
-    found = descendants(os.getpid())
-    if not found:
-        import psutil  # takes 20 ms
-
-        found = {process.pid for process in psutil.Process().children(recursive=True)}
-    return found
 
 
 _START_TIME = 19  # among the words of /proc/PID/stat after the name

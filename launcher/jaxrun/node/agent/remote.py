@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jaxrun import RUNTIME
 from jaxrun.clock import Clock
@@ -22,7 +23,6 @@ from jaxrun.node.agent.agent import MESSAGES, SIGNALS, Agent
 from jaxrun.node.agent.agent_report import make_report, plain_address
 from jaxrun.node.agent.gpus import GpuMemory
 from jaxrun.node.agent.guard import Guard, job_marker
-from jaxrun.node.agent.host_probe import HostProbe
 from jaxrun.node.agent.process_tree import become_subreaper, kill_all
 from jaxrun.node.agent.signals import SignalPipe
 from jaxrun.node.agent.spawn import WorkerSetup
@@ -52,6 +52,9 @@ from jaxrun.protocol.worker_messages import AgentToWorker
 from jaxrun.records.output.drain import Relay
 from jaxrun.spec.job.environment import inherited_job_variables
 from jaxrun.text import format_ranks
+
+if TYPE_CHECKING:
+    from jaxrun.node.agent.host_probe import PeerServer
 
 HEAD_LOST = Shutdown(EXIT_UNAVAILABLE)  # said by no head: known by its identity
 _Order = tuple[StartWorker, ...] | NextAttempt | Shutdown
@@ -96,9 +99,9 @@ def run(
             connection: Connection[HeadToAgent] = Connection(head.connection, HEAD_TO_AGENT, head.tags)
             connection.send(AgentConnected(number, os.uname().nodename))  # what it reports takes a while to find out
             report = partial(make_report, size, head, environ, tuple(command))
-            job = _AgentJob(number, ranks, connection, signals, environ, report, by_terminal=by_terminal)
-            with HostProbe(number, environ, connection, head.token) as probe:
-                order = job.wait_for_order(probe)
+            job = _AgentJob(number, ranks, connection, head.token, signals, environ, report, by_terminal=by_terminal)
+            with job.peers:  # before this process forks
+                order = job.wait_for_order()
             while not isinstance(order, Shutdown):
                 order = job.report_again(order) if isinstance(order, NextAttempt) else job.supervise_workers(order)
             if order is HEAD_LOST:
@@ -116,6 +119,7 @@ class _AgentJob:
         number: int,
         ranks: Sequence[int],
         connection: Connection[HeadToAgent],
+        token: str,
         signals: SignalPipe,
         environ: Mapping[str, str],
         report: Callable[[JobInfo, int], AgentReport],
@@ -125,16 +129,19 @@ class _AgentJob:
         self._number = number
         self._ranks = tuple(ranks)
         self._connection = connection
+        self._token = token
         self._signals = signals
         self._environ = environ
         self._report = report
         self._stops_left = 1 if by_terminal else None  # until a signal that asks for the end does not ask the head
         self._info = JobInfo("", "", ())
+        self._peer_server: PeerServer | None = None
+        self.peers = contextlib.ExitStack()  # which ends it
         self._fork_server = KeptForkServer()
         self._gpu_memory: GpuMemory | None = None
 
-    def wait_for_order(self, probe: HostProbe | None = None) -> _Order:
-        """Report what is there, and by `probe` what more is asked for; wait for what the head decides.
+    def wait_for_order(self) -> _Order:
+        """Report what is there, and what more is asked for; wait for what the head decides.
 
         Signals are reported to the head: it decides that this agent ends. Raises NotUniformError if it refuses the
         agent.
@@ -155,10 +162,10 @@ class _AgentJob:
                         if report.gpu_names and message.restarts:
                             self._gpu_memory = GpuMemory.visible_with(self._environ)
                         connection.send(report)
-                        if message.probe and probe is not None:
-                            probe.send_facts(sees_run_dir=report.can_write_run_dir)
-                    case ProbePeers() if probe is not None:
-                        probe.probe_peers(message)
+                        if message.probe:
+                            self._send_facts(report)
+                    case ProbePeers():
+                        self._probe_peers(message)
                     case AgentRefused():
                         raise NotUniformError(message.reason)
                     case StartWorker(waits=True):
@@ -173,6 +180,22 @@ class _AgentJob:
                         return message
             if connection.lost_reason:
                 return HEAD_LOST
+
+    def _send_facts(self, report: AgentReport) -> None:
+        """Tell the head what there is on this host, and where this agent answers the others."""
+        from jaxrun.node.agent.host_probe import PeerServer, collect_facts, peer_token
+
+        self._peer_server = self.peers.enter_context(contextlib.closing(PeerServer(peer_token(self._token))))
+        seen, port = report.can_write_run_dir, self._peer_server.port
+        self._connection.send(collect_facts(self._number, self._environ, sees_run_dir=seen, port=port))
+
+    def _probe_peers(self, order: ProbePeers) -> None:
+        """Try to connect to the other hosts, and tell the head; these are answered from now on."""
+        from jaxrun.node.agent.host_probe import peer_token, probe_peers
+
+        assert self._peer_server is not None
+        self._peer_server.start(len(order.addresses))
+        self._connection.send(probe_peers(self._number, peer_token(self._token), order))
 
     def report_again(self, order: NextAttempt) -> _Order:
         """Report for the next attempt, in which nothing of the earlier one is left, and wait for what comes."""

@@ -45,7 +45,7 @@ class WorkerPipes:
 
 
 @dataclass(frozen=True, slots=True)
-class _WorkerEnds:
+class WorkerEnds:
     """The worker's ends, as descriptors that the agent closes once the worker has them."""
 
     stdin: int
@@ -64,21 +64,6 @@ class _WorkerEnds:
 
 
 @dataclass(frozen=True, slots=True)
-class ForkRequest:
-    """Request of client.ForkServer for one worker."""
-
-    message: bytes
-    ends: _WorkerEnds
-
-    @property
-    def descriptors(self) -> list[int]:
-        return self.ends.in_order()
-
-    def close(self) -> None:
-        self.ends.close()
-
-
-@dataclass(frozen=True, slots=True)
 class WorkerSetup:
     """How the workers of one agent are started in one attempt.
 
@@ -94,49 +79,45 @@ class WorkerSetup:
     flight_dir: Path | None = None
 
 
-class Spawner:
-    """Starts the workers of one set-up. All methods may raise OSError."""
-
-    def __init__(self, setup: WorkerSetup) -> None:
-        self._setup = setup
-
-    def spawn(self, worker: WorkerEnv) -> tuple[int, WorkerPipes]:
-        """Start one worker in an interpreter of its own; returns its process id."""
-        pipes, ends = self._connect(worker)
-        env = {**self._setup.environ, **_variables(worker, ends)}
-        files = (ends.stacks, ends.flight)
-        for descriptor in (ends.channel, *files):
-            os.set_inheritable(descriptor, True)
-        try:
-            pid = start_process(self._setup.argv, env, (ends.stdin, ends.stdout, ends.stderr))
-        except OSError:
-            pipes.close()
-            raise
-        finally:
-            ends.close()
-        for descriptor in files:
-            os.set_inheritable(descriptor, False)
-        return pid, pipes
-
-    def fork_request(self, worker: WorkerEnv) -> tuple[WorkerPipes, ForkRequest]:
-        """Make the pipes of one worker and the request that the fork server needs; it answers with the process id."""
-        pipes, ends = self._connect(worker)
-        return pipes, ForkRequest(encode(ForkWorker(worker.rank, _variables(worker, ends))), ends)
-
-    def _connect(self, worker: WorkerEnv) -> tuple[WorkerPipes, _WorkerEnds]:
-        rank, recorded = worker.rank, worker.lockstep != LOCKSTEP_OFF
-        ours, theirs = socket.socketpair()
-        out, stdout = _pipe()
-        err, stderr = _pipe()
-        stacks = os.memfd_create(f"stacks-{rank}")
-        flight = _open_flight_recorder(rank, self._setup.flight_dir if recorded else None)
-        stdin = open_stdin(worker.stdin, rank)
-        ours.setblocking(False)
-        ends = _WorkerEnds(stdin, stdout, stderr, theirs.detach(), stacks, flight)
-        return WorkerPipes(ours, out, err, stacks, flight), ends
+def spawn(setup: WorkerSetup, worker: WorkerEnv) -> tuple[int, WorkerPipes]:
+    """Start one worker in an interpreter of its own; returns its process id. Raises OSError."""
+    pipes, ends = _connect(setup, worker)
+    env = {**setup.environ, **_variables(worker, ends)}
+    files = (ends.stacks, ends.flight)
+    for descriptor in (ends.channel, *files):
+        os.set_inheritable(descriptor, True)
+    try:
+        pid = start_process(setup.argv, env, (ends.stdin, ends.stdout, ends.stderr))
+    except OSError:
+        pipes.close()
+        raise
+    finally:
+        ends.close()
+    for descriptor in files:
+        os.set_inheritable(descriptor, False)
+    return pid, pipes
 
 
-def _variables(worker: WorkerEnv, ends: _WorkerEnds) -> dict[str, str]:
+def fork_request(setup: WorkerSetup, worker: WorkerEnv) -> tuple[WorkerPipes, bytes, WorkerEnds]:
+    """Make the pipes of one worker, and the message and descriptors by which a fork server forks it. Raises OSError."""
+    pipes, ends = _connect(setup, worker)
+    return pipes, encode(ForkWorker(worker.rank, _variables(worker, ends))), ends
+
+
+def _connect(setup: WorkerSetup, worker: WorkerEnv) -> tuple[WorkerPipes, WorkerEnds]:
+    rank, recorded = worker.rank, worker.lockstep != LOCKSTEP_OFF
+    ours, theirs = socket.socketpair()
+    out, stdout = _pipe()
+    err, stderr = _pipe()
+    stacks = os.memfd_create(f"stacks-{rank}")
+    flight = _open_flight_recorder(rank, setup.flight_dir if recorded else None)
+    stdin = open_stdin(worker.stdin, rank)
+    ours.setblocking(False)
+    ends = WorkerEnds(stdin, stdout, stderr, theirs.detach(), stacks, flight)
+    return WorkerPipes(ours, out, err, stacks, flight), ends
+
+
+def _variables(worker: WorkerEnv, ends: WorkerEnds) -> dict[str, str]:
     return replace(worker, channel_fd=ends.channel, stacks_fd=ends.stacks, flight_fd=ends.flight).to_env()
 
 
@@ -156,9 +137,8 @@ def _open_flight_recorder(rank: int, directory: Path | None) -> int:
             stack.callback(os.close, folder)
             file = os.open(name, _NEW_FLIGHT, 0o644, dir_fd=folder)
             try:
-                os.posix_fallocate(
-                    file, 0, TEXT_OFFSET
-                )  # or a full disk would kill the worker that maps it, by a signal
+                # Or a full disk would kill the worker that maps it, by a signal.
+                os.posix_fallocate(file, 0, TEXT_OFFSET)
                 mmap.mmap(file, TEXT_OFFSET).close()  # some file systems cannot
                 return file
             except (OSError, ValueError):

@@ -6,7 +6,8 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 
-from jaxrun.node.agent.spawn import ForkRequest, Spawner, WorkerSetup
+from jaxrun.node.agent import spawn
+from jaxrun.node.agent.spawn import WorkerEnds, WorkerSetup
 from jaxrun.node.agent.worker_process import WorkerProcess
 from jaxrun.node.forkserver import early
 from jaxrun.node.forkserver.client import ForkServer
@@ -33,11 +34,10 @@ class WorkerGroup:
         `new_server` starts another, if it can, for the next attempt; None where there is none to come.
         """
         self.setup = setup
-        self._spawner = Spawner(setup)
         self._fork_server = fork_server
         self._on_forked = on_forked
         self._new_server = new_server
-        self._requests: deque[ForkRequest] = deque()
+        self._requests: deque[tuple[bytes, WorkerEnds]] = deque()
         self._workers: dict[int, WorkerProcess] = {}
         self.successor: ForkServer | None = None  # the fork server of the next attempt; not closed here
         self.declined = ""  # why the fork server does not fork
@@ -64,9 +64,9 @@ class WorkerGroup:
             return self.start_fresh()
         try:
             for worker in self.setup.workers:
-                pipes, request = self._spawner.fork_request(worker)
+                pipes, message, ends = spawn.fork_request(self.setup, worker)
                 self._workers[worker.rank] = WorkerProcess(worker.rank, pipes)
-                self._requests.append(request)
+                self._requests.append((message, ends))
         except OSError as error:
             self._close_fork_server()
             return [self._start_failed(worker.rank, error)]
@@ -90,7 +90,7 @@ class WorkerGroup:
         events: list[AgentEvent] = []
         for worker in self.setup.workers:
             try:
-                pid, pipes = self._spawner.spawn(worker)
+                pid, pipes = spawn.spawn(self.setup, worker)
             except OSError as error:
                 return [*events, self._start_failed(worker.rank, error)]
             self._workers[worker.rank] = WorkerProcess(worker.rank, pipes, pid)
@@ -139,9 +139,11 @@ class WorkerGroup:
 
     def _send_requests(self, count: int) -> None:
         for _ in range(min(count, len(self._requests))):
+            message, ends = self._requests.popleft()
             with contextlib.suppress(ConnectionError):  # it has gone: the end of its channel will say so
                 assert self._fork_server is not None
-                self._fork_server.send(self._requests.popleft())
+                self._fork_server.send(message, ends.in_order())
+            ends.close()
 
     def _start_failed(self, rank: int, error: OSError) -> StartFailed:
         return StartFailed(f"rank {rank} could not be started: {error.strerror} ({self.setup.argv[0]})")
@@ -156,7 +158,7 @@ class WorkerGroup:
 
     def _close_fork_server(self) -> None:
         while self._requests:
-            self._requests.popleft().close()
+            self._requests.popleft()[1].close()
         if self._fork_server is not None:
             self._fork_server.close()
             self._fork_server = None

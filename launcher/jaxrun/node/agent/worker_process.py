@@ -8,7 +8,7 @@ import signal
 from dataclasses import dataclass, field
 
 from jaxrun.analysis.lockstep.reader import FlightReader
-from jaxrun.node.agent.process_tree import kill_group
+from jaxrun.node.agent.process_tree import children, kill_group
 from jaxrun.node.agent.spawn import WorkerPipes
 from jaxrun.protocol.codec import MessageDecoder, encode, message_types
 from jaxrun.protocol.flight import Flight
@@ -164,14 +164,4 @@ def _cpu_ticks(pid: int) -> int:
             fields = file.read().rpartition(b")")[2].split()
     except OSError:
         return 0
-    return sum(map(int, fields[11:15])) + sum(_cpu_ticks(child) for child in _children(pid))
-
-
-def _children(pid: int) -> list[int]:
-    """The living children of a process; none where the kernel does not list them."""
-    children: list[int] = []
-    with contextlib.suppress(OSError):
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
-                children += map(int, file.read().split())
-    return children
+    return sum(map(int, fields[11:15])) + sum(_cpu_ticks(child) for child in children(pid))

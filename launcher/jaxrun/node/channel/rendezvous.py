@@ -2,7 +2,8 @@
 
 Rank 0 writes what the others need, readable for its user alone; they look for it until what it says proves to be true.
 A file that an earlier job has left leads to nobody, or to somebody who does not know its token, and is looked at again;
-so is one that another user may have written, whose word is not taken.
+so is one that another user may have written, whose word is not taken. `jaxrun attach --check` looks whether a head can
+be reached at all.
 """
 
 from __future__ import annotations
@@ -12,18 +13,22 @@ import errno
 import hashlib
 import json
 import os
+import socket
 import stat
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxrun.errors import UnavailableError, UsageError
-from jaxrun.protocol.addresses import parse_addresses
+from jaxrun.errors import ProtocolError, UnavailableError, UsageError
+from jaxrun.protocol.addresses import Address, parse_addresses
+from jaxrun.protocol.auth import MAX_FRAME_BYTES, Challenge
+from jaxrun.protocol.codec import MessageDecoder, message_types
 from jaxrun.protocol.connect import HeadAddress
 from jaxrun.protocol.own_files import remove_file, write_whole_file
 from jaxrun.spec.job.cluster_env import RankInfo
 
 _TEXTS = ("token", "head")
+_CHECK_TIMEOUT_S = 5.0
 _MAX_BYTES = 2**16  # a head with hundreds of addresses stays below
 # O_NONBLOCK, or to open a FIFO would wait for somebody who writes to it.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -113,3 +118,37 @@ def rendezvous_file(place: RankInfo, directory: Path) -> RendezvousFile:
         raise UsageError(f"--rendezvous {directory} is not a directory on {os.uname().nodename}")
     marks = json.dumps([value for name, value in sorted(asdict(place).items()) if name != "rank"])
     return RendezvousFile(directory / f".jaxrun-attach-{hashlib.sha256(marks.encode()).hexdigest()[:16]}")
+
+
+def check_reachable(text: str) -> int:
+    """Print at which of the addresses a head answers; return 0. Raises UnavailableError where there is none."""
+    reached, failed = [], []
+    for address in parse_addresses(text):
+        try:
+            own = _probe(address)
+        except (OSError, ProtocolError) as error:
+            failed.append(f"{address}: {error}")
+        else:
+            reached.append(f"a head of jaxrun answers at {address}, reached from {own}")
+    if not reached:
+        raise UnavailableError(f"from {os.uname().nodename} no head can be reached; {'; '.join(failed)}")
+    print("\n".join(reached))
+    return 0
+
+
+def answers(address: Address) -> bool:
+    """Whether a head answers at this address."""
+    try:
+        return bool(_probe(address))
+    except (OSError, ProtocolError):
+        return False
+
+
+def _probe(address: Address) -> str:
+    """Return the IP address of this end, once a head has sent its challenge."""
+    with socket.create_connection((address.ip, address.port), timeout=_CHECK_TIMEOUT_S) as connection:
+        decoder: MessageDecoder[Challenge] = MessageDecoder(message_types(Challenge), MAX_FRAME_BYTES)
+        while data := connection.recv(MAX_FRAME_BYTES):
+            if decoder.feed(data):
+                return str(connection.getsockname()[0])
+        raise ProtocolError("somebody listens there, but it is no head of jaxrun")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from jaxrun import RUNTIME
 
@@ -24,18 +24,6 @@ _RECEIVE_BYTES = 65536
 _READ_AT_START = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "LC_", "LANG", "TZ")
 _READ_AT_IMPORT = ("JAX_", "NPY_", "NUMPY_")
 _SET_AFTER_IMPORT = frozenset(("JAX_NUM_CPU_DEVICES", "JAX_PLATFORMS"))
-
-
-class Request(Protocol):
-    """A frame for the server, and the worker's descriptors that go with it; `close` closes the caller's copies."""
-
-    @property
-    def message(self) -> bytes: ...
-
-    @property
-    def descriptors(self) -> list[int]: ...
-
-    def close(self) -> None: ...
 
 
 class ForkServer:
@@ -67,12 +55,9 @@ class ForkServer:
         self.channel.send(encode(ConfigureForkServer(tuple(program), values, unset, self._directory)))
         return True
 
-    def send(self, request: Request) -> None:
-        """Ask for a worker. Raises ConnectionError if the server has gone."""
-        try:
-            socket.send_fds(self.channel, [request.message], request.descriptors)
-        finally:
-            request.close()
+    def send(self, message: bytes, descriptors: Sequence[int]) -> None:
+        """Ask for a worker, which gets copies of the descriptors. Raises ConnectionError if the server has gone."""
+        socket.send_fds(self.channel, [message], descriptors)
 
     def request_successor(self) -> None:
         """Ask for another server like this one, jax and configuration included. Raises OSError."""
