@@ -178,7 +178,7 @@ def _add_to_rank(rank: RankLog, event: LoggedEvent, stopped: bool) -> None:
                 rank.output.append(_output(_seconds(start) + rank.offset, _seconds(stop) + rank.offset, int(count)))
         case ProfileEnded() if message.started_at:
             start, stop = _seconds(message.started_at) + rank.offset, _seconds(message.time) + rank.offset
-            rank.profiles.append(Span("JAX profile", start, stop, message.file or message.error))
+            rank.profiles.append(Span("JAX profile", start, max(start, stop), message.file or message.error))
 
 
 def _seconds(value: float) -> float:
