@@ -84,7 +84,7 @@ def test_native_of_a_stopped_rank_shows_its_python_frames(stuck):
 
 def test_native_frames_are_not_watched(stuck):
     text = command("stacks", "--native", "--watch", stuck.run_dir, status=2)
-    assert "halts every rank while it looks; not with --watch" in text
+    assert "--native and --watch exclude each other, because --native stops every rank while it looks" in text
 
 
 # ---- launchers that are not asked

@@ -145,7 +145,7 @@ def test_the_collection_is_found_from_within(job, collection, monkeypatch, insid
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("clean",), "say how many of the newest run directories to keep: jaxrun clean --keep 20"),
+        (("clean",), "--keep is missing; say how many of the newest run directories to keep: jaxrun clean --keep 20"),
         (("clean", "--keep", "-1"), "jaxrun: --keep: -1 is not in the range x>=0"),
         (("list", "nowhere"), "directory 'nowhere' does not exist"),
     ],

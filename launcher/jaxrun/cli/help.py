@@ -20,17 +20,17 @@ Usage: jaxrun [OPTIONS] PROGRAM [ARGS]...
        mpirun|srun ... jaxrun attach [OPTIONS] PROGRAM [ARGS]...
        jaxrun explain|stacks|top|profile [RUN_DIR]  jaxrun list|clean [DIR]  jaxrun doctor
 
-Start PROGRAM as the processes of one JAX job, prove that it is the job asked for, and run it.
+Run PROGRAM in the processes of one JAX job, once they have proved to be the job you asked for.
 """
 ATTACH_USAGE = """\
 Usage: mpirun|srun ... jaxrun attach [OPTIONS] PROGRAM [ARGS]...
 
-Make of the processes that mpirun, srun or another has started one JAX job, and run PROGRAM in it.
+Run PROGRAM in one JAX job, made of processes that mpirun, srun or something else has started.
 """
 DOCTOR_USAGE = """\
 Usage: jaxrun doctor [OPTIONS]
 
-Examine the hosts, the network and the installation that a job with these options would use.
+Check the hosts, the network and the installation that a job with these options would use.
 """
 _ATTACH_EXAMPLES = """
 Examples:
@@ -42,10 +42,10 @@ Exit status: the program's own; 128+n after signal n; 2 for wrong usage. All of 
 """
 _EXAMPLES = """
 Examples:
-  jaxrun -n 4 train.py --lr 0.1         four processes; all that follows train.py belongs to it
-  jaxrun -n 2 -d 4 -m package.train     a module in two processes of four devices each
+  jaxrun -n 4 train.py --lr 0.1         four processes; words after train.py belong to it
+  jaxrun -n 2 -d 4 -m package.train     a module in two processes, with four devices each
   jaxrun --backend mpirun -H h1:4,h2:4 train.py   two hosts; in an allocation: --backend slurm
-  jaxrun explain                        how the last job went, and where its start-up time went
+  jaxrun explain                        how the last job went, and how long each rank took to start
 
 Exit status: the program's own; 128+n after signal n; 2 for wrong usage. All of it: --help-all
 """
@@ -59,11 +59,11 @@ Exit status: 0 if a job can run, with or without warnings; 69 if something fails
 _EXAMPLES_OF = {"jaxrun": _EXAMPLES, "jaxrun attach": _ATTACH_EXAMPLES, "jaxrun doctor": _DOCTOR_EXAMPLES}
 _EXIT_STATUS = """
 Exit status:
-  the program's own; of several that fail, that of the one whose fault it was; and
-  2      the command line is wrong, or asks for what is not there; nothing was started
-  65     the processes are not the job that was asked for; the program was not started
+  the program's own; if several fail, that of the first to fail; and
+  2      the command line is wrong, or asks for more than the hosts have; no program was started
+  65     the processes are not the job you asked for; the program was not started
   69     a backend is missing or could not start
-  70     a process broke the contract with the launcher
+  70     a message made no sense: a bug of jaxrun, or another program on its port
   75     preempted; the job may be resumed
   124    the job, or its start, took longer than its timeout
   128+n  a process died of signal n: 137 SIGKILL, 139 SIGSEGV; jaxrun: 130 Ctrl-C, 143 SIGTERM

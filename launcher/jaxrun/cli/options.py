@@ -71,7 +71,7 @@ class Time(click.ParamType):  # type: ignore[type-arg]  # click 8.1 has none
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         seconds = value if isinstance(value, float) else parse_seconds(str(value))
         if seconds is None:
-            self.fail(f"{value!r} is no time; write seconds, or 90s, 5m, 1h30m", param, ctx)
+            self.fail(f"{value!r} is not a time; write seconds, or 90s, 5m, 1h30m", param, ctx)
         return seconds
 
 
@@ -129,7 +129,7 @@ def attach_parameters() -> list[click.Parameter]:
 def doctor_parameters() -> list[click.Parameter]:
     """Return the options of `jaxrun doctor`: those that say where and how a job runs, and its own."""
     chosen = [each for each in _job_options() if each.declared.doctor and each.declared.group not in (OUTPUT, FAILURE)]
-    text = "Print all that was found as JSON."
+    text = "Print all findings as JSON."
     as_json = _own("as_json", "bool", "--json", text, OUTPUT, main=True, configurable=False)
     return [as_json, *chosen, *_about()]
 
@@ -144,8 +144,8 @@ def _job_options() -> list[JobOption]:
 
 def _words() -> list[JobOption]:
     """What a command line says in words that no field of Job has."""
-    per_node = "torchrun's name: --processes-per-host, or -n on one machine."
-    env = "Set this variable in every process, or pass it on. May be repeated."
+    per_node = "torchrun's name for --processes-per-host, or for -n on one machine."
+    env = "Set this variable in every process, or without a value pass yours on. May be repeated."
     env_file = "The same from a file of NAME=VALUE lines; --env wins."
     dry_run = "Print what would be started, and start nothing."
     several, once = "tuple[str, ...]", {"configurable": False, "attach": False, "doctor": False}
@@ -160,10 +160,10 @@ def _words() -> list[JobOption]:
 def _place() -> list[JobOption]:
     """What `jaxrun attach` may be told of its process."""
     group = "This process's place"
-    size = "Processes of the job. [default: what mpirun, srun or flux says]"
-    head = "Where rank 0 listens, alike on all ranks. [default: as the rendezvous says]"
-    rendezvous = "A directory that all hosts share, where rank 0 leaves its address. [default: the current one]"
-    check = "Only see whether a head can be reached at this address; start nothing."
+    size = "How many processes the job has. [default: what mpirun, srun or flux says]"
+    head = "Where rank 0 listens; give the same on all ranks. [default: read from --rendezvous]"
+    rendezvous = "A directory that all hosts share, where rank 0 writes its address. [default: the current one]"
+    check = "Only test whether this host can reach the head at this address; start nothing."
     rank = "This process's rank, from 0. [default: what mpirun, srun or flux says]"
     return [
         _own("rank", "int", "--rank", rank, group, metavar="R", main=True, configurable=False),
@@ -221,7 +221,7 @@ def complete_program(ctx: click.Context, param: click.Parameter, incomplete: str
 def _about() -> Iterable[JobOption]:
     for title, text, callback in (
         ("-V/--version", "Show the version.", _version),
-        ("--help-all", "Show this; --help shows what most need.", _help_all),
+        ("--help-all", "Show all options; --help shows what you need most.", _help_all),
     ):
         declared = Option(title, text, ABOUT, configurable=False)
         yield JobOption(

@@ -33,10 +33,10 @@ def _command(help_text: str, *params: click.Parameter) -> Callable[[Callable[...
 
 
 @_command(
-    "Say how the job that left RUN_DIR went: its verdict, and when each rank did what; of the latest job here without "
-    "it.",
+    "Show how a job went: its verdict, and how long each rank took to start. RUN_DIR is its run directory, or N for "
+    "the Nth latest job here. [default: the latest]",
     _JOB,
-    click.Option(["--trace"], metavar="FILE", help="Write what all ranks did for Perfetto: .json or .json.gz."),
+    click.Option(["--trace"], metavar="FILE", help="Write what all ranks did, for Perfetto: .json or .json.gz."),
     click.Option(["--html"], metavar="FILE", help="Write the same as a page for any browser."),
 )
 def _explain(run_dir: str | None, trace: str | None, html: str | None) -> int:
@@ -52,18 +52,20 @@ def _explain(run_dir: str | None, trace: str | None, html: str | None) -> int:
 
 
 @_command(
-    "Show where all ranks of the running job of RUN_DIR are, in groups; of the latest job here without it. The job is "
-    "not disturbed, save by --native.",
+    "Show where all ranks of a running job are, in groups. The job is not disturbed, except by --native. RUN_DIR is "
+    "the job's run directory, or N for the Nth latest job here. [default: the latest]",
     _JOB,
-    click.Option(["--full"], is_flag=True, help="All frames of each group, too."),
-    click.Option(["--native"], is_flag=True, help="C frames, too, by py-spy, which halts each rank for a second."),
-    click.Option(["--watch"], is_flag=True, help="Again every two seconds, until the job is over."),
+    click.Option(["--full"], is_flag=True, help="Show all frames of each group."),
+    click.Option(["--native"], is_flag=True, help="Show C frames too, by py-spy, which stops each rank for a second."),
+    click.Option(["--watch"], is_flag=True, help="Repeat every two seconds until the job is over."),
 )
 def _stacks(run_dir: str | None, full: bool, native: bool, watch: bool) -> int:
     from jaxrun.records.rundir import running_job
 
     if native and watch:
-        raise UsageError("--native halts every rank while it looks; not with --watch")
+        raise UsageError(
+            "--native and --watch exclude each other, because --native stops every rank while it looks; leave one out"
+        )
     job = running_job.find_running_job(_path(run_dir), "jaxrun stacks")
     if watch:
         running_job.watch_stacks(job)
@@ -74,11 +76,11 @@ def _stacks(run_dir: str | None, full: bool, native: bool, watch: bool) -> int:
 
 
 @_command(
-    "Take a JAX profile of the next steps of the running job of RUN_DIR, on all ranks at the same calls, for xprof to "
-    "show together; of the latest job here without it.",
+    "Take a JAX profile of the next steps of a running job, on all ranks at the same calls, for xprof. RUN_DIR is the "
+    "job's run directory, or N for the Nth latest job here. [default: the latest]",
     _JOB,
-    click.Option(["--steps"], type=click.IntRange(min=1), default=5, metavar="N", help="5 by default."),
-    click.Option(["--output"], metavar="DIR", help="Write to DIR, which all hosts share, not into the run directory."),
+    click.Option(["--steps"], type=click.IntRange(min=1), default=5, metavar="N", help="How many steps. [default: 5]"),
+    click.Option(["--output"], metavar="DIR", help="A directory that all hosts share. [default: the run directory]"),
 )
 def _profile(run_dir: str | None, steps: int, output: str | None) -> int:
     from jaxrun.records.rundir import running_job
@@ -90,10 +92,10 @@ def _profile(run_dir: str | None, steps: int, output: str | None) -> int:
 
 
 @_command(
-    "Show how far each rank of the running job of RUN_DIR is, and what it uses, twice a second: those that stand out "
-    "first; of the latest job here without it, or of the Nth latest. The ranks do not notice.",
+    "Show how far each rank of a running job is, and what it uses, twice a second. Ranks that stand out come first. "
+    "The job is not disturbed. RUN_DIR is its run directory, or N for the Nth latest job here. [default: the latest]",
     _JOB,
-    click.Option(["--once"], is_flag=True, help="Print it once, and end; so does a pipe in a terminal's place."),
+    click.Option(["--once"], is_flag=True, help="Print the table once, and end. So does output to a pipe."),
     click.Option(["--launcher"], type=int, hidden=True),  # that has started it, for --live
 )
 def _top(run_dir: str | None, once: bool, launcher: int | None) -> int:
@@ -112,9 +114,7 @@ def _top(run_dir: str | None, once: bool, launcher: int | None) -> int:
     return 0
 
 
-@_command(
-    "List the jobs whose run directories lie in DIR, or in jaxrun-runs here without it; the newest last.", _DIRECTORY
-)
+@_command("List the jobs that have a run directory in DIR, the newest last. [default: jaxrun-runs]", _DIRECTORY)
 def _list(directory: str | None) -> int:
     from jaxrun.records.rundir import jobs
 
@@ -124,17 +124,18 @@ def _list(directory: str | None) -> int:
 
 
 @_command(
-    "Delete the run directories in DIR, or in jaxrun-runs here without it, but for the newest ones. Those of jobs that "
-    "still run are kept, too.",
-    click.Option(["--keep"], type=click.IntRange(min=0), metavar="N", help="Keep the newest N."),
-    click.Option(["--dry-run"], is_flag=True, help="Only say what would be deleted."),
+    "Delete the run directories in DIR, except the newest N and those of jobs that still run. [default: jaxrun-runs]",
+    click.Option(["--keep"], type=click.IntRange(min=0), metavar="N", help="How many of the newest to keep; required."),
+    click.Option(["--dry-run"], is_flag=True, help="Only show what would be deleted."),
     _DIRECTORY,
 )
 def _clean(keep: int | None, dry_run: bool, directory: str | None) -> int:
     from jaxrun.records.rundir import jobs
 
     if keep is None:
-        raise UsageError("say how many of the newest run directories to keep: jaxrun clean --keep 20")
+        raise UsageError(
+            "--keep is missing; say how many of the newest run directories to keep: jaxrun clean --keep 20"
+        )
     collection, found = jobs.list_jobs(_path(directory))
     lines, failed = jobs.clean(collection, found, keep, dry_run=dry_run)
     _show("\n".join(lines))

@@ -126,8 +126,8 @@ class WorkerSettings:
 
     make_mesh: str = option(
         "--make-mesh",
-        "Who lays a jax.make_mesh over several hosts: jaxrun, with the hosts along the leading axes, or jax, which "
-        "refuses since 0.10.2. [default: {default}]",
+        "Who makes a jax.make_mesh over several hosts: jaxrun puts the hosts along the leading axes; jax refuses since "
+        "0.10.2. [default: {default}]",
         default=MAKE_MESH_JAXRUN,
         group=SHAPE,
         choices=MAKE_MESH_MODES,
@@ -136,7 +136,7 @@ class WorkerSettings:
     )
     stdin: str = option(
         "--stdin",
-        "Which rank reads jaxrun's standard input. [default: 0]",
+        "The rank that reads jaxrun's standard input. [default: 0]",
         default="",
         group=START,
         metavar="RANK|none",
@@ -152,8 +152,8 @@ class WorkerSettings:
     )
     compile: str = option(
         "--compile",
-        "Who compiles a program that the ranks of a host have in common: one of them, each, or one where that is "
-        "safe. [default: {default}]",
+        "Compile each program once for all ranks of a host, in each rank, or (auto) once if that is safe. "
+        "[default: {default}]",
         default=COMPILE_AUTO,
         group=START,
         choices=COMPILE_MODES,
@@ -161,7 +161,7 @@ class WorkerSettings:
     )
     compile_cache: str = option(
         "--compile-cache",
-        "Keep compiled programs in this directory, for the next attempt and the next job; auto: one of yours. "
+        "Keep compiled programs in this directory for the next attempt and the next job; auto: in ~/.cache/jaxrun. "
         "[default: {default}]",
         default=CACHE_OFF,
         group=START,
@@ -169,11 +169,11 @@ class WorkerSettings:
         check=_check_compile_cache,
         recorded=True,
     )
-    verbose: bool = option("-v/--verbose", "Say what is being done.", default=False, group=OUTPUT)
+    verbose: bool = option("-v/--verbose", "Say what jaxrun does.", default=False, group=OUTPUT)
     lockstep: str = option(
         "--lockstep",
-        "Keep the ranks in step: record their cross-process calls and report what differs, or agree on each call "
-        "first (strict: slow, for debugging), or off. [default: {default}]",
+        "Compare the cross-process calls of the ranks. record: report a difference; strict: stop before the call that "
+        "differs (slow, for debugging). [default: {default}]",
         default=LOCKSTEP_RECORD,
         group=FAILURE,
         choices=LOCKSTEP_MODES,
@@ -181,12 +181,12 @@ class WorkerSettings:
     )
     init_timeout: float = option(
         "--init-timeout",
-        "Stop it if not all have joined by then. [default: {default}]",
+        "Stop the job if not all processes have joined after this time. [default: {default}]",
         default=120.0,
         group=FAILURE,
         check=positive_seconds,
         recorded=True,
     )
     pdb: bool = option(
-        "--pdb", "Open a debugger on the rank that causes a failure, in this terminal.", default=False, group=FAILURE
+        "--pdb", "Open a debugger in the rank that fails first, in this terminal.", default=False, group=FAILURE
     )

@@ -98,7 +98,7 @@ class Job(WorkerSettings):
     )
     platform: str = _shape(
         "--platform",
-        "Take cpu, gpu, cuda, rocm or tpu, and no other. [default: what is there]",
+        "Use only cpu, gpu, cuda, rocm or tpu. [default: what the hosts have]",
         default="auto",
         metavar="NAME",
         choices=PLATFORMS,
@@ -106,7 +106,7 @@ class Job(WorkerSettings):
     )
     simulated_hosts: int = _shape(
         "--simulate-hosts",
-        "Act as H hosts on this machine; processes are dealt equally.",
+        "Act as if this machine were H hosts, each with the same number of processes.",
         default=0,
         metavar="H",
         check=at_least(1),
@@ -115,13 +115,13 @@ class Job(WorkerSettings):
     )
     hosts: int | None = _shape(
         "-N/--hosts",
-        "Real hosts, with {backends} or --host-rank.",
+        "How many hosts to run on, with {backends} or --host-rank.",
         aliases=("--nnodes",),
         check=at_least(1),
         needs="hosts",
     )
     processes_per_host: int | None = _shape(
-        "--processes-per-host", "Processes on each of them.", check=at_least(1), needs="hosts"
+        "--processes-per-host", "How many processes to start on each host.", check=at_least(1), needs="hosts"
     )
     backend: str = _start(
         "--backend",
@@ -136,33 +136,37 @@ class Job(WorkerSettings):
     env: Mapping[str, str] = field(default_factory=dict)
     no_fork: str = _start(
         "--no-fork",
-        "A fresh interpreter for each process. So does '# jaxrun: no-fork' in the program's first 20 lines.",
+        "Start a new Python for each process instead of forking. A line '# jaxrun: no-fork' in the first 20 lines of "
+        "the program does the same.",
         default="",
         flag_value="--no-fork was given",
         attach=False,
     )
     host_rank: int | None = _by_hand(
         "--host-rank",
-        "Which of the --hosts this one is, from 0; the head is on host 0.",
+        "The number of this host, from 0. Host 0 has rank 0 and the head.",
         aliases=("--node-rank",),
         metavar="R",
     )
     head: str = _by_hand(
         "--head",
-        "Where host 0 listens, alike on all hosts. [default: as host 0 says in the directory that follows]",
+        "Where host 0 listens; give the same on all hosts. [default: read from --rendezvous]",
         default="",
         metavar="HOST:PORT",
     )
     rendezvous: Path | None = _by_hand(
         "--rendezvous",
-        "A directory that all hosts share; not needed with --head and JAXRUN_TOKEN. [default: this one]",
+        "A directory that all hosts share; not needed with --head and JAXRUN_TOKEN. [default: the current one]",
         metavar="DIR",
     )
     host_list: str = _mpirun(
-        "-H/--host", "Hosts and their slots, as h1:4,h2:4. [default: mpirun's own]", default="", metavar="HOSTS"
+        "-H/--host",
+        "Hosts and how many processes each may have: h1:4,h2:4. [default: mpirun's own]",
+        default="",
+        metavar="HOSTS",
     )
     hostfile: Path | None = _mpirun(
-        "--hostfile", "The same from a file, a host in each line: 'h1 slots=4' or 'h1:4'.", metavar="FILE"
+        "--hostfile", "The same from a file, one host a line: 'h1 slots=4' or 'h1:4'.", metavar="FILE"
     )
     mpirun: str = _mpirun(
         "--mpirun",
@@ -171,25 +175,31 @@ class Job(WorkerSettings):
         metavar="PATH",
     )
     mpi_args: tuple[str, ...] = _mpirun(
-        "--mpi-args", "More words for mpirun, as typed in a shell. May be repeated.", default=(), metavar="WORDS"
+        "--mpi-args", "More options for mpirun, quoted as in a shell. May be repeated.", default=(), metavar="WORDS"
     )
     interface: str = option(
         "--interface",
-        "Where jaxrun listens for other hosts: eth0, an address, or 10.1.0.0/16. [default: all; {backends}]",
+        "The network on which jaxrun listens for other hosts: eth0, an address, or 10.1.0.0/16. "
+        "[default: all; {backends}]",
         group=MPIRUN,
         default="",
         metavar="NAME",
         needs="interface",
     )
     cpus_per_process: int | None = _slurm(
-        "--cpus-per-process", "Cores to ask for, for each process.", check=at_least(1)
+        "--cpus-per-process", "How many cores to request for each process.", check=at_least(1)
     )
-    gpus_per_host: int | None = _slurm("--gpus-per-host", "GPUs to ask for, on each host.", check=at_least(1))
+    gpus_per_host: int | None = _slurm("--gpus-per-host", "How many GPUs to request on each host.", check=at_least(1))
     partition: str = _slurm("--partition", "The partition to run in.", default="", metavar="NAME")
-    time_limit: str = _slurm("--time", "The time limit, as Slurm writes it: 1:30:00.", default="", metavar="TIME")
+    time_limit: str = _slurm(
+        "--time", "The time limit of the Slurm job, in Slurm's format: 1:30:00.", default="", metavar="TIME"
+    )
     account: str = _slurm("--account", "The account to charge.", default="", metavar="NAME")
     slurm_args: tuple[str, ...] = _slurm(
-        "--slurm-args", "More words for srun and sbatch. May be repeated.", default=(), metavar="WORDS"
+        "--slurm-args",
+        "More options for srun and sbatch, quoted as in a shell. May be repeated.",
+        default=(),
+        metavar="WORDS",
     )
     sbatch: Path | None = _slurm(
         "--sbatch",
@@ -200,34 +210,34 @@ class Job(WorkerSettings):
     )
     submit: bool = _slurm(
         "--submit",
-        "Hand the job to Slurm, and follow its output; Ctrl-C only stops following.",
+        "Submit the job to Slurm, and follow its output. Ctrl-C stops following, not the job.",
         default=False,
         configurable=False,
         doctor=False,
     )
     requeue: bool = _slurm(
         "--requeue",
-        "Go on after a preemption or the time limit: have Slurm start the job again.",
+        "After a preemption or the time limit, have Slurm start the job again to continue it.",
         default=False,
         configurable=False,
         doctor=False,
     )
     run_dir: Path | None = _output(
-        "--run-dir", "Where logs, events and verdict go. [default: a new one in jaxrun-runs]", metavar="DIR"
+        "--run-dir", "Directory for logs, events and the verdict. [default: a new one in jaxrun-runs]", metavar="DIR"
     )
-    no_run_dir: bool = _output("--no-run-dir", "Leave no files.", default=False)
+    no_run_dir: bool = _output("--no-run-dir", "Write no run directory.", default=False)
     live: bool = _output(
         "--live",
-        "Show all ranks on one screen, as jaxrun top does, in the place of their output.",
+        "Show all ranks on one screen, as jaxrun top does, instead of their output.",
         default=False,
         configurable=False,
         attach=False,
     )
     quiet_ranks: Ranks = _output(
-        "--quiet-ranks", "Keep ranks such as 1-3,7 off the screen.", default=(), metavar="RANKS"
+        "--quiet-ranks", "Do not show the output of these ranks: 1-3,7.", default=(), metavar="RANKS"
     )
     only_ranks: Ranks = _output("--only-rank", "Show the output of these ranks only.", default=(), metavar="RANKS")
-    tag: str = _output("--tag", "A remark to keep in the job's files.", default="", metavar="TEXT", recorded=True)
+    tag: str = _output("--tag", "A note to store in the job's files.", default="", metavar="TEXT", recorded=True)
     timeout: float | None = _failure(
         "--timeout",
         "Stop the job after this time. [default: never] Times are seconds, or 90s, 5m, 1h30m.",
@@ -237,64 +247,66 @@ class Job(WorkerSettings):
     )
     save_time: float | None = _failure(
         "--save-time",
-        "Have should_stop say so this long before --timeout or Slurm's limit, and wait as long after SIGTERM. "
-        "[default: never before a limit]",
+        "How long the program needs to save: make should_stop true this long before --timeout or Slurm's limit, and "
+        "wait this long after SIGTERM. [default: no warning before a limit]",
         check=positive_seconds,
         recorded=True,
     )
     stall_timeout: float | None = _failure(
         "--stall-timeout",
-        "Stop it after so long without progress: output, calls, files, or CPU time in a rank that no other waits "
-        "for; 0: never. [default: 0; 300 where CI is set, and with --lockstep strict]",
+        "Stop the job after this time without progress in any rank. Progress is output, cross-process calls, reading "
+        "or writing files, and CPU time unless others wait for the rank. 0: never. [default: 0; 300 if CI is set, and "
+        "with --lockstep strict]",
         check=_check_seconds_or_never,
     )
     stall_notice: float = _failure(
         "--stall-notice",
-        "Say who waits for whom after so long without progress, again after twice as long, and so on; 0: never. "
-        "[default: {default}]",
+        "After this time without progress, say which rank waits for which; again after twice the time, and so on. "
+        "0: never. [default: {default}]",
         default=30.0,
         check=_check_seconds_or_never,
     )
     grace: float | None = _failure(
         "--grace",
-        "Until SIGKILL, for ranks that are to end. "
+        "How long ranks may take to end before SIGKILL. "
         f"[default: {SIGNAL_GRACE_S:g} after SIGTERM and Ctrl-C, else {FAILURE_GRACE_S:g}]",
         check=_check_grace,
         recorded=True,
     )
     max_restarts: int = _failure(
         "--max-restarts",
-        "Start the job again after a failure, so often without a step saved in between, and not if it fails "
-        "twice alike. [default: {default}]",
+        "Start the job again after a failure, up to N times. A saved step starts the count again; two equal failures "
+        "in a row end the job. [default: {default}]",
         default=0,
         check=at_least(0),
         recorded=True,
     )
     restart_on: str = _failure(
         "--restart-on",
-        "After any failure, after lost hosts and signals, or after a stall. [default: {default}]",
+        "Restart after any failure, only after lost hosts and signals, or only after --stall-timeout. "
+        "[default: {default}]",
         default=RESTART_ON[0],
         choices=RESTART_ON,
         recorded=True,
     )
     spares: int = _failure(
         "--spares",
-        "Hosts besides those of -N that take the place of lost ones, with --max-restarts. [default: {default}]",
+        "Extra hosts that replace lost ones, with --max-restarts. [default: {default}]",
         default=0,
         check=at_least(0),
         needs="spares",
     )
     min_hosts: int | None = _failure(
         "--min-hosts",
-        "With so many hosts at least, go on as a smaller job if there is no spare one. [default: all]",
+        "If no spare host is left, continue as a smaller job on at least N hosts. [default: all]",
         check=at_least(1),
         needs="spares",
         recorded=True,
     )
     chaos: tuple[FaultSpec, ...] = _failure(
         "--chaos",
-        "Bring about faults, to see what survives them: kill:1@2s, pause:0-3@1.5s or kill:any@1s-4s, "
-        "so long after the program has started on all ranks. May be repeated.",
+        "Inject faults, to test recovery: kill:1@2s, pause:0-3@1.5s or kill:any@1s-4s. The time counts from when the "
+        "program has started on all ranks. May be repeated.",
         default=(),
         metavar="FAULTS",
         recorded=True,
