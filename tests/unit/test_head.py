@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from jaxrun.controller.head.head_state import JobPhase
 from jaxrun.protocol.agent_messages import StartFailed, WorkerExited, WorkerSpawned
+from jaxrun.protocol.codec import message_types
 from jaxrun.protocol.worker_messages import CoordinatorReady, Exit, Join, Run, StartCoordinator, ThreadFailed
-from jaxrun.records.event_log.events import Tick
+from jaxrun.records.event_log.events import Event, Tick
 
 LOST = {"error": "JaxRuntimeError", "message": "Gloo all-reduce failed: Connection closed by peer"}
 
@@ -31,6 +32,10 @@ def test_a_clean_run_ends_when_all_have_left_rank_0_last(simulate, size):
     assert job.outcome.reason == "ok" and job.statuses == [0] * size
     assert all(end.finished and not end.killed_by_launcher for end in job.outcome.workers)
     assert not job.killed and not job.printed
+
+
+def test_every_event_has_a_handler(simulate):
+    assert simulate(1).head._handlers.keys() == set(message_types(Event).values())
 
 
 def test_nobody_joins_before_the_coordinator_listens_and_without_limits_the_head_then_sleeps(simulate):

@@ -5,7 +5,9 @@ import pytest
 from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.diagnosis.stacks import NATIVE_STACKS_TIMEOUT_S
 from jaxrun.analysis.verdict.stack_text import format_snapshot
+from jaxrun.controller.head.head_state import HeadState, TimeLimits
 from jaxrun.controller.head.queries import RankQueries, flights_of
+from jaxrun.controller.head.worker_table import WorkerTable
 from jaxrun.protocol.flight import DispatchedCall, Flight, PendingCall, ProgramInfo
 from jaxrun.protocol.flight_file import EVERY_CALL
 from jaxrun.protocol.snapshot_messages import RankDetail, RankQuery, RankReply
@@ -80,7 +82,7 @@ STACKS, CALLS, NATIVE = RankDetail.STACKS, RankDetail.CALLS, RankDetail.NATIVE_S
 
 @pytest.fixture
 def queries():
-    return RankQueries(has_fault_handler=lambda rank: rank != 1)
+    return RankQueries(HeadState(WorkerTable({}), TimeLimits(60.0, None, 5.0, 30.0)), lambda rank: rank != 1)
 
 
 def ask(queries, ranks, detail, now=100.0):

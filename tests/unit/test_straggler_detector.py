@@ -34,10 +34,9 @@ class Job:
     """A detector, and ranks that reply to it with `reply`; `now` is also what the clocks of hosts say."""
 
     def __init__(self, hosts=HOSTS, clocks=None):
-        self.queries = RankQueries(lambda rank: True)
-        workers = WorkerTable(hosts)
-        state = HeadState(workers, TimeLimits(60.0, None, 5.0, 30.0))
-        self.detector = StragglerDetector(state, self.queries, clocks)
+        self._state = HeadState(WorkerTable(hosts), TimeLimits(60.0, None, 5.0, 30.0))
+        self.queries = RankQueries(self._state, lambda rank: True)
+        self.detector = StragglerDetector(self._state, self.queries, clocks)
         self.now = 1000.0
         self.asked = []
         self.recorded = []
@@ -67,7 +66,7 @@ class Job:
 
     @property
     def straggler(self):
-        return self.detector.straggler
+        return self._state.straggler
 
 
 def test_a_straggler_is_asked_where_it_is_until_it_was_seen_a_few_times_while_others_waited():

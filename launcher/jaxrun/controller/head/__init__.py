@@ -8,9 +8,8 @@
 | startup, agent_registry, consistency  | from the agents' reports to the first line of the program                   |
 | clock_offsets                         | how far the hosts' clocks are apart                                         |
 | worker_table                          | what is known of each worker                                                |
-| queries                               | what ranks are doing: asked for by whoever wants to know                    |
-| snapshots                             | the replies as values, for people and verdicts                              |
-| requests, profiles                    | what other processes ask: stacks, overviews, profiles                       |
+| queries                               | what ranks are doing: asked for by whoever wants to know, and as values     |
+| requests                              | what other processes ask: stacks, overviews, profiles                       |
 | health_checks, stall_detector         | whether a job hangs, or its time is over                                    |
 | straggler_detector, straggler_samples | which rank the others wait for, and where it is meanwhile                   |
 | divergence_detector, call_matcher     | whether the ranks make the same calls                                       |

@@ -26,17 +26,13 @@ class Conclusion:
         divergence: DivergenceDetector,
         stragglers: StragglerDetector,
         faults: FaultInjector,
-        *,
-        requeue: bool,
     ) -> None:
-        """`requeue`: the job is started again after it was told to end, even where it had to be killed."""
         self._state = state
         self._workers = state.workers
         self._shutdown = shutdown
         self._divergence = divergence
         self._stragglers = stragglers
         self._faults = faults
-        self._requeue = requeue
 
     def conclude_if_over(self, now: float) -> list[Action]:
         """Once all workers have ended: ask how they diverged, and when that is known, finish."""
@@ -50,7 +46,7 @@ class Conclusion:
         if self._divergence.is_waiting:
             return questions
         state.enter(JobPhase.OVER, {})
-        recorded = self._stragglers.conclude(self._divergence.flights, now)
+        recorded = self._stragglers.conclude(now)
         outcome = self._final_outcome(now)
         remaining = self._faults.report_remaining() if outcome.reason is EndReason.OK else []
         return [*recorded, *remaining, Finish(outcome)]
@@ -68,16 +64,16 @@ class Conclusion:
             stop_requested=state.stop_requested,
             faults_left=self._faults.remaining,
             saved_step=self._workers.saved_step,
-            flights=state.outcome.flights or dict(self._divergence.flights),
-            straggler=self._stragglers.straggler,
+            flights=state.outcome.flights or dict(state.flights),
+            straggler=state.straggler,
         )
         if outcome.reason is EndReason.OK and state.stop.was_reached:
             return replace(outcome, reason=EndReason.PREEMPTED, text=state.stop.reason)
         is_preempted = outcome.reason is EndReason.INTERRUPTED and all(map(self._gave_way, outcome.workers))
-        told_by = (signal.SIGTERM, signal.SIGUSR2) if self._requeue else (signal.SIGTERM,)
+        told_by = (signal.SIGTERM, signal.SIGUSR2) if self._state.requeue else (signal.SIGTERM,)
         return replace(outcome, reason=EndReason.PREEMPTED) if is_preempted and outcome.signum in told_by else outcome
 
     def _gave_way(self, worker: WorkerOutcome) -> bool:
         """Whether a worker that was told to end has ended well; of one that goes on, also if a signal did it."""
         ended_well = worker.finished or worker.status == 0
-        return ended_well or (self._requeue and (worker.killed_by_launcher or worker.status == -signal.SIGTERM))
+        return ended_well or (self._state.requeue and (worker.killed_by_launcher or worker.status == -signal.SIGTERM))

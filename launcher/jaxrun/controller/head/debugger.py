@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from jaxrun.controller.head.head_state import HeadState, Timeout
 from jaxrun.controller.head.health_checks import HealthChecks
+from jaxrun.controller.head.shutdown import JobShutdown
 from jaxrun.protocol.debugger_messages import (
     DebuggerClosed,
     DebuggerDecision,
@@ -26,6 +27,7 @@ from jaxrun.records.event_log.actions import (
     Send,
     ShowTerminalText,
 )
+from jaxrun.records.event_log.events import TerminalLine
 from jaxrun.text import format_ranks_on_hosts
 
 _ENDING = "the job is being ended"
@@ -35,25 +37,26 @@ HANDOVER_S = 1.0  # in which a step ends that waits for no other rank
 class DebuggerTurns:
     """Who has the terminal. Times are seconds since the epoch."""
 
-    def __init__(self, state: HeadState, checks: HealthChecks, refusal: str) -> None:
-        """`refusal`: why no rank can have it, to complete "it cannot be debugged: …"; empty if one can."""
+    def __init__(self, state: HeadState, checks: HealthChecks, shutdown: JobShutdown) -> None:
         self._state = state
         self._checks = checks
-        self._refusal = refusal
+        self._shutdown = shutdown
         self._owner: int | None = None
         self._waiting: dict[int, list[DebuggerMessage]] = {}
         self._stepping_since: float | None = None
-
-    @property
-    def refusal(self) -> str:
-        return self._refusal
 
     def deadline(self) -> float | None:
         """When the next rank gets the terminal, if its owner has not come back by then."""
         return self._stepping_since + HANDOVER_S if self._stepping_since is not None and self._waiting else None
 
     def handle(self, message: DebuggerMessage, now: float) -> list[Action]:
-        if self._refusal:
+        actions = self._handle(message, now)
+        if isinstance(message, DebuggerClosed):
+            actions += self._shutdown.on_debugger_closed(message.rank, now)
+        return actions
+
+    def _handle(self, message: DebuggerMessage, now: float) -> list[Action]:
+        if self._state.no_terminal:
             return list(self._refuse(message))
         if self._owner not in (None, message.rank):
             self._checks.hold_stall_clock(message.rank)
@@ -61,13 +64,13 @@ class DebuggerTurns:
             return []
         return [*self._give_to(message.rank, message), *self._handle_owners(message, now)]
 
-    def handle_line(self, line: str, now: float) -> list[Action]:
+    def handle_line(self, event: TerminalLine, now: float) -> list[Action]:
         """Somebody has typed a line; empty at the end of the input."""
         if self._owner is None or self._stepping_since is not None:
             return []
         self._stepping_since = now
         self._state.timeouts.resume(now)
-        return [Send((self._owner,), DebuggerInput(line))]
+        return [Send((self._owner,), DebuggerInput(event.line))]
 
     def hand_over(self, now: float) -> list[Action]:
         """Let the next rank have the terminal if the step of its owner takes too long."""
@@ -85,11 +88,11 @@ class DebuggerTurns:
     def close(self, now: float) -> list[Action]:
         """The job is being ended: debuggers find the end of their input, and breakpoints stop nobody any more."""
         actions: list[Action] = []
-        if self._refusal == _ENDING:
+        if self._state.no_terminal == _ENDING:
             return actions
         if self._owner is not None and self._stepping_since is None:
             actions.append(Send((self._owner,), DebuggerInput("")))
-        self._refusal = _ENDING
+        self._state.no_terminal = _ENDING
         for messages in self._waiting.values():
             actions += [action for message in messages for action in self._refuse(message)]
         self._owner, self._waiting, self._stepping_since = None, {}, None
@@ -127,10 +130,10 @@ class DebuggerTurns:
         if not self._waiting:
             return []
         messages = self._waiting.pop(next(iter(self._waiting)))
-        return [action for message in messages for action in self.handle(message, now)]
+        return [action for message in messages for action in self._handle(message, now)]
 
     def _refuse(self, message: DebuggerMessage) -> Iterator[Action]:
         if isinstance(message, DebuggerRequest):
-            yield Send((message.rank,), DebuggerDecision(False, self._refusal))
+            yield Send((message.rank,), DebuggerDecision(False, self._state.no_terminal))
         elif isinstance(message, DebuggerReadRequest):
             yield Send((message.rank,), DebuggerInput(""))

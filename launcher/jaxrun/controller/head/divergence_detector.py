@@ -8,7 +8,7 @@ divergence_reports.py, is a call whose programs differ.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from jaxrun.analysis.lockstep import compare
@@ -24,10 +24,11 @@ from jaxrun.analysis.lockstep.divergence import (
 )
 from jaxrun.controller.head.call_matcher import CallMatcher, CallSlot, ReplicatedPrograms
 from jaxrun.controller.head.divergence_reports import DivergenceReports
+from jaxrun.controller.head.head_state import HeadState
 from jaxrun.controller.head.queries import RankQueries, Replies, flights_of
 from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF
-from jaxrun.protocol.snapshot_messages import RankDetail, RecorderSnapshot
+from jaxrun.protocol.snapshot_messages import RankDetail
 from jaxrun.protocol.worker_messages import Call
 from jaxrun.records.event_log.actions import Action
 
@@ -49,14 +50,14 @@ class DivergenceDetector:
     """Times are seconds since the epoch.
 
     reports:  of the divergences that were found
-    flights:  what the flight recorders held when they were last read
     """
 
-    def __init__(self, mode: str, hosts: Mapping[int, str], queries: RankQueries) -> None:
-        """`hosts` may be filled in later."""
+    def __init__(self, state: HeadState, queries: RankQueries) -> None:
+        self._workers = state.workers
+        hosts = self._workers.hosts
         self._queries = queries
-        self.flights: dict[int, Flight] = {}
-        self._read_interval_s = None if mode == LOCKSTEP_OFF else _FIRST_READ_S
+        self._flights = state.flights
+        self._read_interval_s = None if state.lockstep == LOCKSTEP_OFF else _FIRST_READ_S
         self._matcher = CallMatcher(hosts)
         self.reports = DivergenceReports(self._matcher, hosts)
         self._replicated = ReplicatedPrograms(hosts)
@@ -82,33 +83,29 @@ class DivergenceDetector:
 
     def left_behind(self, finished: Collection[int]) -> Lag | None:
         """The call that others have made or entered, and that lacks a finished rank of their group."""
-        lags = compare.find_lags(self.flights) if self.is_enabled else ()
+        lags = compare.find_lags(self._flights) if self.is_enabled else ()
         return next((lag for lag in lags if not set(finished).isdisjoint(lag.behind)), None)
 
     # ---- events
 
-    def handle_call(self, call: Call, working: int, now: float) -> list[Action]:
-        """`working`: the number of ranks whose program has not ended."""
+    def handle_call(self, call: Call, now: float) -> list[Action]:
         if call.number == 0:
             self._replicated.add(call)
             return []
         actions = self._matcher.add(call, now)
-        self._all_ranks_wait = len(self._matcher.waiting) >= working
+        self._all_ranks_wait = len(self._matcher.waiting) >= self._workers.working_count
         if call.waits_for_answer and self._all_ranks_wait:
             self._matcher.mark_all_waiting(now)
         return actions
 
-    def handle_recorder(self, snapshot: RecorderSnapshot) -> None:
-        self.flights[snapshot.rank] = snapshot.flight
-
     def remove_rank(self, rank: int, now: float) -> None:
         """A rank makes no more calls."""
-        flight = self.flights.get(rank, Flight())
+        flight = self._flights.get(rank, Flight())
         self._matcher.remove_rank(rank, flight.call_counts if flight.complete else None, now)
 
     def compare(self, replies: Replies, now: float) -> list[Action]:
         """Flight recorders were read: where ranks seem to diverge, ask for their histories."""
-        self.flights.update(flights_of(replies))
+        self._flights.update(flights_of(replies))
         return self._find_candidates(now)
 
     # ---- time
@@ -132,7 +129,7 @@ class DivergenceDetector:
             return []
         actions = self._find_candidates(now)
         is_unexplained = well and not self.is_waiting and not self.reports.divergences
-        lag = next(iter(compare.find_lags(self.flights)), None) if is_unexplained else None
+        lag = next(iter(compare.find_lags(self._flights)), None) if is_unexplained else None
         return self.reports.add(self._divergence_of_lag(lag), None, now) if lag is not None else actions
 
     def give_up_waiting(self) -> None:
@@ -149,7 +146,7 @@ class DivergenceDetector:
         """Look for the first divergence in each group of ranks."""
         if self.is_waiting or self.reports.are_enough:
             return []
-        candidates = compare.find_candidates(self.flights)
+        candidates = compare.find_candidates(self._flights)
         actions = self._ask([_HistoryQuestion(candidate) for candidate in candidates], now)
         for calls in self._replicated.pop_mismatches(is_last=self.reports.is_concluding):
             divergence = divergence_of_calls(calls)
@@ -197,7 +194,7 @@ class DivergenceDetector:
 
     def _divergence_of_lag(self, lag: Lag) -> Divergence:
         """All ranks have ended well, but only some have made this call."""
-        flight = self.flights[lag.ahead[0]]
+        flight = self._flights[lag.ahead[0]]
         calls = (call for call in flight.calls_of(lag.group) if call.number == lag.number)
         program = next((call.program for call in calls), 0)
         ahead = CallGroup(lag.ahead, lag.name or "a call", place=lag.place, recorded_by=lag.ahead[0], program=program)

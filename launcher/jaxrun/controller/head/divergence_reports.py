@@ -77,7 +77,7 @@ class DivergenceReports:
             return self._report([pending])
         return [Send((rank,), ProgramDetailsRequest(program)) for rank, program in sorted(awaited)]
 
-    def handle_details(self, reply: ProgramDetailsReply) -> list[Action]:
+    def handle_details(self, reply: ProgramDetailsReply, now: float) -> list[Action]:
         key = (reply.rank, reply.program)
         for pending in self._pending:
             if key in pending.awaited:

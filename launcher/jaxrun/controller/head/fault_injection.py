@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from jaxrun.analysis.diagnosis.outcome import FAULT_PARTICIPLES, InjectedFault
-from jaxrun.controller.head.worker_table import WorkerTable
+from jaxrun.controller.head.head_state import HeadState, JobPhase
 from jaxrun.protocol.agent_messages import FaultNotInjected, InjectFault
 from jaxrun.records.event_log.actions import Action, PrintLine, Send
+from jaxrun.records.event_log.events import FaultRequested
 from jaxrun.spec.job.fault_spec import CHAOS_OPTION, FaultSpec
 from jaxrun.text import format_ranks, format_ranks_on_hosts
 
@@ -18,31 +19,29 @@ from jaxrun.text import format_ranks, format_ranks_on_hosts
 class FaultInjector:
     """Times are seconds since the epoch."""
 
-    def __init__(self, faults: Sequence[FaultSpec], workers: WorkerTable) -> None:
+    def __init__(self, state: HeadState, faults: Sequence[FaultSpec]) -> None:
         self._remaining = sorted(faults, key=lambda fault: fault.after)
-        self._workers = workers
-        self._run_at: float | None = None
+        self._state = state
+        self._workers = state.workers
 
     @property
     def remaining(self) -> tuple[FaultSpec, ...]:
         """The faults of --chaos that have not been injected yet."""
         return tuple(self._remaining)
 
-    def start(self, now: float) -> None:
-        """The program runs: the faults' times count from now."""
-        self._run_at = now
-
     def deadline(self) -> float | None:
-        if self._run_at is None or not self._remaining:
+        """When the next one is due, once the program runs: from then on their times count."""
+        state = self._state
+        if state.phase is not JobPhase.RUNNING or state.run_at is None or not self._remaining:
             return None
-        return self._run_at + self._remaining[0].after
+        return state.run_at + self._remaining[0].after
 
     def inject_due(self, now: float) -> list[Action]:
         actions: list[Action] = []
         while (deadline := self.deadline()) is not None and deadline <= now:
             fault = self._remaining.pop(0)
             ranks = [rank for span in fault.ranks for rank in span] or self._draw_rank()
-            actions += self.inject(fault.kind, ranks, CHAOS_OPTION, now)
+            actions += self._inject(fault.kind, ranks, CHAOS_OPTION, now)
         return actions
 
     def _draw_rank(self) -> list[int]:
@@ -51,7 +50,11 @@ class FaultInjector:
 
         return [random.choice(self._workers.live)] if self._workers.live else []
 
-    def inject(self, kind: str, ranks: Collection[int], requested_by: str, now: float) -> list[Action]:
+    def handle_request(self, event: FaultRequested, now: float) -> list[Action]:
+        """The gang of this job asks for a fault."""
+        return self._inject(event.kind, event.ranks, "its gang", now) if self._state.is_healthy else []
+
+    def _inject(self, kind: str, ranks: Collection[int], requested_by: str, now: float) -> list[Action]:
         """Inject a fault into those of the ranks that live."""
         fault = InjectedFault(kind, now, requested_by)
         live = self._workers.live
@@ -69,7 +72,7 @@ class FaultInjector:
             actions.append(Send(hit, InjectFault(kind)))
         return actions
 
-    def handle_not_injected(self, event: FaultNotInjected) -> list[Action]:
+    def handle_not_injected(self, event: FaultNotInjected, now: float) -> list[Action]:
         """An agent could not inject a fault."""
         self._workers.remove_injected_fault(event.rank, event.kind)
         who = format_ranks_on_hosts([event.rank], self._workers.hosts)

@@ -7,8 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
+from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.controller.head.stop_agreement import StopAgreement
 from jaxrun.controller.head.worker_table import WorkerTable
+from jaxrun.protocol.flight import Flight
+from jaxrun.protocol.flight_file import LOCKSTEP_OFF
 
 FIRST_PROGRESS_S = 2.0  # until the ranks that the start-up, or the end of the job, waits for are printed
 PROGRESS_INTERVAL_S = 1.0  # until they are printed again, where that replaces the line
@@ -142,16 +145,26 @@ class JobTimeouts:
 class HeadState:
     """`outcome` is what is known of how the job ends; `run_at` is when the program was started, if it was.
 
+    lockstep:        of --lockstep
+    no_terminal:     why no rank can have the terminal, to complete "it cannot be debugged: …"; empty if one can
+    requeue:         the job is started again after it was told to end, even where it had to be killed
+    flights:         what the flight recorders held when they were last read, by rank
+    straggler:       the rank, or the host, for which the others wait, if there is one
     stop_requested:  somebody has asked for the end of the job, be it that it was ending already
     stop:            how the program is asked to stop by itself, which is no end of the job yet
     """
 
     workers: WorkerTable
     limits: TimeLimits
+    lockstep: str = LOCKSTEP_OFF
+    no_terminal: str = ""
+    requeue: bool = False
     timeouts: JobTimeouts = field(default_factory=JobTimeouts)
     phase: JobPhase = JobPhase.STARTING
     outcome: JobOutcome = field(default_factory=lambda: JobOutcome(EndReason.OK))
     run_at: float | None = None
+    flights: dict[int, Flight] = field(default_factory=dict)
+    straggler: Straggler | None = None
     stop_requested: bool = False
     stop: StopAgreement = field(init=False)
 

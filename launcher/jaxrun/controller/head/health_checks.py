@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
+from jaxrun.analysis.diagnosis.outcome import EndReason
 from jaxrun.controller.head.divergence_detector import DivergenceDetector
 from jaxrun.controller.head.head_state import HeadState, Timeout
 from jaxrun.controller.head.queries import RankQueries, Replies
-from jaxrun.controller.head.snapshots import Snapshots
+from jaxrun.controller.head.shutdown import JobShutdown
 from jaxrun.controller.head.stall_detector import EarlyExitDetector, StallDetector
 from jaxrun.controller.head.straggler_detector import StragglerDetector
 from jaxrun.protocol.snapshot_messages import RankDetail
@@ -22,18 +20,15 @@ class HealthChecks:
         self,
         state: HeadState,
         queries: RankQueries,
-        snapshots: Snapshots,
         divergence: DivergenceDetector,
         stragglers: StragglerDetector,
-        abort: Callable[[JobOutcome, float], list[Action]],
+        shutdown: JobShutdown,
     ) -> None:
-        """`abort` ends a job that is healthy."""
         self._state = state
         self._queries = queries
-        self._snapshots = snapshots
         self._divergence = divergence
         self._stragglers = stragglers
-        self._abort = abort
+        self._shutdown = shutdown
         self._early_exit: EarlyExitDetector | None = None
         self._stall: StallDetector | None = None
 
@@ -71,18 +66,19 @@ class HealthChecks:
         workers = self._state.workers
         match timeout:
             case Timeout.JOB:
-                return self._snapshots.ask(workers.working, self._end_job, now)
+                return self._queries.ask_stacks(workers.working, self._end_job, now)
             case Timeout.EARLY_EXIT_CHECK:
-                return self._snapshots.ask(workers.working, self._check_early_exit, now)
+                return self._queries.ask_stacks(workers.working, self._check_early_exit, now)
             case Timeout.DIVERGENCE_CHECK:
-                return self._queries.ask(workers.live, RankDetail.CALLS, self._compare_calls, now)
+                calls = self._queries.ask(workers.live, RankDetail.CALLS, self._compare_calls, now)
+                return [*self._stragglers.probe_clocks(now), *calls]
         assert timeout is Timeout.STALL_CHECK and self._stall is not None, timeout
         if self._stall.wants_stacks:
-            return self._snapshots.ask(workers.working, self._check_progress, now)
+            return self._queries.ask_stacks(workers.working, self._check_progress, now)
         return self._queries.ask(workers.working, RankDetail.PROGRESS, self._check_progress, now)
 
     def _end_job(self, replies: Replies, now: float) -> list[Action]:
-        return self._abort(self._snapshots.outcome(EndReason.TIMEOUT, replies, now), now)
+        return self._shutdown.abort(self._queries.outcome(EndReason.TIMEOUT, replies, now), now)
 
     def _check_progress(self, replies: Replies, now: float) -> list[Action]:
         if not self._state.is_healthy:
@@ -90,14 +86,14 @@ class HealthChecks:
         assert self._stall is not None
         check = self._stall.update(replies, now)
         if check.is_over:
-            return self._abort(self._snapshots.outcome(EndReason.STALL, replies, now), now)
+            return self._shutdown.abort(self._queries.outcome(EndReason.STALL, replies, now), now)
         self._state.timeouts.start(Timeout.STALL_CHECK, now + self._stall.next_check_s)
         if check.is_half:
             limit = f"the job is stopped after {self._stall.limit:g} s of it (--stall-timeout)"
             heading = f"no progress for {check.idle_s:.0f} s; {limit} · "
-            return [PrintSnapshot(self._snapshots.snapshot(replies, now), heading)]
+            return [PrintSnapshot(self._queries.snapshot(replies, now), heading)]
         if check.is_told:
-            return [PrintStallNotice(self._snapshots.snapshot(replies, now), check.idle_s)]
+            return [PrintStallNotice(self._queries.snapshot(replies, now), check.idle_s)]
         return []
 
     def _check_early_exit(self, replies: Replies, now: float) -> list[Action]:
@@ -106,7 +102,7 @@ class HealthChecks:
         assert self._early_exit is not None
         left_behind = self._divergence.left_behind(self._state.workers.live_reported) is not None
         if self._early_exit.check(replies, now, left_behind=left_behind):
-            return self._abort(self._snapshots.outcome(EndReason.EARLY_EXIT, replies, now), now)
+            return self._shutdown.abort(self._queries.outcome(EndReason.EARLY_EXIT, replies, now), now)
         self._state.timeouts.start(Timeout.EARLY_EXIT_CHECK, now + self._early_exit.next_check_s)
         return []
 

@@ -19,12 +19,15 @@ from dataclasses import replace
 from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
 from jaxrun.controller.head.divergence_detector import DivergenceDetector
 from jaxrun.controller.head.head_state import FIRST_PROGRESS_S, HeadState, JobPhase, Timeout
-from jaxrun.controller.head.queries import Replies, kernel_waits_of, stacks_of
+from jaxrun.controller.head.health_checks import HealthChecks
+from jaxrun.controller.head.queries import RankQueries, Replies, kernel_waits_of, stacks_of
 from jaxrun.controller.head.shutdown import UNANSWERED_S, JobShutdown
-from jaxrun.controller.head.snapshots import Snapshots
+from jaxrun.protocol.agent_messages import AgentSignalled
 from jaxrun.records.event_log.actions import Action, PrintLine, PrintSnapshot, SignalRanks, Suspend
+from jaxrun.records.event_log.events import LauncherSignalled, ParentExited, Resumed, SignalRequested
 from jaxrun.text import format_ranks, format_ranks_on_hosts, plural
 
+InterruptionEvent = LauncherSignalled | AgentSignalled | SignalRequested | ParentExited | Resumed
 REPEATED_SIGNAL_S = 0.2  # `timeout` and other wrappers send the same signal twice, to the process and to its group
 KILL_DELAY_S = 1.0  # for late ranks to say where they are
 
@@ -36,23 +39,35 @@ class Interruption:
         self,
         state: HeadState,
         shutdown: JobShutdown,
-        snapshots: Snapshots,
+        queries: RankQueries,
         divergence: DivergenceDetector,
-        *,
-        requeue: bool,
+        checks: HealthChecks,
     ) -> None:
-        """`requeue`: Slurm starts the job again after it was told to end, and may say so by SIGUSR2."""
         self._state = state
         self._workers = state.workers
         self._shutdown = shutdown
-        self._snapshots = snapshots
+        self._queries = queries
         self._divergence = divergence
-        self._forwarded = {signal.SIGUSR1} if requeue else {signal.SIGUSR1, signal.SIGUSR2}
+        self._checks = checks
+        self._forwarded = {signal.SIGUSR1} if state.requeue else {signal.SIGUSR1, signal.SIGUSR2}
         self._late: tuple[int, ...] = ()
         self._stop_signal: tuple[int, float] | None = None  # which asked a polling program to stop, and when
 
-    def on_signal(self, signum: int, now: float) -> list[Action]:
-        """The launcher, or an agent, was signalled."""
+    def handle(self, event: InterruptionEvent, now: float) -> list[Action]:
+        """The launcher, or an agent, was signalled, or its parent wants something."""
+        match event:
+            case ParentExited():
+                return self.end_at_once(signal.SIGHUP, now, event.reason)
+            case SignalRequested():
+                ranks = self._workers.working if self._state.phase is JobPhase.RUNNING else ()
+                return [SignalRanks(ranks, event.signum)] if ranks else []
+            case Resumed():
+                return self._resume(event.paused_s)
+            case AgentSignalled() if not self._state.is_healthy:
+                return []
+        return self._on_signal(event.signum, now)
+
+    def _on_signal(self, signum: int, now: float) -> list[Action]:
         phase, working = self._state.phase, self._workers.working
         if signum == signal.SIGTSTP:
             return self._suspend()
@@ -60,7 +75,7 @@ class Interruption:
             if signum in self._forwarded:
                 return [SignalRanks(working, signum)] if working else []
             if signum == signal.SIGQUIT:
-                return self._snapshots.show(now)
+                return self._queries.show(now)
         if self._is_repeated(signum, now):
             return []
         return self._begin(signum, now) if phase is JobPhase.RUNNING else self.end_at_once(signum, now)
@@ -69,8 +84,9 @@ class Interruption:
         ranks = self._workers.live
         return [*([SignalRanks(ranks, signal.SIGSTOP)] if ranks else []), Suspend()]
 
-    def resume(self, paused_s: float) -> list[Action]:
+    def _resume(self, paused_s: float) -> list[Action]:
         """Let all ranks go on; of the time limits only that of a scheduler has run on."""
+        self._checks.discount(paused_s)
         fixed = () if self._state.limits.ends_at is None else (Timeout.TIME_LIMIT_NEAR,)
         self._state.timeouts.postpone(paused_s, *fixed)
         ranks = self._workers.live
@@ -172,7 +188,7 @@ class Interruption:
         outcome = self._state.outcome
         stacks, waits = {**outcome.stacks, **stacks_of(replies)}, {**outcome.kernel_waits, **kernel_waits_of(replies)}
         self._state.outcome = replace(outcome, stacks=stacks, kernel_waits=waits)
-        return [PrintSnapshot(self._snapshots.snapshot(replies, now), heading), *self._kill_late(now)]
+        return [PrintSnapshot(self._queries.snapshot(replies, now), heading), *self._kill_late(now)]
 
     def _kill_late(self, now: float) -> list[Action]:
         """Kill the late ranks; rank 0 with the last of the others, as JAX aborts those that lose its coordinator."""
@@ -197,7 +213,7 @@ class Interruption:
             return []
         self._late = ranks
         self._state.timeouts.start(Timeout.KILL, now + KILL_DELAY_S)
-        return [*self._snapshots.ask(ranks, self._on_late_stacks, now), SignalRanks(ranks, signal.SIGTERM)]
+        return [*self._queries.ask_stacks(ranks, self._on_late_stacks, now), SignalRanks(ranks, signal.SIGTERM)]
 
 
 def _deadlines(now: float, grace: float) -> dict[Timeout, float]:

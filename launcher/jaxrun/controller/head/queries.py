@@ -1,4 +1,7 @@
-"""Asks ranks what they are doing: `then` is called once all have replied, or with the replies there are in time."""
+"""Asks ranks what they are doing, and makes values of what they reply: for people, and for verdicts.
+
+`then` is called once all have replied, or with the replies there are in time.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,13 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
+from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.diagnosis.stacks import NATIVE_STACKS_TIMEOUT_S
+from jaxrun.controller.head.head_state import HeadState
 from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.snapshot_messages import RankDetail, RankQuery, RankReply
-from jaxrun.records.event_log.actions import Action, Send
+from jaxrun.records.event_log.actions import Action, PrintSnapshot, Send
 
 _REPLY_TIMEOUT_S = 1.5  # an agent waits for its fault handlers for a tenth of a second
 
@@ -30,8 +36,9 @@ class _Pending:
 class RankQueries:
     """The queries that are not complete. Times are seconds since the epoch."""
 
-    def __init__(self, has_fault_handler: Callable[[int], bool]) -> None:
+    def __init__(self, state: HeadState, has_fault_handler: Callable[[int], bool]) -> None:
         """`has_fault_handler`: whether a rank has one; without, the signal for its stacks would kill it."""
+        self._state = state
         self._has_fault_handler = has_fault_handler
         self._numbers = itertools.count(1)
         self._pending: dict[int, _Pending] = {}
@@ -46,6 +53,47 @@ class RankQueries:
         replies = {rank: RankReply(rank) for rank in asked}
         self._pending[number] = _Pending(then, now + _REPLY_TIMEOUT_S + more_s, replies, set(asked))
         return [Send(asked, RankQuery(number, detail))]
+
+    def ask_stacks(self, ranks: Iterable[int], then: Continuation, now: float, *, native: bool = False) -> list[Action]:
+        """Ask where these ranks are, and keep what their flight recorders hold; with `native` for C frames as well."""
+
+        def keep_flights(replies: Replies, now: float) -> list[Action]:
+            self._state.flights.update(flights_of(replies))
+            return then(replies, now)
+
+        return self.ask(ranks, RankDetail.NATIVE_STACKS if native else RankDetail.STACKS, keep_flights, now)
+
+    def show(self, now: float) -> list[Action]:
+        """Print where the ranks that work are."""
+
+        def show(replies: Replies, now: float) -> list[Action]:
+            return [PrintSnapshot(self.snapshot(replies, now))]
+
+        return self.ask_stacks(self._state.workers.working, show, now)
+
+    def snapshot(self, replies: Replies, now: float, *, native: bool = False) -> Snapshot:
+        """Where the ranks are that have replied to `ask_stacks`."""
+        workers = self._state.workers
+        return Snapshot(
+            time=now,
+            hosts=workers.hosts,
+            dumps=stacks_of(replies),
+            waits=kernel_waits_of(replies),
+            flights=dict(self._state.flights),
+            finished=workers.live_reported,
+            straggler=self._state.straggler,
+            natives={rank: reply.native_stacks for rank, reply in replies.items()} if native else None,
+        )
+
+    def outcome(self, reason: EndReason, replies: Replies, now: float) -> JobOutcome:
+        """How the job ends because of where the ranks are."""
+        return JobOutcome(
+            reason,
+            stacks=stacks_of(replies),
+            kernel_waits=kernel_waits_of(replies),
+            flights=dict(self._state.flights),
+            decided_at=now,
+        )
 
     def handle(self, reply: RankReply, now: float) -> list[Action]:
         """Add a reply, if it is still awaited."""

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import partial
 
 from jaxrun.analysis.diagnosis.snapshot import Overview, find_end
-from jaxrun.analysis.lockstep.profile_plan import steps_in
+from jaxrun.analysis.lockstep.profile_plan import ProfiledCalls, plan_profile, steps_in
 from jaxrun.controller.head.divergence_detector import DivergenceDetector
 from jaxrun.controller.head.head_state import HeadState, JobPhase
-from jaxrun.controller.head.profiles import Profiles
 from jaxrun.controller.head.queries import RankQueries, Replies, flights_of
-from jaxrun.controller.head.snapshots import Snapshots
 from jaxrun.controller.head.straggler_detector import StragglerDetector
+from jaxrun.protocol.flight_file import LOCKSTEP_OFF
 from jaxrun.protocol.requests import Answer, AnswerState, OverviewRequest, ProfileRequest, StacksRequest
 from jaxrun.protocol.snapshot_messages import RankDetail, RankVitals
-from jaxrun.records.event_log.actions import Action, AnswerRequest
+from jaxrun.protocol.worker_messages import ProfileCalls, ProfileEnded
+from jaxrun.records.event_log.actions import Action, AnswerRequest, Send
 from jaxrun.records.event_log.events import Requested
+from jaxrun.text import format_ranks, format_ranks_on_hosts, plural
 
 _PHASES = {JobPhase.STARTING: "starting", JobPhase.RUNNING: "running"}
 
@@ -27,14 +29,12 @@ class Requests:
         self,
         state: HeadState,
         queries: RankQueries,
-        snapshots: Snapshots,
         divergence: DivergenceDetector,
         stragglers: StragglerDetector,
         profiles: Profiles,
     ) -> None:
         self._state = state
         self._queries = queries
-        self._snapshots = snapshots
         self._divergence = divergence
         self._stragglers = stragglers
         self._profiles = profiles
@@ -50,12 +50,12 @@ class Requests:
                 return self._queries.ask(workers.live, RankDetail.VITALS, partial(self._answer_overview, number), now)
             case StacksRequest(native=native):
                 then = partial(self._answer_stacks, number, native)
-                return self._snapshots.ask(workers.working, then, now, native=native)
+                return self._queries.ask_stacks(workers.working, then, now, native=native)
 
     def _answer_stacks(self, number: str, native: bool, replies: Replies, now: float) -> list[Action]:
         """Answer, and make use of the calls that came with the stacks."""
         actions = [*self._divergence.compare(replies, now), *self._stragglers.add(replies, now)]
-        snapshot = self._snapshots.snapshot(replies, now, native=native)
+        snapshot = self._queries.snapshot(replies, now, native=native)
         return [AnswerRequest(number, Answer(AnswerState.DONE, content=snapshot)), *actions]
 
     def _answer_overview(self, number: str, replies: Replies, now: float) -> list[Action]:
@@ -80,7 +80,123 @@ class Requests:
                 if reply.number
             },
             ends={rank: end for rank, end in ends if end is not None},
-            calls_per_step=steps_in(self._divergence.flights),
-            straggler=self._stragglers.straggler,
+            calls_per_step=steps_in(self._state.flights),
+            straggler=self._state.straggler,
         )
         return [AnswerRequest(number, Answer(AnswerState.DONE, content=overview))]
+
+
+_TOO_EARLY = "not all ranks have made a cross-process call yet"
+_OFF = "the job runs with --lockstep off, so that its ranks' calls are not known: start it without that option"
+
+
+@dataclass(slots=True)
+class _Profile:
+    """The one that is being taken: `waiting` are the ranks that have not answered yet."""
+
+    number: str
+    request: ProfileRequest
+    ranks: tuple[int, ...]
+    waiting: set[int]
+    calls: tuple[ProfiledCalls, ...] = ()
+    answers: dict[int, ProfileEnded] = field(default_factory=dict)
+
+
+class Profiles:
+    """Has all ranks profile the same calls: asks for those they make, orders the profile, and collects the answers."""
+
+    def __init__(self, state: HeadState, queries: RankQueries) -> None:
+        self._state = state
+        self._queries = queries
+        self._current: _Profile | None = None
+
+    def handle_request(self, number: str, request: ProfileRequest, now: float) -> list[Action]:
+        if self._state.lockstep == LOCKSTEP_OFF:
+            return [_refuse(number, _OFF)]
+        if self._current is not None:
+            return [_refuse(number, "a profile of this job is being taken already; wait until it is written")]
+        if self._state.phase is not JobPhase.RUNNING:
+            starting = self._state.phase is JobPhase.STARTING
+            return [_refuse(number, _TOO_EARLY, again=True) if starting else _refuse(number, "the job is ending")]
+        ranks = tuple(self._state.workers.working)
+        self._current = _Profile(number, request, ranks, set(ranks))
+        return self._queries.ask(ranks, RankDetail.CALLS, self._order, now)
+
+    def _order(self, replies: Replies, now: float) -> list[Action]:
+        """The recorders have been read: order the profile."""
+        profile = self._current
+        if profile is None or profile.calls:
+            return []
+        ranks, flights = tuple(sorted(profile.waiting)), flights_of(replies)
+        incomplete = [rank for rank in ranks if rank not in flights or not flights[rank].complete]
+        calls = plan_profile(flights, ranks, profile.request.steps, profile.request.lead_s)
+        if incomplete or not calls:
+            self._current = None
+            text = f"not every call of {format_ranks(incomplete)} is recorded" if incomplete else _TOO_EARLY
+            return [_refuse(profile.number, text, again=not incomplete)]
+        profile.calls = calls
+        request = profile.request
+        orders: list[Action] = [
+            Send(part.ranks, ProfileCalls(part.group, part.first, part.last, request.directory, request.session))
+            for part in calls
+        ]
+        return [*orders, AnswerRequest(profile.number, Answer(AnswerState.PROGRESS, _describe(calls)))]
+
+    def handle_ended(self, event: ProfileEnded, now: float) -> list[Action]:
+        """A rank has written its profile, or says why it has not."""
+        profile = self._current
+        if profile is None or event.session != profile.request.session or event.rank not in profile.waiting:
+            return []
+        profile.answers[event.rank] = event
+        return self.remove_rank(event.rank)
+
+    def remove_rank(self, rank: int) -> list[Action]:
+        """Nothing more is to be expected of this rank."""
+        profile = self._current
+        if profile is None or rank not in profile.waiting:
+            return []
+        profile.waiting.remove(rank)
+        if profile.waiting:
+            return []
+        self._current = None
+        return [AnswerRequest(profile.number, self._conclude(profile))]
+
+    def _conclude(self, profile: _Profile) -> Answer:
+        ranks = [rank for part in profile.calls for rank in part.ranks] or profile.ranks
+        reasons: dict[str, list[int]] = {}
+        for rank in ranks:
+            ended = profile.answers.get(rank)
+            if ended is None or ended.error:
+                reasons.setdefault(ended.error if ended else "it ended before", []).append(rank)
+        files = [answer for answer in profile.answers.values() if not answer.error]
+        content = {"files": len(files), "bytes": sum(answer.bytes for answer in files)}
+        if not reasons:
+            return Answer(AnswerState.DONE, _describe_early_end(profile), content)
+        hosts = self._state.workers.hosts
+        text = "; ".join(f"{format_ranks_on_hosts(who, hosts)}: {reason}" for reason, who in reasons.items())
+        late = any(answer.is_late for answer in profile.answers.values())
+        whose = f"{plural(len(files), 'rank')} of {len(ranks)} took their profile; " if files else ""
+        return Answer(AnswerState.REFUSED, f"{whose}{text}", content | {"again": late})
+
+
+def _refuse(number: str, text: str, *, again: bool = False) -> AnswerRequest:
+    """`again`: whether the same request may be answered otherwise in a moment."""
+    return AnswerRequest(number, Answer(AnswerState.REFUSED, text, {"again": again}))
+
+
+def _describe_early_end(profile: _Profile) -> str:
+    """Which call was the last one, where the program ended before the profile did; else empty."""
+    for part in profile.calls:
+        last = min(profile.answers[rank].last for rank in part.ranks)
+        if last < part.last:
+            return f"the program ended after call #{last}"
+    return ""
+
+
+def _describe(calls: tuple[ProfiledCalls, ...]) -> str:
+    """`calls #121-125 of ranks 0-3`."""
+    spans = (f"#{part.first}" if part.first == part.last else f"#{part.first}-{part.last}" for part in calls)
+    return ", ".join(
+        f"call{'s' * (part.last > part.first)} {span} of {format_ranks(part.ranks)}"
+        for span, part in zip(spans, calls, strict=True)
+    )

@@ -10,7 +10,6 @@ An agent that is stopped, or whose host swaps, reports no end of its worker: the
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 
 from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
 from jaxrun.analysis.diagnosis.root_cause import find_culprits, is_certain
@@ -33,16 +32,14 @@ MISMATCH_REPORTS_WAIT_S = 1.0  # wait for all ranks that were told of a mismatch
 class JobShutdown:
     """Times are seconds since the epoch."""
 
-    def __init__(self, state: HeadState, reports: DivergenceReports, may_debug: Callable[[], bool]) -> None:
-        """`reports`: which ranks were told that they differ; `may_debug`: whether a culprit that waits for it can have
-        the terminal.
+    def __init__(self, state: HeadState, reports: DivergenceReports) -> None:
+        """`reports`: which ranks were told that they differ.
 
         unanswered:  the ranks whose end nobody has reported
         """
         self._state = state
         self._workers = state.workers
         self._reports = reports
-        self._may_debug = may_debug
         self._culprits: list[int] = []
         self._debugged: int | None = None  # the culprit, with --pdb
         self._rank_0_is_frozen = False
@@ -113,7 +110,7 @@ class JobShutdown:
             return []
         self._culprits = [worker.rank for worker in find_culprits(workers.outcomes(now))]
         waiting = [rank for rank in self._culprits if rank in workers.waiting_for_debugger]
-        if waiting and self._may_debug():
+        if waiting and not state.no_terminal:
             state.enter(JobPhase.DEBUGGING, {})
             self._debugged = waiting[0]
             failure = workers.outcome(waiting[0], now).failure

@@ -2,7 +2,7 @@
 
 AgentConnected of an agent      ──▶ nothing yet                   but its host is known, and its end would be noticed
 AgentReport of every agent      ──▶ StartWorker to all            only with agents on other hosts (agent_registry.py);
-                                                                  where the job asks for it, host_probes.py comes before
+                                                                  where the job asks for it, HostProbes come before
 Hello of every rank             ──▶ StartCoordinator to rank 0    versions, program and settings must be the same
 CoordinatorReady of rank 0      ──▶ Join to the others
 DeviceReport of every rank      ──▶ Run to all                    JAX must show the job that was asked for
@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from jaxrun.controller.head import consistency
-from jaxrun.controller.head.agent_registry import AgentRegistry
-from jaxrun.controller.head.host_probes import HostProbes
-from jaxrun.errors import NotUniformError
+from jaxrun.controller.head.agent_registry import AgentRegistry, reachable_address
+from jaxrun.errors import NotUniformError, UnavailableError
+from jaxrun.protocol.addresses import Address
 from jaxrun.protocol.agent_messages import AgentConnected, AgentReport
-from jaxrun.protocol.probe_messages import HostFacts, PeerResults
+from jaxrun.protocol.probe_messages import HostFacts, PeerResults, ProbePeers
 from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, Hello, Join, Run, StartCoordinator
 from jaxrun.records.event_log.actions import Action, PrintLine, Send
 from jaxrun.text import format_ranks_on_hosts
@@ -118,15 +118,16 @@ class Startup:
     def _on_agent_event(self, event: AgentStartupEvent) -> list[Action]:
         if self._registry is None or self._probes is None:
             raise NotUniformError(f"an agent reports as rank {event.rank}, but this job has none; start it again")
+        orders: list[Action] = []
         if isinstance(event, AgentReport):
             self._registry.add(event)
             self._hosts[event.rank] = event.host
         elif self._probes.complete:
             return []  # nobody has asked
-        elif orders := self._probes.handle(event):
-            return [*orders]
+        else:
+            orders += self._probes.handle(event)
         if not (self._registry.complete and self._probes.complete):
-            return []
+            return orders
         assignment = self._registry.assign()
         self._expected, self._interface = assignment.expected, assignment.interface
         notes = [PrintLine(note) for note in assignment.notes]
@@ -145,3 +146,59 @@ class Startup:
 def _refuse(difference: str) -> None:
     if difference:
         raise NotUniformError(difference)
+
+
+class HostProbes:
+    """Before a job that asks for it, collects the facts of all hosts, and has an agent of each connect to the others.
+
+    `registry` is that of the agents.
+    """
+
+    def __init__(self, registry: AgentRegistry) -> None:
+        self._registry = registry
+        self._facts: dict[int, HostFacts] = {}
+        self._results: dict[int, PeerResults] = {}
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is to be waited for any more."""
+        return not self._registry.spec.job.probe_hosts or (self._knows_all and not self._awaited)
+
+    @property
+    def ready(self) -> Collection[int]:
+        """The ranks whose agents are not waited for."""
+        return self._facts.keys() - self._awaited
+
+    def handle(self, event: HostFacts | PeerResults) -> list[Send]:
+        """Returns the order to connect, once the last agent has told its facts.
+
+        Raises UnavailableError once all have tried, if some hosts cannot connect: a job of these would hang.
+        """
+        if isinstance(event, PeerResults):
+            self._results[event.rank] = event
+            if not self._awaited and any(results.errors for results in self._results.values()):
+                raise UnavailableError("the hosts cannot all connect to each other, so that no job was started")
+            return []
+        self._facts[event.rank] = event
+        return [Send(self._leads, self._order())] if self._knows_all and self._leads else []
+
+    @property
+    def _knows_all(self) -> bool:
+        return self._registry.complete and len(self._facts) == self._registry.spec.size
+
+    @property
+    def _leads(self) -> tuple[int, ...]:
+        """The first rank of each host, where there are several."""
+        leads = self._registry.first_ranks() if self._registry.complete else ()
+        return leads if len(leads) > 1 else ()
+
+    @property
+    def _awaited(self) -> set[int]:
+        return set(self._leads) - self._results.keys()
+
+    def _order(self) -> ProbePeers:
+        facts, reports = {rank: self._facts[rank] for rank in self._leads}, self._registry.reports
+        return ProbePeers(
+            addresses={rank: str(Address(reachable_address(rank, reports), one.port)) for rank, one in facts.items()},
+            hosts={rank: one.host for rank, one in facts.items()},
+        )

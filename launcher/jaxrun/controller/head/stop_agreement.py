@@ -40,7 +40,7 @@ class StopAgreement:
         is_first, self.reason = not self.reason, self.reason or reason
         return [Send(self.polling, StopRequested(reason))] if is_first and self.polling else []
 
-    def handle(self, event: StopPolled | PollCount | StopReached) -> list[Action]:
+    def handle(self, event: StopPolled | PollCount | StopReached, now: float) -> list[Action]:
         match event:
             case StopPolled():
                 self._polling.add(event.rank)

@@ -16,6 +16,7 @@ from jaxrun.controller.head.clock_offsets import ClockOffsets
 from jaxrun.controller.head.head_state import HeadState
 from jaxrun.controller.head.queries import RankQueries, Replies, flights_of
 from jaxrun.controller.head.straggler_samples import StragglerSamples
+from jaxrun.protocol.agent_messages import ClockReply
 from jaxrun.protocol.flight import Flight, parse_group
 from jaxrun.protocol.snapshot_messages import RankDetail, RecorderSnapshot
 from jaxrun.records.event_log.actions import Action, RecordStraggler
@@ -43,8 +44,7 @@ class StragglerDetector:
         self._now = 0.0
         self._recorded: Straggler | None = None
 
-    @property
-    def straggler(self) -> Straggler | None:
+    def _judge(self) -> Straggler | None:
         """The straggler, if there is one and the others surely wait for it."""
         found = self._find()
         if found is None:
@@ -55,9 +55,17 @@ class StragglerDetector:
         share = self._samples.waiting_share(found.ranks, found.share)
         return replace(found, frame=frame, share=min(share, found.share)) if share else None
 
-    def start(self, now: float) -> None:
+    def start(self, now: float) -> list[Action]:
         """The program begins."""
         self._started_at = now
+        return self.probe_clocks(now)
+
+    def probe_clocks(self, now: float) -> list[Action]:
+        """Measure the clocks of other hosts, by which calls are compared."""
+        return self._clocks.probe(self._state.workers.live, now) if self._clocks is not None else []
+
+    def handle_clock(self, reply: ClockReply, now: float) -> list[Action]:
+        return self._clocks.handle(reply, now) if self._clocks is not None else []
 
     def add(self, replies: Replies, now: float) -> list[Action]:
         """Flight recorders were read."""
@@ -68,9 +76,9 @@ class StragglerDetector:
         self._schedule_sample(now)
         return self._record()
 
-    def conclude(self, flights: Mapping[int, Flight], now: float) -> list[Action]:
+    def conclude(self, now: float) -> list[Action]:
         """All ranks have ended."""
-        self._compare(flights, now)
+        self._compare(self._state.flights, now)
         return self._record()
 
     def handle_recorder(self, snapshot: RecorderSnapshot, now: float) -> None:
@@ -167,8 +175,9 @@ class StragglerDetector:
     # ---- where it is
 
     def _record(self) -> list[Action]:
-        """Log the straggler once it is known, and again with its place."""
-        straggler, last = self.straggler, self._recorded
+        """Keep the straggler, and log it once it is known, and again with its place."""
+        straggler, last = self._judge(), self._recorded
+        self._state.straggler = straggler
         if straggler is None or (last is not None and (last.ranks, last.frame) == (straggler.ranks, straggler.frame)):
             return []
         self._recorded = straggler

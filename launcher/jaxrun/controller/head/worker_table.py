@@ -9,6 +9,7 @@ from jaxrun.analysis.diagnosis.outcome import InjectedFault, WorkerOutcome
 from jaxrun.protocol.agent_messages import WorkerExited
 from jaxrun.protocol.stop_messages import CheckpointSaved
 from jaxrun.protocol.worker_messages import Failed, Interrupted, SignalHandlers, ThreadFailed
+from jaxrun.records.event_log.actions import Action
 from jaxrun.records.event_log.events import AgentLost
 
 WorkerReport = ThreadFailed | SignalHandlers | Interrupted | CheckpointSaved
@@ -136,7 +137,7 @@ class WorkerTable:
         self._workers[failure.rank].failure = failure
         self._set_end_time(failure.rank, now)
 
-    def add_report(self, report: WorkerReport) -> None:
+    def add_report(self, report: WorkerReport, now: float) -> list[Action]:
         """Keep what a worker tells of itself."""
         worker = self._workers[report.rank]
         match report:
@@ -148,6 +149,7 @@ class WorkerTable:
                 worker.interrupted = True
             case CheckpointSaved():
                 self.saved_step = max(report.step, self.saved_step if self.saved_step is not None else report.step)
+        return []
 
     def add_exit(self, event: WorkerExited, now: float) -> None:
         worker = self._workers[event.rank]
