@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxrun_runtime.attempts import attempt as attempt
+    from jaxrun_runtime.checkpoints import attempt as attempt
     from jaxrun_runtime.checkpoints import saved as saved
     from jaxrun_runtime.data import batches as batches
     from jaxrun_runtime.data import shard as shard
@@ -53,7 +53,7 @@ _FUNCTIONS = {
     "shard": "data",
     "should_stop": "stopping",
     "saved": "checkpoints",
-    "attempt": "attempts",
+    "attempt": "checkpoints",
 }
 _NAMES = ("rank", "size", "local_rank", "local_size", "host", "run_dir", "is_main")
 

@@ -1,4 +1,6 @@
-"""saved: the program tells jaxrun that a checkpoint is complete. For orbax's CheckpointManager, rank 0 does it itself.
+"""saved, by which the program tells jaxrun that a checkpoint is complete; attempt, which of several attempts this is.
+
+For orbax's CheckpointManager, rank 0 does it itself.
 
 Of orbax only public names are used: `CheckpointManager.save` and `wait_until_finished`, which are wrapped once the
 program imports them.
@@ -9,18 +11,43 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
+import os
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from jaxrun.protocol.env import WorkerEnv
+from jaxrun.protocol.names import JOB_ID
 from jaxrun.protocol.stop_messages import CheckpointSaved
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
 from jaxrun_runtime.import_watch import call_after_import
 
 _report: Callable[[int], None] | None = None  # in a worker
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptInfo:
+    """One attempt to run the job.
+
+    number:  from 1
+    size:    its processes, which may be fewer than in the attempt before
+    reason:  in one line, why the attempt before it ended; empty in the first
+    """
+
+    number: int
+    size: int
+    reason: str
+
+
+def attempt() -> AttemptInfo:
+    """The attempt that this process is of; the first of one process without jaxrun."""
+    if JOB_ID not in os.environ:
+        return AttemptInfo(1, 1, "")
+    env = WorkerEnv.from_env(os.environ)
+    return AttemptInfo(env.attempt, env.size, env.restart_reason)
 
 
 def saved(step: int) -> None:

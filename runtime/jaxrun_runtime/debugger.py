@@ -1,14 +1,33 @@
-"""A debugger in a rank that is used from a terminal elsewhere: that of jaxrun, or of the process that runs pytest."""
+"""Debuggers in a rank that are used from a terminal elsewhere.
+
+breakpoint(), pdb.set_trace() and --pdb in a job: from the terminal of jaxrun, one rank after another. In a test: from
+that of the process that runs pytest (pytest/rank_gang.py).
+"""
 
 from __future__ import annotations
 
 import io
+import os
+import sys
 from collections.abc import Callable
-from types import TracebackType
+from types import FrameType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
+
+from jaxrun.protocol.debugger_messages import (
+    DebuggerClosed,
+    DebuggerDecision,
+    DebuggerInput,
+    DebuggerOutput,
+    DebuggerReadRequest,
+    DebuggerRequest,
+)
+from jaxrun_runtime.agent_channel import AgentChannel
+from jaxrun_runtime.import_watch import call_after_import
 
 if TYPE_CHECKING:
     import pdb
+
+_QUIT = "BdbQuit"  # what the command q raises
 
 
 class LineTerminal(Protocol):
@@ -58,3 +77,129 @@ class _DebuggerStdout(io.TextIOBase):
         if text:
             self._terminal.write(text)
         return len(text)
+
+
+# ---- in a job
+
+
+class NoTerminalError(RuntimeError):
+    """Raised at a breakpoint that nobody can use."""
+
+
+def relay_debuggers(channel: AgentChannel, rank: int) -> None:
+    """Make every pdb.Pdb of this process one that is used from jaxrun's terminal."""
+    terminal = ChannelTerminal(channel, rank)
+    call_after_import("pdb", lambda module: _replace_pdb(module, terminal))  # to import it takes 10 ms
+
+
+def can_debug(error: BaseException) -> bool:
+    """Whether --pdb opens a debugger for this end of a program."""
+    return isinstance(error, Exception) and type(error).__name__ not in (_QUIT, NoTerminalError.__name__)
+
+
+def trim_debugger_frames(error: BaseException) -> None:
+    """Leave the frames of pdb out of the traceback of an exception that it has raised itself."""
+    if type(error).__name__ not in (_QUIT, NoTerminalError.__name__):
+        return
+    frames = error.__traceback__
+    while frames is not None and frames.tb_next is not None:
+        if frames.tb_next.tb_frame.f_globals.get("__name__") in ("pdb", "bdb"):
+            frames.tb_next = None
+        frames = frames.tb_next
+    if type(error).__name__ == _QUIT:
+        error.add_note("the debugger was left by q, which ends the program; c goes on")
+
+
+def post_mortem(error: BaseException, channel: AgentChannel) -> None:
+    """Wait for the head's decision about a failure that was reported; open a debugger if this rank is the culprit."""
+    if channel.receive(DebuggerDecision).granted:
+        import pdb
+
+        inspect_error(pdb.Pdb(), error)
+
+
+class ChannelTerminal:
+    """jaxrun's terminal, by way of the agent."""
+
+    def __init__(self, channel: AgentChannel, rank: int) -> None:
+        self._channel = channel
+        self._rank = rank
+        self._held = False
+
+    def open(self, place: str) -> None:
+        """Wait until this rank has the terminal. Raises NoTerminalError if there is none for it."""
+        if self._held:
+            return
+        self._channel.send(DebuggerRequest(self._rank, place))
+        decision = self._channel.receive(DebuggerDecision)
+        if not decision.granted:
+            raise NoTerminalError(
+                f"nobody can use this breakpoint: {decision.reason}; PYTHONBREAKPOINT=0 skips each breakpoint()"
+            )
+        self._held = True
+
+    def close(self) -> None:
+        """Let others have the terminal."""
+        self._held = False
+        self._channel.send(DebuggerClosed(self._rank))
+
+    def write(self, text: str) -> None:
+        self._channel.send(DebuggerOutput(self._rank, text))
+
+    def read_line(self) -> str:
+        self._channel.send(DebuggerReadRequest(self._rank))
+        return self._channel.receive(DebuggerInput).line
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether this is the rank itself, and not a process that its program has forked."""
+        return self._channel.in_owner_process()
+
+
+def _replace_pdb(module: ModuleType, terminal: ChannelTerminal) -> None:
+    original: Any = module.Pdb
+
+    class JobPdb(original):  # type: ignore[misc]
+        """Holds the terminal from a breakpoint until the program is continued.
+
+        One that is given streams of its own, or is made in a process that the program has forked, is left alone.
+        """
+
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            has_streams = len(arguments) > 1 or options.get("stdin") or options.get("stdout")
+            self._relays = terminal.is_usable and not has_streams
+            self._leaves = False
+            super().__init__(*arguments, **({**options, **relayed(terminal)} if self._relays else options))
+
+        def set_trace(self, frame: FrameType | None = None, **more: Any) -> None:
+            frame = frame or sys._getframe().f_back
+            self._open(frame)
+            super().set_trace(frame, **more)
+
+        def interaction(self, frame: FrameType | None, *more: Any) -> None:
+            self._open(frame)
+            self._leaves = frame is None  # a post mortem ends with this
+            super().interaction(frame, *more)
+            if self._relays and self._leaves:
+                terminal.close()
+
+        def set_continue(self) -> None:
+            self._leaves = True
+            super().set_continue()
+
+        def set_quit(self) -> None:
+            self._leaves = True
+            super().set_quit()
+
+        def _open(self, frame: FrameType | None) -> None:
+            if self._relays:
+                terminal.open(_place(frame))
+
+    JobPdb.__name__ = JobPdb.__qualname__ = original.__name__
+    module.Pdb = JobPdb  # type: ignore[attr-defined]
+
+
+def _place(frame: FrameType | None) -> str:
+    if frame is None:
+        return ""
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno} {frame.f_code.co_name}"

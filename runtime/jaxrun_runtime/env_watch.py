@@ -51,7 +51,7 @@ class EnvWatch:
         self._places: dict[str, str] = {}
         self._told: set[str] = set()
         self._owner = os.getpid()
-        self._import = ImportWatch("jax", self._apply_options)
+        self._import = ImportWatch("jax", lambda jax: self._apply_options())
 
     def start(self) -> None:
         self._import.start()

@@ -1,34 +1,33 @@
-"""Tells when the program first imports a package: also one that this process has imported already.
+"""Tells when the program first imports a module: also one that this process has imported already.
 
-Python's import statement asks nobody for what it finds in sys.modules. So the package and its modules are taken out of
-it, as they would not be there yet under `python`; the first import puts them all back, the same objects.
+Python's import statement asks nobody for what it finds in sys.modules. So such a module, and those below it, are taken
+out of it, as they would not be there yet under `python`; the first import puts them all back, the same objects.
 """
 
 from __future__ import annotations
 
+import copy
+import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
 from types import ModuleType
 
 
 class ImportWatch(MetaPathFinder, Loader):
-    """Hides the package `name`, and calls `on_import()` when it is imported next."""
+    """Calls `on_import(module)` when the module `name` is imported next; one that is there is hidden until then."""
 
-    def __init__(self, name: str, on_import: Callable[[], None]) -> None:
+    def __init__(self, name: str, on_import: Callable[[ModuleType], None]) -> None:
         self._name = name
         self._on_import = on_import
         self._hidden: dict[str, ModuleType] = {}
-        self._spec: ModuleSpec | None = None
+        self._spec: ModuleSpec | None = None  # without the watch
 
     def start(self) -> None:
-        """Hide the package, which must have been imported."""
         within = f"{self._name}."
         names = [name for name in sys.modules if name == self._name or name.startswith(within)]
         self._hidden = {name: sys.modules.pop(name) for name in names}
-        self._spec = self._hidden[self._name].__spec__
         sys.meta_path.insert(0, self)
 
     def stop(self) -> None:
@@ -39,21 +38,34 @@ class ImportWatch(MetaPathFinder, Loader):
             sys.modules.setdefault(name, module)
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Answer for the package alone: its modules are asked for once it is there."""
-        if name != self._name or self._spec is None:
+        """Answer for the module itself; who only looks for it does not import it yet."""
+        if name != self._name:
             return None
-        spec = ModuleSpec(name, self, origin=self._spec.origin, is_package=True)
-        spec.submodule_search_locations = self._spec.submodule_search_locations
-        spec.has_location = self._spec.has_location
+        self._spec = self._hidden[name].__spec__ if name in self._hidden else self._find_elsewhere()
+        if self._spec is None or self._spec.loader is None:
+            return None
+        spec = copy.copy(self._spec)
+        spec.loader = self
         return spec
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
+    def _find_elsewhere(self) -> ModuleSpec | None:
+        sys.meta_path.remove(self)
+        try:
+            return importlib.util.find_spec(self._name)
+        finally:
+            sys.meta_path.insert(0, self)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         self.stop()
-        return self._hidden[self._name]
+        assert self._spec is not None and self._spec.loader is not None
+        return self._hidden.get(self._name) or self._spec.loader.create_module(self._spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self._spec  # the import system has put that of find_spec there
-        self._on_import()
+        assert self._spec is not None and self._spec.loader is not None
+        module.__spec__, module.__loader__ = self._spec, self._spec.loader  # the import system has put the watch there
+        if self._name not in self._hidden:
+            self._spec.loader.exec_module(module)
+        self._on_import(module)
 
 
 def call_after_import(name: str, callback: Callable[[ModuleType], None]) -> None:
@@ -61,27 +73,4 @@ def call_after_import(name: str, callback: Callable[[ModuleType], None]) -> None
     if name in sys.modules:
         callback(sys.modules[name])
     else:
-        sys.meta_path.insert(0, _AfterImport(name, callback))
-
-
-class _AfterImport(MetaPathFinder):
-    """Lets the other finders find the module `name`, and calls `callback` once it has been executed."""
-
-    def __init__(self, name: str, callback: Callable[[ModuleType], None]) -> None:
-        self._name = name
-        self._callback = callback
-
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != self._name:
-            return None
-        sys.meta_path.remove(self)
-        spec = find_spec(name)
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                execute(module)
-                self._callback(module)
-
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
+        ImportWatch(name, callback).start()

@@ -22,7 +22,7 @@ from jaxrun.errors import ProtocolError
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.names import COORDINATOR_ADDRESS
 from jaxrun.protocol.worker_messages import Done, Exit, Failed
-from jaxrun_runtime import interrupts, jax_private, linux, mpi
+from jaxrun_runtime import interrupts, jax_private, linux
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
 
 _BUFFERED_FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
@@ -34,7 +34,7 @@ def exit_with_success(env: WorkerEnv, channel: AgentChannel) -> NoReturn:
     jax_private.remove_exit_barrier()
     _run_exit_handlers()
     _finalize_program()
-    mpi.finalize()
+    _finalize_mpi()
     interrupts.deactivate()
     _release_interrupted_peers()
     with contextlib.suppress(AgentDisconnected):  # a program may close all descriptors, and has still succeeded
@@ -88,6 +88,15 @@ def _finalize_program() -> None:
     gc.collect()
     _flush_standard_streams()
     linux.flush_c_output()
+
+
+def _finalize_mpi() -> None:
+    """Finalize MPI, if the program has used mpi4py, which does this when the interpreter is torn down."""
+    mpi4py, mpi = sys.modules.get("mpi4py"), sys.modules.get("mpi4py.MPI")
+    if mpi is None or getattr(getattr(mpi4py, "rc", None), "finalize", None) is False:
+        return
+    if mpi.Is_initialized() and not mpi.Is_finalized():
+        mpi.Finalize()
 
 
 def _flush_files() -> None:

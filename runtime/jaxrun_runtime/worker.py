@@ -22,18 +22,16 @@ from jaxrun.protocol.worker_messages import Interrupted, Join, Run, StartCoordin
 from jaxrun_runtime import (
     DivergenceError,
     checkpoints,
-    exec_guard,
+    debugger,
     failure_report,
     forks,
     hello,
     interrupts,
-    job_debugger,
     linux,
-    mpi,
+    pitfalls,
     program,
     shutdown,
     signal_handlers,
-    standard_input,
     stopping,
 )
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
@@ -118,18 +116,18 @@ def _handle_error(env: WorkerEnv, channel: AgentChannel, stage: WorkerStage, err
     """Report the error and exit, unless it is a sys.exit with status 0."""
     if not isinstance(error, SystemExit) or program.exit_status(error):
         interrupts.deactivate()
-    if isinstance(error, (DivergenceError, exec_guard.ExecError, EOFError, KeyboardInterrupt)):
+    if isinstance(error, (DivergenceError, pitfalls.ExecError, EOFError, KeyboardInterrupt)):
         from jaxrun_runtime.lockstep import call_sites
 
         call_sites.trim_to_user_frames(error)
-    job_debugger.trim_debugger_frames(error)
+    debugger.trim_debugger_frames(error)
     failure = failure_report.describe_failure(error, env.rank, stage)
     # The launcher shows and logs the failure. The program prints it, too, where plain Python would print differently.
     if sys.excepthook is not sys.__excepthook__ or isinstance(error, SystemExit) or not channel.in_owner_process():
         failure_report.print_error(error)
-    if env.pdb and stage == "program" and job_debugger.can_debug(error):
+    if env.pdb and stage == "program" and debugger.can_debug(error):
         waiting = dataclasses.replace(failure, waits_for_debugger=True)
-        shutdown.exit_with_failure(env, waiting, channel, lambda: job_debugger.post_mortem(error, channel))
+        shutdown.exit_with_failure(env, waiting, channel, lambda: debugger.post_mortem(error, channel))
     if failure.status:
         shutdown.exit_with_failure(env, failure, channel)
 
@@ -195,12 +193,10 @@ def _watch_program(env: WorkerEnv, channel: AgentChannel) -> None:
     failure_report.report_thread_failures(channel, env.rank)
     forks.watch_forks()
     signal_handlers.report_signal_handlers(channel, env.rank)
-    job_debugger.relay_debuggers(channel, env.rank)
-    standard_input.explain_missing_input(env)
+    debugger.relay_debuggers(channel, env.rank)
     stopping.connect(env, channel)
     checkpoints.connect(env, channel)
-    exec_guard.refuse_exec()
-    mpi.warn_of_singletons(env)
+    pitfalls.explain(env)
 
 
 def _warn(env: WorkerEnv, text: str) -> None:

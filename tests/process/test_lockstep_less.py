@@ -72,10 +72,10 @@ def test_with_less_of_jax_less_is_recorded_and_rank_0_says_so(
 
 def test_errors_of_the_recorders_own_are_recorded_and_the_program_goes_on(start, script):
     body = """
-from jaxrun_runtime.lockstep import jax_hooks, lowered_program
+from jaxrun_runtime.lockstep import jax_hooks, program_signature
 def broken(*_):
     raise KeyError("surprise")
-lowered_program.module_text = broken
+program_signature.module_text = broken
 for n in range(3):
     f = jax.jit(lambda a: a * n)
     f(x), f(x)

@@ -16,7 +16,7 @@ from jaxrun.protocol.env import WorkerEnv
 from jaxrun.spec.job.combinations import check_rank_options
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import LaunchCommand
-from jaxrun_runtime.standard_input import explain_missing_input
+from jaxrun_runtime.pitfalls import explain_missing_input
 
 MPIRUN = LaunchCommand("open-mpi", "Open MPI 5.0.11", ("mpirun",))
 SRUN = LaunchCommand("slurm", "srun in Slurm job 7", ("srun",), passes_stdin=True)

@@ -6,8 +6,8 @@
                                 ◀─────────  Part  (their results; the parent keeps them, and sends the next)
     None                        ─────────▶  (there are no more parts, and serve returns)
 
-In a map over devices (device_map.serve) a part holds slices of arrays, and serve returns a MapResult; in one of plain
-Python (python_map.serve) it holds a list of items.
+In a map over devices a part holds slices of arrays, and serve returns a MapResult; in one of plain Python it holds a
+list of items.
 
 A rank for devices has PARTS_AHEAD parts at a time. So either side may write the memory file of a message again for the
 one that comes PARTS_AHEAD later: memory that the kernel must find anew costs more than the copy that goes into it.

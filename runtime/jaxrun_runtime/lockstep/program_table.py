@@ -19,8 +19,7 @@ from jaxrun_runtime.lockstep.call_sites import is_internal_source
 from jaxrun_runtime.lockstep.flight_recorder import FlightRecorder, RecordedProgram
 
 if TYPE_CHECKING:
-    from jaxrun_runtime.lockstep.lowered_program import HloPacker, LoweredProgram
-    from jaxrun_runtime.lockstep.program_signature import ProgramRecord
+    from jaxrun_runtime.lockstep.program_signature import HloPacker, LoweredProgram, ProgramRecord
 
 _LoweredIdentity = tuple[tuple[int, ...], tuple[int, ...], str, str, str]  # ranks, devices, code, name, source
 
@@ -28,7 +27,7 @@ _LoweredIdentity = tuple[tuple[int, ...], tuple[int, ...], str, str, str]  # ran
 class ProgramTable:
     """Finds the program of an executable, and describes each new program to the recorder. Raises anything."""
 
-    # lowered_program.py and program_signature.py are imported when needed: they would take 2 ms of a job's start.
+    # program_signature.py is imported when needed: it would take 2 ms of a job's start.
 
     def __init__(self, recorder: FlightRecorder) -> None:
         self._recorder = recorder
@@ -45,10 +44,10 @@ class ProgramTable:
         """Describe a program that is about to be compiled, for `add_lowered`; None if it belongs to one process."""
         if len({device.process_index for device in lowering.devices}) < 2:
             return None
-        from jaxrun_runtime.lockstep import lowered_program
+        from jaxrun_runtime.lockstep import program_signature
 
-        self._packer = self._packer or lowered_program.HloPacker(self._started_at)
-        return lowered_program.lowered_program(lowering.module, lowering.devices, self._packer)
+        self._packer = self._packer or program_signature.HloPacker(self._started_at)
+        return program_signature.lowered_program(lowering.module, lowering.devices, self._packer)
 
     def find_called(self, lowering: jax_hooks.Lowering, lowered: LoweredProgram) -> RecordedProgram | None:
         """Return the program if it is about to be compiled for a call that other ranks are to make, too.

@@ -24,8 +24,8 @@ from jaxrun.protocol.payload import FunctionReference, OwnedDescriptor, dump, ma
 if TYPE_CHECKING:
     from jaxrun.frontends.gang.gang import Gang
 
-_ON_DEVICES = FunctionReference(f"{RUNTIME}.gang.device_map", "serve")
-_AS_PYTHON = FunctionReference(f"{RUNTIME}.gang.python_map", "serve")
+_ON_DEVICES = FunctionReference(f"{RUNTIME}.gang.map", "serve_on_devices")
+_AS_PYTHON = FunctionReference(f"{RUNTIME}.gang.map", "serve_python")
 _PART_BYTES = 2**21  # of arrays: while one part is computed, the next ones are copied
 _PYTHON_PARTS = 16  # for each rank, which take very different times
 

@@ -1,13 +1,15 @@
-"""A rank's share of a map over devices: cuts the parts that come into chunks, one size for all, and runs them.
+"""A rank's share of a map, over its devices or of plain Python.
 
-Chunks go to the local devices in turn. The results of a part are collected only once the chunks of the next one are on
-their way, so that the devices compute while items and results are copied.
+Over devices, the parts that come are cut into chunks, one size for all. Chunks go to the local devices in turn. The
+results of a part are collected only once the chunks of the next one are on their way, so that the devices compute while
+items and results are copied.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import deque
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -22,7 +24,7 @@ from jaxrun_runtime.gang.compiled_function import CompiledFunction, compiled_fun
 _CHUNKS_PER_DEVICE = 4  # on their way at most
 
 
-def serve(task: MapTask) -> MapResult:
+def serve_on_devices(task: MapTask) -> MapResult:
     """Map the parts that the parent sends until None; called on every rank by the gang."""
     call = calls.current_call()
     function = compiled_function(task)
@@ -104,3 +106,26 @@ def _as_type(leaf: Any, spec: ArraySpec) -> Any:
                 "jax_enable_x64 is set: env={'JAX_ENABLE_X64': '1'}"
             )
     return leaf.astype(spec.dtype, copy=False)
+
+
+# ---- plain Python
+
+
+def serve_python(function: Callable[..., Any], static: Mapping[str, Any], unpack_items: bool) -> None:
+    """Map the parts that the parent sends until None; called on every rank by the gang. Raises what an item raises."""
+    call = calls.current_call()
+    while (part := call.receive()) is not None:
+        results = []
+        for number, item in enumerate(part.content, part.start):
+            try:
+                results.append(function(*item, **static) if unpack_items else function(item, **static))
+            except Exception as error:
+                error.add_note(f"raised for item {number}")
+                raise
+        try:
+            call.send(Part(part.start, results))
+        except calls.CallEnded:
+            raise
+        except Exception as error:
+            error.add_note(f"this is about what the function has returned for an item of {part.start} to {number}")
+            raise

@@ -1,0 +1,90 @@
+"""What a program expects of `python` and a rank cannot give it, with what is said where the program tries it.
+
+os.exec… is refused: what is executed would run alone, as process 0 of 1. input() says which rank has standard input.
+mpi4py knows nothing of the other ranks where no MPI has started them.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import os
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, NoReturn
+
+from jaxrun.protocol.env import WorkerEnv
+from jaxrun.protocol.settings import STDIN_NONE, STDIN_RANK_0
+from jaxrun_runtime.import_watch import call_after_import
+
+_EXEC_CALLS = ("execv", "execve")  # the others of `os` call these
+# By these a process knows that an MPI, or Slurm for one, has started it: Open MPI, MPICH and Intel MPI, PMIx.
+_MPI_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_FD", "PMIX_RANK")
+
+
+class ExecError(RuntimeError):
+    """The program has called os.exec… in a rank."""
+
+
+def explain(env: WorkerEnv) -> None:
+    """From now on, say so where the program tries one of these."""
+    _refuse_exec()
+    explain_missing_input(env)
+    warn_of_singletons(env)
+
+
+def _refuse_exec() -> None:
+    """Let os.exec… raise ExecError; processes that the program has forked may execute what they want."""
+    owner = os.getpid()
+    for name in _EXEC_CALLS:
+        setattr(os, name, _guard(getattr(os, name), owner))
+
+
+def _guard(original: Callable[..., NoReturn], owner: int) -> Callable[..., NoReturn]:
+    @functools.wraps(original)
+    def execute(path: Any, *args: Any) -> NoReturn:
+        if os.getpid() == owner:
+            raise ExecError(
+                f"os.{original.__name__} would replace this process by {os.fsdecode(path)}, which is no part of the "
+                "job and would run alone, as process 0 of 1. For variables that must be set before the start: "
+                "jaxrun --env NAME=VALUE; for another program: jaxrun PROGRAM, or subprocess.run."
+            )
+        original(path, *args)
+
+    return execute
+
+
+def explain_missing_input(env: WorkerEnv) -> None:
+    """On a rank without standard input, let the EOFError of input() say who has it."""
+    owner = env.stdin or STDIN_RANK_0
+    if owner == str(env.rank):
+        return
+    who = "no rank has" if owner == STDIN_NONE else f"rank {owner} has"
+    text = f"rank {env.rank} has no standard input: {who} jaxrun's (--stdin RANK|none)"
+    original = builtins.input
+
+    @functools.wraps(original)
+    def explained(prompt: object = "", /) -> str:
+        try:
+            return original(prompt)
+        except EOFError:
+            if sys.stdin is not sys.__stdin__:  # the program's own
+                raise
+            raise EOFError(text) from None
+
+    builtins.input = explained
+
+
+def warn_of_singletons(env: WorkerEnv) -> None:
+    """Have rank 0 say, when the program imports mpi4py.MPI, that MPI does not know of the other ranks."""
+    if env.rank == 0 and env.size > 1 and not any(name in os.environ for name in _MPI_VARIABLES):
+        call_after_import("mpi4py.MPI", _warn_of_singleton)
+
+
+def _warn_of_singleton(module: ModuleType) -> None:
+    print(
+        "jaxrun: mpi4py sees rank 0 of 1 in every process, as no MPI has started them; "
+        "jaxrun --backend mpirun makes them the ranks of one MPI job",
+        file=sys.stderr,
+    )
