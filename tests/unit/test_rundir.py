@@ -18,7 +18,7 @@ import pytest
 from jaxrun.controller.supervisor.launch_process import LaunchProcess
 from jaxrun.controller.supervisor.local import setup_of
 from jaxrun.errors import UsageError
-from jaxrun.node.agent.spawn import Spawner
+from jaxrun.node.agent.spawn import spawn
 from jaxrun.protocol.agent_messages import AgentConnected
 from jaxrun.protocol.worker_messages import Done
 from jaxrun.records.event_log.event_log import LoggedEvent
@@ -284,7 +284,7 @@ def test_no_planted_link_is_written_through(tmp_path: Path, monkeypatch: pytest.
     worker = Worker(0, 0, 1, "h1")
     plan = Plan(Job(program=("p",)), "ab" * 16, (worker,), ("/bin/true",), {}, (), None, (), fork=False)
     setup = setup_of(plan, os.environ, str(run), run)
-    pid, pipes = Spawner(setup).spawn(setup.workers[0])
+    pid, pipes = spawn(setup, setup.workers[0])
     pipes.close()
     starter = LaunchProcess("a starter", ("/bin/sh", "-c", "echo output"), os.environ, run)
     os.waitpid(pid, 0)
