@@ -87,7 +87,7 @@ def test_the_first_call_that_differs_is_found_from_the_histories(history: list[i
     histories = {rank: recorded(other if rank == 2 else history, held=999, offset=10 * rank) for rank in (0, 2)}
     found = find_divergence(candidate, histories)
     assert found is not None
-    assert (found.group, found.number, found.is_earlier, found.unread_ranks) == (ALL, place + 1, False, ())
+    assert (found.group, found.number, found.is_earlier) == (ALL, place + 1, False)
     most, least = found.call_groups
     program, line = history[place], 80 + history[place]
     assert (most.ranks, most.name, most.key, most.place) == (
@@ -135,13 +135,6 @@ def test_programs_whose_code_is_not_known_match() -> None:
 )
 def test_an_extra_call_is_recognised_by_what_follows(one: list[int], other: list[int], extra: tuple[int, ...]) -> None:
     assert divergence_of({0: recorded(one), 1: recorded(other)}).extra_call_ranks == extra
-
-
-def test_a_difference_in_the_oldest_call_may_not_be_the_first() -> None:
-    history = [1, 2] * 50
-    for place, oldest in ((0, True), (90, False)):
-        found = divergence_of({0: recorded(history), 1: recorded([*history[:place], *history[place + 1 :]])})
-        assert found.is_oldest_recorded is oldest
 
 
 def test_ranks_that_do_not_record_every_call_are_left_out() -> None:
@@ -193,11 +186,11 @@ def test_where_the_ring_was_overwritten_only_an_earlier_divergence_is_known() ->
         assert find_divergence(candidate, {0: flights[0], 1: doubt}) is None
 
 
-def test_call_groups_whose_history_was_not_read_are_kept_apart() -> None:
+def test_ranks_whose_history_was_not_read_are_in_no_call_group() -> None:
     candidate = Candidate(ALL, 1, ((0, 3), (1,), (2,)))
     found = find_divergence(candidate, {0: recorded([1]), 1: recorded([2])})
     assert found is not None
-    assert ([call_group.ranks for call_group in found.call_groups], found.unread_ranks) == ([(0, 3), (1,)], (2,))
+    assert [call_group.ranks for call_group in found.call_groups] == [(0, 3), (1,)]
 
 
 def test_ranks_that_agree_where_others_differ_are_one_call_group() -> None:
@@ -219,7 +212,7 @@ def test_a_lag_names_the_first_call_that_not_all_have_reached() -> None:
     }
     (lag,) = find_lags(flights)
     assert (lag.group, lag.number, lag.ahead, lag.behind) == (ALL, 5, (0, 1, 3), (2,))
-    assert (lag.name, lag.place, lag.inside) == ("jit(f2)", "train.py:82 main", {0, 1})
+    assert (lag.name, lag.place) == ("jit(f2)", "train.py:82 main")
     assert lag.reached == {0: 5, 1: 5, 2: 4, 3: 7}
 
 

@@ -47,7 +47,6 @@ class Lag:
     """A call of a group that the ranks `ahead` have made or entered, and those `behind` have not.
 
     reached:  by rank, the number of the last call that it has made or entered
-    inside:   the ranks known to be inside a call, which was entered and has not been dispatched
     """
 
     group: str
@@ -57,7 +56,6 @@ class Lag:
     name: str
     place: str
     reached: Mapping[int, int]
-    inside: frozenset[int]
 
 
 def find_candidates(flights: Flights) -> tuple[Candidate, ...]:
@@ -83,21 +81,20 @@ def find_divergence(candidate: Candidate, histories: Flights) -> Divergence | No
     complete = {rank: flight for rank, flight in histories.items() if flight.complete}
     calls = {rank: _calls_by_number(flight, group) for rank, flight in complete.items()}
     numbers = sorted({number for table in calls.values() for number in table})
-    common: list[int] = []
+    oldest = None
     for number in numbers:
         held = {rank: table[number] for rank, table in calls.items() if number in table}
         if len(held) < 2:
             continue
-        common.append(number)
+        oldest = oldest or number
         programs = {rank: complete[rank].program(call) for rank, call in held.items()}
         if len({program[1:3] for program in programs.values()}) == 1:
             continue
         found = partition_by_program({rank: (program.key, program.code) for rank, program in programs.items()})
         if len(found) > 1:
             divergence = _make_divergence(candidate, number, found, complete, held)
-            extra = _extra(number, divergence.call_groups, complete, calls)
-            return replace(divergence, extra_call_ranks=extra, is_oldest_recorded=number == common[0] > 1)
-    return _before(candidate, common[0], complete, calls) if common else None
+            return replace(divergence, extra_call_ranks=_extra(number, divergence.call_groups, complete, calls))
+    return _before(candidate, oldest, complete, calls) if oldest is not None else None
 
 
 def find_lags(flights: Flights) -> tuple[Lag, ...]:
@@ -110,9 +107,8 @@ def find_lags(flights: Flights) -> tuple[Lag, ...]:
         number = progress.next_number
         ahead = progress.ahead(number)
         if ahead:
-            inside = frozenset(rank for rank in ahead if _entered(complete[rank], group))
             name, place = _shown(number, group, [complete[rank] for rank in ahead])
-            found.append(Lag(group, number, ahead, progress.behind(number), name, place, progress.reached, inside))
+            found.append(Lag(group, number, ahead, progress.behind(number), name, place, progress.reached))
     return tuple(found)
 
 
@@ -186,9 +182,7 @@ def _make_divergence(
                 program=call.program,
             )
         )
-    told = {rank for call_group in call_groups for rank in call_group.ranks}
-    unread = tuple(sorted(rank for part in candidate.rank_sets for rank in part if rank not in told))
-    return Divergence(candidate.group, number, largest_first(call_groups), before, unread_ranks=unread)
+    return Divergence(candidate.group, number, largest_first(call_groups), before)
 
 
 def _extra(
@@ -229,10 +223,6 @@ def _before(
     if len(found) < 2 or number == 1:
         return None
     return _make_divergence(candidate, number, found, histories, held, before=True)
-
-
-def _entered(flight: Flight, group: str) -> bool:
-    return flight.pending is not None and flight.pending.group == group
 
 
 def _shown(number: int, group: str, flights: Iterable[Flight]) -> tuple[str, str]:

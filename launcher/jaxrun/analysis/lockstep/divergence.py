@@ -88,18 +88,14 @@ class Divergence:
     """Ranks that did different things as call `number` of the ranks `group`; `call_groups` has the largest first.
 
     is_earlier:          all make the same call there, but were out of step before, where nothing is recorded
-    is_oldest_recorded:  nothing older is recorded, so that it may not be the first difference
     extra_call_ranks:    ranks that made one call more: what they did next is what the others did in its place
-    unread_ranks:        ranks that did something else again, which is not known
     """
 
     group: str
     number: int
     call_groups: tuple[CallGroup, ...]
     is_earlier: bool = False
-    is_oldest_recorded: bool = False
     extra_call_ranks: tuple[int, ...] = ()
-    unread_ranks: tuple[int, ...] = ()
 
     @property
     def title(self) -> str:

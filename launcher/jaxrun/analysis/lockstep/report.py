@@ -27,13 +27,11 @@ def format_divergence(divergence: Divergence, hosts: Mapping[int, str]) -> str:
     """Write several lines: which ranks made which call, what differs, and what to do. `hosts` has every rank."""
     call_groups = divergence.call_groups
     call = f"{divergence.title}{_of_group(divergence.group, hosts)}"
-    oldest = ", the oldest that is still recorded"
     if divergence.is_earlier:
-        lines = [f"the processes were out of step before {call}{oldest}"]
+        lines = [f"the processes were out of step before {call}, the oldest that is still recorded"]
         return "\n".join([*lines, *_rows(divergence, hosts), *_fill(differences.EARLIER_ADVICE)])
     found = differences.find_differences(call_groups)
-    since = oldest if divergence.is_oldest_recorded else ""
-    lines = [f"the processes disagree at {call}{since}", *_rows(divergence, hosts)]
+    lines = [f"the processes disagree at {call}", *_rows(divergence, hosts)]
     callers = [call_group for call_group in call_groups if call_group.absence is None]
     if len(callers) == 1 and len(call_groups) > 1 and not _crossed(call_groups):
         lines.append(f"  only {_names(callers[0].ranks, hosts)} made this call")
@@ -61,16 +59,10 @@ def format_headline(divergence: Divergence) -> str:
 
 
 def format_lag(lag: Lag, hosts: Mapping[int, str]) -> str:
-    """`call #5, jit(step) at train.py:46, was made by ranks 0-1, 3 and not by rank 2`: the least that is certain."""
-    call = f"call {_call(lag)}{_of_group(lag.group, hosts)}"
-    how = "entered" if set(lag.ahead) == lag.inside else "made"
-    return f"{call}, was {how} by {_names(lag.ahead, hosts)} and not by {_names(lag.behind, hosts)}"
-
-
-def _call(lag: Lag) -> str:
-    """`#5, jit(step) at train.py:46`."""
-    place = f" at {_line(lag.place)}" if lag.place else ""
-    return f"#{lag.number}{f', {lag.name}' if lag.name else ''}{place}"
+    """`call #5, jit(step) at train.py:46, was reached by ranks 0-1, 3 and not by rank 2`: the least that is certain."""
+    name, place = f", {lag.name}" if lag.name else "", f" at {_line(lag.place)}" if lag.place else ""
+    call = f"call #{lag.number}{name}{place}{_of_group(lag.group, hosts)}"
+    return f"{call}, was reached by {_names(lag.ahead, hosts)} and not by {_names(lag.behind, hosts)}"
 
 
 def _rows(divergence: Divergence, hosts: Mapping[int, str]) -> Iterator[str]:
@@ -85,12 +77,8 @@ def _rows(divergence: Divergence, hosts: Mapping[int, str]) -> Iterator[str]:
         else:
             yield f"{who}{call_group.name:{names}}  {_made(call_group)}".rstrip()
     cut = {rank for call_group in divergence.call_groups[_MAX_CALL_GROUPS:] for rank in call_group.ranks}
-    mentioned = cut.union(divergence.unread_ranks, *(call_group.ranks for call_group in shown))
-    for what, ranks in (
-        ("made other calls again", cut),
-        ("not in step either, but not read", divergence.unread_ranks),
-        ("not known", parse_group(divergence.group, len(hosts)) - mentioned),
-    ):
+    unknown = parse_group(divergence.group, len(hosts)).difference(cut, *(call_group.ranks for call_group in shown))
+    for what, ranks in (("made other calls again", cut), ("not known", unknown)):
         if ranks:
             yield f"  {_names(ranks, hosts)}: {what}"
 
