@@ -65,6 +65,7 @@ _TEMPORARY = (Activity.SLEEP, Activity.ASLEEP)  # worth none if no rank waits
 
 
 _MAX_EXPLANATIONS = 2
+_MAX_GROUPS = 3  # that wait at different places
 _MAX_THREADS_SHOWN = 2
 SAME_STEPS = "every rank must take part in the same steps"
 
@@ -167,7 +168,7 @@ def _describe_lone_waiter(job: _JobState, waiting: tuple[int, ...], others: tupl
     if job.finished:
         fates.append(f"{job.names(job.finished)} {agree('has', len(job.finished))} finished")
     return DeadlockCause(
-        f"only {job.names(waiting)} {_describe_wait(job.ranks[waiting[0]])}; {' and '.join(fates)}",
+        f"only {job.names(waiting)} waits {_describe_place(job.ranks[waiting[0]])}; {' and '.join(fates)}",
         "every rank must make this call; is it under an `if` that only this rank enters?",
     )
 
@@ -187,21 +188,15 @@ def _left_by_the_finished(job: _JobState, waiting: tuple[int, ...]) -> Iterator[
 def _waiting_apart(job: _JobState, waiting: tuple[int, ...]) -> Iterator[DeadlockCause]:
     """All ranks wait in JAX, but not at the same place."""
     groups = sorted(_group(job, waiting), key=lambda group: (len(group), group))
-    barriers = [group for group in groups if job.ranks[group[0]].activity is Activity.BARRIER]
-    if len(groups) < 2 or len({job.ranks[group[0]].place for group in groups}) < 2:
-        return
-    if barriers and len(barriers) < len(groups):
-        first = barriers[0]
-        rest = tuple(rank for group in groups if group not in barriers for rank in group)
-        at = _list(_unique(job.ranks[rank].place for rank in rest))
-        yield DeadlockCause(
-            f"{job.names(first)} {_describe_wait(job.ranks[first[0]], len(first) > 1)} that {format_ranks(rest)} "
-            f"{agree('has', len(rest))} not reached ({agree('it waits', len(rest))} at {at})",
-            "every rank must pass the same barriers and calls in the same order",
-        )
-    elif len(groups) <= 3 and all(job.ranks[rank].is_certain for rank in waiting):
-        parts = (f"{job.names(group)} {_describe_wait(job.ranks[group[0]], len(group) > 1)}" for group in groups)
-        yield DeadlockCause(_list(list(parts)), "every rank must make the same calls in the same order")
+    states = [job.ranks[group[0]] for group in groups]
+    kinds = {state.activity for state in states}
+    is_certain = len(kinds) > 1 or all(job.ranks[rank].is_certain for rank in waiting)
+    if is_certain and len(groups) <= _MAX_GROUPS and len({state.place for state in states}) > 1:
+        parts = [
+            f"{job.names(group)} {agree('waits', len(group))} {_describe_place(state)}"
+            for group, state in zip(groups, states, strict=True)
+        ]
+        yield DeadlockCause(_list(parts), "every rank must make the same calls in the same order")
 
 
 def _group(job: _JobState, ranks: Iterable[int]) -> list[tuple[int, ...]]:
@@ -217,27 +212,19 @@ def _weight(job: _JobState, group: tuple[int, ...]) -> int:
 
 def _describe_waiting(job: _JobState, waiting: tuple[int, ...], for_whom: Sequence[int]) -> str:
     """`ranks 0-2 wait for it in JAX (train.py:88 train_step)`."""
-    groups = _group(job, waiting)
-    where = job.ranks[waiting[0]]
     it = "it" if len(for_whom) == 1 else "them"
     told = f"{format_ranks(waiting)} {agree('waits', len(waiting))} for {it}"
-    if len(groups) > 1:
+    if len(_group(job, waiting)) > 1:
         return f"{told} at {_list(_unique(job.ranks[rank].place for rank in waiting))}"
-    if where.activity is Activity.BARRIER:
-        return f"{told} in a barrier ({_format_call(where)})"
-    return f"{told} in JAX ({_format_call(where)})" if where.is_certain else f"{told} at {where.place}"
+    return f"{told} {_describe_place(job.ranks[waiting[0]])}"
 
 
-def _describe_wait(where: RankState, many: bool = False) -> str:
-    """`waits in a barrier (sync_global_devices at train.py:40 save)`."""
-    wait = "wait" if many else "waits"
-    if where.activity is Activity.BARRIER:
-        return f"{wait} in a barrier ({_format_call(where)})"
-    return f"{wait} in JAX ({_format_call(where)})" if where.is_certain else f"{wait} at {where.place}"
-
-
-def _format_call(where: RankState) -> str:
-    return f"{where.call} at {where.place}" if where.call else where.place
+def _describe_place(where: RankState) -> str:
+    """Where a rank waits: `in a barrier (sync_global_devices at train.py:40 save)`."""
+    if not where.is_certain:
+        return f"at {where.place}"
+    call = f"{where.call} at {where.place}" if where.call else where.place
+    return f"in {'a barrier' if where.activity is Activity.BARRIER else 'JAX'} ({call})"
 
 
 def _unique(texts: Iterable[str]) -> list[str]:

@@ -44,8 +44,8 @@ def chrome_events(trace: JobTrace) -> Iterator[Event]:
     yield from writer.lanes(_JOB, _PHASES, "attempts", [_attempt_span(attempt) for attempt in trace.attempts])
     for attempt in trace.attempts:
         yield from writer.marks(_JOB, _PHASES, attempt.marks)
-    for rank in sorted({rank for attempt in trace.attempts for rank in attempt.ranks}):
-        yield from _rank_events(writer, [attempt.ranks[rank] for attempt in trace.attempts if rank in attempt.ranks])
+    for _, parts in sorted(trace.by_rank.items()):
+        yield from _rank_events(writer, parts)
 
 
 def _rank_events(writer: _Writer, attempts: Sequence[RankTrace]) -> Iterator[Event]:

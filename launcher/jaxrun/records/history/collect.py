@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from jaxrun.analysis.lockstep.reader import FlightReader
 from jaxrun.analysis.verdict import report
 from jaxrun.errors import UsageError
 from jaxrun.protocol.flight import CompilationStage, Flight
-from jaxrun.protocol.flight_file import RING_RECORDS, flight_file_name
+from jaxrun.protocol.flight_file import RING_RECORDS
 from jaxrun.records.history.job_log import AttemptLog, RankLog, rank_phases, read_attempts
 from jaxrun.records.history.job_trace import AttemptTrace, JobTrace, Moment, RankTrace, Span, trace_calls
-from jaxrun.records.rundir.recorded_files import open_regular, parse_json, read_job_events, read_text, read_verdict
+from jaxrun.records.rundir.recorded_files import parse_json, read_job_events, read_text, read_verdict
+from jaxrun.records.rundir.recorders import open_recorder
 from jaxrun.records.rundir.rundir import EVENTS_FILE, JOB_FILE, attempt_directory
 from jaxrun.text import plural
 
@@ -54,7 +53,7 @@ def collect_job(run_dir: Path, max_calls: int) -> JobTrace:
 
 
 def _trace_attempt(log: AttemptLog, directory: Path, max_calls: int, culprits: Collection[int]) -> AttemptTrace:
-    recorded = {rank: _read_recorder(directory / flight_file_name(rank), max_calls) for rank in sorted(log.ranks)}
+    recorded = {rank: _read_recorder(directory, rank, max_calls) for rank in sorted(log.ranks)}
     offsets = {rank: ranked.offset for rank, ranked in log.ranks.items()}
     flights = {rank: found[0] for rank, found in recorded.items() if found is not None}
     ends = {rank: ranked.end or log.end for rank, ranked in log.ranks.items()}
@@ -92,17 +91,10 @@ def _compilations(flight: Flight, stages: tuple[CompilationStage, ...], ranked: 
         yield Span(f"compile {name}", began, max(began, ranked.end or end), "it never ended")
 
 
-def _read_recorder(file: Path, max_calls: int) -> tuple[Flight, tuple[CompilationStage, ...]] | None:
+def _read_recorder(directory: Path, rank: int, max_calls: int) -> tuple[Flight, tuple[CompilationStage, ...]] | None:
     """What a flight recorder holds; None where there is none that can be read."""
-    try:
-        fd = open_regular(file)
-    except OSError:
-        return None
-    try:
-        reader = FlightReader(fd)
-        return reader.history(max_calls), reader.compilation_stages()
-    finally:
-        os.close(fd)
+    with open_recorder(directory, rank) as reader:
+        return (reader.history(max_calls), reader.compilation_stages()) if reader is not None else None
 
 
 def _title(run_dir: Path, ranks: int) -> str:

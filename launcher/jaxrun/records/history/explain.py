@@ -14,7 +14,6 @@ from jaxrun.protocol.worker_messages import DeviceReport, Hello
 from jaxrun.records.history.chrome_trace import write_chrome_trace
 from jaxrun.records.history.collect import collect_job
 from jaxrun.records.history.job_log import AttemptLog, read_attempts
-from jaxrun.records.history.job_trace import JobTrace
 from jaxrun.records.history.page import format_page
 from jaxrun.records.rundir import recorders
 from jaxrun.records.rundir.recorded_files import find_run_dir, read_job_events, read_text
@@ -66,11 +65,11 @@ def write_trace(run_dir: Path | None, chrome: Path | None, page: Path | None) ->
     if chrome:
         trace = collect_job(found, _TRACE_CALLS)
         _write(chrome, lambda: write_chrome_trace(trace, chrome))
-        yield f"wrote {chrome}; open it at https://ui.perfetto.dev{_describe_limits(trace)}"
+        yield f"wrote {chrome}; open it at https://ui.perfetto.dev{_in_brackets(trace.calls_left_out)}"
     if page:
         trace = collect_job(found, _PAGE_CALLS)
         _write(page, lambda: page.write_text(format_page(trace), encoding="utf-8", errors="backslashreplace"))
-        yield f"wrote {page}; open it in any browser{_describe_limits(trace)}"
+        yield f"wrote {page}; open it in any browser{_in_brackets(trace.calls_left_out)}"
 
 
 def format_table(log: AttemptLog) -> str:
@@ -193,8 +192,5 @@ def _write(file: Path, write: Callable[[], object]) -> None:
         raise UsageError(f"cannot write {file}: {error.strerror}") from None
 
 
-def _describe_limits(trace: JobTrace) -> str:
-    """What it does not hold, in brackets, or nothing."""
-    kept = sum(len(rank.calls) for attempt in trace.attempts for rank in attempt.ranks.values())
-    made = sum(rank.calls_made for attempt in trace.attempts for rank in attempt.ranks.values())
-    return f" (of {made:,} calls of all ranks the last {kept:,})" if made > kept else ""
+def _in_brackets(text: str) -> str:
+    return f" ({text})" if text else ""

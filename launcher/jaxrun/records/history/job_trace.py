@@ -134,6 +134,22 @@ class JobTrace:
     def end(self) -> float:
         return max(attempt.end for attempt in self.attempts)
 
+    @property
+    def by_rank(self) -> dict[int, list[RankTrace]]:
+        """What each rank did, in each attempt that it took part in."""
+        parts: dict[int, list[RankTrace]] = {}
+        for attempt in self.attempts:
+            for rank, part in attempt.ranks.items():
+                parts.setdefault(rank, []).append(part)
+        return parts
+
+    @property
+    def calls_left_out(self) -> str:
+        """`of 9,000 calls of all ranks the last 4,000`; empty where all are known."""
+        ranks = [rank for attempt in self.attempts for rank in attempt.ranks.values()]
+        kept, made = sum(len(rank.calls) for rank in ranks), sum(rank.calls_made for rank in ranks)
+        return f"of {made:,} calls of all ranks the last {kept:,}" if made > kept else ""
+
 
 def trace_calls(
     flights: Mapping[int, Flight], offsets: Mapping[int, float], ends: Mapping[int, float]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from string import Template
 from typing import Any
@@ -23,11 +23,12 @@ _OUTCOMES = {"ok": "done", "": "no verdict"}
 _SCRIPTS = ("page_data.js", "page_draw.js", "page_input.js")
 
 RankParts = Sequence[RankTrace]  # of one rank, in each attempt that it took part in
+Ranks = Mapping[int, RankParts]
 
 
 def format_page(trace: JobTrace) -> str:
     """Return the page as HTML."""
-    ranks = _by_rank(trace)
+    ranks = trace.by_rank
     shown = choose_rows(ranks, trace.culprits)
     page = Template(_read("page.html"))
     return page.substitute(
@@ -44,7 +45,7 @@ def format_page(trace: JobTrace) -> str:
     )
 
 
-def choose_rows(ranks: dict[int, RankParts], culprits: Iterable[int], most: int = _MAX_ROWS) -> list[int]:
+def choose_rows(ranks: Ranks, culprits: Iterable[int], most: int = _MAX_ROWS) -> list[int]:
     """The ranks that get a row: all, or those that stand out and some of each host.
 
     Where they do not fit on one screen, those that stand out come first.
@@ -63,15 +64,7 @@ def choose_rows(ranks: dict[int, RankParts], culprits: Iterable[int], most: int 
     return [*out, *sorted(wanted[len(out) :])]
 
 
-def _by_rank(trace: JobTrace) -> dict[int, RankParts]:
-    ranks: dict[int, list[RankTrace]] = {}
-    for attempt in trace.attempts:
-        for rank, part in attempt.ranks.items():
-            ranks.setdefault(rank, []).append(part)
-    return dict(ranks)
-
-
-def _data(trace: JobTrace, ranks: dict[int, RankParts], shown: Sequence[int]) -> dict[str, Any]:
+def _data(trace: JobTrace, ranks: Ranks, shown: Sequence[int]) -> dict[str, Any]:
     tables = _Tables(trace.start, has_several_hosts({rank: parts[-1].host for rank, parts in ranks.items()}))
     all_ranks = sorted(ranks)
     return {
@@ -173,18 +166,17 @@ def _subtitle(trace: JobTrace) -> str:
     return f"jaxrun · {began} · {format_seconds(trace.end - trace.start)}{attempts}"
 
 
-def _notes(trace: JobTrace, ranks: dict[int, RankParts], shown: Sequence[int]) -> Iterable[str]:
+def _notes(trace: JobTrace, ranks: Ranks, shown: Sequence[int]) -> Iterable[str]:
     """What the chart does not show."""
     if len(shown) < len(ranks):
         yield (
             f"{len(shown)} of {len(ranks):,} ranks have a row: those that failed or for which others waited longest, "
             "and some of each host."
         )
-    kept = sum(len(part.calls) for parts in ranks.values() for part in parts)
-    made = sum(part.calls_made for parts in ranks.values() for part in parts)
-    if made > kept:
-        yield f"Of {made:,} calls of all ranks the last {kept:,} are known here: earlier ones are not kept for long."
-    if kept and not any(call.entered for parts in ranks.values() for part in parts for call in part.calls):
+    if trace.calls_left_out:
+        yield f"{trace.calls_left_out.capitalize()} are known here: earlier ones are not kept for long."
+    calls = [call for parts in ranks.values() for part in parts for call in part.calls]
+    if calls and not any(call.entered for call in calls):
         yield "When ranks entered their calls is not known (it needs Python 3.12), so neither is who waited for whom."
     if trace.clock_error is not None:
         yield f"The clocks of the hosts are compared to within {trace.clock_error * 1e3:.2g} ms."

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from jaxrun.analysis.lockstep import compare, report
@@ -20,6 +20,20 @@ from jaxrun.text import UNKNOWN_HOST, format_columns, format_ranks_on_hosts, gro
 _NAME = re.compile(r"rank-(\d+)\.flight")
 
 
+@contextmanager
+def open_recorder(directory: Path, rank: int) -> Iterator[FlightReader | None]:
+    """Open the recorder of a rank in the directory of an attempt's logs; None where it cannot be read."""
+    try:
+        file = open_regular(directory / flight_file_name(rank))
+    except OSError:
+        yield None
+        return
+    try:
+        yield FlightReader(file)
+    finally:
+        os.close(file)
+
+
 def format_recorders(run_dir: Path, hosts: Mapping[int, str], *, divergences: bool) -> str:
     """The calls of all ranks, and with `divergences` where the ranks diverge; empty without recorders.
 
@@ -28,7 +42,7 @@ def format_recorders(run_dir: Path, hosts: Mapping[int, str], *, divergences: bo
     if not run_dir.is_dir():  # no attempt's logs could be kept there
         return ""
     with ExitStack() as stack:
-        opened = {rank: _open(run_dir, rank, stack) for rank in _ranks(run_dir)}
+        opened = {rank: stack.enter_context(open_recorder(run_dir, rank)) for rank in _ranks(run_dir)}
         readers = {rank: reader for rank, reader in opened.items() if reader is not None}
         flights = {rank: reader.history() for rank, reader in readers.items()}
         flights = {rank: flight for rank, flight in flights.items() if flight.call_counts or flight.compiling}
@@ -86,13 +100,3 @@ def _with_details(divergence: Divergence, readers: Mapping[int, FlightReader]) -
 def _ranks(run_dir: Path) -> list[int]:
     found = (_NAME.fullmatch(path.name) for path in run_dir.iterdir())
     return sorted(int(match[1]) for match in found if match)
-
-
-def _open(run_dir: Path, rank: int, stack: ExitStack) -> FlightReader | None:
-    """None where it cannot be read."""
-    try:
-        file = open_regular(run_dir / flight_file_name(rank))
-    except OSError:
-        return None
-    stack.callback(os.close, file)
-    return FlightReader(file)
