@@ -3,9 +3,8 @@
 import pytest
 
 from jaxrun.analysis.diagnosis.snapshot import Overview, RankEnd
-from jaxrun.analysis.lockstep.progress import calls_per_step
+from jaxrun.analysis.lockstep.profile_plan import ProfiledCalls, calls_per_step, plan_profile
 from jaxrun.controller.head.head_state import JobPhase
-from jaxrun.controller.head.profiles import ProfiledCalls, plan_profile
 from jaxrun.protocol.flight import DispatchedCall, Flight, PendingCall
 from jaxrun.protocol.flight_file import COMPILATIONS, EVERY_CALL
 from jaxrun.protocol.requests import AnswerState, OverviewRequest, ProfileRequest
