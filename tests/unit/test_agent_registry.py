@@ -1,11 +1,8 @@
 """Reports of agents on many hosts become assignments, or a refusal that shows how the hosts differ."""
 
-from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from simulation import HEAD_ADDRESS, job_spec, report
 
 from jaxrun.controller.head.agent_registry import AgentRegistry, reachable_address
@@ -87,21 +84,6 @@ def test_local_ranks_count_on_each_host(hosts, changes, wanted, expected):
     assert local_ranks(assign(hosts, changes=changes, **wanted)) == expected
 
 
-@pytest.mark.parametrize("wanted", [{"hosts": 2}, {"processes_per_host": 2}])
-def test_the_number_of_hosts_is_no_number_of_one_host(wanted):
-    assert [start.local_size for start in assign(["h1", "h1", "h2", "h2"], **wanted).starts] == [2, 2, 2, 2]
-
-
-@settings(max_examples=30)
-@given(st.lists(st.sampled_from(["h1", "h2", "h3"]), min_size=1, max_size=9))
-def test_every_rank_has_a_place_of_its_own_on_its_host(hosts):
-    found = local_ranks(assign(hosts))
-    counts = Counter(hosts)
-    assert [host for host, _, _ in found] == hosts
-    assert {(host, local) for host, local, _ in found} == {(h, i) for h, count in counts.items() for i in range(count)}
-    assert all(size == counts[host] for host, _, size in found)
-
-
 @pytest.mark.parametrize(
     ("hosts", "cpus", "threads"),
     [
@@ -150,16 +132,6 @@ def test_gpus_are_divided_among_the_local_ranks_that_see_them(hosts, gpus, wante
     assert all(start.environment["JAX_PLATFORMS"] == "cuda,cpu" for start in assignment.starts)
 
 
-@settings(max_examples=30)
-@given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 4))
-def test_no_gpu_is_given_to_two_ranks_of_a_host(ranks, hosts, each):
-    names = [f"h{host}" for host in range(hosts) for _ in range(ranks)]
-    gpus = dict.fromkeys(range(len(names)), tuple(map(str, range(ranks * each))))
-    assignment = assign(names, gpus=gpus, platform="auto")
-    taken = [(start.host, ordinal) for start in assignment.starts for ordinal in start.local_device_ids]
-    assert len(taken) == len(set(taken)) == hosts * ranks * each
-
-
 def refusal(*args, **more):
     with pytest.raises(NotUniformError) as refused:
         assign(*args, **more)
@@ -197,11 +169,6 @@ def test_a_host_without_the_requested_devices_is_named():
     assert text.startswith("h2: --platform cuda asks for GPUs, but none is visible (NVML does not answer)")
     text = refusal(["h1", "h2"], gpus={0: FOUR, 1: ("0",)}, platform="cuda", devices_per_process=2)
     assert text.startswith("h2: ") and "takes 2 GPUs, but 1 is visible (counted by the agent on h2)" in text
-
-
-def test_more_ranks_than_gpus_on_a_host_are_refused():
-    text = refusal(["h1"] * 3, gpus=dict.fromkeys(range(3), ("0", "1")), platform="auto")
-    assert text.startswith("h1: ") and "takes 3 GPUs, but 2 are visible" in text
 
 
 def test_gpus_without_jaxs_plugin_leave_the_job_on_cpu_with_a_note():

@@ -105,11 +105,6 @@ def test_a_signal_that_a_wrapper_sends_twice_is_one(simulate, signum):
     assert job.head.phase is JobPhase.TERMINATING and not job.kills()
 
 
-def test_no_grace_is_killed_soon(simulate):
-    job = simulate(2, grace=0.0).run().interrupt(signal.SIGINT).wait(1)
-    assert job.kills() == [(100, (0, 1))]
-
-
 # ---- SIGTERM and SIGHUP
 
 
@@ -203,11 +198,6 @@ def test_a_rank_that_fails_of_itself_after_the_warning_is_no_preemption(simulate
     job.handle(SignalHandlers(0, False, True), SignalHandlers(1, False, True)).interrupt(signal.SIGUSR2)
     job.handle(job.failure(0, "ValueError", "no room", 1)).done(1).exit(0, 1).exit(1, 0)
     assert job.outcome.reason == "interrupted"
-
-
-def test_a_job_that_does_not_go_on_gets_sigusr2_itself(simulate):
-    job = simulate(2).run().interrupt(signal.SIGUSR2)
-    assert job.killed == [(0.0, signal.SIGUSR2, (0, 1))] and job.outcome is None
 
 
 # ---- the head's table of workers

@@ -54,12 +54,6 @@ def test_a_wrong_request_is_refused_and_says_what_was_received(fields, message):
         Job(**{"program": ("train.py",), **fields})
 
 
-def test_a_job_may_have_no_grace_and_any_text_as_arguments():
-    program = ("a b.py", "--n", "", "line\nbreak", "ä'\"", "-n")
-    job = Job(program=program, grace=0.0)
-    assert (job.program, job.grace) == (program, 0.0)
-
-
 @pytest.mark.parametrize(
     ("fields", "shown"),
     [

@@ -62,13 +62,6 @@ def challenged(peers):
     return len(select.select(peers, [], [], 0)[0])
 
 
-def test_hundreds_of_silent_peers_delay_no_agent(server):
-    with contextlib.ExitStack() as stack:
-        for _ in range(200):
-            stack.enter_context(socket.create_connection((server.address.ip, server.address.port)))
-        check_admits(server)
-
-
 def test_of_many_that_prove_nothing_the_oldest_are_dropped(monkeypatch, open_listener):
     monkeypatch.setattr(listener_module, "_MAX_UNPROVEN", 8)
     server = open_listener()

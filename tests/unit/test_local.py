@@ -1,7 +1,6 @@
 """The local backend's plan as a value: placement, devices, cores and variables of each rank."""
 
 import re
-import sys
 
 import pytest
 
@@ -17,13 +16,6 @@ _EIGHT = Machine("box", tuple(range(64)), {"cuda": Gpus(("NVIDIA H200",) * 8, "N
 
 def _plan(machine=_CPU, environ=None, **request):
     return plan(Job(program=("train.py",), **request), environ or {}, _ID, machine)
-
-
-def test_every_worker_runs_the_runtime_with_the_users_own_arguments():
-    made = plan(Job(program=("a b.py", "--n", "-m", "")), {}, _ID, _CPU)
-    assert made.argv == (sys.executable, "-m", "jaxrun_runtime", "a b.py", "--n", "-m", "")
-    made = plan(Job(program=("pkg.mod", "x"), module=True), {}, _ID, _CPU)
-    assert made.argv == (sys.executable, "-m", "jaxrun_runtime", "-m", "pkg.mod", "x")
 
 
 @pytest.mark.parametrize(

@@ -104,17 +104,6 @@ def test_the_first_call_that_differs_is_found_from_the_histories(history: list[i
     )
 
 
-@settings(max_examples=50)
-@given(_HISTORY.filter(lambda history: len(history) > 1), st.data())
-def test_a_skipped_call_is_found_once_the_histories_differ(history: list[int], data: st.DataObject) -> None:
-    place = data.draw(st.integers(0, len(history) - 2))
-    other = [*history[:place], *history[place + 1 :]]
-    differs = next((n for n, pair in enumerate(zip(history, other, strict=False), start=1) if len(set(pair)) > 1), None)
-    flights = {0: recorded(history, held=999), 1: recorded(other, held=999)}
-    found = [find_divergence(candidate, flights) for candidate in find_candidates(flights)]
-    assert [divergence.number for divergence in found if divergence] == ([differs] if differs else [])
-
-
 def test_programs_whose_code_is_not_known_match() -> None:
     unknown = {number: ProgramInfo(program.name, program.key, "") for number, program in PROGRAMS.items()}
     flights = {0: recorded([1, 2, 3]), 1: recorded([1, 2, 3], programs=unknown)}

@@ -160,13 +160,6 @@ def test_arguments_that_differ_are_named(mine: Arguments, theirs: Arguments, lin
     assert difference(other, step)[0] == lines
 
 
-def test_where_the_programs_are_not_described_nothing_is_made_up() -> None:
-    one, other = (
-        CallGroup(ranks, "jit(step)", key, place="a.py:8 f") for ranks, key in (((0, 1, 2), "a"), ((3,), "b"))
-    )
-    assert difference(other, one) == ([], NOT_HELD)
-
-
 @pytest.mark.parametrize(
     ("one", "other", "last_batch"),
     [("4", "5", True), ("4,2", "5,2", True), ("4", "4,1", False), ("", "4", False), ("4,2", "4,3", False)],

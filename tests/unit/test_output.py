@@ -180,18 +180,6 @@ def test_a_prompt_is_shown_after_a_moment_and_continued_on_its_line_and_no_line_
     assert captured.finish() == b"[0] name? Bob\n[1] whole\n[0] half line\n"
 
 
-def test_nothing_runs_into_a_partial_line_that_is_shown() -> None:
-    captured = CapturedOutput()
-    captured.output.write(0, "out", b"name? ")
-    captured.wait(PARTIAL_LINE_DELAY_S)
-    captured.output.print_line("jaxrun: all well")
-    captured.output.write(0, "out", b"Bob")
-    captured.wait(PARTIAL_LINE_DELAY_S)
-    captured.output.write(1, "err", b"x\n")
-    captured.output.write(0, "out", b"\n")
-    assert captured.finish() == b"[0] name? \njaxrun: all well\n[0] Bob\n[1] x\n"
-
-
 def test_the_end_of_a_pipe_shows_its_last_line() -> None:
     captured = CapturedOutput()
     captured.output.write(0, "out", b"bye")
@@ -210,15 +198,6 @@ def test_a_bar_is_shown_every_few_seconds_and_its_last_state_at_the_end() -> Non
     states = captured.finish().splitlines()
     assert len(states) == pytest.approx(100 * 0.1 / PROGRESS_BAR_INTERVAL_S + 2, abs=1)
     assert states[-1] == b"[0] 100%"
-
-
-def test_gloo_is_folded_even_if_its_fragments_come_slowly() -> None:
-    captured = CapturedOutput()
-    for fragment in (b"[Gloo] Rank ", b"1", b" is connected to ", b"1", b" peer ranks. "):
-        captured.output.write(1, "out", fragment)
-        captured.wait(PARTIAL_LINE_DELAY_S * 2)
-    captured.output.write(1, "out", b"Expected number of connected peer ranks is : 1\n4.0\n")
-    assert captured.finish() == b"[1] 4.0\n"
 
 
 def test_a_line_without_end_is_shown_in_parts() -> None:

@@ -14,9 +14,7 @@ from jaxrun.protocol.agent_messages import (
     SignalWorker,
     StreamEnded,
     WorkerExited,
-    WorkerSpawned,
 )
-from jaxrun.protocol.worker_messages import Done
 from jaxrun.records.output.drain import WINDOW_BYTES, Pipe, Relay, drain
 
 
@@ -91,13 +89,6 @@ def test_output_for_the_log_alone_is_not_sent(connections, tmp_path):
     relay.write(0, "err", b"next\n")
     assert receive(head, bool) == [OutputChunk(0, "err", b"next\n")]
     relay.close()
-
-
-def test_the_tail_is_that_of_stderr(connections):
-    relay = Relay((0,), connections[0], "", shown=(0,))
-    relay.write(0, "out", b"out\n")
-    relay.write(0, "err", b"x" * 5000 + b"\nlast\n")
-    assert relay.logs.stderr_tail(0) == "last\n"
 
 
 def test_a_directory_that_cannot_be_written_costs_the_logs_and_not_the_job(connections, tmp_path, capsys):
@@ -188,17 +179,3 @@ def test_the_window_leaves_room_for_messages(connections):
     found = receive(head, lambda found: WorkerExited(0, -9) in found, agent)
     assert isinstance(found[-1], WorkerExited) and all(isinstance(message, OutputChunk) for message in found[:-1])
     assert relay.flush_due() is None
-
-
-def test_chunks_come_before_the_exit_in_the_order_of_their_writing(connections):
-    agent, head = connections
-    relay = Relay((0,), agent, "", shown=(0,))
-    agent.send(WorkerSpawned(0, 4711))
-    for number in range(20):
-        relay.write(0, "out", b"%d\n" % number)
-    relay.end_stream(0, "out")
-    agent.send(Done(0, 1.0))
-    agent.send(WorkerExited(0, 0))
-    found = receive(head, lambda found: found and isinstance(found[-1], WorkerExited), agent)
-    chunks = [OutputChunk(0, "out", b"%d\n" % number) for number in range(20)]
-    assert found == [WorkerSpawned(0, 4711), *chunks, StreamEnded(0, "out"), Done(0, 1.0), WorkerExited(0, 0)]

@@ -51,17 +51,6 @@ def test_any_chunking_gives_the_lines_of_the_slow_rule(text: bytes, cuts: list[i
     assert split(chunked(text, cuts)) == slowly(text)
 
 
-@given(st.binary(max_size=200), st.lists(st.integers(0, 200), max_size=8))
-def test_prefixes_stripped_give_back_the_bytes(data: bytes, cuts: list[int]) -> None:
-    text = data.replace(b"\r", b"").replace(b"Gloo", b"").replace(b"Expected number", b"")
-    lines, interleaver = LineBuffer(), Interleaver()
-    screen = b"".join(interleaver.render("v", b"[3] ", lines.feed(chunk)) for chunk in chunked(text, cuts))
-    screen += interleaver.render("v", b"[3] ", lines.finish())
-    ending = b"" if text.endswith(b"\n") or not text else b"\n"
-    assert re.sub(rb"(?m)^\[3\] ", b"", screen) == text + ending
-    assert screen.count(b"[3] ") >= screen.count(b"\n")
-
-
 @given(texts, st.lists(st.tuples(st.integers(0, 500), st.booleans()), max_size=12))
 def test_showing_partials_loses_no_byte_of_a_stream_that_is_alone(text: bytes, cuts: list[tuple[int, bool]]) -> None:
     text = text.replace(b"\r", b"").replace(GLOO, b"gloo\n").replace(b"[Gloo]", b"[gloo]")
@@ -121,10 +110,6 @@ def test_gloo_ends_an_unfinished_line() -> None:
 
 def play(interleaver: Interleaver, *turns: tuple[str, bytes]) -> bytes:
     return b"".join(interleaver.render(owner, owner.encode() + b": ", text) for owner, text in turns)
-
-
-def test_an_unfinished_line_is_continued_in_its_place() -> None:
-    assert play(Interleaver(), ("a", b"name? "), ("a", b"Bob\nhi\n")) == b"a: name? Bob\na: hi\n"
 
 
 def test_another_stream_ends_an_unfinished_line_and_the_rest_gets_its_prefix_again() -> None:

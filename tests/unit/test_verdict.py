@@ -210,11 +210,6 @@ def test_a_known_error_is_explained_and_kept_as_it_is() -> None:
     assert weigh(raised(2, 5.0), *stopped(0, 1)).means == ""
 
 
-def test_an_abort_is_explained_by_what_was_written_to_stderr() -> None:
-    tail = "what():  [enforce fail] 16 vs 8. Received data size doesn't match expected size.\n"
-    assert "16 bytes came where 8" in weigh(end(0, 1.0, -signal.SIGABRT, stderr_tail=tail), *stopped(1, 2, 3)).means
-
-
 def test_a_broken_connection_without_a_cause_is_not_explained() -> None:
     assert weigh(*(raised(rank, 9.0, f"{GLOO}: can't start new thread") for rank in range(4))).means == ""
 
