@@ -9,10 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxrun.errors import UsageError
 from jaxrun.protocol import compiled_programs as directories
 from jaxrun.protocol.env import WorkerEnv
-from jaxrun.spec.job.job import Job
 from jaxrun_runtime.compile_cache import compile_once, jax_hooks
 from jaxrun_runtime.compile_cache.shared_programs import IDLE_S, IDLE_SHARE, CompilingRank, seconds_worked
 from jaxrun_runtime.identity_dict import IdentityDict
@@ -238,13 +236,6 @@ def test_a_compiler_that_is_called_otherwise_is_left_alone(monkeypatch):
     told = []
     compile_once.set_up(ENV, {0}, told.append)
     assert told == ["jax 0.99 lacks what jaxrun uses: each rank compiles for itself, as with --compile each"]
-
-
-def test_on_gpus_once_is_refused_also_where_they_are_found_later():
-    job = Job(program=("train.py",), compile="once")
-    with pytest.raises(UsageError, match=r"--compile once is for cpu: sharing was not tried on cuda; leave it out"):
-        replace(job, platform="cuda")
-    assert replace(job, platform="cpu").compile == "once"
 
 
 # ---- a mapping by identity of what cannot be referenced weakly

@@ -226,9 +226,3 @@ def _does(child: subprocess.Popen[str], answer: Path, doing: Activity) -> bool:
 def test_no_scene_is_too_much(names):
     texts = findings(*names)
     assert len(texts) <= 2 and all(text.startswith(("rank", "only rank")) for text in texts)
-
-
-@settings(max_examples=50)
-@given(st.text(), st.text())
-def test_no_text_breaks_it(text, wait):
-    explain_deadlock(Snapshot(0.0, {0: "h1"}, {0: text}, {0: wait}))

@@ -4,12 +4,8 @@ import os
 import re
 import shutil
 import subprocess
-from collections import Counter
-from itertools import groupby
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from jaxrun.errors import UsageError
 from jaxrun.spec.job.hosts import (
@@ -160,35 +156,6 @@ def test_processes_that_do_not_fit_are_refused_with_the_numbers_and_a_remedy(hos
         place_ranks(hosts, processes, per_host)
     for part in message.split(" .* "):
         assert part in str(refused.value)
-
-
-HOSTS = st.lists(st.none() | st.integers(1, 5), min_size=1, max_size=5).map(
-    lambda counts: tuple(HostSlots(f"h{index}", count) for index, count in enumerate(counts))
-)
-
-
-@settings(max_examples=60)
-@given(HOSTS, st.none() | st.integers(1, 30), st.none() | st.integers(1, 4))
-def test_a_placement_keeps_what_was_requested(hosts, processes, per_host):
-    if per_host is not None and processes is not None:
-        processes *= per_host
-    try:
-        placed = place_ranks(hosts, processes, per_host)
-    except UsageError:
-        too_small = [host for host in hosts if host.slots is not None and host.slots < (per_host or 0)]
-        room = sum(per_host or host.slots or 1 for host in hosts)
-        limited = per_host is not None or any(host.slots for host in hosts)
-        assert too_small or (limited and processes is not None and processes > room)
-        return
-    order = [name for name, _ in groupby(placed)]
-    assert order == [host.name for host in hosts][: len(order)]
-    assert processes is None or len(placed) == processes
-    counts = Counter(placed)
-    assert all(host.slots is None or counts[host.name] <= host.slots for host in hosts)
-    assert per_host is None or set(counts.values()) == {per_host}
-    if all(host.slots is None for host in hosts):
-        shares = [counts[host.name] for host in hosts if per_host is None or counts[host.name]]
-        assert max(shares) - min(shares) <= 1
 
 
 NODE_LISTS = {

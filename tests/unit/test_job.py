@@ -7,11 +7,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from jaxrun.errors import UsageError
+from jaxrun.spec.job.combinations import check_rank_options
 from jaxrun.spec.job.env_options import mask_secret, parse_assignment, parse_env_file, read_env_file
+from jaxrun.spec.job.fault_spec import parse_faults
 from jaxrun.spec.job.job import Job
 from jaxrun.text import parse_ranks
 
@@ -47,6 +47,7 @@ def test_the_smallest_request_has_usable_defaults():
         ({"grace": math.nan}, "--grace"),
         ({"run_dir": Path("x"), "no_run_dir": True}, "--run-dir x and --no-run-dir contradict"),
         ({"quiet_ranks": (range(1),), "only_ranks": (range(1),)}, "contradict"),
+        *(({"stdin": rank}, "--stdin must be the number of a rank, or none") for rank in ("-1", "all", "1.5", "٣")),
     ],
 )
 def test_a_wrong_request_is_refused_and_says_what_was_received(fields, message):
@@ -64,6 +65,22 @@ def test_a_wrong_request_is_refused_and_says_what_was_received(fields, message):
 def test_ranks_are_shown_unless_they_are_quiet_or_others_are_asked_for(fields, shown):
     job = Job(program=("p",), **fields)
     assert [rank for rank in range(6) if job.shows(rank)] == shown
+
+
+@pytest.mark.parametrize(
+    ("option", "given"),
+    {
+        "--quiet-ranks": {"quiet_ranks": (range(2), range(3, 5))},
+        "--only-rank": {"only_ranks": (range(5),)},
+        "--stdin": {"stdin": "4"},
+        "--chaos": {"chaos": parse_faults("kill:1@1s,pause:0,4@2s")},
+    }.items(),
+)
+def test_ranks_that_the_job_does_not_have_are_refused(option, given):
+    job = Job(program=("p",), **given)
+    check_rank_options(job, 5)
+    with pytest.raises(UsageError, match=f"{option} names rank 4, but the ranks of this job are 0 to 3"):
+        check_rank_options(job, 4)
 
 
 # ---- --env and --env-file
@@ -131,17 +148,6 @@ def test_an_env_file_is_read_as_shells_write_it():
 def test_a_wrong_line_of_an_env_file_is_named_by_its_number(line, message):
     with pytest.raises(UsageError, match=re.escape(message)):
         parse_env_file(f"GOOD=1\n{line}\nALSO=2\n", "job.env")
-
-
-@settings(max_examples=50)
-@given(st.text())
-def test_any_file_is_variables_or_a_usage_error_with_a_line_number(text):
-    try:
-        values = parse_env_file(text, "f.env")
-    except UsageError as error:
-        assert re.match(r"f\.env:\d+:", str(error))
-    else:
-        assert all(re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name) for name in values)
 
 
 def test_an_env_file_may_hold_bytes_that_are_no_utf8_and_must_be_there(tmp_path):

@@ -53,15 +53,6 @@ def test_a_malformed_address_is_refused_as_it_was_typed(text):
         parse_addresses(text)
 
 
-@given(st.text(max_size=30))
-def test_any_text_is_addresses_or_a_usage_error(text):
-    try:
-        found = parse_addresses(text)
-    except UsageError:
-        return
-    assert found and all(address.ip and 0 < address.port < 65536 for address in found)
-
-
 def test_without_a_wish_all_are_offered_the_likeliest_first():
     names = [(address.interface, ":" in address.ip) for address in select_addresses(HOST)]
     assert names[:3] == [("eth0", False), ("ib0", False), ("eth0", True)]

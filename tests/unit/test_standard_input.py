@@ -13,7 +13,6 @@ from jaxrun.controller.supervisor.terminal import resolve_stdin, why_no_terminal
 from jaxrun.errors import UsageError
 from jaxrun.node.agent.spawn import open_stdin
 from jaxrun.protocol.env import WorkerEnv
-from jaxrun.spec.job.combinations import check_rank_options
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import LaunchCommand
 from jaxrun_runtime.pitfalls import explain_missing_input
@@ -69,17 +68,6 @@ def test_a_rank_reads_the_pipe_that_a_launch_command_gives_to_it(stdin, given, r
     descriptor = open_stdin(given, 1)
     assert os.path.samestat(os.fstat(descriptor), os.fstat(0)) == read
     os.close(descriptor)
-
-
-@pytest.mark.parametrize("given", ["-1", "first", "all", "1.5", "٣"])
-def test_what_is_no_rank_is_refused(given):
-    with pytest.raises(UsageError, match="--stdin must be the number of a rank, or none, not"):
-        Job(program=("train.py",), stdin=given)
-
-
-def test_a_rank_that_the_job_does_not_have_is_refused():
-    with pytest.raises(UsageError, match="--stdin names rank 2, but the ranks of this job are 0 to 1"):
-        check_rank_options(Job(program=("train.py",), stdin="2"), 2)
 
 
 @pytest.mark.parametrize(("given", "readers"), [("", [0]), ("1", [1]), ("none", [])])
