@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
-import marshal
 import os
 import pkgutil
 import runpy
@@ -13,8 +11,6 @@ import types
 from importlib.machinery import SourceFileLoader, SourcelessFileLoader
 from typing import Any
 
-_MAGIC = importlib.util.MAGIC_NUMBER
-_PYC_HEADER_BYTES = 16
 _LONG_MAX = 2**63 - 1  # of the C type into which Python converts an exit status
 
 
@@ -90,9 +86,7 @@ def _is_importable(path: str) -> bool:
 def _load(path: str) -> tuple[types.CodeType, type[SourceFileLoader] | type[SourcelessFileLoader]]:
     """The code of a script or of a compiled file, and the class of loader that Python gives it."""
     with io.open_code(path) as file:
-        data = file.read()
-    if not path.endswith(".pyc") and data[:2] != _MAGIC[:2]:
-        return compile(data, path, "exec", dont_inherit=True), SourceFileLoader
-    if data[: len(_MAGIC)] != _MAGIC:
-        raise RuntimeError("Bad magic number in .pyc file")
-    return marshal.loads(data[_PYC_HEADER_BYTES:]), SourcelessFileLoader
+        if (compiled := pkgutil.read_code(file)) is not None:
+            return compiled, SourcelessFileLoader
+        file.seek(0)
+        return compile(file.read(), path, "exec", dont_inherit=True), SourceFileLoader

@@ -1,20 +1,28 @@
-"""Tells the head whether the program handles SIGINT and SIGTERM itself, so that it knows how ranks can be ended.
+"""How ranks, and the children that they fork, can be ended by signals.
 
-A program listens to SIGTERM if it has a Python handler of its own, or asks JAX whether the job is being preempted
-(multihost_utils.reached_preemption_sync_point, and orbax by it).
+The head is told whether the program handles SIGINT and SIGTERM itself. A program listens to SIGTERM if it has a Python
+handler of its own, or asks JAX whether the job is being preempted (multihost_utils.reached_preemption_sync_point, and
+orbax by it).
 """
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import functools
+import os
 import signal
+import threading
 from collections.abc import Callable
 from typing import Any
 
+from jaxrun.protocol.env import STACKS_SIGNAL
 from jaxrun.protocol.worker_messages import SignalHandlers
 from jaxrun_runtime import jax_private
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
+
+_STDERR = 2
+_mask = threading.local()
 
 
 def report_signal_handlers(channel: AgentChannel, rank: int) -> None:
@@ -66,3 +74,34 @@ class _Reporter:
 def _is_programs(signum: int) -> bool:
     handler = signal.getsignal(signum)
     return callable(handler) and (signum != signal.SIGINT or handler is not signal.default_int_handler)
+
+
+# ---- forks by the program
+
+
+def watch_forks() -> None:
+    """From now on each child that this process forks gives up the rank's handlers.
+
+    JAX's C++ handler of SIGTERM would swallow that signal in a child, so that multiprocessing's Pool.terminate would
+    wait for ever; the fault handler would write the child's stacks among the rank's.
+    """
+    os.register_at_fork(before=_block_termination, after_in_parent=_restore_mask, after_in_child=_give_up_handlers)
+
+
+def _block_termination() -> None:
+    """A SIGTERM that reaches the child before it has its own handlers must wait for them."""
+    _mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+
+def _restore_mask() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _mask.before)
+
+
+def _give_up_handlers() -> None:
+    """In the child: SIGTERM ends it unless the program handles that itself, and a crash is shown on its stderr."""
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # for Python, which does not see JAX's handler
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    faulthandler.unregister(STACKS_SIGNAL)
+    with contextlib.suppress(OSError, ValueError):
+        faulthandler.enable(_STDERR)
+    _restore_mask()

@@ -24,7 +24,6 @@ from jaxrun_runtime import (
     checkpoints,
     debugger,
     failure_report,
-    forks,
     hello,
     interrupts,
     linux,
@@ -191,7 +190,7 @@ def _allow_mesh_over_hosts(env: WorkerEnv) -> None:
 def _watch_program(env: WorkerEnv, channel: AgentChannel) -> None:
     """Be told of what the program does beside its main thread's work."""
     failure_report.report_thread_failures(channel, env.rank)
-    forks.watch_forks()
+    signal_handlers.watch_forks()
     signal_handlers.report_signal_handlers(channel, env.rank)
     debugger.relay_debuggers(channel, env.rank)
     stopping.connect(env, channel)

@@ -29,12 +29,12 @@ from jaxrun_runtime.lockstep.call_sites import CallSites
 from jaxrun_runtime.lockstep.flight_recorder import FlightRecorder, RecordedProgram
 from jaxrun_runtime.lockstep.program_table import ProgramTable
 
-_recorders: list[FlightRecorder] = []  # of this process: one or none
-_profilers: list[CallProfiler] = []
+_installed: CallRecorder | None = None  # in this process
 
 
 def install(env: WorkerEnv, channel: AgentChannel) -> CallRecorder | None:
     """Start to record. Returns None, and prints why, if the recorder's file cannot be written."""
+    global _installed
     level = jax_hooks.probe_level()
     strict = env.lockstep == LOCKSTEP_STRICT and level == EVERY_CALL
     try:
@@ -47,8 +47,7 @@ def install(env: WorkerEnv, channel: AgentChannel) -> CallRecorder | None:
         return None
     profiler = CallProfiler(env, channel, recorder.words)
     calls = CallRecorder(env.rank, channel, recorder, profiler, strict)
-    _recorders.append(recorder)
-    _profilers.append(profiler)
+    _installed = calls
     jax_hooks.hook_compilations(calls.on_compilation_start, calls.on_stage_end)
     if level >= FIRST_CALLS:
         jax_hooks.hook_lowering(calls.on_lowering, calls.on_lowered)
@@ -61,18 +60,18 @@ def install(env: WorkerEnv, channel: AgentChannel) -> CallRecorder | None:
 
 def call_counts() -> dict[str, int]:
     """Return how many cross-process calls this rank has dispatched, by group ("0-3"); empty if none are recorded."""
-    return {ranks: made for recorder in _recorders for ranks, made in recorder.call_counts().items()}
+    return _installed.recorder.call_counts() if _installed is not None else {}
 
 
 def end_profile() -> None:
     """Write the profile that is being taken, if one is: the program has ended."""
-    for profiler in _profilers:
-        profiler.end()
+    if _installed is not None:
+        _installed.profiler.end()
 
 
 def call_chains() -> dict[str, int]:
     """Return the hash of these calls by group, equal for equal calls; empty where some program is not known."""
-    return {ranks: chain for recorder in _recorders for ranks, chain in recorder.call_chains().items()}
+    return _installed.recorder.call_chains() if _installed is not None else {}
 
 
 class CallRecorder:
@@ -83,8 +82,8 @@ class CallRecorder:
     ) -> None:
         self._rank = rank
         self._channel = channel
-        self._recorder = recorder
-        self._profiler = profiler
+        self.recorder = recorder
+        self.profiler = profiler
         self._strict = strict
         self._on = True
         self._programs = ProgramTable(recorder)
@@ -98,13 +97,13 @@ class CallRecorder:
 
     def on_compilation_start(self, name: str) -> None:
         with self._reporting("what is being compiled is not known"):
-            self._recorder.begin_compilation(name)
+            self.recorder.begin_compilation(name)
 
     def on_stage_end(self, stage: str, name: str, seconds: float) -> None:
         with self._reporting("what is being compiled is not known"):
             if stage == COMPILE:
-                self._recorder.end_compilation()
-            self._recorder.add_stage(stage, name, seconds)
+                self.recorder.end_compilation()
+            self.recorder.add_stage(stage, name, seconds)
 
     def on_lowering(self, lowering: jax_hooks.Lowering) -> Any:
         """Describe a program that is about to be compiled, and announce the call that it is compiled for, if any.
@@ -160,19 +159,19 @@ class CallRecorder:
         new: bool,
     ) -> Any:
         entered = time.time_ns()
-        ticket = self._recorder.begin_call(program, site, entered)
+        ticket = self.recorder.begin_call(program, site, entered)
         try:
             if new or self._strict:
                 self._announce(program, site)
             try:
                 results = original(executed, *args)
             finally:  # also if it raises: the other ranks have counted it
-                self._recorder.record(program, site, entered)
-            if self._on and self._recorder.words[ORDERS_WORD]:
-                self._profiler.on_call(program.group, results)
+                self.recorder.record(program, site, entered)
+            if self._on and self.recorder.words[ORDERS_WORD]:
+                self.profiler.on_call(program.group, results)
             return results
         finally:
-            self._recorder.end_call(ticket)
+            self.recorder.end_call(ticket)
 
     def _announce(self, program: RecordedProgram, site: int, *, is_compiled: bool = True) -> None:
         """Announce the call to the head, and in strict mode wait for its answer. Raises DivergenceError."""
@@ -185,7 +184,7 @@ class CallRecorder:
         began = time.perf_counter_ns()
         self._channel.send(call)
         answer = self._channel.receive_answer(group, number)
-        self._recorder.add_agreement(time.perf_counter_ns() - began)
+        self.recorder.add_agreement(time.perf_counter_ns() - began)
         if isinstance(answer, CallMismatch):
             program.group.made = number  # so that a program that goes on has a new number for its next call
             raise DivergenceError(answer.reason)
@@ -196,11 +195,11 @@ class CallRecorder:
             self._announce(program, site, is_compiled=False)
             return
         with self._one_at_a_time:
-            ticket = self._recorder.begin_call(program, site, time.time_ns())
+            ticket = self.recorder.begin_call(program, site, time.time_ns())
             try:
                 self._announce(program, site, is_compiled=False)
             finally:
-                self._recorder.end_call(ticket)
+                self.recorder.end_call(ticket)
 
     def _announce_alone(self, program: RecordedProgram, site: int) -> None:
         """Announce a program that exchanges nothing with other ranks, which may or may not run one like it."""
@@ -226,9 +225,9 @@ class CallRecorder:
 
     def _make_dispatched(self) -> Callable[[Any, Any], Any]:
         """Return the hook for calls that the C++ dispatch has made. Each call passes it: nothing is looked up twice."""
-        known, find, record, frame_at = self._sites.known, self._sites.find, self._recorder.record, sys._getframe
+        known, find, record, frame_at = self._sites.known, self._sites.find, self.recorder.record, sys._getframe
         cells, watch = self._entries.cells, self._entries.watch
-        words, orders, on_order = self._recorder.words, ORDERS_WORD, self._profiler.on_call
+        words, orders, on_order = self.recorder.words, ORDERS_WORD, self.profiler.on_call
 
         def dispatched(program: RecordedProgram, results: Any) -> Any:
             try:
@@ -254,7 +253,7 @@ class CallRecorder:
         """Stop to record, in a process that the program has forked."""
         self._on = False
         self._entries.detach()
-        self._recorder.detach()
+        self.recorder.detach()
 
     def _give_up(self, error: Exception) -> None:
         if not self._on:
@@ -278,4 +277,4 @@ class CallRecorder:
             return
         self._reported.add(lost)
         with contextlib.suppress(Exception):
-            self._recorder.add_trouble(f"{lost}: {type(error).__name__}: {error}", level)
+            self.recorder.add_trouble(f"{lost}: {type(error).__name__}: {error}", level)

@@ -12,7 +12,7 @@ from jaxrun.controller.supervisor.executor import Executor
 from jaxrun.node.agent.agent import Agent
 from jaxrun.node.agent.process_tree import kill_all
 from jaxrun.node.agent.spawn import WorkerSetup
-from jaxrun.node.agent.worker_group import KeptForkServer, WorkerGroup, start_fork_server
+from jaxrun.node.agent.worker_group import ForkServers, WorkerGroup
 from jaxrun.node.forkserver.client import ForkServer
 from jaxrun.protocol.agent_messages import SignalWorker
 from jaxrun.records.event_log.actions import MessageToRank
@@ -34,7 +34,7 @@ class LocalAgent:
         """`fork_server` is the process that imports jax for all workers, if there is one."""
         self._environ = environ
         self._directory = directory
-        self._fork_server = KeptForkServer(fork_server)
+        self._fork_servers = ForkServers(fork_server)
         self._forks = fork_server is not None
         self._gpu_memory: GpuMemory | None = None
 
@@ -49,23 +49,20 @@ class LocalAgent:
         plan, guard = context.plan, context.guard
         self._wait_for_gpus(context)
         setup = setup_of(plan, self._environ, self._directory.name, context.log_dir)
-        server = self._fork_server.take(setup)
-        if server is None and self._forks and plan.attempt > 1:
-            server = start_fork_server(setup)
+        server = self._fork_servers.take(setup, start=self._forks and plan.attempt > 1)
         # Workers of an inherited fork server lack the mark in their environment by which the guard finds others.
         unmarked = server is not None and server.inherited
         workers = WorkerGroup(
             setup,
             server,
             guard.add if unmarked else None,
-            new_server=(lambda: start_fork_server(setup)) if self._forks and plan.job.max_restarts else None,
+            successors=self._fork_servers if self._forks and plan.job.max_restarts else None,
         )
         executor = Executor(context)
         agent = Agent(executor.loop, workers, context.output, executor.receive, context.clock)
         outcome = executor.run(LocalLink(agent, executor))
-        self._fork_server.keep(workers.successor, setup)
         self._forks = self._forks and not workers.declined
-        kill_all(keep=(guard.pid, *self._fork_server.pids))
+        kill_all(keep=(guard.pid, *self._fork_servers.pids))
         agent.close()
         executor.loop.close()
         return outcome
@@ -86,7 +83,7 @@ class LocalAgent:
 
     def stop(self, exit_code: int) -> None:
         """Let a fork server end that waits for another attempt."""
-        self._fork_server.close()
+        self._fork_servers.close()
 
 
 def setup_of(plan: Plan, environ: Mapping[str, str], run_dir: str = "", flight_dir: Path | None = None) -> WorkerSetup:

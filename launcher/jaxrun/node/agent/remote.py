@@ -26,7 +26,7 @@ from jaxrun.node.agent.guard import Guard, job_marker
 from jaxrun.node.agent.process_tree import become_subreaper, kill_all
 from jaxrun.node.agent.signals import SignalPipe
 from jaxrun.node.agent.spawn import WorkerSetup
-from jaxrun.node.agent.worker_group import KeptForkServer, WorkerGroup, start_fork_server
+from jaxrun.node.agent.worker_group import ForkServers, WorkerGroup
 from jaxrun.node.channel.connection import HEAD_TO_AGENT, Connection
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.protocol.agent_messages import (
@@ -137,7 +137,7 @@ class _AgentJob:
         self._info = JobInfo("", "", ())
         self._peer_server: PeerServer | None = None
         self.peers = contextlib.ExitStack()  # which ends it
-        self._fork_server = KeptForkServer()
+        self._fork_servers = ForkServers()
         self._gpu_memory: GpuMemory | None = None
 
     def wait_for_order(self) -> _Order:
@@ -200,7 +200,7 @@ class _AgentJob:
     def report_again(self, order: NextAttempt) -> _Order:
         """Report for the next attempt, in which nothing of the earlier one is left, and wait for what comes."""
         self._ranks = order.ranks
-        kill_all(keep=self._fork_server.pids)
+        kill_all(keep=self._fork_servers.pids)
         if self._gpu_memory is not None:
             self._gpu_memory.wait_until_free(self._log, self._is_stopped)
         self._connection.send(replace(self._report(self._info, self._number), attempt=order.attempt))
@@ -217,8 +217,8 @@ class _AgentJob:
 
     def _prepare(self, start: StartWorker) -> None:
         """Start the process from which the worker is forked that this agent may get in a later attempt."""
-        setup = _setup_of((start,), self._info.job_id, self._environ)
-        self._fork_server.keep(start_fork_server(setup) if start.fork else None, setup)
+        if start.fork:
+            self._fork_servers.prepare(_setup_of((start,), self._info.job_id, self._environ))
 
     def _log(self, text: str) -> None:
         """Write to the log of the engine, as agents have no other screen between two attempts."""
@@ -234,11 +234,9 @@ class _AgentJob:
         guard = Guard(job_marker(job_id), self._ranks, job_id=job_id)  # forks, so it comes before any thread
         try:
             setup = _setup_of(starts, job_id, self._environ)
-            server = self._fork_server.take(setup)
-            if server is None and first.fork and len(starts) > 1:  # one import of jax for all of them
-                server = start_fork_server(setup)
-            new_server = (lambda: start_fork_server(setup)) if first.fork and self._info.restarts else None
-            workers = WorkerGroup(setup, server, new_server=new_server)
+            server = self._fork_servers.take(setup, start=first.fork and len(starts) > 1)  # one import of jax for all
+            successors = self._fork_servers if first.fork and self._info.restarts else None
+            workers = WorkerGroup(setup, server, successors=successors)
             shown = [start.rank for start in starts if start.show_output]
             relay = Relay(self._ranks, self._connection, first.log_dir, shown=shown)
             clock = Clock()
@@ -246,14 +244,13 @@ class _AgentJob:
             agent = Agent(loop, workers, relay, self._connection.send, clock)
             guard.attach(loop, SIGNALS, relay.print_line)
             order = self._serve(loop, agent, relay)
-            self._fork_server.keep(workers.successor, setup)
-            kill_all(keep=(guard.pid, *self._fork_server.pids))
+            kill_all(keep=(guard.pid, *self._fork_servers.pids))
             agent.close()
             loop.close()
             relay.close()
             return order
         finally:
-            kill_all(keep=(guard.pid, *self._fork_server.pids))
+            kill_all(keep=(guard.pid, *self._fork_servers.pids))
             guard.disarm()
 
     def _serve(self, loop: EventLoop, agent: Agent, relay: Relay) -> _Order:

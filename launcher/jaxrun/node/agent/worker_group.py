@@ -27,19 +27,18 @@ class WorkerGroup:
         fork_server: ForkServer | None = None,
         on_forked: Callable[[int], None] | None = None,
         *,
-        new_server: Callable[[], ForkServer | None] | None = None,
+        successors: ForkServers | None = None,
     ) -> None:
         """`fork_server` was started for this set-up, if it exists; `on_forked` is called with the pid of each fork.
 
-        `new_server` starts another, if it can, for the next attempt; None where there is none to come.
+        `successors` keep the server of the next attempt; None where there is none to come.
         """
         self.setup = setup
         self._fork_server = fork_server
         self._on_forked = on_forked
-        self._new_server = new_server
+        self._successors = successors
         self._requests: deque[tuple[bytes, WorkerEnds]] = deque()
         self._workers: dict[int, WorkerProcess] = {}
-        self.successor: ForkServer | None = None  # the fork server of the next attempt; not closed here
         self.declined = ""  # why the fork server does not fork
 
     def __getitem__(self, rank: int) -> WorkerProcess:
@@ -99,8 +98,8 @@ class WorkerGroup:
 
     def prepare_successor(self) -> None:
         """The programs run: start the fork server of the next attempt, unless that of this one has left it."""
-        if self.successor is None and self._fork_server is None and self._new_server is not None and not self.declined:
-            self.successor = self._new_server()
+        if self._successors is not None and self._fork_server is None and not self.declined:
+            self._successors.prepare(self.setup)
 
     def close(self) -> None:
         """Let go of the workers, which have ended, and remove what they have shared in memory."""
@@ -120,8 +119,8 @@ class WorkerGroup:
                 self._leave_fork_server()
             return [WorkerSpawned(answer.rank, answer.pid)]
         if isinstance(answer, SuccessorForked):
-            assert self._fork_server is not None
-            self.successor = self._fork_server.take_successor(answer.pid)
+            assert self._fork_server is not None and self._successors is not None
+            self._successors.keep(self._fork_server.take_successor(answer.pid), self.setup)
             self._close_fork_server()
             return []
         all_forked = all(process.pid for process in self)
@@ -150,7 +149,7 @@ class WorkerGroup:
 
     def _leave_fork_server(self) -> None:
         """All workers are forked: the server ends, and leaves a successor where one is wanted."""
-        if self._new_server is not None and self._fork_server is not None:
+        if self._successors is not None and self._fork_server is not None:
             with contextlib.suppress(OSError):
                 self._fork_server.request_successor()
                 return
@@ -164,36 +163,42 @@ class WorkerGroup:
             self._fork_server = None
 
 
-class KeptForkServer:
-    """The fork server that was started during one attempt for the workers of the next, if there is one."""
+class ForkServers:
+    """The fork servers of one agent, from attempt to attempt: one may wait for the workers of the next attempt.
+
+    first: was started for the first attempt
+    """
 
     def __init__(self, first: ForkServer | None = None) -> None:
-        """`first` was started for the first attempt."""
-        self._kept = first
+        self._waiting = first
         self._environ: Mapping[str, str] | None = None  # of its workers; None: of any
 
     @property
     def pids(self) -> tuple[int, ...]:
-        return (self._kept.pid,) if self._kept is not None else ()
+        """That of the server that waits."""
+        return (self._waiting.pid,) if self._waiting is not None else ()
 
-    def keep(self, server: ForkServer | None, setup: WorkerSetup) -> None:
-        """Keep a server for the next attempt, which has been started for this set-up."""
-        self._kept, self._environ = server, setup.environ
+    def take(self, setup: WorkerSetup, *, start: bool) -> ForkServer | None:
+        """The server that waits, if it lives and its workers get the environment of this set-up; or else a new one.
 
-    def take(self, setup: WorkerSetup) -> ForkServer | None:
-        """The server that was kept, if it lives and its workers get the environment of this set-up."""
-        server, self._kept = self._kept, None
+        start: whether there is to be a new one
+        """
+        server, self._waiting = self._waiting, None
         if server is not None and (server.has_gone or self._environ not in (None, setup.environ)):
             server.close()
-            return None
-        return server
+            server = None
+        return early.server_for(setup.argv, setup.environ) if server is None and start else server
+
+    def keep(self, server: ForkServer, setup: WorkerSetup) -> None:
+        """Let a server wait that has been made for this set-up."""
+        self._waiting, self._environ = server, setup.environ
+
+    def prepare(self, setup: WorkerSetup) -> None:
+        """Start the server of the next attempt, unless one waits."""
+        if self._waiting is None and (server := early.server_for(setup.argv, setup.environ)) is not None:
+            self.keep(server, setup)
 
     def close(self) -> None:
         """Let the server end that waits."""
-        if self._kept is not None:
-            self._kept.close()
-
-
-def start_fork_server(setup: WorkerSetup) -> ForkServer | None:
-    """A new fork server for workers of this set-up."""
-    return early.server_for(setup.argv, setup.environ)
+        if self._waiting is not None:
+            self._waiting.close()
