@@ -3,6 +3,7 @@
 import itertools
 import signal
 
+from jaxrun.analysis.verdict.decide import decide
 from jaxrun.analysis.verdict.stack_text import format_snapshot, format_stall_notice
 from jaxrun.controller.head.agent_registry import JobSpec
 from jaxrun.controller.head.consistency import Expected
@@ -202,6 +203,10 @@ class Simulation:
     def kills(self, signum=signal.SIGKILL):
         """[(time, ranks)] of this signal, times in milliseconds."""
         return [(round(time * 1000), ranks) for time, number, ranks in self.killed if number == signum]
+
+    @property
+    def verdict(self):
+        return decide(self.outcome, self.head.hosts, started=0.0, ended=self.now)
 
     @property
     def lines(self):

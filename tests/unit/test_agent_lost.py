@@ -5,7 +5,6 @@ import signal
 import pytest
 from simulation import job_spec, report
 
-from jaxrun.analysis.verdict.decide import decide
 from jaxrun.controller.head.agent_registry import AgentRegistry
 from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head
@@ -43,15 +42,11 @@ def fail(job, *ranks, **more):
     return job.handle(*(job.failure(rank, **more) for rank in ranks))
 
 
-def verdict(job):
-    return decide(job.outcome, job.head.hosts, started=0.0, ended=job.now)
-
-
 def test_a_lost_agents_host_is_named_and_the_others_are_stopped(job):
     lose(job, 3).wait(1)
     assert job.lines == ["rank 3 (h2) failed; stopping 3 others"]
     assert job.kills() == [(30, (0, 1, 2))]
-    found = verdict(job)
+    found = job.verdict
     assert (found.exit_code, found.outcome, found.culprits) == (69, "lost", (3,))
     assert found.headline == f"rank 3 of 4 on h2 was lost: {CLOSED}, 0.00 s into the run."
     assert found.victims == dict.fromkeys(range(3), "was stopped")
@@ -60,7 +55,7 @@ def test_a_lost_agents_host_is_named_and_the_others_are_stopped(job):
 def test_all_agents_of_a_host_are_lost_together(job):
     lose(job, 2, 3, text=SILENT).wait(1)
     assert job.kills() == [(30, (0, 1))] and job.lines == ["ranks 2-3 (h2) failed; stopping 2 others"]
-    headline = verdict(job).headline
+    headline = job.verdict.headline
     assert "h2" in headline and SILENT in headline and "h1" not in headline
 
 
@@ -92,6 +87,7 @@ BLAMED = {
     "a loss that is noticed late": (lambda job: lose(fail(job, 0, **GLOO).wait(0.3), 3).exit(1, 0), (3,), 69, {}),
     "an error before the loss": (lambda job: lose(fail(job, 1).wait(0.01), 3).exit(1, 1), (1,), 1, {3: "was lost too"}),
     "rank 0": (lambda job: lose(job, 0), (0,), 69, {}),
+    "all at once": (lambda job: lose(job, 0, 1, 2, 3), (0, 1, 2, 3), 69, {}),
     "a rank that is done while the others work": (lambda job: lose(job.done(3), 3), (3,), 69, {}),
     "while all exit": (lambda job: lose(job.done(0, 1, 2, 3), 3).exit(0, 1, 2).exit(0, 0), (3,), 69, {}),
     "after its worker's end": (lost_after_its_end, (3,), 7, {}),
@@ -110,7 +106,7 @@ BLAMED = {
 def test_who_is_blamed(job, happen, culprits, code, victims):
     happen(job)
     job.wait(6)
-    found = verdict(job)
+    found = job.verdict
     assert (found.culprits, found.exit_code) == (culprits, code)
     assert (found.outcome == "lost") == (code == 69)
     assert victims.items() <= found.victims.items()
@@ -122,43 +118,32 @@ def test_a_loss_that_changes_nothing_is_not_waited_for(job, happen):
     assert job.wait(1).finished_at < 0.1
 
 
-def test_a_job_that_lost_all_agents_ends_at_once(job):
-    lose(job, 0, 1, 2, 3)
-    assert (verdict(job).exit_code, verdict(job).culprits) == (69, (0, 1, 2, 3))
-    assert not job.killed
-
-
 def test_an_agent_that_is_lost_while_joining_is_named(made):
     lose(made.join(), 3).wait(1)
-    assert made.ranks_sent(Run) == [] and (verdict(made).culprits, verdict(made).exit_code) == ((3,), 69)
-    assert "before the program's first line" in verdict(made).headline
+    assert made.ranks_sent(Run) == [] and (made.verdict.culprits, made.verdict.exit_code) == ((3,), 69)
+    assert "before the program's first line" in made.verdict.headline
 
 
 def test_an_agent_that_is_lost_before_its_worker_was_started_is_named(made):
     lose(made.spawn(0, 1, 2), 3).wait(1)
-    assert made.outcome.reason == "unavailable" and verdict(made).exit_code == 69
-    assert verdict(made).headline == f"the agent of rank 3 (h2) went away before its worker was started: {CLOSED}"
+    assert made.outcome.reason == "unavailable" and made.verdict.exit_code == 69
+    assert made.verdict.headline == f"the agent of rank 3 (h2) went away before its worker was started: {CLOSED}"
     assert made.kills() == [(0, (0, 1, 2))]
-
-
-def test_an_agent_that_is_lost_before_anything_was_started_ends_the_job(made):
-    lose(made, 3)
-    assert made.outcome.reason == "unavailable" and made.statuses == [None] * 4
 
 
 def test_a_job_that_is_being_stopped_sends_no_join(made):
     lose(made.say_hello(), 0).wait(1)
-    assert made.ranks_sent(Join) == [] and verdict(made).exit_code == 69
+    assert made.ranks_sent(Join) == [] and made.verdict.exit_code == 69
 
 
 def test_an_agent_whose_worker_has_succeeded_may_end(job):
     lose(job.done(0, 1, 2, 3).exit(0, 3), 3).exit(0, 1, 2).exit(0, 0).wait(1)
-    assert (job.outcome.reason, verdict(job).exit_code) == ("ok", 0)
+    assert (job.outcome.reason, job.verdict.exit_code) == ("ok", 0)
 
 
 def test_a_rank_that_the_job_does_not_have_cannot_be_lost(job):
     job.handle(AgentLost(9, CLOSED)).wait(1)
-    assert verdict(job).exit_code == 65 and "it is rank 9, but the job has ranks 0 to 3" in verdict(job).headline
+    assert job.verdict.exit_code == 65 and "it is rank 9, but the job has ranks 0 to 3" in job.verdict.headline
 
 
 # ---- the launch command
@@ -167,18 +152,18 @@ def test_a_rank_that_the_job_does_not_have_cannot_be_lost(job):
 def test_a_launch_command_that_ends_early_ends_the_job_with_its_output(job):
     text = "Open MPI 5 ended with status 1 before the job was over; it said:\n  no such host"
     job.handle(StartFailed(text)).wait(1)
-    assert job.outcome.reason == "unavailable" and verdict(job).exit_code == 69 and verdict(job).headline == text
+    assert job.outcome.reason == "unavailable" and job.verdict.exit_code == 69 and job.verdict.headline == text
     assert job.kills() == [(0, (0, 1, 2, 3))]
 
 
 def test_collateral_is_explained_by_the_end_of_the_launch_command(job):
     fail(job, 0, **GLOO).wait(0.01).handle(StartFailed("srun was killed by SIGKILL (9)")).wait(6)
-    assert (job.outcome.reason, verdict(job).exit_code) == ("unavailable", 69)
+    assert (job.outcome.reason, job.verdict.exit_code) == ("unavailable", 69)
 
 
 def test_a_launch_command_that_ends_while_the_ranks_exit_changes_nothing(job):
     job.done(0, 1, 2, 3).handle(StartFailed("srun ended with status 1")).exit(0, 1, 2, 3).exit(0, 0).wait(1)
-    assert (job.outcome.reason, verdict(job).exit_code) == ("ok", 0)
+    assert (job.outcome.reason, job.verdict.exit_code) == ("ok", 0)
 
 
 # ---- signals to agents
@@ -202,19 +187,19 @@ def test_ranks_that_end_well_after_the_schedulers_sigterm_were_preempted(job):
     signal_agents(job.listen()).done(0, 1, 2, 3)
     assert job.ranks_sent(Exit) == [1, 2, 3]
     job.exit(0, 1, 2, 3).exit(0, 0)
-    assert (verdict(job).outcome, verdict(job).exit_code) == ("preempted", 75)
+    assert (job.verdict.outcome, job.verdict.exit_code) == ("preempted", 75)
 
 
 def test_ranks_that_do_not_end_after_the_schedulers_sigterm_are_killed_after_the_grace(simulate):
     job = signal_agents(simulate(4, hosts=dict(HOSTS), grace=2.0).run().listen()).wait(3)
     assert job.kills() == [(2100, (0, 1, 2, 3))]
-    assert (verdict(job).outcome, verdict(job).exit_code) == ("interrupted", 143)
+    assert (job.verdict.outcome, job.verdict.exit_code) == ("interrupted", 143)
 
 
 def test_agents_that_end_by_the_schedulers_sigterm_are_no_failures(job):
     """A scheduler may kill everything right after its signal."""
     lose(signal_agents(job), 0, 1, 2, 3)
-    assert (verdict(job).outcome, verdict(job).exit_code) == ("interrupted", 143)
+    assert (job.verdict.outcome, job.verdict.exit_code) == ("interrupted", 143)
 
 
 def test_the_launchers_own_second_signal_kills_at_once_also_after_the_agents(job):
@@ -224,13 +209,13 @@ def test_the_launchers_own_second_signal_kills_at_once_also_after_the_agents(job
 
 def test_lost_after_a_signal_does_not_hold_up_the_end(job):
     lose(job.interrupt(signal.SIGTERM).wait(0.1), 2, 3).done(0, 1).wait(0.1).exit(0, 0, 1).wait(6)
-    assert (job.outcome.reason, verdict(job).exit_code) == ("interrupted", 143) and job.finished_at < 6
+    assert (job.outcome.reason, job.verdict.exit_code) == ("interrupted", 143) and job.finished_at < 6
 
 
 def test_a_signal_to_an_agent_before_the_program_runs_ends_the_job_at_once(made):
     signal_agents(made.join()).wait(1)
     assert made.kills() == [(0, (0, 1, 2, 3))] and made.kills(signal.SIGTERM) == []
-    assert (verdict(made).outcome, verdict(made).exit_code) == ("interrupted", 143)
+    assert (made.verdict.outcome, made.verdict.exit_code) == ("interrupted", 143)
 
 
 # ---- before all agents have reported

@@ -1,7 +1,6 @@
 """The head's side of agents: one connection of each rank counts, that on which its agent speaks."""
 
 import contextlib
-import json
 import socket
 import struct
 import threading
@@ -10,7 +9,7 @@ from dataclasses import fields
 from types import SimpleNamespace
 
 import pytest
-from listener_thread import wait_until
+from listener_thread import frame, wait_until
 
 from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
 from jaxrun.controller.supervisor import loss_watch
@@ -59,11 +58,6 @@ def message(kind, **values):
         "WorkerSettings": WorkerSettings(),
     }
     return kind(**{field.name: empty.get(field.type, ()) for field in fields(kind)} | values)
-
-
-def frame(content):
-    body = json.dumps(content).encode()
-    return struct.pack("!I", len(body)) + body
 
 
 def prepare(reports):

@@ -212,19 +212,6 @@ def test_dead_addresses_delay_by_the_stagger_each(listen, blackhole):
     assert reach(blackhole, blackhole, UNROUTABLE, right.address) == right.address.port
 
 
-@pytest.mark.usefixtures("one_round")
-def test_of_two_addresses_of_one_head_one_connection_remains(listen):
-    slow = threading.Event()
-
-    def late(connection):
-        slow.wait(60)
-        head()(connection)
-
-    first, second = listen(late), listen(head())
-    assert reach(first.address, second.address) == second.address.port
-    slow.set()
-
-
 @pytest.mark.parametrize("dead", [False, True])
 def test_a_head_that_listens_later_is_found_also_beside_a_dead_address(listen, closed, blackhole, dead):
     began = time.monotonic()

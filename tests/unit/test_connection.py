@@ -1,6 +1,5 @@
 """A connection never blocks, keeps the order, and delivers all that came before its end; the head's to its agents."""
 
-import contextlib
 import socket
 import struct
 import time
@@ -193,14 +192,6 @@ def test_the_reason_of_a_lost_connection_is_recorded(error, reason, operation):
     connection = Connection(Unreachable(error), AGENT_TO_HEAD, None)
     operation(connection)
     assert connection.lost_reason == f"{reason} ({error.strerror})"
-
-
-def test_closing_twice_is_harmless(raw):
-    head, _ = raw
-    head.close()
-    with contextlib.suppress(OSError):
-        head.flush()
-    head.close()
 
 
 # ---- the head's connections to the agents: what the network does not take, acknowledged output, and clocks

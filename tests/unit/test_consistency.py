@@ -8,9 +8,7 @@ from jaxrun.controller.head.consistency import (
     Expected,
     check_device_reports,
     compare_hellos,
-    describe_duplicate_rank,
     describe_missing_ranks,
-    describe_unknown_rank,
 )
 from jaxrun.protocol.worker_messages import DeviceReport, Hello
 
@@ -91,18 +89,6 @@ def test_hosts_may_number_their_devices_differently(name):
 def test_partition_indices_may_differ():
     changes = {rank: {"environment": {"JAX_PARTITION_INDEX": str(7 * rank)}} for rank in range(2)}
     assert compare_hellos(hellos(2, changes=changes)) == ""
-
-
-def test_two_processes_with_one_rank():
-    known = hellos(2, each)[1]
-    assert describe_duplicate_rank(known, replace(known, pid=7, host="h9")) == (
-        "two processes say that they are rank 1: process 1001 on h2 and process 7 on h9\n"
-        "every process needs a rank of its own; is one of them left over from an earlier job?"
-    )
-
-
-def test_a_rank_that_the_job_does_not_have():
-    assert describe_unknown_rank(8, 4).startswith("a process says that it is rank 8, but the job has ranks 0 to 3\n")
 
 
 # ---- device reports

@@ -6,7 +6,6 @@ import pytest
 from calls_by_hand import ALL, call, flight, sent
 
 from jaxrun.analysis.verdict import report
-from jaxrun.analysis.verdict.decide import decide as decide_verdict
 from jaxrun.controller.head.call_matcher import MISMATCH_SETTLE_S
 from jaxrun.protocol.agent_messages import WorkerExited
 from jaxrun.protocol.flight import PendingCall, ProgramDetails
@@ -23,12 +22,8 @@ def details(shape):
     return ProgramDetails("step at /home/me/model.py:4", arguments, mesh="data=3: 0,1,2")
 
 
-def verdict_of(job):
-    return decide_verdict(job.outcome, job.hosts, started=0.0, ended=job.now)
-
-
 def final_report(job):
-    return report.format_report(verdict_of(job), None)
+    return report.format_report(job.verdict, None)
 
 
 def end_well(job):
@@ -48,15 +43,6 @@ def same(mine, others, differing=0):
 @pytest.fixture
 def strict(simulate):
     return simulate(3, lockstep="strict").run()
-
-
-def test_all_proceed_when_the_last_has_come(strict):
-    strict.handle(call(0), call(2))
-    assert not sent(strict, Proceed)
-    strict.handle(call(1))
-    assert sent(strict, Proceed) == [(0, (0, 2, 1), Proceed(ALL, 1))]
-    strict.handle(call(0, 2), call(1, 2), call(2, 2)).wait(1)
-    assert [message.number for _, _, message in sent(strict, Proceed)] == [1, 2] and not strict.printed
 
 
 def test_a_lowered_program_that_is_not_known_is_like_any(strict):
@@ -122,7 +108,7 @@ def test_all_ranks_that_were_sent_the_divergence_have_time_to_raise_it(strict):
     assert not strict.kills()
     strict.handle(*(strict.failure(rank, "DivergenceError", "the processes disagree") for rank in (0, 1)))
     strict.exit(1, 1).exit(1, 0).wait(1)
-    verdict = verdict_of(strict)
+    verdict = strict.verdict
     assert verdict.culprits == (0, 1, 2) and not strict.kills()
 
 
@@ -286,7 +272,7 @@ def test_fewer_calls_of_those_that_were_stopped_are_not(record):
 def test_a_crash_is_what_being_out_of_step_led_to(record):
     record.handle(call(0, waits=False), call(1, key="other", waits=False), call(2, waits=False)).wait(0.05)
     record.handle(WorkerExited(1, -6, stderr_tail="gloo::EnforceNotMet")).wait(5)
-    verdict = verdict_of(record)
+    verdict = record.verdict
     assert verdict.outcome == "diverged" and verdict.exit_code == 134
     assert verdict.headline.startswith(
         "the ranks were out of step at cross-process call #1 (jit(step), train.py:9); rank 1"
@@ -297,7 +283,7 @@ def test_an_error_of_its_own_stays_the_headline(record):
     record.handle(call(0, waits=False), call(1, key="other", waits=False)).wait(0.5).handle(record.failure(1)).exit(
         1, 1
     ).wait(5)
-    verdict = verdict_of(record)
+    verdict = record.verdict
     assert verdict.outcome == "failed" and "raised ValueError" in verdict.headline and "disagree" in verdict.divergence
 
 

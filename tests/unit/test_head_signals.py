@@ -6,7 +6,6 @@ import pytest
 from simulation import IN_JAX, IN_QUEUE
 
 from jaxrun.analysis.diagnosis.outcome import EndReason
-from jaxrun.analysis.verdict.decide import decide
 from jaxrun.analysis.verdict.report import format_report
 from jaxrun.controller.head.head_state import JobPhase
 from jaxrun.controller.head.shutdown import UNANSWERED_HURRY_S, UNANSWERED_S
@@ -199,7 +198,7 @@ UNANSWERED = {
 
 def named(job, seconds=UNANSWERED_S):
     assert job.outcome.unanswered == (1,)
-    report = format_report(decide(job.outcome, HOSTS, started=0.0, ended=job.now), None)
+    report = format_report(job.verdict, None)
     return f"rank 1 (h2) did not answer: no end was reported within {seconds:.0f} s of SIGKILL" in report
 
 
@@ -209,7 +208,7 @@ def test_a_job_ends_without_an_agent_that_does_not_answer(simulate, limits, happ
     happen(job)
     job.wait(60)
     assert (job.outcome.reason, round(job.finished_at, 2)) == (reason, ended_s)
-    assert decide(job.outcome, HOSTS, started=0.0, ended=job.now).culprits == culprits
+    assert job.verdict.culprits == culprits
     assert named(job)
 
 

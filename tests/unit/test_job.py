@@ -3,7 +3,6 @@
 import math
 import os
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -168,9 +167,3 @@ def test_an_env_file_may_hold_bytes_that_are_no_utf8_and_must_be_there(tmp_path)
 )
 def test_secrets_are_not_shown(name, value, shown):
     assert mask_secret(name, value) == shown
-
-
-def test_a_shell_reads_the_same_from_a_quoted_line():
-    line = r'''A="x # \"y\" \$HOME \\ \`z\`"'''
-    shell = subprocess.run(["sh", "-c", f'{line}; printf %s "$A"'], capture_output=True, text=True, check=True)
-    assert parse_env_file(line, "f")["A"] == shell.stdout

@@ -11,7 +11,7 @@ from jaxrun.errors import ProtocolError
 from jaxrun.node.channel.connection import AGENT_TO_HEAD, HEAD_TO_AGENT, Connection
 from jaxrun.protocol import auth
 from jaxrun.protocol.agent_messages import SignalWorker, WorkerSpawned
-from jaxrun.protocol.auth import Challenge, ClientHandshake, Rejected, ServerHandshake, Welcome, make_proof
+from jaxrun.protocol.auth import Challenge, ClientHandshake, ServerHandshake, Welcome, make_proof
 from jaxrun.protocol.codec import MessageDecoder, encode, message_types
 from jaxrun.protocol.gang_messages import GangMessageKind, GangMessageReader, GangMessageWriter, pack
 from jaxrun.protocol.message_tags import ConnectionTags, Tags, derive_tags, digest
@@ -132,13 +132,6 @@ def test_a_closed_connection_is_distinguished_from_an_unknown_token(pair):
     client.close()
     with pytest.raises(ProtocolError, match="closed the connection before"):
         ServerHandshake(server, TOKEN).advance()
-
-
-def test_a_reason_to_refuse_is_passed_on(pair):
-    server, client = pair
-    server.sendall(encode(Rejected("it is full")))
-    with pytest.raises(ProtocolError, match="refuses: it is full"):
-        ClientHandshake(client, TOKEN, 0).advance()
 
 
 # ---- the tags of a connection

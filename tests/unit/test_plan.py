@@ -206,16 +206,6 @@ def test_every_backend_of_the_table_has_a_plan_and_understands_what_options_need
         assert any(understands(backend, option) for backend in (*BACKENDS, ATTACH, HOSTS))
 
 
-def test_an_option_that_the_backend_does_not_understand_is_refused():
-    message = (
-        "-N/--hosts is for --backend mpirun, --backend slurm or --host-rank on each host, not for --backend local; "
-    )
-    with pytest.raises(UsageError, match=message):
-        check_options(Job(program=("p",), hosts=2))
-    check_options(Job(program=("p",), hosts=2, backend="slurm"))
-    check_options(Job(program=("p",), interface="eth0", backend="attach"))
-
-
 def test_a_new_backend_is_one_file_and_one_line(pbs, tmp_path, monkeypatch, capsys):
     job = Job(program=("train.py",), backend="pbs", hosts=2)
     check_options(job)

@@ -43,15 +43,6 @@ def test_a_rank_first_sends_what_it_is(serve):
     assert (about["rank"], about["size"], about["devices"], about["platform"]) == (0, 1, 2, "cpu")
 
 
-def test_it_runs_what_it_is_sent_one_after_the_other(serve):
-    def call(caller):
-        for number in range(3):
-            caller.run(lambda x: x + 1, number, number=number)
-        return [caller.receive() for _ in range(3)]
-
-    assert serve(call) == [(GangMessageKind.RESULT, 1), (GangMessageKind.RESULT, 2), (GangMessageKind.RESULT, 3)]
-
-
 def test_an_answer_belongs_to_its_call_and_contains_the_calls_made(serve, monkeypatch):
     recorder = SimpleNamespace(call_counts=lambda: {"0-3": 7})
     monkeypatch.setitem(sys.modules, "jaxrun_runtime.lockstep.call_recorder", recorder)

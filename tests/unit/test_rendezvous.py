@@ -254,11 +254,6 @@ def test_a_directory_that_cannot_be_written_is_named_with_what_to_do(tmp_path):
         gone.write(TOKEN, "h1:40")
 
 
-def test_a_path_that_is_no_directory_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="is not a directory on"):
-        rendezvous_file(RankInfo("slurm", 0, 4, "7.0"), tmp_path / "none")
-
-
 def test_a_check_distinguishes_a_head_from_nobody(capsys):
     listener, loop = listen_on_tcp([HostAddress("lo", "127.0.0.1")], TOKEN, everywhere=False), EventLoop()
     listener.attach(loop, 0, lambda peer: None)

@@ -9,7 +9,6 @@ import pytest
 from simulation import IN_JAX, IN_QUEUE
 
 from jaxrun.analysis.diagnosis.snapshot import Snapshot
-from jaxrun.analysis.verdict.decide import decide
 from jaxrun.analysis.verdict.stack_text import format_stall_notice
 from jaxrun.cli.make_job import make_job
 from jaxrun.controller.head.stall_detector import EarlyExitDetector
@@ -17,10 +16,6 @@ from jaxrun.protocol.snapshot_messages import RankReply
 
 SILENT = {"stall": 60.0}
 IN_LOCK = IN_JAX.replace("site-packages/jax/_src/array.py", "threading.py").replace("_value", "wait")
-
-
-def verdict(job):
-    return decide(job.outcome, job.hosts, started=0.0, ended=job.now)
 
 
 def test_without_progress_the_job_is_warned_once_and_stopped(simulate):
@@ -32,8 +27,8 @@ def test_without_progress_the_job_is_warned_once_and_stopped(simulate):
     job.wait(20)
     assert job.outcome.reason == "stall" and set(job.outcome.stacks) == {0, 1, 2}
     assert 60 <= job.outcome.decided_at <= 62 and job.kills() != []
-    assert verdict(job).exit_code == 124 and verdict(job).outcome == "stall" and "no progress" in verdict(job).headline
-    assert any("3 ranks" in line for line in verdict(job).details)
+    assert job.verdict.exit_code == 124 and job.verdict.outcome == "stall" and "no progress" in job.verdict.headline
+    assert any("3 ranks" in line for line in job.verdict.details)
 
 
 def test_without_either_option_nothing_is_checked(simulate):

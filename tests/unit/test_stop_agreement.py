@@ -4,7 +4,6 @@ import signal
 
 import pytest
 
-from jaxrun.analysis.verdict.decide import decide
 from jaxrun.controller.head.head_state import JobPhase
 from jaxrun.controller.head.interruption import REPEATED_SIGNAL_S
 from jaxrun.protocol.stop_messages import (
@@ -39,10 +38,6 @@ def end_well(job):
     return job.done(*range(job.size)).exit(0, *range(1, job.size)).exit(0, 0)
 
 
-def headline(job):
-    return decide(job.outcome, job.hosts, started=0.0, ended=job.now).headline
-
-
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
 def test_the_ranks_stop_at_the_first_poll_that_none_has_made(simulate, signum):
     job = polling(simulate(3).run()).interrupt(signum)
@@ -61,7 +56,7 @@ def test_the_ranks_stop_at_the_first_poll_that_none_has_made(simulate, signum):
     end_well(job.handle(CheckpointSaved(0, 40)))
     assert job.outcome.reason == "preempted" and job.outcome.saved_step == 40
     said = f"as should_stop told it ({name}); the job may be resumed from step 40"
-    assert headline(job) == f"preempted: the program ended with status 0 {said}."
+    assert job.verdict.headline == f"preempted: the program ended with status 0 {said}."
 
 
 def test_a_rank_that_polls_later_is_asked_then_and_all_wait_for_it(simulate):
@@ -91,7 +86,7 @@ def test_a_failure_while_the_program_stops_is_the_culprits(simulate):
     job = reached(counts(polling(simulate(2).run()).interrupt(signal.SIGTERM), r0=5, r1=5), 5)
     job.handle(job.failure(1, "OSError", "disk full")).wait(1).exit(1, 1).wait(1)
     assert job.outcome.reason == "failed" and job.kills()
-    assert "OSError" in headline(job)
+    assert "OSError" in job.verdict.headline
 
 
 def test_who_has_not_stopped_after_the_grace_is_asked_where_and_killed(simulate):
@@ -134,7 +129,7 @@ def test_slurms_warning_is_such_a_signal_too(simulate):
     job = polling(simulate(2, requeue=True).run()).interrupt(signal.SIGUSR2)
     assert job.ranks_sent(StopRequested) == [0, 1] and not job.killed
     end_well(reached(counts(job, r0=5, r1=5), 5))
-    assert job.outcome.reason == "preempted" and "(SIGUSR2)" in headline(job)
+    assert job.outcome.reason == "preempted" and "(SIGUSR2)" in job.verdict.headline
 
 
 # ---- the time limit
@@ -163,7 +158,7 @@ def test_a_program_that_polls_only_later_is_asked_then(simulate):
     assert job.lines == [] and job.ranks_sent(StopRequested) == []
     end_well(reached(counts(polling(job), r0=0, r1=0), 1))
     assert job.ranks_sent(StopRequested) == [0, 1]
-    assert job.outcome.reason == "preempted" and "(time limit in 20 s)" in headline(job)
+    assert job.outcome.reason == "preempted" and "(time limit in 20 s)" in job.verdict.headline
 
 
 def test_the_schedulers_sigterm_after_that_has_its_grace(simulate):

@@ -10,7 +10,6 @@ from timings import asynchronous, blocking, noisy, shifted, window
 from jaxrun.analysis.diagnosis.outcome import EndReason
 from jaxrun.analysis.lockstep.call_waits import find_waits
 from jaxrun.analysis.lockstep.straggler import Straggler, WaitTotals
-from jaxrun.analysis.verdict import decide
 from jaxrun.analysis.verdict.stack_text import format_snapshot, format_straggler
 from jaxrun.controller.head.clock_offsets import ClockOffsets
 from jaxrun.controller.head.head_state import HeadState, TimeLimits
@@ -149,8 +148,7 @@ def test_a_job_says_at_its_end_who_held_it_up(simulate):
     job.handle(*(RecorderSnapshot(rank, flight) for rank, flight in job.flights.items()))
     job.done(0, 1, 2).exit(0, 0, 1, 2)
     assert job.outcome.reason is EndReason.OK and job.outcome.straggler.frame == "data.py:10 load"
-    verdict = decide.decide(job.outcome, job.hosts, started=0.0, ended=12.0)
-    assert verdict.details == (f"{format_straggler(job.outcome.straggler, job.hosts)}.",)
+    assert job.verdict.details == (f"{format_straggler(job.outcome.straggler, job.hosts)}.",)
 
 
 def test_nothing_is_said_of_it_where_a_rank_has_failed(simulate):
@@ -160,8 +158,7 @@ def test_nothing_is_said_of_it_where_a_rank_has_failed(simulate):
     job.handle(job.failure(2)).wait(5.0)
     job.exit(1, 2).wait(60.0)
     assert job.outcome.straggler is not None
-    verdict = decide.decide(job.outcome, job.hosts, started=0.0, ended=12.0)
-    assert not any("came last" in line for line in verdict.details)
+    assert not any("came last" in line for line in job.verdict.details)
 
 
 def test_stacks_say_it_too(simulate):
