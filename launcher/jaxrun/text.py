@@ -155,9 +155,11 @@ def format_rate(bytes_per_s: float) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """Write `1 rank` or `8 ranks`, `2 processes`."""
+    """Write `1 rank` or `8 ranks`, `2 processes`, `3 directories`."""
     if count == 1:
         return f"{count} {noun}"
+    if noun.endswith("y"):
+        return f"{count} {noun[:-1]}ies"
     return f"{count} {noun}{'es' if noun.endswith('s') else 's'}"
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +12,9 @@ from jaxrun.protocol.flight import CompilationStage, Flight
 from jaxrun.protocol.flight_file import RING_RECORDS
 from jaxrun.records.history.job_log import AttemptLog, RankLog, rank_phases, read_attempts
 from jaxrun.records.history.job_trace import AttemptTrace, JobTrace, Moment, RankTrace, Span, trace_calls
-from jaxrun.records.rundir.recorded_files import parse_json, read_job_events, read_text, read_verdict
+from jaxrun.records.rundir.recorded_files import read_job_events, read_plan, read_verdict
 from jaxrun.records.rundir.recorders import open_recorder
-from jaxrun.records.rundir.rundir import EVENTS_FILE, JOB_FILE, attempt_directory
+from jaxrun.records.rundir.rundir import EVENTS_FILE, attempt_directory
 from jaxrun.text import plural
 
 _MIN_CALLS = 16  # of each rank, however many ranks there are
@@ -99,9 +98,4 @@ def _read_recorder(directory: Path, rank: int, max_calls: int) -> tuple[Flight, 
 
 def _title(run_dir: Path, ranks: int) -> str:
     """`train.py --lr 0.1 · 8 ranks`."""
-    job: Mapping[str, object] = {}
-    with suppress(OSError, ValueError):
-        job = parse_json(read_text(run_dir / JOB_FILE))
-    program = job.get("program") if isinstance(job, dict) else None
-    words = " ".join(map(str, program)) if isinstance(program, list) else run_dir.name
-    return f"{words} · {plural(ranks, 'rank')}"
+    return f"{' '.join(read_plan(run_dir).program) or run_dir.name} · {plural(ranks, 'rank')}"

@@ -8,12 +8,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.errors import UsageError
 from jaxrun.protocol.own_files import open_own_or_linked_directory, remove_directory
-from jaxrun.records.rundir.recorded_files import find_collection, is_run_dir, parse_json, read_text, read_verdict
+from jaxrun.records.rundir.recorded_files import find_collection, is_run_dir, read_plan, read_verdict
 from jaxrun.records.rundir.rundir import COLLECTION_DIR, EVENTS_FILE, JOB_FILE, LATEST_LINK, VERDICT_FILE
 from jaxrun.text import format_bytes, format_columns, format_seconds, plural
 
@@ -92,23 +91,17 @@ def latest_job(number: int) -> Path | None:
 
 def read_job(path: Path) -> RecordedJob:
     """Read what the run directory `path` says; what it does not say stays empty."""
-    content = _read_json(path / JOB_FILE)
-    launcher = content.get("launcher")
-    host = str(launcher.get("host", "")) if isinstance(launcher, dict) else ""
-    pid = launcher.get("pid") if isinstance(launcher, dict) else None
-    started, found = _started(path), read_verdict(path)
+    recorded, found, started = read_plan(path), read_verdict(path), _started(path)
+    host, pid = recorded.launcher.host, recorded.launcher.pid
     running: bool | None = False
     if not (path / VERDICT_FILE).exists():
         if host and host != os.uname().nodename:
             running = None
-        elif isinstance(pid, int):
+        elif pid:
             running = has_open(pid, path / EVENTS_FILE)
         else:
             running = time.time() - started < _STARTING_S
-    program = content.get("program")
-    command = tuple(map(str, program)) if isinstance(program, list) else ()
-    processes = content.get("processes")
-    return RecordedJob(path, started, command, processes if isinstance(processes, int) else 0, host, found, running)
+    return RecordedJob(path, started, recorded.program, recorded.processes, host, found, running)
 
 
 def format_jobs(jobs: Sequence[RecordedJob]) -> str:
@@ -168,7 +161,7 @@ def _clean(
             os.unlink(LATEST_LINK, dir_fd=directory)
     done = "would delete" if dry_run else "deleted"
     count = len(doomed) if dry_run else deleted
-    lines.append(f"{done} {count} of {_directories(len(jobs))} in {collection} ({format_bytes(size)})")
+    lines.append(f"{done} {count} of {plural(len(jobs), 'run directory')} in {collection} ({format_bytes(size)})")
     for job in jobs:
         if job.running is not False:
             lines.append(f"kept {job.path}: {job.state}")
@@ -199,14 +192,6 @@ def _started(path: Path) -> float:
     return 0.0
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = parse_json(read_text(path))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
 def _size(path: Path) -> int:
     """Bytes on disk below `path`."""
     total = 0
@@ -215,7 +200,3 @@ def _size(path: Path) -> int:
             with contextlib.suppress(OSError):
                 total += os.lstat(os.path.join(folder, name)).st_blocks * 512
     return total
-
-
-def _directories(count: int) -> str:
-    return "1 run directory" if count == 1 else f"{count} run directories"

@@ -7,13 +7,13 @@ import errno
 import json
 import os
 import stat
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from jaxrun.analysis.verdict import verdict
 from jaxrun.analysis.verdict.verdict import Verdict
-from jaxrun.errors import UsageError
+from jaxrun.errors import ProtocolError, UsageError
+from jaxrun.protocol.codec import from_content
 from jaxrun.protocol.own_files import is_trusted
 from jaxrun.records.event_log.event_log import EventLog, parse_lines
 from jaxrun.records.rundir.rundir import (
@@ -30,6 +30,24 @@ from jaxrun.spec.job.program import working_directory
 from jaxrun.text import format_user
 
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedLauncher:
+    """The launcher of a job, by the host on which it runs, or ran."""
+
+    host: str = ""
+    pid: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedPlan:
+    """What is read of job.json; what it does not say is empty."""
+
+    program: tuple[str, ...] = ()
+    processes: int = 0
+    requeue_id: str = ""
+    launcher: RecordedLauncher = RecordedLauncher()
 
 
 def open_regular(path: str | Path) -> int:
@@ -68,12 +86,11 @@ def read_job_events(run_dir: Path) -> EventLog:
         raise UsageError(f"cannot read {path}: {error}.") from None
 
 
-def parse_json(text: str) -> Any:
-    """Raises ValueError, for what is nested too deep as well."""
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise ValueError("it is nested too deep") from None
+def read_plan(run_dir: Path) -> RecordedPlan:
+    """Return what job.json says; nothing where it is not there or cannot be understood."""
+    with contextlib.suppress(OSError, ValueError, RecursionError, ProtocolError):
+        return from_content(RecordedPlan, json.loads(read_text(run_dir / JOB_FILE)), lenient=True)
+    return RecordedPlan()
 
 
 def find_run_dir(path: Path | None) -> Path:
@@ -135,7 +152,9 @@ def _check_latest(latest: Path) -> None:
 def find_requeued(request: Path | None, base: Path, requeue_id: str) -> Path | None:
     """The directory that an earlier launcher of the same job has left: `request`, or in `base`; None for the first."""
     candidates = [request] if request is not None else sorted((base / COLLECTION_DIR).glob("*"), reverse=True)
-    return next((path for path in candidates if _id_of(path) == requeue_id), None)
+    return next(
+        (path for path in candidates if not path.is_symlink() and read_plan(path).requeue_id == requeue_id), None
+    )
 
 
 def continue_job(path: Path) -> tuple[RunDir, int]:
@@ -148,10 +167,3 @@ def continue_job(path: Path) -> tuple[RunDir, int]:
     while attempt_directory(path, attempt).exists():
         attempt += 1
     return reopen(path, (*last.earlier, replace(last, earlier=())) if last else ()), attempt
-
-
-def _id_of(path: Path) -> str:
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        if not path.is_symlink():
-            return str(parse_json(read_text(path / JOB_FILE)).get("requeue_id", ""))
-    return ""

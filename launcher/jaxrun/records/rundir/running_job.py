@@ -21,8 +21,8 @@ from jaxrun.protocol.own_files import open_own_directory
 from jaxrun.protocol.requests import Answer, AnswerState, OverviewRequest, ProfileRequest, Request, StacksRequest
 from jaxrun.records.rundir import request_files
 from jaxrun.records.rundir.jobs import has_open
-from jaxrun.records.rundir.recorded_files import find_run_dir, parse_json, read_text
-from jaxrun.records.rundir.rundir import EVENTS_FILE, JOB_FILE, LATEST_LINK, VERDICT_FILE
+from jaxrun.records.rundir.recorded_files import find_run_dir, read_plan
+from jaxrun.records.rundir.rundir import EVENTS_FILE, LATEST_LINK, VERDICT_FILE
 from jaxrun.text import format_bytes, plural
 
 ANSWER_TIMEOUT_S = 5.0  # ranks on other hosts have 1.5 s of it
@@ -68,15 +68,13 @@ def find_running_job(path: Path | None, command: str) -> RunningJob:
         run_dir = run_dir.resolve()
     if (run_dir / VERDICT_FILE).exists():
         raise _is_over(run_dir)
-    try:
-        launcher = parse_json(read_text(run_dir / JOB_FILE))["launcher"]
-        host, pid = str(launcher["host"]), int(launcher["pid"])
-    except (OSError, ValueError, KeyError, TypeError):
-        raise UsageError(f"{run_dir} does not say who runs its job; is it of this version of jaxrun?") from None
-    here = os.uname().nodename
-    if host != here:
-        raise UsageError(f"the launcher of this job runs on {host}, not on {here}; type there: {command} {run_dir}")
-    job = RunningJob(run_dir, pid)
+    launcher, here = read_plan(run_dir).launcher, os.uname().nodename
+    if not launcher.host:
+        raise UsageError(f"{run_dir} does not say who runs its job; is it of this version of jaxrun?")
+    if launcher.host != here:
+        where = f"on {launcher.host}, not on {here}"
+        raise UsageError(f"the launcher of this job runs {where}; type there: {command} {run_dir}")
+    job = RunningJob(run_dir, launcher.pid)
     if not job.is_running:
         raise UsageError(
             f"the launcher of {run_dir} is gone, and left no verdict; what is known: jaxrun explain {run_dir}"
