@@ -77,7 +77,7 @@ def parse_ranks(text: str, option: str) -> Ranks:
     for part in text.split(","):
         match = re.fullmatch(r"\s*([0-9]+)(?:-([0-9]+))?\s*", part)
         if match is None:
-            raise UsageError(f"{option} takes ranks such as 1-3,7; {part!r} in {text!r} is none")
+            raise UsageError(f"{option} takes ranks such as 1-3,7; {part!r} in {text!r} is not a rank")
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first:
             raise UsageError(f"{option} {text!r}: {part.strip()} runs backwards; write {last}-{first}")

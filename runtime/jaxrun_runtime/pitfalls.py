@@ -46,7 +46,7 @@ def _guard(original: Callable[..., NoReturn], owner: int) -> Callable[..., NoRet
     def execute(path: Any, *args: Any) -> NoReturn:
         if os.getpid() == owner:
             raise ExecError(
-                f"os.{original.__name__} would replace this process by {os.fsdecode(path)}, which is no part of the "
+                f"os.{original.__name__} would replace this process by {os.fsdecode(path)}, which is not part of the "
                 "job and would run alone, as process 0 of 1. For variables that must be set before the start: "
                 "jaxrun --env NAME=VALUE; for another program: jaxrun PROGRAM, or subprocess.run."
             )

@@ -67,7 +67,7 @@ def test_a_gang_lives_on_several_hosts(bed: Bed, tmp_path: Path, engine: Engine)
     assert sorted(lines) == sorted(
         [f"[{rank}] gathering" for rank in (0, 1, 2)] * 2 + ["[0] gathering", "[2] gathering"]
     )
-    assert done.err.count("started anew") == 3, done
+    assert done.err.count("started again") == 3, done
 
 
 # ---- the pytest plugin

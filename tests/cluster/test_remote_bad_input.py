@@ -102,7 +102,7 @@ def instead(arguments: str, before: str = "") -> str:
         (instead('-S "$@"'), ["No module named", "jaxrun"]),
         (
             OTHER_JAXRUN + instead('"$@"', f"PYTHONPATH={ENVIRONMENT}/path "),
-            ["h2 has jaxrun 9.9", f"the launcher is jaxrun {jaxrun.__version__}"],
+            ["h2 has jaxrun 9.9", f"the launcher has jaxrun {jaxrun.__version__}"],
         ),
     ],
     ids=["no Python", "no jaxrun", "another jaxrun"],

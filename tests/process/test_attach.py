@@ -180,7 +180,7 @@ def test_the_first_failure_is_the_exit_code_on_every_host(hosts, tmp_path) -> No
     first, second = ended(hosts(words, words, env=TOKEN))
     assert (first[0], second[0]) == (7, 7), (first, second)
     assert "rank 1 of 2 ended with status 7" in first[2]
-    assert "the job ended with exit 7; why stands on host 0" in second[2]
+    assert "the job ended with exit 7; host 0 shows why" in second[2]
 
 
 def test_commands_that_differ_are_refused_with_the_difference(hosts, tmp_path) -> None:
@@ -188,7 +188,7 @@ def test_commands_that_differ_are_refused_with_the_difference(hosts, tmp_path) -
     first, second = ended(hosts(["-n", "4", "p.py"], ["-n", "6", "p.py"], env=TOKEN))
     assert (first[0], second[0]) == (65, 65), (first, second)
     assert "was started for 6 processes in all, host 0 for 4\n-n, --hosts" in first[2]
-    assert second[2].endswith("jaxrun: the job ended with exit 65; why stands on host 0\n")
+    assert second[2].endswith("jaxrun: the job ended with exit 65; host 0 shows why\n")
 
 
 @pytest.mark.extended

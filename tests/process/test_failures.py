@@ -145,7 +145,7 @@ def test_a_guard_that_is_killed_is_replaced(tmp_path: Path) -> None:
         os.kill(guard, signal.SIGKILL)
         job.wait_until(lambda: _guards(job.process.pid) not in ([], [guard]), "another guard")
         job.process.kill()
-        assert "another takes its place" in job.result().err
+        assert "has died; starting another" in job.result().err
         _wait_until_ended(job.processes)
 
 

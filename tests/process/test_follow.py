@@ -150,7 +150,7 @@ def test_a_job_that_starts_again_is_followed_further(cluster, capfd):
     )
     assert submit_and_follow(SCRIPT, cluster.folder / "job.sh", cluster.environ) == 143
     err = capfd.readouterr().err
-    assert "job 80 is to start again (restart 1)" in err
+    assert "Slurm starts job 80 again (restart 1)" in err
     assert err.endswith(f"job 80 ended as CANCELLED; output: {cluster.output}\n")
 
 

@@ -187,7 +187,7 @@ def test_an_array_that_all_ranks_hold_comes_whole_and_of_another_the_error_says_
 
 def test_a_large_function_is_warned_of(gang):
     heavy = bytes(2**24)
-    with pytest.warns(UserWarning, match="16 MiB, which go to every rank with each call; pass large arrays"):
+    with pytest.warns(UserWarning, match="16 MiB, which are sent to every rank with each call; pass large arrays"):
         assert gang.run(lambda: len(heavy)).main == 2**24
 
 
@@ -264,7 +264,7 @@ def test_an_error_of_one_rank_is_raised_as_itself_and_leaves_the_ranks_in_step(g
 def test_what_cannot_travel_is_refused_on_both_ways(gang):
     with pytest.raises(TypeError, match="cannot pickle"):
         gang.run(len, threading.Lock())
-    with pytest.raises(TypeError, match="a gang stays in the process"):
+    with pytest.raises(TypeError, match="a gang cannot be sent to its own ranks"):
         gang.run(lambda: gang.run(rank))
     with pytest.raises(TypeError, match="cannot pickle") as caught:
         gang.run(threading.Lock)
@@ -297,7 +297,7 @@ def test_calls_of_several_threads_follow_each_other(gang):
 
 def test_a_gang_has_one_call_at_a_time(gang):
     with gang.start_call(rank) as call:
-        with pytest.raises(jaxrun.GangError, match="in a call already; end that first"):
+        with pytest.raises(jaxrun.GangError, match="this gang runs another call; wait for its end"):
             gang.run(rank)
         while call.receive() is not None:
             pass

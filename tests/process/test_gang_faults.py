@@ -46,7 +46,7 @@ def rebuilt(gang, capsys, reason):
     capsys.readouterr()
     assert gang.run(meet) == ((2, 2),) * 2
     shown = capsys.readouterr().err
-    assert shown.startswith("jaxrun: gang of 2: started anew, what its ranks knew is lost: ") and reason in shown
+    assert shown.startswith("jaxrun: gang of 2: started again; what its ranks knew is lost: ") and reason in shown
     assert shown.count("\n") == 1 and gang.healthy
     assert not before & {worker.pid for worker in gang.workers}
 
@@ -155,7 +155,7 @@ def test_ranks_that_are_out_of_step_are_not_used_again(lasting, capsys):
 
 @pytest.mark.parametrize(
     ("kind", "who", "text"),
-    [("maim", 0, "a fault is one of kill, pause, not 'maim'"), ("kill", 2, "0 to 1, so 2 is none")],
+    [("maim", 0, "a fault is one of kill, pause, not 'maim'"), ("kill", 2, "0 to 1, so there is no rank 2")],
 )
 def test_an_impossible_fault_is_refused(lasting, kind, who, text):
     with pytest.raises(jaxrun.errors.UsageError, match=text):
@@ -179,7 +179,7 @@ def test_a_gang_that_was_stopped_starts_at_the_next_call_and_one_that_is_closed_
     gang = jaxrun.Gang(processes=1)
     gang.stop()
     assert not gang.healthy
-    with pytest.raises(jaxrun.GangError, match="this gang of 1 is stopped; its next call starts it anew"):
+    with pytest.raises(jaxrun.GangError, match="this gang of 1 is stopped; its next call starts it again"):
         gang.workers  # noqa: B018
     assert gang.run(rank) == (0,) and gang.processes == 1
     directory = gang.run_dir

@@ -160,7 +160,7 @@ def test_its_definitions_are_the_same_on_both_sides_it_never_imports_jax_and_end
     *lines, of_jax, died, modules, trouble = out.splitlines()
     assert lines == ["(2, 2) elsewhere", "True", "Batch(size=20)"]
     assert (of_jax, died, modules, trouble) == ("TypeError", "WorkerDied", "set()", "(-1,) (0, 1)")
-    assert "started anew" in err
+    assert "started again" in err
     assert err.count("in step\n") == 1 and re.search(r"rank [01] \(", err) and "the same on ranks 0-1" in err
     assert "direct cause" in err and "calls.py" not in err
 
@@ -226,7 +226,7 @@ def test_a_fork_of_it_has_no_gang_and_ends_none(session):
             sys.exit(0)
         print(os.wait()[1], gang.run(os.getpid) == before)
     """).end()
-    refused = "this gang of 2 is one of process PARENT, of which this is a fork; make another"
+    refused = "this gang of 2 belongs to process PARENT, and this process is a fork of it; make another"
     assert (out.splitlines(), err) == ([refused, "(0,)", "0 True"], "")
 
 

@@ -132,7 +132,7 @@ float(jnp.sum(whole))""",
         ("rank 1 of 2 was killed by SIGKILL (9)",),
         "WorkerDied",
     ),
-    "anew": Cell("%%gang\n'r' in globals()", ("started anew, what its ranks knew is lost", "\nFalse")),
+    "anew": Cell("%%gang\n'r' in globals()", ("started again; what its ranks knew is lost", "\nFalse")),
     "reshape": Cell(
         "%gang -n 1   # a comment, as people write them",
         ("jaxrun: 1 process x 1 device (cpu) on this machine, started in ",),
@@ -224,7 +224,7 @@ def test_an_interrupt_ends_what_the_ranks_run_and_they_go_on(kernel):
 def test_ranks_that_cannot_be_interrupted_are_started_anew_and_a_second_interrupt_ends_them_at_once(kernel, tmp_path):
     stuck = kernel.run(STUBBORN.format(path=str(tmp_path / "no")), kernel.interrupt)
     assert stuck.error == "KeyboardInterrupt"
-    assert "ranks 0-1 could not be interrupted; the gang is started anew when it is used next" in stuck.text
+    assert "ranks 0-1 could not be interrupted; the gang starts again when you next use it" in stuck.text
     assert kernel.run("%%gang\n'known' in globals()").result == "False"
 
     kernel.run(f"{PATIENT}gang['known'] = True")

@@ -123,12 +123,12 @@ def test_an_agent_that_dies_before_it_has_reported_is_named_at_once(start):
     script = AGENTS.replace("OMPI_COMM", rank_1, 1).replace("-m jaxrun.node.agent &", '"$2" "$3" &')
     job = start(CLEAN, CLEAN, script=script.replace("wait\n", "sleep 600\n"), init_timeout=300.0)
     assert job.end() == 69
-    assert "the agent of rank 1 went away before its worker was started" in " ".join(job.err.split())
+    assert "the agent of rank 1 was lost before it started its worker" in " ".join(job.err.split())
 
 
 def test_agents_in_another_directory_are_refused(start):
     job = start(CLEAN, script="cd /\n" + AGENTS)
-    assert job.end() == 69 and f"is not there on {os.uname().nodename}: the agent was started in /" in job.err
+    assert job.end() == 69 and f"does not exist on {os.uname().nodename}; the agent was started in /" in job.err
 
 
 @pytest.mark.extended

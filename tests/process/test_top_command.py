@@ -104,4 +104,4 @@ def test_who_leaves_the_live_screen_sees_the_output(tmp_path):
 def test_live_needs_a_terminal(tmp_path):
     result = jaxrun(tmp_path, "--live", "-n", "2", MISBEHAVE)
     assert result.code == 2 and len(result.err.splitlines()) == 1
-    assert "--live shows the job on the terminal, and standard input is none" in result.err
+    assert "--live needs a terminal, and standard input is not one" in result.err

@@ -127,7 +127,7 @@ def test_an_agent_that_is_lost_while_joining_is_named(made):
 def test_an_agent_that_is_lost_before_its_worker_was_started_is_named(made):
     lose(made.spawn(0, 1, 2), 3).wait(1)
     assert made.outcome.reason == "unavailable" and made.verdict.exit_code == 69
-    assert made.verdict.headline == f"the agent of rank 3 (h2) went away before its worker was started: {CLOSED}"
+    assert made.verdict.headline == f"the agent of rank 3 (h2) was lost before it started its worker: {CLOSED}"
     assert made.kills() == [(0, (0, 1, 2))]
 
 
@@ -251,4 +251,4 @@ def test_agents_that_do_not_report_are_named_with_the_listen_address(awaiting):
 def test_an_agent_that_goes_away_before_it_has_reported_is_named_with_its_host(awaiting):
     awaiting.handle(report(0, "h1", 2), AgentConnected(1, "h2"), AgentConnected(7, "h9"), AgentLost(1, CLOSED)).wait(1)
     assert awaiting.outcome.reason == "unavailable"
-    assert awaiting.outcome.text == f"the agent of rank 1 (h2) went away before its worker was started: {CLOSED}"
+    assert awaiting.outcome.text == f"the agent of rank 1 (h2) was lost before it started its worker: {CLOSED}"

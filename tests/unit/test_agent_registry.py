@@ -192,12 +192,12 @@ REFUSED = {
     "another version": (
         {"rank": 0, "jaxrun_version": "9.9"},
         UnavailableError,
-        "h1 has jaxrun 9.9, but the launcher is jaxrun 0.1.0\n",
+        "h1 has jaxrun 9.9, but the launcher has jaxrun 0.1.0\n",
     ),
     "another directory": (
         {"rank": 0, "directory": "/root"},
         UnavailableError,
-        "/shared is not there on h1: the agent was started in /root\n",
+        "/shared does not exist on h1; the agent was started in /root\n",
     ),
 }
 

@@ -86,7 +86,7 @@ def test_a_process_of_a_job_takes_no_variable_and_a_gang_nothing(project, job, m
         ("[tool.jaxrun]\ndry-run = true", "", "[tool.jaxrun] has no option 'dry-run'; jaxrun --help-all lists them"),
         ("[tool.jaxrun]\nprocesses = [2]", "", "pyproject.toml: processes must be one value, not [2]"),
         ("[tool.jaxrun]\nprocesses = 1.5", "", "pyproject.toml: -n/--processes: '1.5' is not a valid integer"),
-        ("[tool.jaxrun]\nenv = [['A']]", "", "pyproject.toml: env must be a list of texts"),
+        ("[tool.jaxrun]\nenv = [['A']]", "", "pyproject.toml: env must be a list of strings"),
         ("[tool]\njaxrun = 3", "", "[tool.jaxrun] must be a table, not 3"),
         ("[tool.jaxrun]\nprocesses = ", "", "pyproject.toml cannot be read: "),
         ("", "two", "jaxrun: JAXRUN_PROCESSES: -n/--processes: 'two' is not a valid integer\n"),

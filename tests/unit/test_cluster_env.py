@@ -194,7 +194,7 @@ def test_an_invalid_number_is_named_with_its_value(engine, value):
     for name in (engine.rank_variable, engine.size_variable):
         with pytest.raises(UnavailableError) as refused:
             read_rank_info(engine.key, ENGINE_AND_ENV[engine.key] | {name: value})
-        assert str(refused.value).startswith(f"{name}={value!r} is no whole number")
+        assert str(refused.value).startswith(f"{name}={value!r} is not a whole number")
 
 
 @ENGINES
@@ -228,7 +228,7 @@ def test_given_numbers_must_agree_with_the_environment():
 def test_without_an_engine_both_numbers_are_needed():
     assert combine_with_options(None, 3, 8) == RankInfo(BY_OPTIONS, 3, 8, "")
     for rank, size, given_ in ((3, None, "--rank 3"), (None, 8, "--size 8"), (None, None, "neither")):
-        with pytest.raises(UsageError, match=f"needs --rank and --size; given is {given_}"):
+        with pytest.raises(UsageError, match=f"needs --rank and --size; only {given_} is given"):
             combine_with_options(None, rank, size)
     for rank, size in ((8, 8), (-1, 8), (0, 0)):
         with pytest.raises(UsageError, match=f"--rank {rank} is not in a job of --size {size}"):

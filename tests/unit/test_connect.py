@@ -165,12 +165,12 @@ def test_the_head_is_reached_at_once_also_by_ipv6_and_by_name_and_behind_ports_t
 
 
 STRANGERS = {
-    "hangs up": (sends(close=True), "hangs up: the wrong job, or no head of jaxrun"),
-    "speaks HTTP": (sends(b"HTTP/1.1 400 Bad Request\r\n\r\n"), "answers, but is no head of jaxrun"),
-    "speaks SSH": (sends(b"SSH-2.0-OpenSSH_9.2\r\n"), "answers, but is no head of jaxrun"),
+    "hangs up": (sends(close=True), "closed the connection: it is of another job, or not a head of jaxrun"),
+    "speaks HTTP": (sends(b"HTTP/1.1 400 Bad Request\r\n\r\n"), "answers, but is not a head of jaxrun"),
+    "speaks SSH": (sends(b"SSH-2.0-OpenSSH_9.2\r\n"), "answers, but is not a head of jaxrun"),
     "sends what is none": (
         sends(encode(Challenge(HANDSHAKE_VERSION, "x")).replace(b"Chall", b"Shell")),
-        "but is no head of jaxrun",
+        "but is not a head of jaxrun",
     ),
     "is of another version": (
         head(version=HANDSHAKE_VERSION + 1),

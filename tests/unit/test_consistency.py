@@ -120,8 +120,8 @@ REFUSED = {
     "fewer devices than requested": (
         reports(2),
         {"devices": 4},
-        "every process was to have 4 devices, but JAX shows 1 in each  XLA_FLAGS=--xla_a\n"
-        "ask for -d 1, or take the setting away that decides otherwise.",
+        "every process should have 4 devices, but JAX sees 1 in each  XLA_FLAGS=--xla_a\n"
+        "ask for -d 1, or remove the setting that says otherwise.",
     ),
     "a CPU instead of GPUs": (
         reports(4),
@@ -140,21 +140,21 @@ REFUSED = {
     "a job of another size": (
         reports(4, dict.fromkeys((1, 2, 3), ALONE)),
         {},
-        "JAX does not show the job of size 4 that was asked for\n"
+        "JAX does not see the job of 4 processes that you asked for\n"
         "  ranks 1-3   process 0 of 1 to JAX\n"
         "does the program, or a variable of yours, call jax.distributed.initialize before jaxrun does?",
     ),
     "another's place": (
         reports(2, {1: {"process_index": 0}}),
         {},
-        "JAX does not show the job of size 2 that was asked for\n"
+        "JAX does not see the job of 2 processes that you asked for\n"
         "  rank 1   process 0 of 2 to JAX\n"
         "does the program, or a variable of yours, call jax.distributed.initialize before jaxrun does?",
     ),
     "another number of devices in all": (
         reports(4, {3: {"global_devices": 3}}),
         {},
-        "the processes have 4 devices together, but JAX shows another number in all\n"
+        "the processes have 4 devices together, but JAX sees another number\n"
         "  rank 3   3 devices\n"
         "they did not all join one job; start it again.",
     ),

@@ -194,8 +194,8 @@ def test_a_long_wait_is_told_once_and_has_an_end(wait):
     seconds, said = wait(1, 61)
     assert 30 < seconds < 31
     assert said == [
-        "waiting until the GPU memory of the attempt before is free: 60.0 GiB of GPU-1",
-        "still not free after 30 s: 60.0 GiB of GPU-1; the next attempt is started all the same",
+        "waiting until the GPU memory of the previous attempt is free: 60.0 GiB of GPU-1",
+        "GPU memory is still not free after 30 s: 60.0 GiB of GPU-1; the next attempt starts nevertheless",
     ]
 
 

@@ -37,7 +37,7 @@ WRONG = {
     "kill:1@2s,": "--chaos 'kill:1@2s,': a fault is KIND",
     "kill:1@2s,pause:2": "--chaos 'pause:2': a fault is KIND",
     "maim:1@2s": "--chaos 'maim:1@2s': the kind of a fault is one of kill, pause, not 'maim'",
-    "kill:@2s": "--chaos takes ranks such as 1-3,7; '' in '' is none",
+    "kill:@2s": "--chaos takes ranks such as 1-3,7; '' in '' is not a rank",
     "kill:any@4s-1s": "--chaos 'kill:any@4s-1s': 1 s is before 4 s; write the earlier one first",
     "kill:3-1@2s": "--chaos '3-1': 3-1 runs backwards; write 1-3",
 }

@@ -188,6 +188,8 @@ def test_an_interface_that_is_not_there_leaves_neither_a_directory_nor_a_descrip
     gc.collect()
     before = os.listdir("/proc/self/fd")
     for _ in range(3):
-        with pytest.raises(UsageError, match="--interface nonesuch is no interface, address or network of this host"):
+        with pytest.raises(
+            UsageError, match="--interface nonesuch is not an interface, address or network of this host"
+        ):
             RankListener(remote=True, interface="nonesuch")
     assert os.listdir("/proc/self/fd") == before and not list(tmp_path.iterdir())

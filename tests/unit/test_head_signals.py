@@ -227,7 +227,9 @@ def test_a_signal_shortens_the_wait_of_a_job_that_has_been_killed_already(simula
 
 def test_who_is_waited_for_is_shown_meanwhile(simulate):
     job = with_stuck_rank_1(simulate).run().interrupt(signal.SIGTERM).wait(3)
-    assert "waiting for rank 1 (h2) to end, sent SIGKILL; given up in 8 s" in [text for _, text in job.statuses_shown]
+    assert "waiting for rank 1 (h2) to end, which was sent SIGKILL; jaxrun gives it up in 8 s" in [
+        text for _, text in job.statuses_shown
+    ]
 
 
 def test_late_ranks_are_named_also_where_their_stacks_come_after_they_were_killed(simulate):

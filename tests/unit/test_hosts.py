@@ -45,7 +45,7 @@ def test_a_host_list_is_read_as_mpirun_reads_it(text, expected):
         ("h1:4,,h2:4", "''", "h1:4,h2:4"),
         ("", "''", "h1:4,h2:4"),
         ("h1:x", "'h1:x'", "h1:4,h2:4"),
-        ("h1:0", "'h1:0'", "leave out a host"),
+        ("h1:0", "'h1:0'", "leave the host out"),
         ("h1 h2", "'h1 h2'", "h1:4,h2:4"),
         ("h1:4:4", "'h1:4:4'", "[fd00::1]:4"),
         ("fd00::1", "'fd00::1'", "[fd00::1]:4"),

@@ -316,7 +316,7 @@ def test_the_first_that_was_dropped_is_logged_at_once_and_all_others_of_a_minute
     lines, now = [], [1000.0]
     peers = DroppedPeers(lines.append, lambda: now[0])
     assert peers.deadline() is None
-    peers.add("a peer at 10.0.0.9 is no process of jaxrun: " + "x" * 5000)
+    peers.add("a peer at 10.0.0.9 is not a process of jaxrun: " + "x" * 5000)
     assert peers.deadline() <= now[0]
     peers.log()
     assert peers.deadline() is None

@@ -241,9 +241,9 @@ def test_the_options_become_a_job_of_this_backend():
     ("words", "message"),
     [
         (["--host-rank", "1"], "--host-rank 1 needs --hosts: how many there are"),
-        (["--host-rank", "2", "--hosts", "2"], "--host-rank 2 is none of --hosts 2, whose numbers are 0 to 1"),
+        (["--host-rank", "2", "--hosts", "2"], "--host-rank 2 is not one of --hosts 2, whose numbers are 0 to 1"),
         (["--head", "h1:7777"], "--head h1:7777 needs --host-rank"),
-        (["--host-rank", "0", "--hosts", "2", "-n", "3"], "-n 3 processes cannot be dealt equally to --hosts 2"),
+        (["--host-rank", "0", "--hosts", "2", "-n", "3"], "-n 3 processes cannot be divided equally among --hosts 2"),
         (
             ["--host-rank", "0", "--hosts", "2", "-n", "4", "--processes-per-host", "1"],
             "-n 4 is not -N 2 x --processes-per-host 1",

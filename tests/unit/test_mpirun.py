@@ -72,9 +72,9 @@ def test_every_rank_has_its_host(hosts, request_, expected):
     [
         (_hosts(2, 2), {"processes": 5}, "-n 5, but 2 hosts have room for 4"),
         (_hosts(2, 2, 9), {"processes": 5, "hosts": 2}, "-n 5, but 2 hosts have room for 4"),
-        (_hosts(2), {"hosts": 2}, "-N 2, but there is 1 host to take them from"),
+        (_hosts(2), {"hosts": 2}, "-N 2, but there is 1 host; lower -N"),
         ((), {}, "say how many with -n, or on which hosts with -H h1:4,h2:4 or --hostfile"),
-        ((), {"hosts": 2, "processes": 4}, "name them with -H or --hostfile"),
+        ((), {"hosts": 2, "processes": 4}, "give them with -H or --hostfile"),
     ],
 )
 def test_numbers_that_do_not_fit_are_refused(hosts, request_, message):
@@ -189,8 +189,8 @@ def test_mpirun_is_found_on_path_beside_the_interpreter_or_by_its_own_path(insta
     [
         ("", "--backend mpirun needs mpirun, which is not on PATH (/nowhere); install one (apt-get install openmpi"),
         ("mpiexec.own", "--mpirun mpiexec.own is not on PATH (/nowhere)"),
-        ("/nowhere/mpirun", "--mpirun /nowhere/mpirun is no file that can be executed"),
-        ("/", "--mpirun / is no file that can be executed"),
+        ("/nowhere/mpirun", "--mpirun /nowhere/mpirun is not an executable file"),
+        ("/", "--mpirun / is not an executable file"),
     ],
 )
 def test_without_mpirun_it_says_what_to_install(install, asked, message):
@@ -232,7 +232,7 @@ def test_an_mpirun_that_is_no_program_is_named(install, tmp_path):
             ",".join(f"a-host-with-a-rather-long-name-{number}" for number in range(4000)),
             r"would have \d{6} bytes, more than 100000.*--mpi-args '--hostfile FILE'",
         ),
-        ("[fd00::1]:2", r"no spelling for \[fd00::1\]; give this host a name"),
+        ("[fd00::1]:2", r"cannot take the address \[fd00::1\]; give this host a name"),
     ],
     ids=["too many", "IPv6"],
 )

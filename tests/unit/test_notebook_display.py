@@ -235,7 +235,7 @@ def test_much_output_is_shown_less_often(fake):
     ("healthy", "returned", "text"),
     [
         (True, (0, 1), "the gang goes on"),
-        (False, (0, 1), "started anew when it is used next"),
+        (False, (0, 1), "starts again when you next use it"),
         (False, (), "ranks 0-1 could not be interrupted"),
     ],
 )

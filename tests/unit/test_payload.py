@@ -242,7 +242,7 @@ def test_an_invalid_message_is_refused(pair, data):
     ours, theirs = pair
     assert len(data) >= len(_head())
     ours.send(data)
-    with pytest.raises(ProtocolError, match="no message of this version"):
+    with pytest.raises(ProtocolError, match="not a message of this version"):
         GangMessageReader(theirs, None).receive()
 
 

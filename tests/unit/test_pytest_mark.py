@@ -122,7 +122,7 @@ def config(ini, given):
 @pytest.mark.parametrize(
     ("ini", "given", "message"),
     [
-        ("soon", None, "gang_timeout = 'soon' is no number of seconds"),
+        ("soon", None, "gang_timeout = 'soon' is not a number of seconds"),
         ("300", 0.0, "--gang-timeout 0: must be above 0 seconds"),
     ],
 )

@@ -87,7 +87,7 @@ def test_the_error_for_a_wrong_interface_lists_the_interfaces(wanted):
     with pytest.raises(UsageError) as refused:
         select_addresses(HOST, wanted)
     text = str(refused.value)
-    assert text.startswith(f"--interface {wanted} is no interface, address or network of this host; it has: ")
+    assert text.startswith(f"--interface {wanted} is not an interface, address or network of this host, which has: ")
     assert all(f"{address.interface} {address.ip}" in text for address in HOST)
 
 
@@ -163,7 +163,7 @@ def test_another_job_has_another_file(tmp_path, other):
 def test_what_rank_0_does_not_write_is_refused_in_words(file, text):
     file.path.write_text(text, errors="surrogateescape")
     file.path.chmod(0o600)
-    with pytest.raises(UnavailableError, match="is not trusted: it does not say what rank 0 writes; remove it"):
+    with pytest.raises(UnavailableError, match="is not trusted: its content is not what rank 0 writes; remove it"):
         file.read()
 
 
@@ -186,8 +186,8 @@ def _make_link(path):
     [
         (_make_link, "it is a symbolic link"),
         (lambda path: path.symlink_to(path), "it is a symbolic link"),
-        (os.mkfifo, "it is no regular file"),
-        (os.mkdir, "it is no regular file"),
+        (os.mkfifo, "it is not a regular file"),
+        (os.mkdir, "it is not a regular file"),
         (lambda path: path.write_text(CONTENT + " " * 70_000), "it has 70[0-9]{3} bytes"),
     ],
     ids=["link", "loop", "FIFO", "directory", "large"],
@@ -219,7 +219,7 @@ def test_rank_0_writes_through_no_link(file, tmp_path):
 
 def test_a_refusal_reaches_the_user_when_no_head_is_found(file):
     os.mkfifo(file.path)
-    with pytest.raises(UnavailableError, match=r"found no head of the job within 0.1 s: .* it is no regular file"):
+    with pytest.raises(UnavailableError, match=r"found no head of the job within 0.1 s: .* it is not a regular file"):
         connect(file.read, 1, 0.1, "not there")
 
 
@@ -234,7 +234,7 @@ def test_what_is_given_by_hand_wins_over_the_file(file):
 
 
 @pytest.mark.parametrize(
-    ("token", "why"), [("short", "has 5 bytes, of at least 16"), ("é" * 7, "has 14 bytes"), ("\udcff" * 20, "UTF-8")]
+    ("token", "why"), [("short", "has 5 bytes, but needs 16"), ("é" * 7, "has 14 bytes"), ("\udcff" * 20, "UTF-8")]
 )
 def test_a_given_token_that_can_be_guessed_is_refused_and_not_shown(token, why):
     with pytest.raises(UsageError, match=why) as caught:
@@ -266,5 +266,5 @@ def test_a_check_distinguishes_a_head_from_nobody(capsys):
     finally:
         listener.close()
     assert f"a head of jaxrun answers at {address}, reached from 127.0.0.1" in capsys.readouterr().out
-    with pytest.raises(UnavailableError, match="no head can be reached"):
+    with pytest.raises(UnavailableError, match="cannot reach a head"):
         check_reachable(str(address))

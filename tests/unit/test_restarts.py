@@ -249,8 +249,8 @@ REFUSED = {
     "spares without restarts": ({"spares": 1, "max_restarts": 0}, "--spares 1 needs --max-restarts"),
     "fewer hosts without restarts": ({"min_hosts": 1, "max_restarts": 0}, "--min-hosts 1 needs --max-restarts"),
     "more hosts than there are": ({"min_hosts": 3, "hosts": 2}, "--min-hosts 3 is more than -N 2"),
-    "only spares": ({"spares": 3}, "--spares 3 leave no host for the job, and there are 3 hosts"),
-    "too many spares": ({"spares": 1, "hosts": 3}, "-N 3 and --spares 1 take 4 hosts, and there are 3 hosts"),
+    "only spares": ({"spares": 3}, "--spares 3 leave no host for the job, but there are 3 hosts"),
+    "too many spares": ({"spares": 1, "hosts": 3}, "-N 3 and --spares 1 take 4 hosts, but there are 3 hosts"),
 }
 
 

@@ -233,7 +233,7 @@ def test_a_link_is_not_followed_where_everybody_can_replace_it_or_where_it_leads
     (tmp_path / "runs").mkdir()
     (tmp_path / "jaxrun-runs").symlink_to("runs")
     tmp_path.chmod(0o777)
-    assert "in whose place everybody can put another. Name another with --run-dir DIR" in refused_link(tmp_path)
+    assert "it is a symbolic link that everybody can replace. Name another with --run-dir DIR" in refused_link(tmp_path)
     tmp_path.chmod(0o1777)
     made(tmp_path)
     for target, why in (("jaxrun-runs", "too many symbolic links"), ("none", "No such file"), ("file", "Not a dir")):

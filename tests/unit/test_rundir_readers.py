@@ -195,7 +195,7 @@ def test_a_fifo_in_place_of_a_file_keeps_nobody_waiting(tmp_path, name):
     os.mkfifo(run_dir / name)
     _, explained, listed, *_ = read_all(run_dir)
     if name in ("verdict.json", "events.jsonl"):
-        assert explained == f"cannot read {run_dir / name}: it is no regular file."
+        assert explained == f"cannot read {run_dir / name}: it is not a regular file."
     assert "run" in listed.splitlines()[1]
 
 

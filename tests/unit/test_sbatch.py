@@ -200,7 +200,7 @@ def test_a_script_can_be_run_and_written_again_and_only_its_owner_can_read_it(tm
 def test_where_a_foreign_file_is_or_nothing_can_be_written_it_says_so(tmp_path):
     path = tmp_path / "train.py"
     path.write_text("precious")
-    with pytest.raises(UsageError, match=r"train\.py is a file already, and no batch script"):
+    with pytest.raises(UsageError, match=r"train\.py exists, and is not a batch script"):
         submit.write_script(path, WRITTEN)
     assert path.read_text() == "precious"
     with pytest.raises(UsageError, match=r"cannot be written to .*nowhere/job\.sh: No such file or directory"):

@@ -17,8 +17,8 @@ from jaxrun.protocol.settings import SHAPE
 _READ_BYTES = 2**20  # of a program
 
 # Options of other launchers, and what to type instead.
-_HEAD = "where the hosts meet is said with --head HOST:PORT, alike on all hosts"
-_MPI = "words for mpirun itself go into --mpi-args"
+_HEAD = "use --head HOST:PORT, the same on all hosts"
+_MPI = "pass options to mpirun with --mpi-args"
 _OF_OTHERS = {
     "--master-addr": _HEAD,
     "--master-port": _HEAD,
@@ -26,17 +26,17 @@ _OF_OTHERS = {
     "--rdzv-backend": _HEAD,
     "--rdzv-id": _HEAD,
     "--standalone": "leave it out: one machine is the default",
-    "--log-dir": "logs are kept in the run directory, which --run-dir names",
-    "--nodes": "hosts are said with -N/--hosts",
-    "--ntasks": "processes are said with -n/--processes",
-    "--ntasks-per-node": "processes on each host are said with --processes-per-host",
-    "-ppn": "processes on each host are said with --processes-per-host",
-    "-x": "variables are passed on with --env NAME",
-    "-genv": "variables are set with --env NAME=VALUE",
-    "-host": "hosts are said with -H/--host",
-    "-hosts": "hosts are said with -H/--host",
-    "-hostfile": "write --hostfile",
-    "-machinefile": "write --hostfile",
+    "--log-dir": "use --run-dir; the logs are in the run directory",
+    "--nodes": "use -N/--hosts",
+    "--ntasks": "use -n/--processes",
+    "--ntasks-per-node": "use --processes-per-host",
+    "-ppn": "use --processes-per-host",
+    "-x": "use --env NAME",
+    "-genv": "use --env NAME=VALUE",
+    "-host": "use -H/--host",
+    "-hosts": "use -H/--host",
+    "-hostfile": "use --hostfile",
+    "-machinefile": "use --hostfile",
     "--map-by": _MPI,
     "--bind-to": _MPI,
     "--oversubscribe": _MPI,
@@ -71,7 +71,7 @@ def _no_such_option(error: click.NoSuchOption, words: Collection[str]) -> str:
     close = _close_options(error)
     if close:
         return f"{text}; did you mean {' or '.join(close)}?"
-    return f"{text}; options of the program stand after its name, and --help-all lists ours"
+    return f"{text}; put the program's options after its name; --help-all lists jaxrun's"
 
 
 def _close_options(error: click.NoSuchOption) -> list[str]:

@@ -84,7 +84,7 @@ def read_given_token(environ: Mapping[str, str]) -> str:
     except UnicodeEncodeError:
         raise UsageError(f"{TOKEN} is not valid UTF-8; {_MAKE_TOKEN}") from None
     if 0 < size < _MIN_GIVEN_BYTES:
-        raise UsageError(f"{TOKEN} has {size} bytes, of at least {_MIN_GIVEN_BYTES}: it can be guessed; {_MAKE_TOKEN}")
+        raise UsageError(f"{TOKEN} has {size} bytes, but needs {_MIN_GIVEN_BYTES}, or it can be guessed; {_MAKE_TOKEN}")
     return token
 
 
@@ -95,7 +95,7 @@ def new_nonce() -> str:
 def _check_nonce(nonce: str) -> None:
     """Raise ProtocolError unless these are 64 hex digits: a proof joins nonces by spaces."""
     if len(nonce) != 2 * _TOKEN_BYTES or not set(nonce) <= set("0123456789abcdef"):
-        raise ProtocolError("is no process of jaxrun: what it sent to be proved is no nonce")
+        raise ProtocolError("is not a process of jaxrun: it sent no valid nonce")
 
 
 def make_proof(token: str, role: str, rank: int, server_nonce: str, client_nonce: str) -> str:
@@ -136,7 +136,7 @@ class ServerHandshake:
         except EOFError:
             raise ProtocolError("closed the connection before it had proved anything") from None
         except ProtocolError as error:
-            raise ProtocolError(f"is no process of jaxrun: {error}") from None
+            raise ProtocolError(f"is not a process of jaxrun: {error}") from None
         if response is None:
             return False
         _check_nonce(response.nonce)
@@ -177,9 +177,9 @@ class ClientHandshake:
             try:
                 message = _receive(self.connection, self._decoder)
             except EOFError:
-                raise ProtocolError("hangs up: the wrong job, or no head of jaxrun") from None
+                raise ProtocolError("closed the connection: it is of another job, or not a head of jaxrun") from None
             except ProtocolError:
-                raise ProtocolError("answers, but is no head of jaxrun") from None
+                raise ProtocolError("answers, but is not a head of jaxrun") from None
             match message:
                 case None:
                     return False

@@ -170,7 +170,7 @@ class GangMessageReader:
         magic, kind, flags, call, note_size, body_size, count = _HEADER.unpack(header)
         wrong_file = flags & _SHARED and not (self._files and count == 1)
         if magic != _MAGIC or wrong_file or count > _MAX_BUFFERS or kind not in GangMessageKind.__members__.values():
-            raise ProtocolError("what arrived is no message of this version of jaxrun")
+            raise ProtocolError("what arrived is not a message of this version of jaxrun")
         (rest,) = _allocate(count * _SIZE.size + note_size)
         yield from self._fill_part(rest)
         sizes = [size for (size,) in _SIZE.iter_unpack(rest[: count * _SIZE.size])]

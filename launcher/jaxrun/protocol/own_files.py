@@ -69,7 +69,7 @@ def open_own_or_linked_directory(path: Path) -> int:
         parent = _open_path(stack, path.parent)
         mode = os.fstat(parent).st_mode
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-            raise OSError(errno.EPERM, "it is a symbolic link, in whose place everybody can put another")
+            raise OSError(errno.EPERM, "it is a symbolic link that everybody can replace")
         target = _follow(stack, parent, path.name)
         owner = os.fstat(target).st_uid
         if owner != os.geteuid():

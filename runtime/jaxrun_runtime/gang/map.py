@@ -102,7 +102,7 @@ def _as_type(leaf: Any, spec: ArraySpec) -> Any:
         limits = np.iinfo(spec.dtype)
         if leaf.max() > limits.max or leaf.min() < limits.min:
             raise OverflowError(
-                f"the items have numbers that do not fit {spec.dtype}, which JAX takes unless "
+                f"the items have numbers that do not fit {spec.dtype}, which JAX uses unless "
                 "jax_enable_x64 is set: env={'JAX_ENABLE_X64': '1'}"
             )
     return leaf.astype(spec.dtype, copy=False)

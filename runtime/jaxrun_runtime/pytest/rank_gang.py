@@ -69,7 +69,7 @@ class RankGang:
         """The value of rank `root`, on all ranks."""
         __tracebackhide__ = True
         if root not in range(self.size):
-            raise ValueError(f"root={root!r} is none of the ranks 0 to {self.size - 1}")
+            raise ValueError(f"root={root!r} is not one of the ranks 0 to {self.size - 1}")
         own = value if self.rank == root else None
         return pickle.loads(self._gather(f"gang.broadcast(root={root})", own, root)[0])
 

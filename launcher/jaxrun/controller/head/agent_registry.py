@@ -100,12 +100,12 @@ class AgentRegistry:
         spec = self.spec
         if report.jaxrun_version != spec.version:
             raise UnavailableError(
-                f"{report.host} has jaxrun {report.jaxrun_version}, but the launcher is jaxrun {spec.version}\n"
+                f"{report.host} has jaxrun {report.jaxrun_version}, but the launcher has jaxrun {spec.version}\n"
                 "install the same version on every host, or start it from a directory that all share"
             )
         if spec.directory and report.directory != spec.directory:
             raise UnavailableError(
-                f"{spec.directory} is not there on {report.host}: the agent was started in {report.directory}\n"
+                f"{spec.directory} does not exist on {report.host}; the agent was started in {report.directory}\n"
                 "start the job in a directory that all hosts share"
             )
 

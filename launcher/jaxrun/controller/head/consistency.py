@@ -42,7 +42,7 @@ def describe_unknown_rank(rank: int, size: int) -> str:
     """The refusal of a process whose rank the job does not have."""
     return (
         f"a process says that it is rank {rank}, but the job has ranks 0 to {size - 1}\n"
-        "is it left over from another job? Start the job again."
+        "is it left over from another job? Start your job again."
     )
 
 
@@ -79,7 +79,7 @@ def _check_membership(reports: Mapping[int, DeviceReport], hosts: Mapping[int, s
         )
     shown = {rank: (report.process_index, report.process_count) for rank, report in reports.items()}
     return _describe_differences(
-        f"JAX does not show the job of size {expected.size} that was asked for",
+        f"JAX does not see the job of {expected.size} processes that you asked for",
         {rank: f"process {i} of {n} to JAX" for rank, (i, n) in shown.items() if (i, n) != (rank, expected.size)},
         hosts,
         "does the program, or a variable of yours, call jax.distributed.initialize before jaxrun does?",
@@ -107,9 +107,9 @@ def _check_local_devices(reports: Mapping[int, DeviceReport], hellos: Mapping[in
         if expected.local_devices in (None, smallest):
             return ""
         return (
-            f"every process was to have {plural(expected.local_devices or 0, 'device')}, "
-            f"but JAX shows {smallest} in each{_device_settings(hellos[min(hellos)])}\n"
-            f"ask for -d {smallest}, or take the setting away that decides otherwise."
+            f"every process should have {plural(expected.local_devices or 0, 'device')}, "
+            f"but JAX sees {smallest} in each{_device_settings(hellos[min(hellos)])}\n"
+            f"ask for -d {smallest}, or remove the setting that says otherwise."
         )
     hosts = _hosts(hellos)
     rows = []
@@ -125,7 +125,7 @@ def _check_global_devices(reports: Mapping[int, DeviceReport], hosts: Mapping[in
     total = sum(report.local_devices for report in reports.values())
     shown = {rank: report.global_devices for rank, report in reports.items()}
     return _describe_differences(
-        f"the processes have {plural(total, 'device')} together, but JAX shows another number in all",
+        f"the processes have {plural(total, 'device')} together, but JAX sees another number",
         {rank: plural(count, "device") for rank, count in shown.items() if count != total},
         hosts,
         "they did not all join one job; start it again.",

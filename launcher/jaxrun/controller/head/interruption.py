@@ -140,7 +140,7 @@ class Interruption:
         name = signal.Signals(signum).name
         if not self._workers.listening:
             self._state.outcome = replace(self._state.outcome, unheard=True)
-            text = f"{name}: nobody in the job listens to SIGTERM; stopping {plural(len(ranks), 'rank')}"
+            text = f"{name}: no rank handles SIGTERM; stopping {plural(len(ranks), 'rank')}"
             return [PrintLine(text), *self._shutdown.kill_all(now)]
         return self._send_termination(signum, name, now, self._state.limits.signal_grace)
 

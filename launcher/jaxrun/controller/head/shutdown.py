@@ -161,7 +161,7 @@ class JobShutdown:
     def on_agent_lost(self, event: AgentLost, now: float) -> list[Action]:
         if not self._workers.has_worker(event.rank):
             agent = f"the agent of {format_ranks_on_hosts([event.rank], self._workers.hosts)}"
-            text = f"{agent} went away before its worker was started: {event.reason}"
+            text = f"{agent} was lost before it started its worker: {event.reason}"
             return self.abort(JobOutcome(EndReason.UNAVAILABLE, text=text, decided_at=now), now)
         if self._workers.has_ended(event.rank):
             return []
@@ -188,7 +188,7 @@ class JobShutdown:
         then = f"; SIGKILL in {killed_at - now:.0f} s" if killed_at is not None else ""
         given_up_at = self._state.timeouts.at(Timeout.UNANSWERED)
         if given_up_at is not None:
-            then = f", sent SIGKILL; given up in {given_up_at - now:.0f} s"
+            then = f", which was sent SIGKILL; jaxrun gives it up in {given_up_at - now:.0f} s"
         is_stopping = self._state.phase is JobPhase.STOPPING  # and rank 0 may only be kept for the others
         ranks = (is_stopping and self._workers.live_reported) or self._workers.live
         return f"waiting for {format_ranks_on_hosts(ranks, self._workers.hosts)} to end{then}"

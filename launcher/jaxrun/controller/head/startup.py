@@ -117,7 +117,9 @@ class Startup:
 
     def _on_agent_event(self, event: AgentStartupEvent) -> list[Action]:
         if self._registry is None or self._probes is None:
-            raise NotUniformError(f"an agent reports as rank {event.rank}, but this job has none; start it again")
+            raise NotUniformError(
+                f"an agent reports as rank {event.rank}, but this job has no such rank; start the job again"
+            )
         orders: list[Action] = []
         if isinstance(event, AgentReport):
             self._registry.add(event)
@@ -177,7 +179,7 @@ class HostProbes:
         if isinstance(event, PeerResults):
             self._results[event.rank] = event
             if not self._awaited and any(results.errors for results in self._results.values()):
-                raise UnavailableError("the hosts cannot all connect to each other, so that no job was started")
+                raise UnavailableError("the hosts cannot all connect to each other, so no job was started")
             return []
         self._facts[event.rank] = event
         return [Send(self._leads, self._order())] if self._knows_all and self._leads else []

@@ -84,7 +84,7 @@ def attach(
         found = cluster_env.find_rank_info(environ, _ancestors())
         info = cluster_env.combine_with_options(found, rank, size)
     if info.engine == BY_OPTIONS and not (head or directory):
-        raise UsageError("with --rank and --size, also say where rank 0 listens: --head host:port, alike on all ranks")
+        raise UsageError("--rank and --size need --head HOST:PORT, where rank 0 listens; give the same on all ranks")
     place = MeetingPlace.of(environ, head, rendezvous_file(info, directory or Path.cwd()))
     if info.rank == 0:  # its agent is started as those of all other ranks are
         return run(plan_attached(job, info, environ, os.urandom(16).hex()), environ, endpoint=place.endpoint())
@@ -136,9 +136,7 @@ def _join_host_0(plan: Plan, environ: Mapping[str, str], place: MeetingPlace) ->
         said, status = [str(error)], error.exit_code
     for text in said:
         print_notice(text)
-    print_notice(
-        "done" if status == 0 else f"the job ended with exit {status}{'' if said else '; why stands on host 0'}"
-    )
+    print_notice("done" if status == 0 else f"the job ended with exit {status}{'' if said else '; host 0 shows why'}")
     return status
 
 
@@ -167,10 +165,12 @@ def _check_is_head(head: tuple[Address, ...]) -> None:
     for address in head:
         if answers(address):
             raise UsageError(
-                f"--head {address} is another host than {here}, and its head is running: --host-rank 0 is taken; "
-                "give each host a number of its own"
+                f"--host-rank 0 is taken: a head runs at --head {address}, which is not {here}; "
+                "give each host its own number"
             )
-    print_notice(f"{here} has no address of --head {','.join(map(str, head))}; can the other hosts reach it there?")
+    print_notice(
+        f"no address of --head {','.join(map(str, head))} belongs to {here}; can the other hosts reach it there?"
+    )
 
 
 def _resolve(address: Address) -> set[str]:

@@ -212,7 +212,7 @@ class RemoteAgents:
     def _start_engine(self, context: AttemptContext) -> None:
         """Run the launch command, in place of one that has run before. Raises UnavailableError."""
         if self._engine is not None:
-            context.output.print_line(f"jaxrun: starting {self._engine.launch.title} anew", dim=True)
+            context.output.print_line(f"jaxrun: starting {self._engine.launch.title} again", dim=True)
             self._retire_engine(self._engine)
             self._token = auth.new_token()  # an agent of before that is late finds no way in
             self._listener.renew(self._token)

@@ -89,7 +89,7 @@ def _find_end(plan: Plan, environ: Mapping[str, str], now: float) -> float | Non
     if ends_at is not None and ends_at - save_time <= now:
         left = max(0.0, ends_at - now)
         raise UsageError(
-            f"--save-time {save_time:g} is more than Slurm leaves this job, {left:.0f} s; ask for more --time"
+            f"--save-time {save_time:g} is more than the {left:.0f} s that Slurm leaves this job; ask for more --time"
         )
     return ends_at
 

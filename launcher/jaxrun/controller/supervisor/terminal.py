@@ -95,11 +95,11 @@ def check_live(job: Job) -> None:
     """Raise UsageError where there is no terminal to show the screen on."""
     for fd, name in enumerate(_STREAMS):
         if not os.isatty(fd):
-            raise UsageError(f"--live shows the job on the terminal, and {name} is none; leave --live out")
+            raise UsageError(f"--live needs a terminal, and {name} is not one; leave --live out")
     if job.stdin not in ("", STDIN_NONE):
-        raise UsageError(f"--live reads the keys that are typed, and --stdin {job.stdin} as well; give one of them")
+        raise UsageError(f"--live and --stdin {job.stdin} both read what you type; give one of them")
     if job.no_run_dir:
-        raise UsageError("--live reads the run directory, and --no-run-dir leaves none; give one of them")
+        raise UsageError("--live needs the run directory, which --no-run-dir leaves out; give one of them")
 
 
 def start_screen(directory: RunDir) -> HeldScreen:

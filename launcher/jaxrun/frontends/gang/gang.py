@@ -76,7 +76,7 @@ class Gang:
         self._lock.acquire()
         try:
             if self._in_call:
-                raise GangError("this gang is in a call already; end that first")
+                raise GangError("this gang runs another call; wait for its end, or make another gang")
             job = self._usable_job()
             self._call_number += 1
             task = job.pack_call(self._call_number, fn, args, kwargs)
@@ -196,7 +196,7 @@ class Gang:
     def _running_job(self) -> GangJob:
         """Raises GangError if there is none."""
         if self._job.stopped:
-            end = "closed; make another" if self._closed else "stopped; its next call starts it anew"
+            end = "closed; make another" if self._closed else "stopped; its next call starts it again"
             raise GangError(f"this {self.spec} is {end}")
         return self._job
 
@@ -206,7 +206,7 @@ class Gang:
         if not self._job.stopped:
             self._job.check_connections()
         if self._job.broken:
-            text = f"jaxrun: {self.spec}: started anew, what its ranks knew is lost: {self._job.broken}"
+            text = f"jaxrun: {self.spec}: started again; what its ranks knew is lost: {self._job.broken}"
             print(text, file=sys.stderr)
         if not self.healthy:
             self.restart()
@@ -216,7 +216,9 @@ class Gang:
         if self._closed:
             raise GangError(f"this {self.spec} is closed; make another")
         if self._owner != os.getpid():
-            raise GangError(f"this {self.spec} is one of process {self._owner}, of which this is a fork; make another")
+            raise GangError(
+                f"this {self.spec} belongs to process {self._owner}, and this process is a fork of it; make another"
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -232,14 +234,14 @@ class Gang:
     def __str__(self) -> str:
         """`4 processes x 2 devices (cpu) on this machine`."""
         if self._job.stopped:
-            return f"{self.spec}: {'closed' if self._closed else 'started anew at its next use'}"
+            return f"{self.spec}: {'closed' if self._closed else 'starts again at its next use'}"
         return f"{self._job}{'' if self.healthy else ', broken'}"
 
     def __repr__(self) -> str:
         return f"<{self}>"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a gang stays in the process that has started it; a function that it runs cannot refer to it")
+        raise TypeError("a gang cannot be sent to its own ranks; the function that you run must not refer to it")
 
     # ---- stacks, interrupts and faults
 
@@ -263,7 +265,7 @@ class Gang:
         if kind not in FAULT_KINDS:
             raise UsageError(f"a fault is one of {', '.join(FAULT_KINDS)}, not {kind!r}")
         if rank not in range(self.processes):
-            raise UsageError(f"the ranks of this gang are 0 to {self.processes - 1}, so {rank!r} is none")
+            raise UsageError(f"the ranks of this gang are 0 to {self.processes - 1}, so there is no rank {rank!r}")
         self._running_job.launcher.send_command(fault=kind, ranks=[rank])
 
     def kill(self, rank: int) -> None:

@@ -217,7 +217,7 @@ def _warn_of_closure(fn: Callable[..., Any]) -> None:
     nbytes = dump(fn, share=False).nbytes
     if nbytes > _LARGE_CLOSURE_BYTES:
         warnings.warn(
-            f"{getattr(fn, '__name__', fn)} and what it closes over weigh {nbytes / 2**20:.0f} MiB, which go to every "
-            "rank with each call; pass large arrays as arguments, or load them on the ranks",
+            f"{getattr(fn, '__name__', fn)} and what it closes over take {nbytes / 2**20:.0f} MiB, which are sent "
+            "to every rank with each call; pass large arrays as arguments, or load them on the ranks",
             stacklevel=5,
         )

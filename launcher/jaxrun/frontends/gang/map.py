@@ -43,10 +43,12 @@ def map_items(
 ) -> Any:
     """See Gang.map; with `unpack_items` an item is a tuple of f's arguments."""
     if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
-        raise UsageError(f"chunk is a number of items from 1, not {chunk!r}")
+        raise UsageError(f"chunk must be a number of items from 1, not {chunk!r}")
     if not jax:
         if isinstance(xs, dict) or in_axes != 0:
-            raise UsageError("with jax=False give a sequence of items; only JAX maps over the axes of a tree of arrays")
+            raise UsageError(
+                "with jax=False give a sequence of items; only JAX maps over the axes of arrays in dicts and tuples"
+            )
         return _map_as_python(gang, f, list(xs), chunk, static or {}, unpack_items)
     if not isinstance(xs, (dict, tuple)) and not hasattr(xs, "__array__"):
         xs = list(xs)

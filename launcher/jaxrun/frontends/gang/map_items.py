@@ -116,13 +116,13 @@ def _as_array(leaf: Any) -> Any:
     try:
         return _numeric(numpy.asarray(leaf), leaf)
     except ValueError as error:
-        raise NotTraceable(f"{_brief(leaf)} is no array: {error}") from None
+        raise NotTraceable(f"{_brief(leaf)} is not an array: {error}") from None
 
 
 def _numeric(array: Any, made_of: Any) -> Any:
     if array.dtype.kind not in _KINDS or array.dtype.names:
         raise NotTraceable(
-            f"{_brief(made_of)} is no array of numbers, which JAX maps over; plain Python takes anything: jax=False"
+            f"{_brief(made_of)} is not an array of numbers, so JAX cannot map over it; jax=False takes anything"
         )
     return array
 

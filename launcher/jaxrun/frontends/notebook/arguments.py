@@ -51,7 +51,7 @@ def parse_arguments(line: str) -> MagicArguments:
         given = _command().make_context("%gang", split_line(line)).params
     except (click.UsageError, ValueError) as error:
         text = error.format_message() if isinstance(error, click.UsageError) else str(error)
-        raise UsageError(f"{text} (%gang? says what there is)") from None
+        raise UsageError(f"{text} (%gang? shows all options)") from None
     if given.pop("help"):
         return MagicArguments(action=HELP)
     words, timeout, assignments = given.pop("words"), given.pop("timeout"), given.pop("env")
@@ -59,7 +59,7 @@ def parse_arguments(line: str) -> MagicArguments:
     ranks = parse_ranks(rank, "--rank") if rank is not None else ()
     if words and not words[0].startswith("-"):
         if len(words) > 1 or words[0] not in ACTIONS:
-            raise UsageError(f"%gang knows {' and '.join(ACTIONS)}, not {' '.join(words)!r} (%gang? says more)")
+            raise UsageError(f"%gang knows {' and '.join(ACTIONS)}, not {' '.join(words)!r} (%gang? shows more)")
         return MagicArguments(action=words[0])
     given |= {"env": dict(assignment.partition("=")[::2] for assignment in assignments), "options": words}
     gang = {name: value for name, value in given.items() if value not in (None, {}, ())}

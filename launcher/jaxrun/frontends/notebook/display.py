@@ -92,7 +92,7 @@ def _describe_interrupt(call: GangCall, healthy: bool) -> str:
     stuck = f"{format_ranks(call.running)} could not be interrupted; " if call.running else ""
     if healthy:
         return "jaxrun: interrupted; the gang goes on, its ranks know what they knew"
-    return f"jaxrun: interrupted; {stuck}the gang is started anew when it is used next, and what its ranks knew is lost"
+    return f"jaxrun: interrupted; {stuck}the gang starts again when you next use it, and what its ranks knew is lost"
 
 
 # ---- errors of a cell

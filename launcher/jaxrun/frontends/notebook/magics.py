@@ -92,7 +92,7 @@ def _run_line(shell: Any, arguments: MagicArguments) -> None:
         began = time.monotonic()
         gang.restart()
         took = format_seconds(time.monotonic() - began)
-        print(f"jaxrun: {gang}, started anew in {took}")
+        print(f"jaxrun: {gang}, started again in {took}")
     elif gang is None:
         print(f"jaxrun: there is no gang; %{NAME} -n 4 starts one of 4 processes")
     else:
@@ -108,7 +108,7 @@ def _run_cell(shell: Any, arguments: MagicArguments, cell: str, line_failed: boo
     if line_failed:
         raise UsageError(
             f"the last %{NAME} failed, so this cell's gang may not be the one you want; correct that line and run it, "
-            f"or %{NAME} alone to go on with what there is"
+            f"or %{NAME} alone to keep the gang that you have"
         )
     gang = _find_gang(shell)
     if gang is None or (arguments.gang and gang.spec != GangSpec(**arguments.gang)):
@@ -185,7 +185,7 @@ def _find_gang(shell: Any) -> Gang | None:
 
 def _describe_state(gang: Gang) -> str:
     if not gang.healthy:
-        return f"a {gang.spec}, which is started anew when it is used next"
+        return f"a {gang.spec}, which starts again when you next use it"
     pids = ", ".join(str(worker.pid) for worker in gang.workers)
     return f"{gang}; process ids {pids}"
 

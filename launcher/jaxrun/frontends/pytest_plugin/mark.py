@@ -104,7 +104,9 @@ def rank_nodeid(item: pytest.Item) -> str:
 def parse_counts(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
     """The numbers of processes in the mark: one, or several that parametrize the test. Raises UsageError."""
     if len(args) > 1 or (args and "n" in kwargs):
-        raise UsageError(f"@pytest.mark.processes takes one number of processes; the rest goes by name: {MARK_USAGE}")
+        raise UsageError(
+            f"@pytest.mark.processes takes one number of processes; name all other arguments: {MARK_USAGE}"
+        )
     n = args[0] if args else kwargs.get("n")
     if n is None:
         raise UsageError("@pytest.mark.processes needs a number of processes: @pytest.mark.processes(4)")

@@ -96,7 +96,7 @@ def read_timeout(config: pytest.Config) -> float:
         try:
             given = float(written)
         except ValueError:
-            raise pytest.UsageError(f"gang_timeout = {written!r} is no number of seconds") from None
+            raise pytest.UsageError(f"gang_timeout = {written!r} is not a number of seconds") from None
     if given <= 0:
         raise pytest.UsageError(f"--gang-timeout {given:g}: must be above 0 seconds")
     return float(given)

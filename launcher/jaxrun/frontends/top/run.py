@@ -197,7 +197,7 @@ def _headline(job: RunningJob) -> str:
         if (verdict := read_verdict(job.run_dir)) is not None:
             return without_controls(f"jaxrun: {headline_of(verdict)}")
         time.sleep(INTERVAL_S / 10)
-    return f"the launcher of this job is gone, and left no verdict; what is known: jaxrun explain {job.run_dir}"
+    return f"the launcher of this job is gone, and left no verdict; to see what is known: jaxrun explain {job.run_dir}"
 
 
 def is_terminal() -> bool:

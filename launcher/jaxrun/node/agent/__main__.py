@@ -48,7 +48,7 @@ def main() -> int:
 def _check_parent() -> None:
     """Raise UnavailableError if what has started this process is gone."""
     if os.getppid() != _parent or _is_adopted(_parent):
-        raise UnavailableError("what started this agent has ended before the head of the job was found")
+        raise UnavailableError("the process that started this agent ended before the head of the job was found")
 
 
 def _is_adopted(parent: int) -> bool:

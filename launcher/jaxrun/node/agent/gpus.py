@@ -98,11 +98,13 @@ class GpuMemory:
         while self._before and (held := self._held()) and not is_stopped():
             waited = time.monotonic() - began
             if waited > _LIMIT_S:
-                notify(f"still not free after {_LIMIT_S:.0f} s: {held}; the next attempt is started all the same")
+                notify(
+                    f"GPU memory is still not free after {_LIMIT_S:.0f} s: {held}; the next attempt starts nevertheless"
+                )
                 return
             if waited > _NOTICE_S and not told:
                 told = True
-                notify(f"waiting until the GPU memory of the attempt before is free: {held}")
+                notify(f"waiting until the GPU memory of the previous attempt is free: {held}")
             time.sleep(_POLL_S)
 
     def _held(self) -> str:

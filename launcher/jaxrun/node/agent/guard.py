@@ -78,7 +78,7 @@ class Guard:
         def replace() -> None:
             loop.remove_reader(self._held)
             self._let_go()
-            notify("the process that would clean up after a kill -9 of jaxrun has ended; another takes its place")
+            notify("the guard, which cleans up after a kill -9 of jaxrun, has died; starting another")
             self._start()
             self.attach(loop, order, notify)
 

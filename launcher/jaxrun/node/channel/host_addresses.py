@@ -48,7 +48,9 @@ def select_addresses(there: Iterable[HostAddress], wanted: str = "") -> tuple[Ho
     chosen = tuple(one for one in known if one.interface == wanted or _is_in_network(one.ip, wanted))
     if not chosen:
         found = ", ".join(f"{one.interface} {one.ip}" for one in known)
-        raise UsageError(f"--interface {wanted} is no interface, address or network of this host; it has: {found}")
+        raise UsageError(
+            f"--interface {wanted} is not an interface, address or network of this host, which has: {found}"
+        )
     return chosen
 
 

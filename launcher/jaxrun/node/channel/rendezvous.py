@@ -47,7 +47,7 @@ class RendezvousFile:
             write_whole_file(self.path, content.encode(), 0o600)
         except OSError as error:
             raise UnavailableError(
-                f"{self.path} cannot be written ({error.strerror}), where the others would look for rank 0; "
+                f"{self.path} cannot be written ({error.strerror}), but the other ranks look for rank 0 there; "
                 "name a directory that all hosts share with --rendezvous"
             ) from None
 
@@ -80,7 +80,7 @@ class RendezvousFile:
             content = _parse(data)
             return HeadAddress(content["token"], parse_addresses(content["head"]))
         except (ValueError, RecursionError, UsageError):
-            raise self._refusal("it does not say what rank 0 writes") from None
+            raise self._refusal("its content is not what rank 0 writes") from None
 
     def remove(self) -> None:
         with contextlib.suppress(OSError):
@@ -96,7 +96,7 @@ class RendezvousFile:
 def _describe_danger(status: os.stat_result) -> str:
     """Why what is in this file may be another user's word; empty where it cannot."""
     if not stat.S_ISREG(status.st_mode):
-        return "it is no regular file"
+        return "it is not a regular file"
     if status.st_uid != os.geteuid():
         return f"it belongs to user {status.st_uid}, not to you ({os.geteuid()})"
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -131,7 +131,7 @@ def check_reachable(text: str) -> int:
         else:
             reached.append(f"a head of jaxrun answers at {address}, reached from {own}")
     if not reached:
-        raise UnavailableError(f"from {os.uname().nodename} no head can be reached; {'; '.join(failed)}")
+        raise UnavailableError(f"{os.uname().nodename} cannot reach a head; {'; '.join(failed)}")
     print("\n".join(reached))
     return 0
 
@@ -151,4 +151,4 @@ def _probe(address: Address) -> str:
         while data := connection.recv(MAX_FRAME_BYTES):
             if decoder.feed(data):
                 return str(connection.getsockname()[0])
-        raise ProtocolError("somebody listens there, but it is no head of jaxrun")
+        raise ProtocolError("something listens there, but it is not a head of jaxrun")

@@ -57,7 +57,7 @@ class LauncherPool:
         if len(frame) > _MAX_REQUEST_BYTES:
             raise UnavailableError(
                 f"the command line and what has changed in the environment take {len(frame)} bytes; "
-                f"at most {_MAX_REQUEST_BYTES} can be handed over"
+                f"at most {_MAX_REQUEST_BYTES} are possible"
             )
         reason = ""
         with self._lock:
@@ -73,7 +73,7 @@ class LauncherPool:
                 answer, descriptors, reason = b"", [], f": {error.strerror}"
         if not answer:
             self.close()
-            raise UnavailableError(f"the process that starts gangs has ended{reason}; its last words are on stderr")
+            raise UnavailableError(f"the process that starts gangs has ended{reason}; stderr shows its last output")
         (message,) = ForkServerMessageDecoder().feed(answer)
         if isinstance(message, ForkDeclined):
             self.close()

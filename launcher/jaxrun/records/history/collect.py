@@ -28,7 +28,7 @@ def collect_job(run_dir: Path, max_calls: int) -> JobTrace:
     """
     logs = read_attempts(read_job_events(run_dir).events)
     if not logs:
-        raise UsageError(f"{run_dir} has no {EVENTS_FILE} from which its job could be told")
+        raise UsageError(f"{run_dir} has no {EVENTS_FILE}, so its job cannot be shown")
     found = read_verdict(run_dir)
     ranks = sum(len(log.ranks) for log in logs)
     calls = min(RING_RECORDS, max(_MIN_CALLS, max_calls // max(1, ranks)))

@@ -51,12 +51,12 @@ class RecordedPlan:
 
 
 def open_regular(path: str | Path) -> int:
-    """Return a descriptor of a file. Raises OSError, also where it is no regular file."""
+    """Return a descriptor of a file. Raises OSError, also where it is not a regular file."""
     file = os.open(path, _READ)
     if stat.S_ISREG(os.fstat(file).st_mode):
         return file
     os.close(file)
-    raise OSError(errno.EINVAL, "it is no regular file")
+    raise OSError(errno.EINVAL, "it is not a regular file")
 
 
 def read_text(path: Path) -> str:
@@ -145,7 +145,7 @@ def _check_latest(latest: Path) -> None:
     owner = latest.lstat().st_uid
     if owner != latest.parent.stat().st_uid and not is_trusted(owner):
         raise UsageError(
-            f"{latest} belongs to {format_user(owner)}, who may lead it anywhere; name the run directory itself"
+            f"{latest} belongs to {format_user(owner)}, who can point it anywhere; name the run directory itself"
         )
 
 

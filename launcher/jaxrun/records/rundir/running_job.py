@@ -70,14 +70,14 @@ def find_running_job(path: Path | None, command: str) -> RunningJob:
         raise _is_over(run_dir)
     launcher, here = read_plan(run_dir).launcher, os.uname().nodename
     if not launcher.host:
-        raise UsageError(f"{run_dir} does not say who runs its job; is it of this version of jaxrun?")
+        raise UsageError(f"{run_dir} does not say which process runs its job; did another version of jaxrun write it?")
     if launcher.host != here:
         where = f"on {launcher.host}, not on {here}"
         raise UsageError(f"the launcher of this job runs {where}; type there: {command} {run_dir}")
     job = RunningJob(run_dir, launcher.pid)
     if not job.is_running:
         raise UsageError(
-            f"the launcher of {run_dir} is gone, and left no verdict; what is known: jaxrun explain {run_dir}"
+            f"the launcher of {run_dir} is gone, and left no verdict; to see what is known: jaxrun explain {run_dir}"
         )
     return job
 
@@ -127,7 +127,9 @@ def _wait_for_answer(
             shown = answer
             on_progress(answer.text)
         if not running:
-            raise UnavailableError(f"the job ended before it had answered; how it went: jaxrun explain {job.run_dir}")
+            raise UnavailableError(
+                f"the job ended before it answered; to see how it went: jaxrun explain {job.run_dir}"
+            )
         if deadline is not None and time.monotonic() > deadline:
             raise UnavailableError(
                 f"the launcher (process {job.pid}) has not answered in {timeout:g} s; is it stopped?"

@@ -44,7 +44,7 @@ def _processes_of_each_host(job: Job, environ: Mapping[str, str], machine: Machi
     hosts, total, each = job.hosts or 1, job.processes, job.processes_per_host
     if total is not None and total % hosts:
         raise UsageError(
-            f"-n {total} processes cannot be dealt equally to --hosts {hosts}; "
+            f"-n {total} processes cannot be divided equally among --hosts {hosts}; "
             f"give a multiple of {hosts}, such as -n {(total // hosts + 1) * hosts}"
         )
     if total is not None:

@@ -17,7 +17,9 @@ def named_hosts(job: Job) -> tuple[HostSlots, ...]:
     hosts = read_hostfile(job.hostfile) if job.hostfile else parse_host_list(job.host_list) if job.host_list else ()
     for host in hosts:
         if ":" in host.name:
-            raise UsageError(f"mpirun has no spelling for [{host.name}]; give this host a name, in /etc/hosts or DNS")
+            raise UsageError(
+                f"mpirun cannot take the address [{host.name}]; give this host a name, in /etc/hosts or DNS"
+            )
     return hosts
 
 
@@ -34,7 +36,7 @@ def place_on_hosts(job: Job, named: Sequence[HostSlots], allocation: Allocation 
         return place_ranks(hosts, job.processes, job.processes_per_host)
     if job.hosts > len(hosts):
         there = f"there {'is' if len(hosts) == 1 else 'are'} {plural(len(hosts), 'host')}"
-        raise UsageError(f"-N {job.hosts}, but {there} to take them from; lower -N, or name more hosts")
+        raise UsageError(f"-N {job.hosts}, but {there}; lower -N, or name more hosts")
     return _place_on_each(job, hosts[: job.hosts])
 
 
@@ -71,7 +73,7 @@ def _place_on_each(job: Job, hosts: Sequence[HostSlots]) -> tuple[str, ...]:
 def _process_count(job: Job) -> int:
     """Return the number of processes where only mpirun knows the hosts. Raises UsageError if it is not given."""
     if job.hosts is not None:
-        raise UsageError(f"-N {job.hosts} takes the first of the hosts that are named; name them with -H or --hostfile")
+        raise UsageError(f"-N {job.hosts} needs the names of the hosts; give them with -H or --hostfile")
     if job.processes is None:
         raise UsageError(
             "--backend mpirun cannot tell how many processes are wanted: say how many with -n, or on which hosts with "

@@ -80,9 +80,7 @@ def find_mpirun(given: str, environ: Mapping[str, str]) -> str:
     found = shutil.which(given or "mpirun", path=directories)
     if found is None:
         if "/" in given:
-            raise UnavailableError(
-                f"--mpirun {given} is no file that can be executed; name another, or {_INSTALL_HINT}"
-            )
+            raise UnavailableError(f"--mpirun {given} is not an executable file; name another, or {_INSTALL_HINT}")
         what = f"--mpirun {given} is" if given else "--backend mpirun needs mpirun, which is"
         raise UnavailableError(f"{what} not on PATH ({environ.get('PATH', 'not set')}); {_INSTALL_HINT}")
     return _intel_program(os.path.abspath(found))
@@ -101,7 +99,8 @@ def identify_mpirun(path: str, environ: Mapping[str, str]) -> tuple[MpiFamily, s
         )
     except subprocess.TimeoutExpired:
         raise UnavailableError(
-            f"{path} --version has not answered in {_VERSION_TIMEOUT_S:g} s; is its file system there? {_INSTALL_HINT}"
+            f"{path} --version has not answered in {_VERSION_TIMEOUT_S:g} s; does its file system respond? "
+            f"{_INSTALL_HINT}"
         ) from None
     except OSError as error:
         raise UnavailableError(f"{path} cannot be run: {error.strerror}; {_INSTALL_HINT}") from None
@@ -176,8 +175,9 @@ def _check_length(argv: tuple[str, ...]) -> tuple[str, ...]:
     size = sum(len(os.fsencode(word)) + 1 for word in argv)
     if size > _MAX_COMMAND_BYTES:
         raise UsageError(
-            f"mpirun's command line would have {size} bytes, more than {_MAX_COMMAND_BYTES}, as it names the hosts; "
-            "hand it a file of its own instead: -n PROCESSES --mpi-args '--hostfile FILE', without -H and --hostfile"
+            f"mpirun's command line would have {size} bytes, more than {_MAX_COMMAND_BYTES}, because it "
+            "names all hosts; give mpirun the file yourself: -n PROCESSES --mpi-args '--hostfile FILE', without -H "
+            "and --hostfile"
         )
     return argv
 

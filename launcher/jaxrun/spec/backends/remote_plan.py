@@ -43,7 +43,7 @@ def plan_remote(
     if (job.spares or job.min_hosts) and UNKNOWN_HOST in hosts:
         option = "--spares" if job.spares else "--min-hosts"
         raise UsageError(
-            f"{option} needs the names of the hosts, and leaves it to jaxrun to place the ranks: -H, or Slurm"
+            f"{option} needs the names of the hosts, on which jaxrun places the ranks itself; give -H, or use Slurm"
         )
     check_rank_options(job, len(hosts))
     sizes = Counter(hosts)

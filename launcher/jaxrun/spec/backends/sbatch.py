@@ -211,7 +211,7 @@ def check_slurm_args(slurm_args: Sequence[str]) -> None:
     """Raise UsageError for a word that jaxrun has an option of its own for."""
     for word in slurm_args:
         if ours := _JAXRUN_OPTION.get(_option_name(word)):
-            raise UsageError(f"--slurm-args {word}: jaxrun has to know it too; say it with {ours}")
+            raise UsageError(f"--slurm-args {word}: jaxrun needs to know this too; give it as {ours}")
 
 
 def _split_sbatch_srun(slurm_args: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -159,8 +159,8 @@ def _check_requeue(environ: Mapping[str, str]) -> None:
     """Raise UnavailableError without scontrol, and UsageError where Slurm cannot start the job again."""
     if shutil.which("scontrol", path=environ.get("PATH")) is None:
         raise UnavailableError(
-            "--requeue has Slurm start the job again by scontrol, which is not on PATH, as in a container; an array of "
-            "jobs that run one after the other does without it: docs/surviving.md"
+            "--requeue needs scontrol, which is not on PATH (as in a container); without it, use an array of "
+            "jobs that run one after the other: docs/surviving.md"
         )
     job = environ["SLURM_JOB_ID"]
     state = query_job_state(job, environ)

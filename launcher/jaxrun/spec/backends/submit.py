@@ -50,7 +50,7 @@ def write_script(path: Path, text: str) -> None:
     """
     try:
         if path.exists() and SCRIPT_MARK not in path.read_text(errors="replace"):
-            raise UsageError(f"--sbatch {path} is a file already, and no batch script of jaxrun's; give another name")
+            raise UsageError(f"--sbatch {path} exists, and is not a batch script of jaxrun; give another name")
         write_whole_file(path, text.encode("utf-8", "surrogateescape"), 0o700)
     except OSError as error:
         raise UsageError(f"the batch script cannot be written to {path}: {error.strerror}") from None
@@ -74,7 +74,8 @@ def submit(text: str, keep_at: Path, environ: Mapping[str, str]) -> tuple[str, s
         )
     except FileNotFoundError:
         raise UnavailableError(
-            f"--submit needs sbatch, which is not on PATH; the script is kept, for a machine that has: sbatch {script}"
+            f"--submit needs sbatch, which is not on PATH; the script is kept; where there is sbatch, "
+            f"type: sbatch {script}"
         ) from None
     remarks = done.stderr.strip()
     number = re.match(r"[0-9]+", done.stdout)
@@ -145,7 +146,7 @@ class JobFollower:
             return
         self._answered, self._last = now, state
         if before and state.restarts > before.restarts:
-            print_notice(f"job {self._job} is to start again (restart {state.restarts})")
+            print_notice(f"Slurm starts job {self._job} again (restart {state.restarts})")
         if state.state == "PENDING" and due:
             print_notice(f"job {self._job} is pending ({state.reason})")
             self._note_due = now + _NEXT_NOTE_S
@@ -173,7 +174,7 @@ class JobFollower:
         return state.exit_status
 
     def _detach(self) -> None:
-        print_notice(f"job {self._job} goes on without being followed")
+        print_notice(f"job {self._job} goes on; jaxrun no longer follows it")
         if self._last and self._last.output:
             print_notice(f"to follow it again: tail -f {shlex.quote(self._last.output)}")
         print_notice(f"to cancel it: scancel {self._job}")

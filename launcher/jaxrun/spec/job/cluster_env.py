@@ -149,9 +149,9 @@ def combine_with_options(found: RankInfo | None, rank: int | None, size: int | N
 def _from_options(rank: int | None, size: int | None) -> RankInfo:
     if rank is None or size is None:
         given = f"--rank {rank}" if rank is not None else f"--size {size}" if size is not None else "neither"
-        raise UsageError(f"a process that mpirun or srun did not start needs --rank and --size; given is {given}")
+        raise UsageError(f"a process that mpirun or srun did not start needs --rank and --size; only {given} is given")
     if not 0 <= rank < size:
-        raise UsageError(f"--rank {rank} is not in a job of --size {size}; ranks are 0 to --size less 1")
+        raise UsageError(f"--rank {rank} is not in a job of --size {size}, whose ranks are 0 to {size - 1}")
     return RankInfo(BY_OPTIONS, rank, size)
 
 
@@ -162,8 +162,8 @@ def _rank_info(engine: ClusterEnv, environ: Mapping[str, str], ancestors: Iterab
     size = _read_number(engine, engine.size_variable, environ)
     if rank >= size:
         raise UnavailableError(
-            f"{engine.title} has set {engine.rank_variable}={rank}, which is no rank in a job of "
-            f"{engine.size_variable}={size}; look for what changes these variables before jaxrun is run"
+            f"{engine.title} has set {engine.rank_variable}={rank}, which is not a rank of a job of "
+            f"{engine.size_variable}={size}; find out what changes these variables before jaxrun starts"
         )
     parts = [environ.get(name) for name in engine.job_variables]
     job = ".".join(part or "0" for part in parts) if any(parts) else ""
@@ -174,9 +174,9 @@ def _read_number(engine: ClusterEnv, name: str, environ: Mapping[str, str]) -> i
     value = environ.get(name)
     if value is not None and _NUMBER.fullmatch(value):
         return int(value)
-    received = f"{name} is not set" if value is None else f"{name}={value!r} is no whole number"
+    received = f"{name} is not set" if value is None else f"{name}={value!r} is not a whole number"
     raise UnavailableError(
-        f"{received}, but {engine.title} tells its processes their place by it; "
+        f"{received}, but {engine.title} gives its processes their ranks in it; "
         f"was this process started by {engine.title}, and is its environment passed on?"
     )
 

@@ -23,7 +23,9 @@ def check_combinations(job: Job) -> None:
     if job.compile == COMPILE_ONCE and job.platform not in ("auto", "cpu"):
         raise UsageError(f"--compile {job.compile} is for cpu: sharing was not tried on {job.platform}; leave it out")
     if job.timeout is not None and job.save_time is not None and job.save_time >= job.timeout:
-        raise UsageError(f"--save-time {job.save_time:g} is all of --timeout {job.timeout:g}; give less of it")
+        raise UsageError(
+            f"--save-time {job.save_time:g} leaves nothing of --timeout {job.timeout:g}; give a shorter --save-time"
+        )
     if job.live and (job.sbatch or job.submit):
         raise UsageError("--live is for a job that runs on this terminal, not for one of --sbatch or --submit")
     if job.requeue and job.no_run_dir:
@@ -85,7 +87,7 @@ def _check_host_rank(job: Job) -> None:
         raise UsageError(f"--host-rank {job.host_rank} needs --hosts: how many there are")
     if not 0 <= job.host_rank < job.hosts:
         raise UsageError(
-            f"--host-rank {job.host_rank} is none of --hosts {job.hosts}, whose numbers are 0 to {job.hosts - 1}"
+            f"--host-rank {job.host_rank} is not one of --hosts {job.hosts}, whose numbers are 0 to {job.hosts - 1}"
         )
 
 

@@ -47,7 +47,7 @@ def count_without_spares(job: Job, there: int) -> int:
         raise UsageError(
             f"{jobs}--spares {job.spares} {'take' if jobs else 'leave'} "
             + (f"{wanted + job.spares} hosts" if jobs else "no host for the job")
-            + f", and there {'is' if there == 1 else 'are'} {plural(there, 'host')}; name more, or give fewer spares"
+            + f", but there {'is' if there == 1 else 'are'} {plural(there, 'host')}; name more, or give fewer spares"
         )
     return wanted
 
@@ -125,7 +125,7 @@ def _with_settings(host: HostSlots, words: Iterable[str]) -> HostSlots:
 
 def _at_least_one(text: str, number: str | None) -> int | None:
     if number is not None and int(number) < 1:
-        raise ValueError(f"{text!r} has no slot; leave out a host that is not to be used")
+        raise ValueError(f"{text!r} has no slot; leave the host out if you do not want to use it")
     return None if number is None else int(number)
 
 

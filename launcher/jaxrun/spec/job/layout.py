@@ -117,7 +117,7 @@ def _process_count(job: Job, default: int) -> int:
     hosts = job.simulated_hosts
     if hosts and processes % hosts:
         raise UsageError(
-            f"-n {processes} processes cannot be dealt equally to --simulate-hosts {hosts}; "
+            f"-n {processes} processes cannot be divided equally among --simulate-hosts {hosts}; "
             f"give a multiple of {hosts}, such as -n {(processes // hosts + 1) * hosts}"
         )
     return processes
