@@ -77,7 +77,7 @@ def with_both(mine: Arguments, theirs: Arguments) -> tuple[CallGroup, CallGroup]
 
 BATCH, X_IS, FUNCTIONS = "float32[32,128]@P('data')", "argument batch.x is", "different functions:"
 LAST_BATCH = 'this is the "last batch" pitfall'
-NAMED_ALIKE = "different functions of this name"
+NAMED_ALIKE = "different functions of this name:"
 SAME_LINE = "the same line made different calls: where a set"
 SAME_ORDER = "every rank must make the same cross-process calls in the same order"
 NOT_HELD = "the recorders do not hold what differs; jaxrun --lockstep strict stops before the call."

@@ -107,7 +107,7 @@ def _valued(difference: Difference, hosts: Mapping[int, str]) -> Iterator[str]:
     if len(line) <= PROSE_WIDTH:
         yield line
         return
-    yield f"  {difference.subject.removesuffix(':')}"
+    yield f"  {difference.subject}"
     yield from (f"    {value}" for value in shown)
 
 

@@ -156,7 +156,7 @@ def _describe_cause(job: _JobState, group: tuple[int, ...], waiting: tuple[int, 
     shown = ", ".join(where.other_threads[:_MAX_THREADS_SHOWN])
     threads = f" (its other threads: {shown})" if shown else ""
     and_others = f", and {_describe_waiting(job, waiting, group)}" if waiting else ""
-    did = f"{agree(does, len(group))}{call}{place}{threads}".rstrip(",")
+    did = f"{agree(does, len(group))}{call}{place}{threads}"
     return DeadlockCause(f"{job.names(group)} {did}{and_others}", advice)
 
 
