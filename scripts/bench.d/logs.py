@@ -22,7 +22,7 @@ from pathlib import Path
 
 from _bench import Bench, Outcome, grouped, table
 
-from jaxrun.records.output.drain import Pipe, drain_ready
+from jaxrun.node.agent.pipes import Pipe, drain_ready
 from jaxrun.records.output.output import Output
 
 PIPE_SIZE = 2**20

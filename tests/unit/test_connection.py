@@ -10,6 +10,7 @@ from listener_thread import wait_until
 
 from jaxrun.controller.supervisor.connections import AgentConnections, RemoteOutput
 from jaxrun.errors import ProtocolError
+from jaxrun.node.agent.pipes import READ_BYTES
 from jaxrun.node.channel import connection as connection_module
 from jaxrun.node.channel.connection import AGENT_TO_HEAD, HEAD_TO_AGENT, Connection
 from jaxrun.node.channel.event_loop import EventLoop
@@ -23,7 +24,6 @@ from jaxrun.protocol.agent_messages import (
 )
 from jaxrun.protocol.codec import MAX_FRAME_BYTES, encode
 from jaxrun.protocol.worker_messages import Failed, Run
-from jaxrun.records.output.drain import READ_BYTES
 
 FAILURE = Failed(3, 1.0, "program", 1, "ValueError", "bad record", "Traceback\n")
 

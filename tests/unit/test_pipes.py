@@ -13,8 +13,7 @@ from random import Random
 
 import pytest
 
-from jaxrun.node.agent.pipes import OutputPipes
-from jaxrun.records.output.drain import Pipe, drain, drain_ready
+from jaxrun.node.agent.pipes import OutputPipes, Pipe, drain, drain_ready
 from jaxrun.records.output.output import Output
 from jaxrun.records.output.rank_logs import MAX_BURSTS, OutputBursts
 
@@ -209,7 +208,7 @@ def test_little_is_followed_by_a_rest_and_much_or_an_end_is_not(worker: tuple[Pi
 CONGESTED = """
 import os, resource, sys, threading
 from pathlib import Path
-from jaxrun.records.output.drain import Pipe, drain
+from jaxrun.node.agent.pipes import Pipe, drain
 from jaxrun.records.output.output import Output
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
 out_read, out = os.pipe()

@@ -7,6 +7,7 @@ import threading
 import pytest
 from listener_thread import wait_until
 
+from jaxrun.node.agent.pipes import WINDOW_BYTES, Pipe, Relay, drain
 from jaxrun.node.channel.connection import AGENT_TO_HEAD, HEAD_TO_AGENT, Connection
 from jaxrun.protocol.agent_messages import (
     OutputChunk,
@@ -15,7 +16,6 @@ from jaxrun.protocol.agent_messages import (
     StreamEnded,
     WorkerExited,
 )
-from jaxrun.records.output.drain import WINDOW_BYTES, Pipe, Relay, drain
 
 
 @pytest.fixture

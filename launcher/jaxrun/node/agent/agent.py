@@ -16,7 +16,7 @@ from functools import partial
 from jaxrun.analysis.diagnosis.stacks import FATAL_ERROR
 from jaxrun.errors import EXIT_SOFTWARE, ProtocolError
 from jaxrun.node.agent.oom import OomWatch, own_memory_cgroup
-from jaxrun.node.agent.pipes import OutputPipes
+from jaxrun.node.agent.pipes import OutputPipes, OutputSink
 from jaxrun.node.agent.snapshot_reader import SnapshotReader
 from jaxrun.node.agent.worker_group import WorkerGroup
 from jaxrun.node.agent.worker_process import WorkerProcess
@@ -38,7 +38,6 @@ from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, ProgramDetail
 from jaxrun.protocol.worker_messages import Done, Failed, ProfileCalls, Run, WorkerStage
 from jaxrun.records.event_log.actions import MessageToRank
 from jaxrun.records.event_log.events import check_event
-from jaxrun.records.output.drain import OutputSink
 
 MESSAGES, LISTENER, SIGNALS, OUTPUT = range(4)  # the order in which an event loop serves its readable descriptors
 

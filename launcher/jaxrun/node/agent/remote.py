@@ -23,6 +23,7 @@ from jaxrun.node.agent.agent import MESSAGES, SIGNALS, Agent
 from jaxrun.node.agent.agent_report import make_report, plain_address
 from jaxrun.node.agent.gpus import GpuMemory
 from jaxrun.node.agent.guard import Guard, job_marker
+from jaxrun.node.agent.pipes import Relay
 from jaxrun.node.agent.process_tree import become_subreaper, kill_all
 from jaxrun.node.agent.signals import SignalPipe
 from jaxrun.node.agent.spawn import WorkerSetup
@@ -49,7 +50,6 @@ from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.names import JOB_ID
 from jaxrun.protocol.probe_messages import ProbePeers
 from jaxrun.protocol.worker_messages import AgentToWorker
-from jaxrun.records.output.drain import Relay
 from jaxrun.spec.job.environment import inherited_job_variables
 from jaxrun.text import format_ranks
 

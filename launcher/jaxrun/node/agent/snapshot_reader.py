@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from jaxrun.node.agent.gpus import GpuWatch
+from jaxrun.node.agent.pipes import OutputSink
 from jaxrun.node.agent.worker_group import WorkerGroup
 from jaxrun.node.agent.worker_process import WorkerProcess
 from jaxrun.protocol.env import STACKS_SIGNAL
 from jaxrun.protocol.snapshot_messages import RankDetail, RankQuery, RankReply
-from jaxrun.records.output.drain import OutputSink
 
 if TYPE_CHECKING:
     from jaxrun.node.agent.pyspy import PySpy
