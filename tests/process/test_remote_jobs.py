@@ -158,7 +158,7 @@ def test_the_time_limit_ends_a_remote_job(start):
 def test_injected_faults_reach_remote_workers_and_so_do_signals_of_the_process_that_started_the_launcher(start):
     ours, theirs = socket.socketpair()
     notes = (
-        "signal.signal(signal.SIGUSR2, lambda *_: print('signalled', flush=True)); run(); "
+        "signal.signal(signal.SIGUSR2, lambda *_: os.write(1, b'signalled\\n')); run(); "
         f"print('ready', {CONTROL_FD!r} in os.environ, flush=True)\nwhile True: time.sleep(600)"
     )
     deaf = "signal.signal(signal.SIGUSR2, signal.SIG_IGN)\n"

@@ -52,10 +52,10 @@ class MeetingPlace:
         """Whether people have said all that there is to know, so that there is no file."""
         return bool(self.token and self.head)
 
-    def endpoint(self) -> Endpoint:
-        """Where the head listens."""
+    def endpoint(self, *, in_file: bool) -> Endpoint:
+        """Where the head listens; `in_file`: whether it leaves that in the file."""
         port = self.head[0].port if self.head else 0
-        return Endpoint(self.token or auth.new_token(), port, None if self.is_given else self.file)
+        return Endpoint(self.token or auth.new_token(), port, self.file if in_file else None)
 
     def find_head(self) -> HeadAddress | None:
         """What the file says, but for the token and the addresses that people have given; None without a file yet."""
@@ -87,7 +87,8 @@ def attach(
         raise UsageError("--rank and --size need --head HOST:PORT, where rank 0 listens; give the same on all ranks")
     place = MeetingPlace.of(environ, head, rendezvous_file(info, directory or Path.cwd()))
     if info.rank == 0:  # its agent is started as those of all other ranks are
-        return run(plan_attached(job, info, environ, os.urandom(16).hex()), environ, endpoint=place.endpoint())
+        plan = plan_attached(job, info, environ, os.urandom(16).hex())
+        return run(plan, environ, endpoint=place.endpoint(in_file=True))  # other ranks may have been told less
     not_found = (
         f"rank 0 has not left its address in {place.file.path}. Do all hosts share this directory? "
         f"--rendezvous names another; or give --head host:port, and {TOKEN} in the environment, alike on all ranks"
@@ -105,7 +106,7 @@ def run_host(plan: Plan, environ: Mapping[str, str]) -> int:
         return _join_host_0(plan, environ, place)
     if place.head:
         _check_is_head(place.head)
-    return run(plan, environ, endpoint=place.endpoint())
+    return run(plan, environ, endpoint=place.endpoint(in_file=not place.is_given))
 
 
 def _join_host_0(plan: Plan, environ: Mapping[str, str], place: MeetingPlace) -> int:
