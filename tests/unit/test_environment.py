@@ -47,31 +47,26 @@ def test_thread_pools_share_the_cores(cores, workers, threads):
     assert {values[name] for name in POOLS} == {threads}
 
 
-def test_the_users_thread_pools_are_kept():
-    values = common_variables({"OMP_NUM_THREADS": "7"}, cores=4, workers=2)
-    assert "OMP_NUM_THREADS" not in values and values["MKL_NUM_THREADS"] == "2"
+LOCAL = "127.0.0.1,localhost,::1"
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"), [({}, "0"), ({"PYTHONHASHSEED": "random"}, "0"), ({"PYTHONHASHSEED": "42"}, None)]
-)
-def test_hashes_are_alike_in_all_workers_and_the_users_seed_is_kept(given, expected):
-    assert common_variables(given, cores=1, workers=1).get("PYTHONHASHSEED") == expected
-
-
-@pytest.mark.parametrize(
-    ("environ", "expected"),
+    ("given", "name", "expected"),
     [
-        ({}, None),
-        ({"no_proxy": "a.org"}, None),
-        ({"http_proxy": ""}, None),
-        ({"http_proxy": "http://p:1"}, "127.0.0.1,localhost,::1"),
-        ({"HTTPS_PROXY": "http://p:1", "NO_PROXY": "a.org"}, "a.org,127.0.0.1,localhost,::1"),
-        ({"grpc_proxy": "http://p:1", "no_proxy": "b", "no_grpc_proxy": "c"}, "c,127.0.0.1,localhost,::1"),
+        ({"OMP_NUM_THREADS": "7"}, "OMP_NUM_THREADS", None),
+        ({"OMP_NUM_THREADS": "7"}, "MKL_NUM_THREADS", "2"),
+        ({}, "PYTHONHASHSEED", "0"),
+        ({"PYTHONHASHSEED": "random"}, "PYTHONHASHSEED", "0"),
+        ({"PYTHONHASHSEED": "42"}, "PYTHONHASHSEED", None),
+        ({"no_proxy": "a.org"}, "no_grpc_proxy", None),
+        ({"http_proxy": ""}, "no_grpc_proxy", None),
+        ({"http_proxy": "http://p:1"}, "no_grpc_proxy", LOCAL),
+        ({"HTTPS_PROXY": "http://p:1", "NO_PROXY": "a.org"}, "no_grpc_proxy", f"a.org,{LOCAL}"),
+        ({"grpc_proxy": "http://p:1", "no_proxy": "b", "no_grpc_proxy": "c"}, "no_grpc_proxy", f"c,{LOCAL}"),
     ],
 )
-def test_a_proxy_is_kept_away_from_the_coordinator(environ, expected):
-    assert common_variables(environ, cores=1, workers=1).get("no_grpc_proxy") == expected
+def test_what_the_user_has_set_counts_and_a_proxy_is_kept_away_from_the_coordinator(given, name, expected):
+    assert common_variables(given, cores=4, workers=2).get(name) == expected
 
 
 # ---- a worker's own

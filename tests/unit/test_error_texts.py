@@ -166,31 +166,24 @@ def test_a_fault_of_the_process_itself_is_not(text: str) -> None:
     assert classify_error(text, traceback(text)) is ErrorOrigin.OWN
 
 
-def test_signs_in_source_lines_of_a_traceback_do_not_count() -> None:
-    shown = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n'
-    shown += f'    raise KeyError("{GLOO}"[0])\nKeyError: "U"'
-    assert classify_error("'U'", shown) is ErrorOrigin.OWN
+LOST, BAD, FAILED = f"ValueError: {GLOO}", "ValueError: bad record", "TrainError: step 7 failed"
+CHAINS = {
+    "a sign in a source line": ("'U'", traceback(f'    raise KeyError("{GLOO}"[0])', "KeyError: 'U'"), ErrorOrigin.OWN),
+    "caused by one": ("step 7 failed", traceback(LOST) + CAUSED + traceback(FAILED), ErrorOrigin.OTHER),
+    "in the handling of one": ("step 7 failed", traceback(LOST) + MEANWHILE + traceback(FAILED), ErrorOrigin.OTHER),
+    "one that an own error caused": (GLOO, traceback(BAD) + CAUSED + traceback(LOST), ErrorOrigin.OWN),
+    "one met while handling an own error": (
+        GLOO,
+        traceback("queue.Empty") + MEANWHILE + traceback(LOST),
+        ErrorOrigin.UNCLEAR,
+    ),
+    "own errors": ("bad record", traceback("KeyError: 'x'") + MEANWHILE + traceback(BAD), ErrorOrigin.OWN),
+}
 
 
-@pytest.mark.parametrize("separator", [CAUSED, MEANWHILE])
-def test_an_error_raised_in_the_handling_of_a_broken_connection_is_a_consequence(separator: str) -> None:
-    chain = traceback(f"ValueError: {GLOO}") + separator + traceback("TrainError: step 7 failed")
-    assert classify_error("step 7 failed", chain) is ErrorOrigin.OTHER
-
-
-def test_a_broken_connection_that_an_own_error_caused_is_its_own() -> None:
-    chain = traceback("ValueError: bad record") + CAUSED + traceback(f"ValueError: {GLOO}")
-    assert classify_error(GLOO, chain) is ErrorOrigin.OWN
-
-
-def test_a_broken_connection_met_while_handling_an_own_error_is_unclear() -> None:
-    chain = traceback("queue.Empty") + MEANWHILE + traceback(f"ValueError: {GLOO}")
-    assert classify_error(GLOO, chain) is ErrorOrigin.UNCLEAR
-
-
-def test_a_chain_of_own_errors_is_its_own() -> None:
-    chain = traceback("KeyError: 'x'") + MEANWHILE + traceback("ValueError: bad record")
-    assert classify_error("bad record", chain) is ErrorOrigin.OWN
+@pytest.mark.parametrize(("message", "chain", "origin"), CHAINS.values(), ids=CHAINS)
+def test_the_origin_of_an_error_is_that_of_its_chain(message: str, chain: str, origin: ErrorOrigin) -> None:
+    assert classify_error(message, chain) is origin
 
 
 @pytest.mark.parametrize(("leaf", "blame"), [(GLOO, ErrorOrigin.UNCLEAR), ("bad record", ErrorOrigin.OWN)])

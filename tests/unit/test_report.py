@@ -1,9 +1,15 @@
-"""The last screen of a job, and verdict.json written and read back."""
+"""The last screen of a job, verdict.json written and read back, prose on a terminal, and ranks and seconds as text."""
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import pty
 import re
+import struct
+import termios
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +20,9 @@ from hypothesis import strategies as st
 from jaxrun.analysis.verdict import report
 from jaxrun.analysis.verdict import verdict as verdict_file
 from jaxrun.analysis.verdict.verdict import Verdict
-from jaxrun.terminal import TerminalFormat
+from jaxrun.errors import UsageError
+from jaxrun.terminal import A_FILE, PROSE_WIDTH, TerminalFormat, terminal_width, wrap_prose
+from jaxrun.text import format_ranges, format_ranks, format_ranks_on_hosts, format_seconds, format_signal, parse_ranks
 
 RUN_DIR = Path("jaxrun-runs/1120-2142-train")
 HOSTS = dict.fromkeys(range(8), "here")
@@ -181,3 +189,122 @@ def test_a_file_from_before_there_were_explanations_is_read() -> None:
 def test_what_is_no_verdict_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         verdict_file.from_json(text)
+
+
+# ---- prose
+
+
+WORDS = st.lists(st.text("abc/-.", min_size=1, max_size=30), min_size=1, max_size=60).map(" ".join)
+TABLE = f"  1 rank  0  train.py:88 step   {'in JAX: ' * 20}"
+
+
+@contextmanager
+def a_terminal(columns):
+    ours, theirs = pty.openpty()
+    try:
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        yield theirs
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+@given(WORDS, st.integers(40, 200))
+def test_prose_that_was_wrapped_for_a_file_is_wrapped_for_the_terminal(text, width):
+    assert TerminalFormat(width).rewrap(wrap_prose(text)) == wrap_prose(text, width)
+
+
+@given(WORDS)
+def test_in_a_file_nothing_changes(text):
+    assert A_FILE.rewrap(text) == text
+    assert all(len(line) <= PROSE_WIDTH for line in wrap_prose(text).split("\n"))
+
+
+def test_tables_and_short_lines_stay():
+    text = f"2 ranks, 2 groups\n{TABLE}\nrank 1 is the one that differs."
+    assert TerminalFormat(50).rewrap(text) == text
+
+
+def test_a_line_is_not_broken_within_a_path():
+    path = "/scratch/" + "x" * 120
+    assert TerminalFormat(40).rewrap(f"logs: {path}") == f"logs:\n{path}"
+
+
+@pytest.mark.parametrize(("environ", "colour"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)])
+def test_a_terminal_has_colours_unless_the_user_wants_none(environ, colour):
+    with a_terminal(72) as fd:
+        assert TerminalFormat.at(fd, environ) == TerminalFormat(72, colour)
+
+
+def test_a_pipe_has_neither_width_nor_colours():
+    read, write = os.pipe()
+    assert TerminalFormat.at(write, {}) == A_FILE and terminal_width(read) is None
+    os.close(read)
+    os.close(write)
+    assert TerminalFormat.at(write, {}) == A_FILE
+
+
+def test_each_line_is_painted_for_itself():
+    assert TerminalFormat(80, colour=True).dim("a\n\nb") == "\x1b[2ma\x1b[0m\n\n\x1b[2mb\x1b[0m"
+    assert TerminalFormat(80).red("a") == A_FILE.red("a") == "a"
+
+
+# ---- ranks, seconds and signals as text, and ranks read back
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [([], ""), ([3], "3"), ([0, 1], "0-1"), ([5, 0, 2, 1, 1], "0-2, 5"), ([7, 5, 3], "3, 5, 7")],
+)
+def test_runs_are_compacted(ranks, text):
+    assert format_ranges(ranks) == text
+
+
+def test_ranks_are_named_with_their_hosts_where_there_are_several():
+    assert (format_ranks(iter([4])), format_ranks([4, 5])) == ("rank 4", "ranks 4-5")
+    hosts = {0: "h1", 1: "h1", 2: "h2", 3: "h3"}
+    assert format_ranks_on_hosts([2], hosts) == "rank 2 (h2)"
+    assert format_ranks_on_hosts(iter([3, 0, 1]), hosts) == "ranks 0-1, 3 (h1, h3)"
+    assert format_ranks_on_hosts([0, 1], {0: "h1", 1: "h1"}) == "ranks 0-1"
+
+
+@settings(max_examples=40)
+@given(st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 10**6)), min_size=1))
+def test_any_ranges_are_read_as_they_are(spans):
+    text = ", ".join(f"{first}-{first + more}" if more else str(first) for first, more in spans)
+    assert parse_ranks(text, "--x") == tuple(range(first, first + more + 1) for first, more in spans)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        *(
+            (text, "--x takes ranks such as 1-3,7")
+            for text in ("", "a", "1-", "-1", "1,,2", "1-2-3", "1.5", "٣", "0x1")
+        ),
+        ("1,7-3", "7-3 runs backwards; write 3-7"),
+    ],
+)
+def test_what_is_not_ranks_is_named(text, message):
+    with pytest.raises(UsageError, match=message):
+        parse_ranks(text, "--x")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (-1, "0.00 s"),
+        (0.0312, "0.03 s"),
+        (0.996, "1.0 s"),
+        (41.31, "41.3 s"),
+        (119.96, "2 min 0 s"),
+        (3725, "1 h 2 min"),
+    ],
+)
+def test_seconds_keep_two_or_three_digits(value: float, text: str) -> None:
+    assert format_seconds(value) == text
+
+
+def test_signals_have_names() -> None:
+    names = [format_signal(number) for number in (9, 34, 37, 99)]
+    assert names == ["SIGKILL (9)", "SIGRTMIN (34)", "SIGRTMIN+3 (37)", "signal 99"]

@@ -1,25 +1,16 @@
-"""What is shown: lines of the ranks on one screen, prose as the terminal wants it, and ranks and seconds as text."""
+"""What is shown of the ranks' output: their lines on one screen, without what native libraries write into it."""
 
 from __future__ import annotations
 
-import fcntl
-import os
-import pty
 import re
-import struct
-import termios
-from contextlib import contextmanager
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrun.errors import UsageError
 from jaxrun.records.output.line_buffer import LineBuffer
 from jaxrun.records.output.screen import Interleaver
-from jaxrun.terminal import A_FILE, PROSE_WIDTH, TerminalFormat, terminal_width, wrap_prose
-from jaxrun.text import format_ranges, format_ranks, format_ranks_on_hosts, format_seconds, format_signal, parse_ranks
 
 # Few letters, so that line ends, returns and Gloo's text meet often.
 GLOO = b"[Gloo] Rank 3 is connected to 7 peer ranks. Expected number of connected peer ranks is : 7\n"
@@ -142,120 +133,71 @@ def test_a_bar_that_is_done_where_it_was_shown_ends_its_line() -> None:
     assert screen == b"a: 100%\na: ok\n"
 
 
-# ---- prose
+# ---- what native libraries write is removed, and nothing else
+
+GLOO_PIECES = re.findall(rb"\d+|[^\d\n]+|\n", GLOO)
+# JAX 0.12.0.1, rank 0 has ended by os._exit.
+SERVICE = b"""\
+W1122 12:35:05.840495   30828 preemption_sync_manager.cc:147] Failed to retrieve preemption notice from coordination \
+service: UNAVAILABLE: Stream removed (Socket closed)
+Additional GRPC error information from remote target coordination_service while calling /xla.coordination.X/GetKeyValue:
+:UNAVAILABLE:Stream removed (Socket closed)
+=== Source Location Trace: ===
+external/xla+/xla/tsl/distributed_runtime/rpc/grpc_util.h:89
+. This is only expected if one of the tasks is unhealthy. Check the logs for the actual root cause.
+E1122 12:35:05.840543   30828 preemption_sync_manager.cc:159] Failed to cancel preemption barrier: FAILED_PRECONDITION
+=== Source Location Trace: ===
+external/xla+/xla/util.h:302
+
+E1122 12:35:05.840585   30828 coordination_service_agent.cc:288] Polled an error from coordination service (this can \
+be an error from this or another task).
+F1122 12:35:05.840591   30828 client.h:86] Terminating process because the JAX distributed service detected fatal \
+errors. This most likely indicates that another task died; see the other task logs for more details.
+*** Check failure stack trace: ***
+    @     0x7f6dd4f5c0a4  (unknown)
+"""
 
 
-WORDS = st.lists(st.text("abc/-.", min_size=1, max_size=30), min_size=1, max_size=60).map(" ".join)
-TABLE = f"  1 rank  0  train.py:88 step   {'in JAX: ' * 20}"
+@given(st.lists(st.integers(0, 2000), max_size=12))
+def test_the_last_words_of_jaxs_service_are_removed_however_they_arrive(places: list[int]) -> None:
+    assert split(chunked(b"loss 1\n" + SERVICE + b"loss 2\n\nloss 3\n", places)) == b"loss 1\nloss 2\n\nloss 3\n"
 
 
-@contextmanager
-def a_terminal(columns):
-    ours, theirs = pty.openpty()
-    try:
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-        yield theirs
-    finally:
-        os.close(ours)
-        os.close(theirs)
+def test_other_messages_of_native_libraries_are_shown() -> None:
+    other = b"W1122 12:27:49.697533   32186 export_shardings.cc:486] This branch is not expected.\n"
+    assert split([other, b"external/xla/a.cc:12\n", b"    @ 0x12\n"]) == other + b"external/xla/a.cc:12\n    @ 0x12\n"
 
 
-@given(WORDS, st.integers(40, 200))
-def test_prose_that_was_wrapped_for_a_file_is_wrapped_for_the_terminal(text, width):
-    assert TerminalFormat(width).rewrap(wrap_prose(text)) == wrap_prose(text, width)
+@given(st.integers(0, len(GLOO_PIECES)), st.lists(st.integers(0, 200), max_size=6))
+def test_gloos_line_is_removed_wherever_a_line_of_the_program_has_torn_it(place: int, places: list[int]) -> None:
+    text = b"".join([*GLOO_PIECES[:place], b"loss 1\n", *GLOO_PIECES[place:], b"loss 2\n"])
+    assert split(chunked(text, places)) == b"loss 1\nloss 2\n"
 
 
-@given(WORDS)
-def test_in_a_file_nothing_changes(text):
-    assert A_FILE.rewrap(text) == text
-    assert all(len(line) <= PROSE_WIDTH for line in wrap_prose(text).split("\n"))
+@given(st.lists(st.booleans(), min_size=2 * len(GLOO_PIECES), max_size=2 * len(GLOO_PIECES)))
+def test_two_lines_of_gloo_that_have_torn_each_other_are_removed(turns: list[bool]) -> None:
+    pieces = {True: iter(GLOO_PIECES), False: iter(GLOO_PIECES)}
+    mixed = [next(pieces[turn], b"") for turn in turns]
+    text = b"".join([*mixed, *pieces[True], *pieces[False]])
+    assert split([text, b"\nstep 7\n12\n"]) in (b"\nstep 7\n12\n", b"step 7\n12\n")
 
 
-def test_tables_and_short_lines_stay():
-    text = f"2 ranks, 2 groups\n{TABLE}\nrank 1 is the one that differs."
-    assert TerminalFormat(50).rewrap(text) == text
-
-
-def test_a_line_is_not_broken_within_a_path():
-    path = "/scratch/" + "x" * 120
-    assert TerminalFormat(40).rewrap(f"logs: {path}") == f"logs:\n{path}"
-
-
-@pytest.mark.parametrize(("environ", "colour"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)])
-def test_a_terminal_has_colours_unless_the_user_wants_none(environ, colour):
-    with a_terminal(72) as fd:
-        assert TerminalFormat.at(fd, environ) == TerminalFormat(72, colour)
-
-
-def test_a_pipe_has_neither_width_nor_colours():
-    read, write = os.pipe()
-    assert TerminalFormat.at(write, {}) == A_FILE and terminal_width(read) is None
-    os.close(read)
-    os.close(write)
-    assert TerminalFormat.at(write, {}) == A_FILE
-
-
-def test_each_line_is_painted_for_itself():
-    assert TerminalFormat(80, colour=True).dim("a\n\nb") == "\x1b[2ma\x1b[0m\n\n\x1b[2mb\x1b[0m"
-    assert TerminalFormat(80).red("a") == A_FILE.red("a") == "a"
-
-
-# ---- ranks, seconds and signals as text, and ranks read back
+@pytest.mark.parametrize("length", range(1, len(GLOO_PIECES)))
+def test_gloos_line_that_ends_with_the_rank_is_removed(length: int) -> None:
+    assert split(GLOO_PIECES[:length]) == b""
 
 
 @pytest.mark.parametrize(
-    ("ranks", "text"),
-    [([], ""), ([3], "3"), ([0, 1], "0-1"), ([5, 0, 2, 1, 1], "0-2, 5"), ([7, 5, 3], "3, 5, 7")],
+    "text",
+    [b"we have 3 peer ranks. Fine\n", b"rank 0 is connected to 3\n", b"12\n\n", b"[Gloo]\n", b"a client.h: of mine\n"],
 )
-def test_runs_are_compacted(ranks, text):
-    assert format_ranges(ranks) == text
+def test_text_that_only_resembles_noise_is_shown(text: bytes) -> None:
+    assert split([text, text]) == split([GLOO + text, text + SERVICE]) == text + text
 
 
-def test_ranks_are_named_with_their_hosts_where_there_are_several():
-    assert (format_ranks(iter([4])), format_ranks([4, 5])) == ("rank 4", "ranks 4-5")
-    hosts = {0: "h1", 1: "h1", 2: "h2", 3: "h3"}
-    assert format_ranks_on_hosts([2], hosts) == "rank 2 (h2)"
-    assert format_ranks_on_hosts(iter([3, 0, 1]), hosts) == "ranks 0-1, 3 (h1, h3)"
-    assert format_ranks_on_hosts([0, 1], {0: "h1", 1: "h1"}) == "ranks 0-1"
-
-
-@settings(max_examples=40)
-@given(st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 10**6)), min_size=1))
-def test_any_ranges_are_read_as_they_are(spans):
-    text = ", ".join(f"{first}-{first + more}" if more else str(first) for first, more in spans)
-    assert parse_ranks(text, "--x") == tuple(range(first, first + more + 1) for first, more in spans)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        *(
-            (text, "--x takes ranks such as 1-3,7")
-            for text in ("", "a", "1-", "-1", "1,,2", "1-2-3", "1.5", "٣", "0x1")
-        ),
-        ("1,7-3", "7-3 runs backwards; write 3-7"),
-    ],
-)
-def test_what_is_not_ranks_is_named(text, message):
-    with pytest.raises(UsageError, match=message):
-        parse_ranks(text, "--x")
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (-1, "0.00 s"),
-        (0.0312, "0.03 s"),
-        (0.996, "1.0 s"),
-        (41.31, "41.3 s"),
-        (119.96, "2 min 0 s"),
-        (3725, "1 h 2 min"),
-    ],
-)
-def test_seconds_keep_two_or_three_digits(value: float, text: str) -> None:
-    assert format_seconds(value) == text
-
-
-def test_signals_have_names() -> None:
-    names = [format_signal(number) for number in (9, 34, 37, 99)]
-    assert names == ["SIGKILL (9)", "SIGRTMIN (34)", "SIGRTMIN+3 (37)", "signal 99"]
+def test_jaxs_line_about_sigterm_is_removed_and_nothing_like_it() -> None:
+    notice = (
+        b"W1122 12:07:45.132109   16747 preemption_notifier.cc:94] SIGTERM caught at 2026-11-22T12:07:45.13+00:00\n"
+    )
+    other = b"my own preemption_notifier.cc: SIGTERM caught at 3\n"
+    assert split([b"before\n" + notice + other + notice]) == b"before\n" + other
