@@ -17,7 +17,7 @@ from jaxrun.node.forkserver import client
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.flight_file import TEXT_OFFSET
 from jaxrun.spec.job.job import Job
-from jaxrun.spec.job.plan import Plan, Worker
+from jaxrun.spec.job.plan import LaunchCommand, Plan, Worker
 
 JOB_ID = "ab" * 16
 
@@ -134,7 +134,9 @@ def launch(tmp_path):
 
     def run(script, directory=tmp_path, **environ):
         environ = {"PATH": os.environ["PATH"], "JAXRUN_JOB_ID": job_id, **environ}
-        begun.append(LaunchProcess("Open MPI 5", ["/bin/sh", "-c", script], environ, directory))
+        begun.append(
+            LaunchProcess(LaunchCommand("open-mpi", "Open MPI 5", ("/bin/sh", "-c", script)), environ, directory)
+        )
         return begun[-1]
 
     yield run
@@ -238,4 +240,4 @@ def test_srun_names_the_agents_that_have_ended_with_an_error(launch):
 
 def test_one_that_is_not_there_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError):
-        LaunchProcess("srun", [str(tmp_path / "srun")], {}, None)
+        LaunchProcess(LaunchCommand("slurm", "srun", (str(tmp_path / "srun"),)), {}, None)

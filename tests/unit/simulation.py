@@ -5,7 +5,7 @@ import signal
 
 from jaxrun.analysis.verdict.decide import decide
 from jaxrun.analysis.verdict.stack_text import format_snapshot, format_stall_notice
-from jaxrun.controller.head.agent_registry import JobSpec
+from jaxrun.controller.head.agent_registry import AgentRegistry
 from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head
 from jaxrun.controller.head.head_state import TimeLimits
@@ -38,8 +38,10 @@ from jaxrun.records.event_log.actions import (
     SignalRanks,
 )
 from jaxrun.records.event_log.events import LauncherSignalled, Tick
+from jaxrun.spec.backends.remote_plan import plan_remote
 from jaxrun.spec.job.fault_spec import parse_faults
 from jaxrun.spec.job.job import Job
+from jaxrun.spec.job.plan import LaunchCommand
 
 JOB_ID = "ab" * 16
 REAPED_AFTER_S = 0.001
@@ -282,16 +284,15 @@ class Simulation:
 HEAD_ADDRESS = "10.0.0.9"
 
 
-def job_spec(size, *, given=None, run_dir="/shared/run", **wanted):
-    """What the agents of a job of so many ranks are told; `wanted` are fields of its Job."""
-    return JobSpec(
-        job=Job(**{"program": ("train.py",), "backend": "mpirun", "platform": "cpu", "processes": size, **wanted}),
-        job_id=JOB_ID,
-        size=size,
+def make_registry(size, *, given=None, run_dir="/shared/run", directory="/shared", agents=0, **wanted):
+    """Where the agents of a job of so many ranks report; `wanted` are fields of its Job."""
+    job = Job(**{"program": ("train.py",), "backend": "mpirun", "platform": "cpu", "processes": size, **wanted})
+    command = LaunchCommand("open-mpi", "mpirun", ("mpirun",), agent_hosts=("?",) * agents)
+    return AgentRegistry(
+        plan_remote(job, {}, JOB_ID, command, ["?"] * size),
+        given or {},
         version="0.1.0",
-        directory="/shared",
-        program=("train.py", "--steps", "3"),
-        user_env=given or {},
+        directory=directory,
         run_dir=run_dir,
         log_dir=run_dir,
         listen_addresses="eth0 10.0.0.9:40",

@@ -8,13 +8,12 @@ from itertools import cycle
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulation import JOB_ID, Simulation, job_spec, report
+from simulation import JOB_ID, Simulation, make_registry, report
 
 from jaxrun.analysis.diagnosis.outcome import JobOutcome
 from jaxrun.analysis.verdict.decide import decide
 from jaxrun.analysis.verdict.report import format_report
 from jaxrun.analysis.verdict.verdict import to_json
-from jaxrun.controller.head.agent_registry import AgentRegistry
 from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head
 from jaxrun.controller.head.head_state import TimeLimits
@@ -175,7 +174,7 @@ class Job:
         self.reports_kills = reports_kills
         self.outcome: JobOutcome | None = None
         expected = Expected(SIZE, JOB_ID, "cpu", 1)
-        agents = AgentRegistry(job_spec(SIZE)) if registry else None
+        agents = make_registry(SIZE) if registry else None
         head = Head(
             HOSTS,
             expected,

@@ -3,9 +3,8 @@
 import signal
 
 import pytest
-from simulation import job_spec, report
+from simulation import make_registry, report
 
-from jaxrun.controller.head.agent_registry import AgentRegistry
 from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head
 from jaxrun.controller.head.head_state import JobPhase, TimeLimits
@@ -226,7 +225,7 @@ def awaiting(simulate):
     """A job of two whose hosts are not known before the reports come."""
     job = simulate(2, hosts={0: "?", 1: "?"})
     expected = Expected(2, "ab" * 16, "cpu", 1)
-    job.head = Head(job.hosts, expected, TimeLimits(60.0, None, 5.0, 30.0), "", 0.0, AgentRegistry(job_spec(2)))
+    job.head = Head(job.hosts, expected, TimeLimits(60.0, None, 5.0, 30.0), "", 0.0, make_registry(2))
     return job
 
 

@@ -3,16 +3,16 @@
 from dataclasses import replace
 
 import pytest
-from simulation import HEAD_ADDRESS, job_spec, report
+from simulation import HEAD_ADDRESS, make_registry, report
 
-from jaxrun.controller.head.agent_registry import AgentRegistry, reachable_address
+from jaxrun.controller.head.agent_registry import reachable_address
 from jaxrun.controller.head.consistency import Expected
 from jaxrun.errors import NotUniformError, UnavailableError, UsageError
 
 
 def assign(hosts, /, *, changes=None, given=None, run_dir="/shared/run", gpus=None, **wanted):
     """The assignment for one rank on each of `hosts`; `gpus` and `changes` are given by rank."""
-    registry = AgentRegistry(job_spec(len(hosts), given=given, run_dir=run_dir, **wanted))
+    registry = make_registry(len(hosts), given=given, run_dir=run_dir, **wanted)
     for rank, host in reversed(list(enumerate(hosts))):
         assert not registry.complete
         more = (changes or {}).get(rank, {})
@@ -30,8 +30,7 @@ def ordinals(assignment):
 
 
 def test_what_waits_on_a_spare_host_prepares_for_what_a_rank_there_would_be():
-    spec = job_spec(2, max_restarts=1, env={"SEED": "1"})
-    registry = AgentRegistry(replace(spec, agents=4))
+    registry = make_registry(2, agents=4, max_restarts=1, env={"SEED": "1"})
     for rank, host in enumerate(("h1", "h2")):
         registry.add(report(rank, host, 4))
     started = registry.assign().starts[0]
@@ -39,11 +38,11 @@ def test_what_waits_on_a_spare_host_prepares_for_what_a_rank_there_would_be():
     assert [(start.rank, start.host, start.waits) for start in waiting] == [(2, "h3", True)]
     assert (waiting[0].environment, waiting[0].program, waiting[0].fork) == (started.environment, started.program, True)
     with pytest.raises(NotUniformError, match="was started as one of 3, but the job has 2 processes"):
-        AgentRegistry(replace(spec, agents=4)).add(report(0, "h1", 3))
+        make_registry(2, agents=4).add(report(0, "h1", 3))
 
 
 def test_start_messages_are_sorted_by_rank_and_describe_the_job():
-    assignment = assign(["h1", "h2", "h1"], env={"A": "b"})
+    assignment = assign(["h1", "h2", "h1"], env={"A": "b"}, program=("train.py", "--steps", "3"))
     assert [start.rank for start in assignment.starts] == [0, 1, 2]
     assert {start.size for start in assignment.starts} == {3}
     assert {start.program for start in assignment.starts} == {("train.py", "--steps", "3")}
@@ -204,7 +203,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("changes", "kind", "text"), REFUSED.values(), ids=REFUSED)
 def test_an_agent_is_refused_for(changes, kind, text):
-    registry = AgentRegistry(job_spec(2))
+    registry = make_registry(2)
     registry.add(report(1, "h2", 2))
     with pytest.raises(kind) as refused:
         registry.add(replace(report(0, "h1", 2), **changes))
@@ -231,7 +230,7 @@ BY_HAND = {
 
 @pytest.mark.parametrize(("changes", "text"), BY_HAND.values(), ids=BY_HAND)
 def test_a_command_of_one_host_is_refused_for(changes, text):
-    registry = AgentRegistry(job_spec(4, hosts=2, host_rank=0, backend="hosts"))
+    registry = make_registry(4, hosts=2, host_rank=0, backend="hosts")
     registry.add(report(3, "h3", 4, command=("train.py",)))
     with pytest.raises(NotUniformError) as refused:
         registry.add(replace(report(2, "h2", 4, command=("train.py",)), **changes))
@@ -239,7 +238,7 @@ def test_a_command_of_one_host_is_refused_for(changes, text):
 
 
 def test_agents_may_start_in_any_directory_if_the_job_names_none():
-    registry = AgentRegistry(replace(job_spec(1), directory=""))
+    registry = make_registry(1, directory="")
     registry.add(report(0, "h1", 1, directory="/elsewhere"))
     assert registry.complete
 

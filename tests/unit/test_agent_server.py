@@ -102,7 +102,7 @@ class Server:
             deadline=lambda: None,
         )
         self._launch = SimpleNamespace(
-            fileno=output.fileno, status=None, failed=False, stop=lambda *, hurry: None, close=lambda: None
+            fileno=output.fileno, status=None, failed=False, slurm_step="", command=SimpleNamespace(agent_hosts=())
         )
         self._context = SimpleNamespace(
             plan=SimpleNamespace(attempt=1, agents=agents_by_rank(2)),

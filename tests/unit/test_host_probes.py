@@ -1,9 +1,8 @@
 """What is found out between hosts: who can connect to whom, before the workers start, and how far clocks are apart."""
 
 import pytest
-from simulation import HEAD_ADDRESS, job_spec, report
+from simulation import HEAD_ADDRESS, make_registry, report
 
-from jaxrun.controller.head.agent_registry import AgentRegistry
 from jaxrun.controller.head.clock_offsets import ClockOffsets
 from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.startup import Startup
@@ -15,7 +14,7 @@ from jaxrun.records.event_log.actions import RecordClock, Send
 
 def startup(hosts, **wanted):
     """The start-up of a job with a rank on each of `hosts`, whose agents have all reported; and what it does next."""
-    registry = AgentRegistry(job_spec(len(hosts), **wanted))
+    registry = make_registry(len(hosts), **wanted)
     start = Startup(dict.fromkeys(range(len(hosts)), "?"), Expected(len(hosts), "", "cpu", 1), "", registry)
     actions = [start.handle(report(rank, host, len(hosts))) for rank, host in enumerate(hosts)]
     assert actions[:-1] == [[] for _ in hosts[1:]]
@@ -70,7 +69,7 @@ def test_hosts_that_cannot_connect_start_nothing_once_all_have_probed():
 
 
 def test_the_address_of_the_heads_own_host_is_the_one_that_the_others_use():
-    registry = AgentRegistry(job_spec(2, probe_hosts=True))
+    registry = make_registry(2, probe_hosts=True)
     start = Startup({0: "?", 1: "?"}, Expected(2, "", "cpu", 1), "", registry)
     start.handle(report(0, "h1", 2, address="127.0.0.1", head_address="127.0.0.1"))
     start.handle(report(1, "h2", 2))

@@ -28,7 +28,7 @@ from jaxrun.records.rundir.jobs import clean, read_job
 from jaxrun.records.rundir.recorded_files import find_run_dir, is_run_dir
 from jaxrun.records.rundir.rundir import RunDir, create, to_file_name
 from jaxrun.spec.job.job import Job
-from jaxrun.spec.job.plan import Plan, Worker
+from jaxrun.spec.job.plan import LaunchCommand, Plan, Worker
 
 NOW = datetime(2026, 11, 20, 21, 42)
 STRANGER = 65534
@@ -286,7 +286,7 @@ def test_no_planted_link_is_written_through(tmp_path: Path, monkeypatch: pytest.
     setup = setup_of(plan, os.environ, str(run), run)
     pid, pipes = spawn(setup, setup.workers[0])
     pipes.close()
-    starter = LaunchProcess("a starter", ("/bin/sh", "-c", "echo output"), os.environ, run)
+    starter = LaunchProcess(LaunchCommand("", "a starter", ("/bin/sh", "-c", "echo output")), os.environ, run)
     os.waitpid(pid, 0)
     os.waitpid(starter.pid, 0)
     assert starter.read() == b"output\n"

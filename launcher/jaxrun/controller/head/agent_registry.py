@@ -17,39 +17,9 @@ from jaxrun.protocol.agent_messages import AgentReport, StartWorker
 from jaxrun.protocol.env import attempt_nonce
 from jaxrun.spec.job.devices import Gpus, Machine
 from jaxrun.spec.job.environment import worker_variables
-from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.layout import FORKED_PLATFORMS, Layout, decide_layout
+from jaxrun.spec.job.plan import Plan
 from jaxrun.text import format_columns, format_ranks, format_ranks_on_hosts, plural
-
-
-@dataclass(frozen=True, slots=True)
-class JobSpec:
-    """What is known of every worker before any agent has reported.
-
-    job:               what was asked for, with the number of processes decided
-    version:           of jaxrun
-    directory:         where the job was started; empty where the agents may be anywhere
-    program:           the arguments after `python -m jaxrun_runtime`
-    user_env:          the environment that the user gives the workers
-    run_dir, log_dir:  that of the job, and that of the attempt's logs; empty where it leaves no files
-    listen_addresses:  at which the head listens, as text for people
-    attempt:           which one this is, from 1; restart_reason: why the one before it ended
-    agents:            how many were started, where some wait on spare hosts or were lost; else 0
-    """
-
-    job: Job
-    job_id: str
-    size: int
-    version: str
-    directory: str
-    program: tuple[str, ...]
-    user_env: Mapping[str, str]
-    run_dir: str
-    log_dir: str
-    listen_addresses: str
-    attempt: int = 1
-    restart_reason: str = ""
-    agents: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,43 +39,65 @@ class Assignment:
 
 
 class AgentRegistry:
-    """The reports of one job."""
+    """The reports of one attempt."""
 
-    def __init__(self, spec: JobSpec) -> None:
-        self.spec = spec
+    def __init__(
+        self,
+        plan: Plan,
+        user_env: Mapping[str, str],
+        *,
+        version: str,
+        directory: str = "",
+        run_dir: str = "",
+        log_dir: str = "",
+        listen_addresses: str = "",
+    ) -> None:
+        """`user_env` is the environment that the user gives the workers; `version` is that of jaxrun.
+
+        directory:         where the job was started; empty where the agents may be anywhere
+        run_dir, log_dir:  that of the job, and that of the attempt's logs; empty where it leaves no files
+        listen_addresses:  at which the head listens, as text for people
+        """
+        self.plan = plan
+        self.job = plan.job
+        self.size = len(plan.workers)
+        self.listen_addresses = listen_addresses
+        self._user_env = user_env
+        self._version = version
+        self._directory = directory
+        self._run_dir = run_dir
+        self._log_dir = log_dir
         self.reports: dict[int, AgentReport] = {}
 
     @property
     def complete(self) -> bool:
-        return len(self.reports) == self.spec.size
+        return len(self.reports) == self.size
 
     def add(self, report: AgentReport) -> None:
         """Raises NotUniformError or UnavailableError if this agent cannot be one of the job's."""
-        spec = self.spec
-        by_hand = spec.job.host_rank is not None
-        if report.size != (spec.agents or spec.size):
-            raise NotUniformError(_describe_other_size(report, spec.size, by_hand=by_hand))
-        if report.rank >= spec.size:
-            raise NotUniformError(describe_unknown_rank(report.rank, spec.size))
+        by_hand, size = self.job.host_rank is not None, self.size
+        if report.size != (self.plan.agent_count or size):
+            raise NotUniformError(_describe_other_size(report, size, by_hand=by_hand))
+        if report.rank >= size:
+            raise NotUniformError(describe_unknown_rank(report.rank, size))
         known = self.reports.setdefault(report.rank, report)
         if known is not report:
-            host_rank = report.rank * (spec.job.hosts or 1) // spec.size if by_hand else None
+            host_rank = report.rank * (self.job.hosts or 1) // size if by_hand else None
             raise NotUniformError(_describe_duplicate(known, report, host_rank))
-        if report.command and report.command != spec.job.program:
-            raise NotUniformError(_describe_other_program(report, spec.job.program))
+        if report.command and report.command != self.job.program:
+            raise NotUniformError(_describe_other_program(report, self.job.program))
         self.check_installation(report)
 
     def check_installation(self, report: AgentReport) -> None:
         """Raises UnavailableError if this agent cannot start workers of the job."""
-        spec = self.spec
-        if report.jaxrun_version != spec.version:
+        if report.jaxrun_version != self._version:
             raise UnavailableError(
-                f"{report.host} has jaxrun {report.jaxrun_version}, but the launcher has jaxrun {spec.version}\n"
+                f"{report.host} has jaxrun {report.jaxrun_version}, but the launcher has jaxrun {self._version}\n"
                 "install the same version on every host, or start it from a directory that all share"
             )
-        if spec.directory and report.directory != spec.directory:
+        if self._directory and report.directory != self._directory:
             raise UnavailableError(
-                f"{spec.directory} does not exist on {report.host}; the agent was started in {report.directory}\n"
+                f"{self._directory} does not exist on {report.host}; the agent was started in {report.directory}\n"
                 "start the job in a directory that all hosts share"
             )
 
@@ -119,9 +111,9 @@ class AgentRegistry:
         interface = reachable_address(0, self.reports)
         starts = [start for ranks in self._hosts() for start in self._starts(ranks, layouts, interface)]
         any_layout = layouts[0]
-        replace(self.spec.job, platform=any_layout.platform)  # which is valid, or does not exist
-        nonce = attempt_nonce(self.spec.job_id, self.spec.attempt)
-        expected = Expected(self.spec.size, nonce, any_layout.platform, any_layout.devices_per_process)
+        replace(self.job, platform=any_layout.platform)  # which is valid, or does not exist
+        nonce = attempt_nonce(self.plan.job_id, self.plan.attempt)
+        expected = Expected(self.size, nonce, any_layout.platform, any_layout.devices_per_process)
         by_rank = sorted(starts, key=lambda start: start.rank)
         return Assignment(tuple(by_rank), expected, interface, self._notes(layouts))
 
@@ -145,7 +137,7 @@ class AgentRegistry:
 
     def _lay_out(self, host: Sequence[AgentReport]) -> dict[int, Layout]:
         """The layout of each rank of one host."""
-        job = self.spec.job
+        job = self.job
         layouts: dict[int, Layout] = {}
         for group in _group_by_gpus(host):
             per_process = job.devices_per_process
@@ -162,7 +154,7 @@ class AgentRegistry:
                 devices_per_process=per_process,
             )
             try:
-                layout = decide_layout(wanted, _machine(group[0]), self.spec.user_env)
+                layout = decide_layout(wanted, _machine(group[0]), self._user_env)
             except UsageError as error:
                 raise NotUniformError(f"{group[0].host}: {error}") from None
             layouts |= {report.rank: layout for report in group}
@@ -171,41 +163,40 @@ class AgentRegistry:
     def _starts(
         self, host: Sequence[AgentReport], layouts: Mapping[int, Layout], interface: str
     ) -> Iterable[StartWorker]:
-        spec = self.spec
         shares_cores = len({report.cpus for report in host}) == 1
         index_of = {report.rank: index for group in _group_by_gpus(host) for index, report in enumerate(group)}
         for local_rank, report in enumerate(host):
             layout = layouts[report.rank]
             cores = max(1, len(report.cpus) // len(host)) if shares_cores else len(report.cpus)
-            job = replace(spec.job, devices_per_process=layout.devices_per_process) if layout.gpus.names else spec.job
+            job = replace(self.job, devices_per_process=layout.devices_per_process) if layout.gpus.names else self.job
             count = layout.devices_per_process if layout.gpus.names and layout.devices_per_process else 0
             first = index_of[report.rank] * count
-            values = worker_variables(job, replace(layout, processes=1), spec.user_env, cores=cores)
+            values = worker_variables(job, replace(layout, processes=1), self._user_env, cores=cores)
             yield StartWorker(
                 rank=report.rank,
-                size=spec.size,
+                size=self.size,
                 local_rank=local_rank,
                 local_size=len(host),
                 host=report.host,
-                program=spec.program,
-                environment={**spec.job.env, **_bypass_proxies(values, interface)},
+                program=self.plan.program_argv,
+                environment={**self.job.env, **_bypass_proxies(values, interface)},
                 local_device_ids=tuple(range(first, first + count)),
-                run_dir=spec.run_dir if report.can_write_run_dir else "",
-                log_dir=spec.log_dir if report.can_write_run_dir else "",
-                show_output=spec.job.shows(report.rank),
-                settings=spec.job.worker_settings,
-                attempt=spec.attempt,
-                restart_reason=spec.restart_reason,
-                fork=layout.platform in FORKED_PLATFORMS and not spec.job.no_fork,
+                run_dir=self._run_dir if report.can_write_run_dir else "",
+                log_dir=self._log_dir if report.can_write_run_dir else "",
+                show_output=self.job.shows(report.rank),
+                settings=self.job.worker_settings,
+                attempt=self.plan.attempt,
+                restart_reason=self.plan.restart_reason,
+                fork=layout.platform in FORKED_PLATFORMS and not self.job.no_fork,
             )
 
     def _notes(self, layouts: Mapping[int, Layout]) -> tuple[str, ...]:
         hosts = {rank: report.host for rank, report in self.reports.items()}
         notes = list(dict.fromkeys(note for layout in layouts.values() for note in layout.notes))
         without_run_dir = [rank for rank, report in self.reports.items() if not report.can_write_run_dir]
-        if self.spec.run_dir and without_run_dir:
+        if self._run_dir and without_run_dir:
             where = format_ranks_on_hosts(without_run_dir, hosts)
-            notes.append(f"{where} cannot write to the run directory {self.spec.run_dir}; their logs come by network")
+            notes.append(f"{where} cannot write to the run directory {self._run_dir}; their logs come by network")
         return tuple(notes)
 
 

@@ -92,9 +92,9 @@ class Startup:
         """Which ranks have not come within the time limit (seconds), and what to do about it."""
         step, present = self._step()
         if step == "starting agents" and self._registry is not None:
-            addresses = self._registry.spec.listen_addresses
+            addresses = self._registry.listen_addresses
             text = consistency.describe_missing_agents(self._hosts, present, limit, addresses)
-            by_hand = self._registry.spec.job.host_rank is not None
+            by_hand = self._registry.job.host_rank is not None
             return f"{text}\n{_BY_HAND_HINT}" if by_hand else text
         return consistency.describe_missing_ranks(
             self._hosts, present, limit, "joined" if step == "joining" else "started"
@@ -164,7 +164,7 @@ class HostProbes:
     @property
     def complete(self) -> bool:
         """Whether nothing is to be waited for any more."""
-        return not self._registry.spec.job.probe_hosts or (self._knows_all and not self._awaited)
+        return not self._registry.job.probe_hosts or (self._knows_all and not self._awaited)
 
     @property
     def ready(self) -> Collection[int]:
@@ -186,7 +186,7 @@ class HostProbes:
 
     @property
     def _knows_all(self) -> bool:
-        return self._registry.complete and len(self._facts) == self._registry.spec.size
+        return self._registry.complete and len(self._facts) == self._registry.size
 
     @property
     def _leads(self) -> tuple[int, ...]:

@@ -11,8 +11,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,27 +29,28 @@ _POLL_S = 0.01
 # Grace before SIGTERM, and then before SIGKILL.
 _GRACE_S = (5.0, 2.0)
 _GRACE_AFTER_FAILURE_S = (0.6, 0.6)
-# How Open MPI 4 and 5 write a rank: [[12345,1],3], [prterun-h1-12345@1,3].
-_RANK_IN_OUTPUT = re.compile(r"Process name: \[\S*,(\d{1,9})\]")
 # "srun: error: h2: tasks 1-2,5: Exited with exit code 69"
 _FAILED_TASKS = re.compile(r"^srun: error: \S+: tasks? ([0-9,-]+): Exited with exit code", re.MULTILINE)
 
 
 class LaunchProcess:
-    """The running launch command, in a session of its own, with our stdin; its output goes to starter.log."""
+    """The running launch command, in a session of its own, with our stdin; its output goes to starter.log.
+
+    all_reported:  whether it has started all agents
+    has_silent:    whether there may be agents that do not end by themselves
+    slurm_step:    the step of its tasks, which outlive an srun that is killed; empty until an agent has reported it
+    """
 
     def __init__(
-        self,
-        title: str,
-        argv: Sequence[str],
-        environ: Mapping[str, str],
-        directory: Path | None,
-        *,
-        has_stdin: bool = True,
+        self, command: LaunchCommand, environ: Mapping[str, str], directory: Path | None, *, has_stdin: bool = True
     ) -> None:
         """Start it; without our stdin where that is nobody's. Raises OSError."""
-        self.title = title
+        self.command = command
+        self.title = command.title
         self.status: int | None = None
+        self.all_reported = False
+        self.has_silent = True
+        self.slurm_step = ""
         self._tail = b""
         self._log = _open_log(directory)
         self._pipe, writing = os.pipe()
@@ -59,7 +59,7 @@ class LaunchProcess:
         if not has_stdin:
             streams.append((os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0))
         try:
-            self.pid = os.posix_spawn(argv[0], list(argv), environ, file_actions=streams, setsid=True)
+            self.pid = os.posix_spawn(command.argv[0], command.argv, environ, file_actions=streams, setsid=True)
         finally:
             os.close(writing)
 
@@ -97,8 +97,16 @@ class LaunchProcess:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signum)
 
-    def stop(self, *, hurry: bool, sigterm: bool = True) -> None:
-        """Wait for its end, and bring it about by SIGTERM, if it may get one, and SIGKILL.
+    @property
+    def _bears_sigterm(self) -> bool:
+        return self.all_reported or self.command.sigterm_at_start
+
+    def ask_to_end(self) -> None:
+        """Have it end all that it has started, and itself, and do not wait for it."""
+        self.signal(signal.SIGTERM if self._bears_sigterm else signal.SIGKILL)
+
+    def stop(self, *, hurry: bool) -> None:
+        """Wait for its end, and bring it about by SIGTERM, if it bears one, and SIGKILL.
 
         With `hurry` soon, as it may be stuck.
         """
@@ -106,7 +114,7 @@ class LaunchProcess:
         for seconds, signum in zip(graces, (signal.SIGTERM, signal.SIGKILL), strict=True):
             if self._wait(seconds):
                 return
-            if signum == signal.SIGKILL or sigterm:
+            if signum == signal.SIGKILL or self._bears_sigterm:
                 self.signal(signum)
         self._wait(graces[-1])
 
@@ -141,16 +149,17 @@ class LaunchProcess:
         words = self.last_lines()
         said = f"; it said:\n{words}" if words else ""
         missing = [rank for rank in hosts if rank not in reported]
-        named = [rank for rank in map(int, _RANK_IN_OUTPUT.findall(words)) if rank in hosts]
         lacking = f"\nnot heard from: {format_ranks_on_hosts(missing, hosts)}" if missing and reported else ""
-        if not reported and named:
-            lacking = f"\nthat is {format_ranks_on_hosts(named, hosts)}"
         return f"{self.describe_end()} before the job was over{said}{lacking}"
 
-    def close(self) -> None:
+    def close(self) -> str:
+        """Let go of it; returns what the user is to be told, if anything."""
         os.close(self._pipe)
         if self._log is not None:
             os.close(self._log)
+        is_srun = self.command.engine == "slurm" and not self.command.attached_to
+        was_killed = self.status == -signal.SIGKILL
+        return cancel_step(self.slurm_step) if is_srun and was_killed and self.has_silent else ""
 
     def _wait(self, seconds: float) -> bool:
         """Whether it ends within so many seconds."""
@@ -211,38 +220,3 @@ def cancel_step(step: str) -> str:
     if not failure or "already complet" in failure or "Invalid job id" in failure:
         return ""
     return f"Slurm's step {step} may still run on other hosts ({failure}); end it with: {' '.join(command)}"
-
-
-@dataclass(slots=True)
-class RunningEngine:
-    """A launch command that was started.
-
-    all_reported:  whether it has started all agents
-    has_silent:    whether there may be agents that do not end by themselves
-    slurm_step:    the step of its tasks, which outlive an srun that is killed; empty until an agent has reported it
-    """
-
-    launch: LaunchProcess
-    command: LaunchCommand
-    all_reported: bool = False
-    has_silent: bool = True
-    slurm_step: str = ""
-
-    @property
-    def _bears_sigterm(self) -> bool:
-        return self.all_reported or self.command.sigterm_at_start
-
-    def ask_to_end(self) -> None:
-        """Have the launch command end all that it has started, and itself, and do not wait for it."""
-        self.launch.signal(signal.SIGTERM if self._bears_sigterm else signal.SIGKILL)
-
-    def stop(self, *, hurry: bool) -> None:
-        """Wait for the end of the launch command, in a `hurry` not for long, and bring it about."""
-        self.launch.stop(hurry=hurry, sigterm=self._bears_sigterm)
-
-    def release(self) -> str:
-        """Let go of a launch command that was stopped; returns what the user is to be told, if anything."""
-        is_srun = self.command.engine == "slurm" and not self.command.attached_to
-        was_killed = self.launch.status == -signal.SIGKILL
-        self.launch.close()
-        return cancel_step(self.slurm_step) if is_srun and was_killed and self.has_silent else ""

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxrun import RUNTIME, __version__
+from jaxrun import __version__
 from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
 from jaxrun.analysis.diagnosis.root_cause import find_culprits
 from jaxrun.analysis.verdict.restarts import Stop
-from jaxrun.controller.head.agent_registry import AgentRegistry, JobSpec
+from jaxrun.controller.head.agent_registry import AgentRegistry
 from jaxrun.controller.supervisor.executor import Executor
-from jaxrun.controller.supervisor.launch_process import LaunchProcess, RunningEngine, abort_job
+from jaxrun.controller.supervisor.launch_process import LaunchProcess, abort_job
 from jaxrun.controller.supervisor.server import AgentServer
 from jaxrun.controller.supervisor.spare_agents import SpareAgents
 from jaxrun.errors import JaxrunError, UnavailableError
@@ -67,10 +67,10 @@ class RemoteAgents:
         self._endpoint = endpoint or Endpoint(auth.new_token())
         self._token = self._endpoint.token
         self._server: AgentServer | None = None
-        self._engine: RunningEngine | None = None
+        self._launch: LaunchProcess | None = None
         self._registry: AgentRegistry | None = None
         self._spares: SpareAgents | None = None
-        self._retired: list[RunningEngine] = []  # of earlier attempts; they have been told to end
+        self._retired: list[LaunchProcess] = []  # of earlier attempts; they have been told to end
         self._user_env = {**environ, **plan.job.env}
         platforms, restarts = wanted_platforms(plan.job, self._user_env), plan.job.max_restarts > 0
         self._job_info = JobInfo(plan.job_id, directory.name, platforms, restarts, probe=plan.job.probe_hosts)
@@ -83,7 +83,13 @@ class RemoteAgents:
         """Where the agents of this attempt report."""
         log_dir = str(attempt_directory(Path(self._directory.name), plan.attempt)) if self._directory.path else ""
         self._registry = AgentRegistry(
-            _job_spec(plan, self._user_env, self._directory.name, log_dir, self.listen_addresses)
+            plan,
+            self._user_env,
+            version=__version__,
+            directory="" if plan.is_started_by_hand else os.getcwd(),
+            run_dir=self._directory.name,
+            log_dir=log_dir,
+            listen_addresses=self.listen_addresses,
         )
         return self._registry
 
@@ -93,7 +99,7 @@ class RemoteAgents:
 
     def next_plan(self, plan: Plan, outcome: JobOutcome) -> Plan | Stop:
         """The plan of another attempt, without the hosts that were lost where others can take their places."""
-        if _is_started_by_hand(plan):
+        if plan.is_started_by_hand:
             return plan if self._serves(plan) else Stop("agents are gone that jaxrun did not start")
         placement, spares = [worker.host for worker in plan.workers], self._usable_spares(plan)
         choice = replace_hosts(placement, spares, self._lost_hosts(plan, outcome), plan.job.min_hosts)
@@ -128,11 +134,11 @@ class RemoteAgents:
                 self._server.close_loop()
             else:
                 self._plan = self._on_own_agents(plan)
-                self._registry.spec = replace(self._registry.spec, agents=_count_agents(self._plan))
-                self._start_engine(context)
+                self._registry.plan = self._plan
+                self._start_launch_command(context)
         except JaxrunError as error:
             return JobOutcome(EndReason.UNAVAILABLE, text=str(error))
-        assert self._engine is not None and self._plan.launch_command is not None
+        assert self._launch is not None and self._plan.launch_command is not None
         if self._spares is None or earlier is None:
             self._spares = SpareAgents(self._plan.launch_command.agent_hosts, self._registry)
         self._spares.begin_attempt(self._registry)
@@ -140,7 +146,7 @@ class RemoteAgents:
         self._server = AgentServer(
             executor,
             self._listener,
-            self._engine.launch,
+            self._launch,
             self._job_info,
             verbose=self._plan.job.verbose,
             attached=bool(self._plan.launch_command.attached_to),
@@ -158,16 +164,16 @@ class RemoteAgents:
         if rendezvous is not None:
             rendezvous.remove()
         server, command = self._server, self._plan.launch_command
-        self._dismiss_agents(exit_code if _is_started_by_hand(self._plan) else 0)
-        if self._engine is not None:
-            self._note_agents(self._engine)
-            self._engine.stop(hurry=exit_code != 0 or self._engine.has_silent)
+        if server is not None:
+            server.shut_down_agents(exit_code if self._plan.is_started_by_hand else 0)
+        if self._launch is not None:
+            self._launch.stop(hurry=exit_code != 0 or self._launch.has_silent)
         if server is not None:
             server.close()
-        for engine in self._retired:
-            engine.stop(hurry=True)
-        for engine in filter(None, (*self._retired, self._engine)):
-            print_notice(engine.release())
+        for launch in self._retired:
+            launch.stop(hurry=True)
+        for launch in filter(None, (*self._retired, self._launch)):
+            print_notice(launch.close())
         self._listener.close()
         hangs = server is not None and bool(server.silent_ranks - {0})
         if command is not None and command.attached_to and hangs:
@@ -184,14 +190,14 @@ class RemoteAgents:
 
     def _serves(self, plan: Plan) -> bool:
         """Whether the launch command runs, and all agents are there that the ranks of this plan need."""
-        if self._server is None or self._engine is None or self._engine.launch.reap():
+        if self._server is None or self._launch is None or self._launch.reap():
             return False
         return self._server.usable_agents >= {number for number, ranks in plan.agents.items() if ranks}
 
     def _agents_left(self) -> dict[int, str]:
         """The hosts of the agents that can go on without some others, by number."""
         command, server = self._plan.launch_command, self._server
-        if command is None or server is None or self._engine is None or self._engine.launch.reap():
+        if command is None or server is None or self._launch is None or self._launch.reap():
             return {}
         usable = server.usable_agents
         return {number: host for number, host in enumerate(command.agent_hosts) if number in usable}
@@ -209,45 +215,32 @@ class RemoteAgents:
             return plan
         return replan(plan, [worker.host for worker in plan.workers], plan.spare_hosts, self._environ)
 
-    def _start_engine(self, context: AttemptContext) -> None:
+    def _start_launch_command(self, context: AttemptContext) -> None:
         """Run the launch command, in place of one that has run before. Raises UnavailableError."""
-        if self._engine is not None:
-            context.output.print_line(f"jaxrun: starting {self._engine.launch.title} again", dim=True)
-            self._retire_engine(self._engine)
+        if self._launch is not None:
+            context.output.print_line(f"jaxrun: starting {self._launch.title} again", dim=True)
+            self._retire(self._launch)
             self._token = auth.new_token()  # an agent of before that is late finds no way in
             self._listener.renew(self._token)
         elif self._plan.job.verbose:
             context.output.print_line(f"jaxrun: listening at {self.listen_addresses}")
         if self._endpoint.rendezvous is not None:
             self._endpoint.rendezvous.write(self._token, self._addresses)
-        self._engine = self._start_engine_process()
-        context.guard.add(self._engine.launch.pid)
+        self._launch = self._run_launch_command()
+        context.guard.add(self._launch.pid)
 
-    def _dismiss_agents(self, status: int) -> None:
-        if self._server is not None:
-            self._server.shut_down_agents(status)
-
-    def _note_agents(self, engine: RunningEngine) -> None:
-        """Note what its agents have told of the engine."""
-        if self._server is not None:
-            engine.all_reported, engine.has_silent = self._server.all_reported, bool(self._server.silent_ranks)
-            engine.slurm_step = self._server.slurm_step
-            if len(self._server.connections.live) < len(engine.command.agent_hosts):
-                engine.has_silent = True
-
-    def _retire_engine(self, engine: RunningEngine) -> None:
+    def _retire(self, launch: LaunchProcess) -> None:
         """Have the agents and the launch command end, and wait for neither: they may be stuck with a lost host."""
-        self._dismiss_agents(0)
-        self._note_agents(engine)
         if self._server is not None:
+            self._server.shut_down_agents(0)
             self._server.close(wait=False)
             self._server = None
-        engine.ask_to_end()
-        self._retired.append(engine)
-        self._engine = None
+        launch.ask_to_end()
+        self._retired.append(launch)
+        self._launch = None
 
-    def _start_engine_process(self) -> RunningEngine:
-        """Run the launch command. UnavailableError where it cannot be started."""
+    def _run_launch_command(self) -> LaunchProcess:
+        """Raises UnavailableError where it cannot be started."""
         plan, command = self._plan, self._plan.launch_command
         assert command is not None
         agent_env = AgentEnv(plan.job_id, self._addresses, self._token, command.engine, plan.job.init_timeout).to_env()
@@ -255,42 +248,11 @@ class RemoteAgents:
         for name in command.unset_env:
             env.pop(name, None)
         try:
-            has_stdin = plan.job.stdin != STDIN_NONE
-            launch = LaunchProcess(command.title, command.argv, env, self._directory.path, has_stdin=has_stdin)
-            return RunningEngine(launch, command)
+            return LaunchProcess(command, env, self._directory.path, has_stdin=plan.job.stdin != STDIN_NONE)
         except OSError as error:
             raise UnavailableError(f"{command.argv[0]} could not be started: {error.strerror}") from None
 
 
-def _is_started_by_hand(plan: Plan) -> bool:
-    """Whether this process has started only some of the agents."""
-    command = plan.launch_command
-    return plan.job.host_rank is not None or bool(command and command.attached_to)
-
-
 def _has_own_agents(plan: Plan) -> bool:
     """Whether the agents have the ranks that the launch command of the plan starts them with."""
-    started = agents_by_rank(len(plan.workers), _count_agents(plan))
-    return _is_started_by_hand(plan) or dict(plan.agents) == started
-
-
-def _job_spec(plan: Plan, user_env: Mapping[str, str], run_dir: str, log_dir: str, listen_addresses: str) -> JobSpec:
-    return JobSpec(
-        job=plan.job,
-        job_id=plan.job_id,
-        size=len(plan.workers),
-        version=__version__,
-        directory="" if _is_started_by_hand(plan) else os.getcwd(),
-        program=plan.argv[plan.argv.index(RUNTIME) + 1 :],
-        user_env=user_env,
-        run_dir=run_dir,
-        log_dir=log_dir,
-        listen_addresses=listen_addresses,
-        attempt=plan.attempt,
-        restart_reason=plan.restart_reason,
-        agents=_count_agents(plan),
-    )
-
-
-def _count_agents(plan: Plan) -> int:
-    return len(plan.launch_command.agent_hosts) if plan.launch_command is not None else 0
+    return plan.is_started_by_hand or dict(plan.agents) == agents_by_rank(len(plan.workers), plan.agent_count)

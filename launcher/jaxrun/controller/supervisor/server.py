@@ -90,7 +90,6 @@ class AgentServer:
         self._losses = LossWatch(context, launch, self.connections, executor.handle, attached=attached)
         self._dropped_peers = DroppedPeers(self._dispatcher.record, self._clock)
         self._signalled = False  # whether this process was asked to end, where the agents are as well
-        self.slurm_step = ""  # of which the agents are tasks, as the first of them has reported
         self._outcome: JobOutcome | None = None
 
     def start(self) -> None:
@@ -127,7 +126,10 @@ class AgentServer:
         }
 
     def shut_down_agents(self, status: int) -> None:
-        """Tell all agents to end with `status`."""
+        """Tell all agents to end with `status`, and note what is known of them."""
+        launch = self._launch
+        launch.all_reported = self.all_reported
+        launch.has_silent = bool(self.silent_ranks) or len(self.connections.live) < len(launch.command.agent_hosts)
         self.connections.send_all(Shutdown(status))
         self.connections.flush(_SHUTDOWN_SEND_S)
 
@@ -178,7 +180,7 @@ class AgentServer:
             case AgentReport():
                 self._losses.reported.add(event.rank)
                 self._dispatcher.record(RecordClock(event.rank, self._clock() - event.time))
-                self.slurm_step = self.slurm_step or event.slurm_step
+                self._launch.slurm_step = self._launch.slurm_step or event.slurm_step
                 self._executor.handle(event)
                 self._prepare_spares()
             case _:

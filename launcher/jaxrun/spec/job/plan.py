@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
+from jaxrun import RUNTIME
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.names import JOB_ID
 from jaxrun.protocol.settings import options_of
@@ -116,6 +117,22 @@ class Plan:
     def host_of(self) -> dict[int, str]:
         """The host of each rank."""
         return {worker.rank: worker.host for worker in self.workers}
+
+    @property
+    def program_argv(self) -> tuple[str, ...]:
+        """What every worker runs: the arguments after `python -m jaxrun_runtime`."""
+        return self.argv[self.argv.index(RUNTIME) + 1 :]
+
+    @property
+    def agent_count(self) -> int:
+        """How many agents are started, where some wait on spare hosts or were lost; else 0."""
+        return len(self.launch_command.agent_hosts) if self.launch_command is not None else 0
+
+    @property
+    def is_started_by_hand(self) -> bool:
+        """Whether jaxrun starts only some of the agents."""
+        attached = self.launch_command is not None and self.launch_command.attached_to != ""
+        return self.job.host_rank is not None or attached
 
     def base_env(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the environment that all workers share, made from the launcher's own `environ` and the job's id."""
