@@ -1,7 +1,5 @@
 """`simulate`: a head with a clock and a kernel of its own. Puts this directory on the path, for the helpers in it."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Stacks and kernel states of ranks that wait, as they were seen; shortened."""
 
-from __future__ import annotations
-
 from jaxrun.analysis.diagnosis.rank_state import Activity
 
 STOPPED = "T"  # ProcessState.STOPPED
@@ -9,7 +7,7 @@ FUTEX = "futex_do_wait"
 _SHORT = {"PY": "/usr/lib/python3", "SITE": "/v/lib/python3.13/site-packages", "JOB": "/job"}
 
 
-def dump(text: str, *threads: str) -> str:
+def dump(text, *threads):
     """A dump of Python's fault handler from lines `PLACE/file line function`; the other threads come first."""
     blocks = []
     for block in (*threads, text):
@@ -198,7 +196,7 @@ JOB/train.py 124 step
 """
 
 
-def _parse(text: str) -> dict[str, tuple[str, str, Activity, str]]:
+def _parse(text):
     """By name the frames, the kernel's word, the activity and the call."""
     samples = {}
     for part in text.split("\n-- ")[1:]:
@@ -211,7 +209,7 @@ def _parse(text: str) -> dict[str, tuple[str, str, Activity, str]]:
 SAMPLES = _parse(_SAMPLES)
 
 
-def sample(name: str) -> tuple[str, str]:
+def sample(name):
     """(dump, wait)"""
     if name == "stopped":
         return "", STOPPED

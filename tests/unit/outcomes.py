@@ -1,15 +1,10 @@
 """Ends of workers, and the verdicts on them."""
 
-from __future__ import annotations
-
 import signal
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome, WorkerOutcome
 from jaxrun.analysis.diagnosis.root_cause import find_culprits
 from jaxrun.analysis.verdict.decide import decide as decide_verdict
-from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.protocol.worker_messages import Failed, ThreadFailed
 
 GLOO = "UNKNOWN: Gloo AllGather failed: [pair.cc:547] Connection closed by peer [127.0.0.1]:24984"
@@ -21,39 +16,37 @@ HOSTS = {rank: f"h{rank // 2}" for rank in range(4)}
 START, RUN_AT, NOW = 1000.0, 1002.0, 1012.5
 
 
-def failed(rank: int, message: str, *, error: str = "ValueError", status: int = 1, stage: str = "program") -> Failed:
+def failed(rank, message, *, error="ValueError", status=1, stage="program"):
     traceback = f'Traceback (most recent call last):\n  File "train.py", line 88, in step\n{error}: {message}\n'
     return Failed(rank, 0.0, stage, status, error, message, "" if error == "SystemExit" else traceback)
 
 
-def end(rank: int, at: float, status: int | None = None, **more: Any) -> WorkerOutcome:
+def end(rank, at, status=None, **more):
     return WorkerOutcome(rank, HOSTS[rank], RUN_AT + at, status, **more)
 
 
-def raised(
-    rank: int, at: float, message: str = "bad record", thread_failures: tuple[ThreadFailed, ...] = (), **more: Any
-) -> WorkerOutcome:
+def raised(rank, at, message="bad record", thread_failures=(), **more):
     return end(rank, at, 1, failure=failed(rank, message, **more), thread_failures=thread_failures)
 
 
-def stopped(*ranks: int) -> list[WorkerOutcome]:
+def stopped(*ranks):
     return [end(rank, 10.0, -signal.SIGKILL, killed_by_launcher=True) for rank in ranks]
 
 
-def thread(rank: int, error: str = "KeyError") -> ThreadFailed:
+def thread(rank, error="KeyError"):
     traceback = f'Traceback (most recent call last):\n  File "data.py", line 3, in load\n{error}: "x"\n'
     return ThreadFailed(rank, 0.0, "Loader-1", error, traceback)
 
 
-def weigh(*ends: WorkerOutcome, run_at: float | None = RUN_AT, hosts: Mapping[int, str] = HOSTS) -> Verdict:
+def weigh(*ends, run_at=RUN_AT, hosts=HOSTS):
     outcome = JobOutcome(EndReason.FAILED, ends, run_at=run_at)
     return decide_verdict(outcome, hosts, started=START, ended=NOW)
 
 
-def culprit_ranks(ends: Sequence[WorkerOutcome]) -> tuple[int, ...]:
+def culprit_ranks(ends):
     return tuple(end.rank for end in find_culprits(ends))
 
 
-def decide(ends: list[WorkerOutcome], reason: str, **more: Any) -> Verdict:
+def decide(ends, reason, **more):
     ending = JobOutcome(EndReason(reason), tuple(ends), decided_at=1012.0, run_at=RUN_AT, **more)
     return decide_verdict(ending, HOSTS, started=START, ended=NOW, timeout=10.0)

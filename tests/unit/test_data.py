@@ -1,7 +1,5 @@
 """The data slicer: every row exactly once, and the same steps and shapes on every rank."""
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 import pytest

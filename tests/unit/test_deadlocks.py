@@ -1,7 +1,5 @@
 """Each common deadlock is explained in one sentence; the samples are real, shortened."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -22,7 +20,7 @@ from jaxrun.protocol.flight import Flight
 BY_IF = "every rank must make this call; is it under an `if` that only this rank enters?"
 
 
-def findings(*names: str, places=None, hosts=None) -> list[str]:
+def findings(*names, places=None, hosts=None):
     """The findings if rank 0 does the first of these, and so on; "finished" is a rank that has no stack."""
     present = {rank: sample(name) for rank, name in enumerate(names) if name != "finished"}
     flights = {rank: Flight(sites=dict(enumerate((site,) for site in known))) for rank, known in (places or {}).items()}
@@ -213,7 +211,7 @@ def test_this_python_and_this_kernel_are_understood(tmp_path, line):
         child.communicate()
 
 
-def _does(child: subprocess.Popen[str], answer: Path, doing: Activity) -> bool:
+def _does(child, answer, doing):
     child.send_signal(signal.SIGUSR1)
     time.sleep(0.05)
     wait = Path(f"/proc/{child.pid}/wchan").read_text()

@@ -23,7 +23,7 @@ _EIGHT = tuple(GpuCard(f"GPU-{i}aaaa-bbbb", f"H{i}") for i in range(8))
 _MIG = (GpuCard("GPU-0aaa", "A100"), GpuCard("GPU-1bbb", "A100", ("MIG-1111", "MIG-1222")))
 
 
-def _ordinals(value: str | None) -> list[int]:
+def _ordinals(value):
     return [int(name[1:]) for _, name in devices.visible_devices(_EIGHT, value)]
 
 
@@ -154,7 +154,7 @@ def test_the_variables_of_rocm_select_one_after_the_other(environ, count):
     ],
 )
 def test_a_tpu_host_is_known_by_its_devices(environ, files, expected):
-    def listing(pattern: str) -> list[str]:
+    def listing(pattern):
         return [file for file in files if file.startswith(pattern.split("[")[0])]
 
     assert devices.has_tpu(environ, listing) is expected

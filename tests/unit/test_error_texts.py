@@ -3,8 +3,6 @@
 known_errors.txt has the real texts: of each the row that explains it, where it is from, and the text itself.
 """
 
-from __future__ import annotations
-
 import re
 import signal
 import time
@@ -27,39 +25,39 @@ REMOTE = TEXTS["not-addressable"]
 MISMATCH, LOOPBACK = TEXTS["collective-mismatch"], TEXTS["loopback"]
 
 
-def died(status: int | None, **more: object) -> WorkerOutcome:
+def died(status, **more):
     return WorkerOutcome(0, "h1", 1.0, status, **more)  # type: ignore[arg-type]
 
 
-def raised(message: str, traceback: str = "", *, tail: str = "", error: str = "ValueError") -> WorkerOutcome:
+def raised(message, traceback="", *, tail="", error="ValueError"):
     return died(1, failure=Failed(0, 0.0, "program", 1, error, message, traceback), stderr_tail=tail)
 
 
 @pytest.mark.parametrize(("key", "text"), EXAMPLES)
-def test_a_text_matches_its_row_and_none_before_it_and_fills_in_its_numbers(key: str, text: str) -> None:
+def test_a_text_matches_its_row_and_none_before_it_and_fills_in_its_numbers(key, text):
     assert next((row.key for row in lookup.KNOWN_ERRORS if row.search(text)), "no row") == key
     known = lookup.find_explanation(text)
     assert known.means and "{" not in known.means + known.advice and "None" not in known.means + known.advice
 
 
-def test_every_row_has_an_example_and_a_name_of_its_own() -> None:
+def test_every_row_has_an_example_and_a_name_of_its_own():
     keys = [row.key for row in lookup.KNOWN_ERRORS]
     assert len(set(keys)) == len(keys) >= 25
     assert set(TEXTS) == set(keys)
 
 
-def test_numbers_of_the_text_stand_in_the_sentences() -> None:
+def test_numbers_of_the_text_stand_in_the_sentences():
     known = lookup.find_explanation(TEXTS["local-data-size"])
     assert known.means == "this process gave 3 entries of axis 0, but its devices hold 2."
     assert known.advice.startswith("give each process its own 2 entries")
 
 
 @pytest.mark.parametrize("text", ["", "bad record in shard 2", "KeyError: 'x'", "Connection reset by peer", FILTERED])
-def test_an_unknown_text_is_not_explained(text: str) -> None:
+def test_an_unknown_text_is_not_explained(text):
     assert lookup.find_explanation(text, text) == lookup.Explanation()
 
 
-def test_an_exception_is_known_by_its_message_before_the_rest_of_its_chain() -> None:
+def test_an_exception_is_known_by_its_message_before_the_rest_of_its_chain():
     chain = (
         'Traceback (most recent call last):\n  File "a.py", line 1, in f\n'
         "RuntimeError: can't start new thread\n\n"
@@ -70,32 +68,32 @@ def test_an_exception_is_known_by_its_message_before_the_rest_of_its_chain() -> 
     assert "no further thread" in known.means
 
 
-def test_a_source_line_in_a_traceback_and_the_log_of_a_rank_that_raised_are_no_evidence() -> None:
+def test_a_source_line_in_a_traceback_and_the_log_of_a_rank_that_raised_are_no_evidence():
     traceback = f'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    raise E("{REMOTE}")\nE: other\n'
     assert lookup.explain_worker(raised("other", traceback, tail=MISMATCH)).means == ""
 
 
-def test_stderr_explains_a_rank_without_an_exception() -> None:
+def test_stderr_explains_a_rank_without_an_exception():
     assert "16 bytes came where 8" in lookup.explain_worker(died(-signal.SIGABRT, stderr_tail=MISMATCH)).means
     assert "16 bytes came where 8" in lookup.explain_worker(raised("", tail=MISMATCH, error="SystemExit")).means
 
 
 @pytest.mark.parametrize(("status", "lost_reason"), [(-signal.SIGKILL, ""), (-signal.SIGTERM, ""), (None, "it is off")])
-def test_stderr_of_a_rank_that_was_killed_from_outside_or_lost_is_ignored(status: int | None, lost_reason: str) -> None:
+def test_stderr_of_a_rank_that_was_killed_from_outside_or_lost_is_ignored(status, lost_reason):
     assert lookup.explain_worker(died(status, stderr_tail=MISMATCH, lost_reason=lost_reason)).means == ""
 
 
-def test_a_thread_that_died_before_its_rank_is_evidence() -> None:
+def test_a_thread_that_died_before_its_rank_is_evidence():
     thread = ThreadFailed(0, 0.0, "Loader", "RuntimeError", "Traceback:\nRuntimeError: can't start new thread\n")
     assert "no further thread" in lookup.explain_worker(died(-signal.SIGSEGV, thread_failures=(thread,))).means
 
 
-def test_of_a_consequence_only_texts_that_name_a_cause_are_believed() -> None:
+def test_of_a_consequence_only_texts_that_name_a_cause_are_believed():
     assert "127.0.1.1" in lookup.explain_worker(raised(LOOPBACK), roots_only=True).means
     assert lookup.explain_worker(raised(REMOTE), roots_only=True).means == ""
 
 
-def test_of_a_long_text_both_ends_are_looked_at_and_not_the_middle() -> None:
+def test_of_a_long_text_both_ends_are_looked_at_and_not_the_middle():
     filler = "x" * 50_000
     assert lookup.find_explanation(f"{REMOTE}{filler}").means
     assert lookup.find_explanation(f"{filler}{REMOTE}").means
@@ -103,7 +101,7 @@ def test_of_a_long_text_both_ends_are_looked_at_and_not_the_middle() -> None:
 
 
 @pytest.mark.parametrize("text", [text for _, text in EXAMPLES])
-def test_a_hostile_text_takes_no_longer_than_its_length_allows(text: str) -> None:
+def test_a_hostile_text_takes_no_longer_than_its_length_allows(text):
     hostile = "".join(text[: len(text) * part // 4] for part in (3, 2, 1)) or "x"
     before = time.process_time()
     lookup.find_explanation(hostile * (100_000 // len(hostile)))
@@ -144,7 +142,7 @@ OWN = [
 ]
 
 
-def traceback(*errors: str) -> str:
+def traceback(*errors):
     return "\n".join(
         ["Traceback (most recent call last):", '  File "train.py", line 88, in step', "    run(batch)", *errors]
     )
@@ -155,13 +153,13 @@ MEANWHILE = "\n\nDuring handling of the above exception, another exception occur
 
 
 @pytest.mark.parametrize("text", CONSEQUENCES)
-def test_a_consequence_of_another_process_is_recognised(text: str) -> None:
+def test_a_consequence_of_another_process_is_recognised(text):
     assert find_consequence(text)
     assert classify_error(text, traceback(f"ValueError: {text}")) is ErrorOrigin.OTHER
 
 
 @pytest.mark.parametrize("text", OWN)
-def test_a_fault_of_the_process_itself_is_not(text: str) -> None:
+def test_a_fault_of_the_process_itself_is_not(text):
     assert not find_consequence(text)
     assert classify_error(text, traceback(text)) is ErrorOrigin.OWN
 
@@ -182,12 +180,12 @@ CHAINS = {
 
 
 @pytest.mark.parametrize(("message", "chain", "origin"), CHAINS.values(), ids=CHAINS)
-def test_the_origin_of_an_error_is_that_of_its_chain(message: str, chain: str, origin: ErrorOrigin) -> None:
+def test_the_origin_of_an_error_is_that_of_its_chain(message, chain, origin):
     assert classify_error(message, chain) is origin
 
 
 @pytest.mark.parametrize(("leaf", "blame"), [(GLOO, ErrorOrigin.UNCLEAR), ("bad record", ErrorOrigin.OWN)])
-def test_a_group_is_judged_by_what_it_holds(leaf: str, blame: ErrorOrigin) -> None:
+def test_a_group_is_judged_by_what_it_holds(leaf, blame):
     try:
         raise ExceptionGroup("unhandled errors in a TaskGroup", [ValueError(leaf)])
     except ExceptionGroup as group:

@@ -1,7 +1,5 @@
 """The files of a run directory: what events.jsonl keeps, and how a job is explained from them, whole or damaged."""
 
-from __future__ import annotations
-
 import os
 import signal
 from dataclasses import replace
@@ -30,11 +28,11 @@ VERDICT = Verdict(
 )
 
 
-def line(time: float, message: object, attempt: int = 1, to: tuple[int, ...] = ()) -> str:
+def line(time, message, attempt=1, to=()):
     return event_log.format_line(LoggedEvent(1000 + time, message, attempt, to))
 
 
-def job(size: int, *, slow: int | None = None, hosts: int = 1) -> list[str]:
+def job(size, *, slow=None, hosts=1):
     """The events of a job in which every step takes 0.1 s, and one rank imports 2 s longer."""
     lines = [line(0.01 * rank, WorkerSpawned(rank, rank)) for rank in range(size)]
     for rank in range(size):
@@ -47,12 +45,12 @@ def job(size: int, *, slow: int | None = None, hosts: int = 1) -> list[str]:
     return lines + [line(end + 0.4, WorkerExited(rank, -9 if rank else 0)) for rank in range(size)]
 
 
-def table(lines: list[str]) -> str:
+def table(lines):
     (attempt,) = read_attempts(event_log.parse_lines(lines).events)
     return format_table(attempt)
 
 
-def run_dir(path: Path, lines: list[str], verdict: Verdict | None = VERDICT) -> Path:
+def run_dir(path, lines, verdict=VERDICT):
     path.mkdir(parents=True)
     (path / "events.jsonl").write_text("\n".join(lines) + "\n")
     if verdict is not None:
@@ -60,7 +58,7 @@ def run_dir(path: Path, lines: list[str], verdict: Verdict | None = VERDICT) -> 
     return path
 
 
-def test_the_verdict_is_printed_again_with_a_timeline_of_each_rank(tmp_path: Path) -> None:
+def test_the_verdict_is_printed_again_with_a_timeline_of_each_rank(tmp_path):
     path = run_dir(tmp_path / "run", job(2, hosts=2))
     assert explain_run(path).splitlines() == [
         "jaxrun: rank 1 of 2 on h1 raised ValueError.",
@@ -76,7 +74,7 @@ def test_the_verdict_is_printed_again_with_a_timeline_of_each_rank(tmp_path: Pat
     ]
 
 
-def test_the_slow_rank_is_marked_in_the_step_that_it_held_up() -> None:
+def test_the_slow_rank_is_marked_in_the_step_that_it_held_up():
     text = table(job(4, slow=2))
     row = next(line for line in text.splitlines() if line.split()[0] == "2")
     assert row.split() == ["2", "0.02", "*2.10", "2.20", "2.30", "-", "2.60"]
@@ -84,7 +82,7 @@ def test_the_slow_rank_is_marked_in_the_step_that_it_held_up() -> None:
     assert text.splitlines()[-1] == "* slowest: rank 2, imported 2.00 s after the median"
 
 
-def test_a_large_job_is_summarised_by_step() -> None:
+def test_a_large_job_is_summarised_by_step():
     text = table(job(40, slow=33, hosts=4))
     lines = text.splitlines()
     assert len(lines) == 9
@@ -106,7 +104,7 @@ def test_a_large_job_is_summarised_by_step() -> None:
     assert lines[-1] == "* slowest: rank 33 (h1), imported 2.00 s after the median"
 
 
-def test_a_job_without_a_verdict_shows_how_far_it_had_come(tmp_path: Path) -> None:
+def test_a_job_without_a_verdict_shows_how_far_it_had_come(tmp_path):
     straggler = Straggler((1,), "0-2", "", 60, 60, 0.9, 0.02, 0.3, 0.3, is_proven=True, frame="data.py:10 load")
     lines = [*job(3)[:5], line(0.1, straggler), line(0.15, WorkerExited(2, -11))]
     text = explain_run(run_dir(tmp_path / "run", lines, verdict=None))
@@ -120,7 +118,7 @@ def test_a_job_without_a_verdict_shows_how_far_it_had_come(tmp_path: Path) -> No
     assert "came last to 90 % of calls, by 20 ms on average: the others waited 30 % of the time; it was in" in text
 
 
-def test_damaged_lines_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_damaged_lines_are_left_out_and_counted(tmp_path):
     lines = job(2)
     damaged = [*lines, lines[0][:20], "\x00\x00", "[1]", '{"event": {"type": "Done"}}', lines[1].replace("rank", "r")]
     text = explain_run(run_dir(tmp_path / "run", damaged))
@@ -128,23 +126,23 @@ def test_damaged_lines_are_left_out_and_counted(tmp_path: Path) -> None:
     assert table(damaged) == table(lines)
 
 
-def test_a_log_of_another_format_is_refused(tmp_path: Path) -> None:
+def test_a_log_of_another_format_is_refused(tmp_path):
     path = run_dir(tmp_path / "run", ['{"format": 2}', *job(1)])
     with pytest.raises(UsageError, match=r"events.jsonl: it is of format 2, and this jaxrun reads format 1\."):
         explain_run(path)
 
 
-def test_a_damaged_verdict_is_reported_as_damaged(tmp_path: Path) -> None:
+def test_a_damaged_verdict_is_reported_as_damaged(tmp_path):
     path = run_dir(tmp_path / "run", job(2))
     (path / "verdict.json").write_text(verdict_file.to_json(VERDICT)[:40])
     assert f"the verdict in {path / 'verdict.json'} cannot be read" in explain_run(path)
 
 
-def test_a_job_that_started_nothing_is_explained_too(tmp_path: Path) -> None:
+def test_a_job_that_started_nothing_is_explained_too(tmp_path):
     assert "no rank was started" in explain_run(run_dir(tmp_path / "run", [], verdict=None))
 
 
-def test_the_latest_of_several_jobs_is_explained(tmp_path: Path) -> None:
+def test_the_latest_of_several_jobs_is_explained(tmp_path):
     run_dir(tmp_path / "1120-0900-a", job(1))
     newest = run_dir(tmp_path / "1120-1000-b", job(1))
     assert f"explain {newest}" in explain_run(tmp_path)
@@ -153,13 +151,13 @@ def test_the_latest_of_several_jobs_is_explained(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "nothing", "file"])
-def test_what_is_no_run_directory_is_refused(tmp_path: Path, name: str) -> None:
+def test_what_is_no_run_directory_is_refused(tmp_path, name):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="Give the run directory of a job"):
         explain_run(tmp_path / name)
 
 
-def test_of_several_attempts_the_last_is_explained_and_the_others_are_named(tmp_path: Path) -> None:
+def test_of_several_attempts_the_last_is_explained_and_the_others_are_named(tmp_path):
     log = "attempt-2/rank-0000.err"
     killed, raised = "rank 1 of 2 was killed.", "rank 0 of 2 raised ValueError."
     lines = [
@@ -181,7 +179,7 @@ def test_of_several_attempts_the_last_is_explained_and_the_others_are_named(tmp_
     assert "start-up, in seconds since attempt 3 was started:" in text and " 0.30 " in text
 
 
-def test_a_verdict_keeps_those_of_earlier_attempts() -> None:
+def test_a_verdict_keeps_those_of_earlier_attempts():
     earlier = replace(VERDICT, headline="the first")
     kept = replace(VERDICT, attempt=2, before=4.5, earlier=(earlier,), left_out=("h2",), no_restart="enough", run=1.0)
     assert verdict_file.from_json(verdict_file.to_json(kept)) == kept
@@ -191,7 +189,7 @@ def test_a_verdict_keeps_those_of_earlier_attempts() -> None:
 # ---- events.jsonl
 
 
-def test_what_is_logged_comes_back_as_it_was() -> None:
+def test_what_is_logged_comes_back_as_it_was():
     for message in (
         WorkerExited(1, -9, output_bursts=((1.0, 2.5, 30),)),
         Failed(1, 5.0, WorkerStage.PROGRAM, 3, "SystemExit", "bye\n\u2028", "", ("note",)),
@@ -203,14 +201,14 @@ def test_what_is_logged_comes_back_as_it_was() -> None:
         assert event_log.parse_line(text) == event and "\n" not in text
 
 
-def test_secrets_and_what_the_logs_of_ranks_hold_are_left_out() -> None:
+def test_secrets_and_what_the_logs_of_ranks_hold_are_left_out():
     hello = Hello(1, "h1", 77, 2.5, 1.5, {"jax": "0.10.2"}, "ab", {"SECRET": "x"})
     assert event_log.parse_line(line(0.0, hello)).message == replace(hello, environment={})
     failed = Failed(1, 5.0, WorkerStage.PROGRAM, 3, "ValueError", "bad", "Traceback ...")
     assert event_log.parse_line(line(0.0, failed)).message == replace(failed, traceback="")
 
 
-def test_the_page_has_each_message_of_the_log() -> None:
+def test_the_page_has_each_message_of_the_log():
     page = (Path(__file__).parents[2] / "docs" / "event-log.md").read_text()
     assert [name for name in event_log.LOGGED_TYPES if f"`{name}`" not in page] == []
 
@@ -231,7 +229,7 @@ def test_the_page_has_each_message_of_the_log() -> None:
         (Send((0,), RankQuery(7, RankDetail.STACKS)), None),
     ],
 )
-def test_of_events_and_actions_those_are_logged_that_somebody_reads_again(thing: object, logged: object) -> None:
+def test_of_events_and_actions_those_are_logged_that_somebody_reads_again(thing, logged):
     assert event_log.find_message(thing) == logged
 
 

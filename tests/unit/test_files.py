@@ -24,7 +24,7 @@ _DELETING = {
 _DELETERS = {"unlink", "rmdir", "rmtree", "removedirs", "TemporaryDirectory"}
 
 
-def _deletions(path: Path) -> list[ast.Call]:
+def _deletions(path):
     found = []
     for call in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)):
         name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
@@ -48,7 +48,7 @@ def test_every_place_that_deletes_is_known_and_does_so_by_a_descriptor():
     assert by_path == ["jaxrun/protocol/compiled_programs.py"]
 
 
-def _fill(directory: Path) -> Path:
+def _fill(directory):
     (directory / "sub" / "subsub").mkdir(parents=True)
     directory.chmod(0o700)
     for name in ("file", "sub/file", "sub/subsub/file"):

@@ -1,9 +1,6 @@
 """Recorded calls of several ranks are compared: each divergence is found, also after others, and nothing else."""
 
-from __future__ import annotations
-
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -14,7 +11,6 @@ from jaxrun.analysis.lockstep.compare import Candidate, find_candidates, find_di
 from jaxrun.analysis.lockstep.divergence import (
     Absence,
     CallGroup,
-    Divergence,
     divergence_of_calls,
     partition_by_program,
 )
@@ -27,14 +23,7 @@ SITES = {number: (f"/job/train.py:{80 + number} main",) for number in range(1, 9
 PROGRAMS = {number: ProgramInfo(f"jit(f{number})", f"key{number}", f"code{number}") for number in range(1, 9)}
 
 
-def recorded(
-    history: Sequence[int],
-    *,
-    group: str = ALL,
-    held: int = 16,
-    programs: Mapping[int, ProgramInfo] = PROGRAMS,
-    offset: int = 0,
-) -> Flight:
+def recorded(history, *, group=ALL, held=16, programs=PROGRAMS, offset=0):
     """The flight of a rank that called these programs, numbered from `offset`, each from its own call site."""
     chain, calls, marks = 0, [], {}
     for number, program in enumerate(history, start=1):
@@ -53,11 +42,11 @@ def recorded(
     )
 
 
-def with_pending_call(flight: Flight, number: int, program: int, group: str = ALL) -> Flight:
+def with_pending_call(flight, number, program, group=ALL):
     return replace(flight, pending=PendingCall(group, number, program, program, 9.0))
 
 
-def divergence_of(flights: Mapping[int, Flight]) -> Divergence:
+def divergence_of(flights):
     """The divergence that the only candidate proves to be."""
     (candidate,) = find_candidates(flights)
     found = find_divergence(candidate, flights)
@@ -70,14 +59,14 @@ _HISTORY = st.lists(st.integers(1, 3), min_size=1, max_size=120)
 
 @settings(max_examples=50)
 @given(_HISTORY, st.lists(st.integers(0, 120), min_size=4, max_size=4))
-def test_ranks_with_equal_calls_are_in_step_at_any_distance(history: list[int], made: list[int]) -> None:
+def test_ranks_with_equal_calls_are_in_step_at_any_distance(history, made):
     flights = {rank: recorded(history[:count], offset=10 * rank) for rank, count in enumerate(made)}
     assert find_candidates(flights) == ()
 
 
 @settings(max_examples=50)
 @given(_HISTORY, st.data())
-def test_the_first_call_that_differs_is_found_from_the_histories(history: list[int], data: st.DataObject) -> None:
+def test_the_first_call_that_differs_is_found_from_the_histories(history, data):
     place = data.draw(st.integers(0, len(history) - 1))
     other = [*history[:place], history[place] + 4, *history[place + 1 :]]
     flights = {rank: recorded(other if rank == 2 else history, offset=10 * rank) for rank in range(4)}
@@ -104,7 +93,7 @@ def test_the_first_call_that_differs_is_found_from_the_histories(history: list[i
     )
 
 
-def test_programs_whose_code_is_not_known_match() -> None:
+def test_programs_whose_code_is_not_known_match():
     unknown = {number: ProgramInfo(program.name, program.key, "") for number, program in PROGRAMS.items()}
     flights = {0: recorded([1, 2, 3]), 1: recorded([1, 2, 3], programs=unknown)}
     (candidate,) = find_candidates(flights)
@@ -122,11 +111,11 @@ def test_programs_whose_code_is_not_known_match() -> None:
         ([1, 3, 1], [1, 2, 3, 1], (1,)),
     ],
 )
-def test_an_extra_call_is_recognised_by_what_follows(one: list[int], other: list[int], extra: tuple[int, ...]) -> None:
+def test_an_extra_call_is_recognised_by_what_follows(one, other, extra):
     assert divergence_of({0: recorded(one), 1: recorded(other)}).extra_call_ranks == extra
 
 
-def test_ranks_that_do_not_record_every_call_are_left_out() -> None:
+def test_ranks_that_do_not_record_every_call_are_left_out():
     partly = replace(recorded([4, 5]), level=FIRST_CALLS)
     flights = {0: recorded([1, 2]), 1: partly, 2: Flight()}
     assert find_candidates(flights) == ()
@@ -134,7 +123,7 @@ def test_ranks_that_do_not_record_every_call_are_left_out() -> None:
     assert find_divergence(Candidate(ALL, 1, ((0,), (1,))), flights) is None
 
 
-def test_marks_compare_ranks_that_are_far_apart() -> None:
+def test_marks_compare_ranks_that_are_far_apart():
     history = [1] * 70
     flights = {0: recorded(history), 1: recorded([2, *history[:45]])}
     (candidate,) = find_candidates(flights)
@@ -143,14 +132,14 @@ def test_marks_compare_ranks_that_are_far_apart() -> None:
     assert find_candidates(distant) == ()
 
 
-def test_groups_are_compared_apart() -> None:
+def test_groups_are_compared_apart():
     left = {rank: recorded([1, 2], group="0-1") for rank in (0, 1)}
     right = {2: recorded([3], group="2-3"), 3: recorded([4], group="2-3")}
     (candidate,) = find_candidates({**left, **right})
     assert (candidate.group, candidate.rank_sets) == ("2-3", ((2,), (3,)))
 
 
-def test_ranks_inside_different_calls_are_candidates() -> None:
+def test_ranks_inside_different_calls_are_candidates():
     before = recorded([1, 1])
     flights = {
         0: with_pending_call(before, 3, 2),
@@ -165,7 +154,7 @@ def test_ranks_inside_different_calls_are_candidates() -> None:
     assert find_candidates({**flights, 2: with_pending_call(before, 3, 2)}) == ()
 
 
-def test_where_the_ring_was_overwritten_only_an_earlier_divergence_is_known() -> None:
+def test_where_the_ring_was_overwritten_only_an_earlier_divergence_is_known():
     history = [1] * 200
     flights = {0: recorded(history), 1: recorded([2, *history[1:]])}
     found = divergence_of(flights)
@@ -175,14 +164,14 @@ def test_where_the_ring_was_overwritten_only_an_earlier_divergence_is_known() ->
         assert find_divergence(candidate, {0: flights[0], 1: doubt}) is None
 
 
-def test_ranks_whose_history_was_not_read_are_in_no_call_group() -> None:
+def test_ranks_whose_history_was_not_read_are_in_no_call_group():
     candidate = Candidate(ALL, 1, ((0, 3), (1,), (2,)))
     found = find_divergence(candidate, {0: recorded([1]), 1: recorded([2])})
     assert found is not None
     assert [call_group.ranks for call_group in found.call_groups] == [(0, 3), (1,)]
 
 
-def test_ranks_that_agree_where_others_differ_are_one_call_group() -> None:
+def test_ranks_that_agree_where_others_differ_are_one_call_group():
     flights = {0: recorded([1, 1]), 1: recorded([1, 2]), 2: recorded([3, 1]), 3: recorded([1, 1])}
     (candidate,) = find_candidates(flights)
     assert candidate.number == 1
@@ -192,7 +181,7 @@ def test_ranks_that_agree_where_others_differ_are_one_call_group() -> None:
     assert (found.number, [call_group.ranks for call_group in found.call_groups]) == (1, [(0, 1, 3), (2,)])
 
 
-def test_a_lag_names_the_first_call_that_not_all_have_reached() -> None:
+def test_a_lag_names_the_first_call_that_not_all_have_reached():
     flights = {
         0: with_pending_call(recorded([1] * 4), 5, 2),
         1: with_pending_call(recorded([1] * 4), 5, 2),
@@ -205,7 +194,7 @@ def test_a_lag_names_the_first_call_that_not_all_have_reached() -> None:
     assert lag.reached == {0: 5, 1: 5, 2: 4, 3: 7}
 
 
-def test_a_rank_without_a_call_of_its_group_is_behind() -> None:
+def test_a_rank_without_a_call_of_its_group_is_behind():
     flights = {0: recorded([1, 1]), 1: Flight(EVERY_CALL), 4: Flight(EVERY_CALL)}
     (lag,) = find_lags(flights)
     assert (lag.number, lag.ahead, lag.behind) == (1, (0,), (1,))
@@ -227,22 +216,22 @@ def test_a_rank_without_a_call_of_its_group_is_behind() -> None:
         (["a ", "ab", "a "], ((0, 1, 2),)),
     ],
 )
-def test_an_unknown_program_matches_any(identities: list[str], expected: tuple[tuple[int, ...], ...]) -> None:
+def test_an_unknown_program_matches_any(identities, expected):
     table = {rank: (text[0].strip(), text[1].strip()) for rank, text in enumerate(identities)}
     assert partition_by_program(table) == expected
 
 
-def call(rank: int, key: str, code: str = "c", program: int = 1) -> Call:
+def call(rank, key, code="c", program=1):
     return Call(rank, 1.0, ALL, 12, program, key, code, f"jit({key})", f"train.py:{rank} main", True)
 
 
-def test_calls_that_are_alike_are_no_divergence() -> None:
+def test_calls_that_are_alike_are_no_divergence():
     assert divergence_of_calls({rank: call(rank, "a") for rank in range(4)}) is None
     assert divergence_of_calls({0: call(0, "a"), 1: call(1, "a", code="")}) is None
     assert divergence_of_calls({}) is None
 
 
-def test_a_divergence_of_calls_names_the_rank_that_has_the_program() -> None:
+def test_a_divergence_of_calls_names_the_rank_that_has_the_program():
     found = divergence_of_calls({0: call(0, "b"), 1: call(1, "a", code=""), 2: call(2, "a", program=7)})
     assert found is not None
     assert (found.group, found.number) == (ALL, 12)
@@ -252,7 +241,7 @@ def test_a_divergence_of_calls_names_the_rank_that_has_the_program() -> None:
     )
 
 
-def test_ranks_that_make_no_such_call_are_a_call_group_too() -> None:
+def test_ranks_that_make_no_such_call_are_a_call_group_too():
     gone = Absence(4)
     found = divergence_of_calls({0: call(0, "a"), 3: call(3, "a")}, {2: gone, 1: gone})
     assert divergence_of_calls({}, {1: gone}) is None
@@ -263,13 +252,13 @@ def test_ranks_that_make_no_such_call_are_a_call_group_too() -> None:
     ]
 
 
-def test_of_ranks_that_make_no_such_call_it_is_said_how_many_they_made() -> None:
+def test_of_ranks_that_make_no_such_call_it_is_said_how_many_they_made():
     assert Absence(1).format() == "has made only 1 call and is finished"
     assert Absence(0).format(2) == "have made no call and are finished"
     assert Absence().format() == "is finished"
 
 
-def test_program_details_are_added_to_the_call_groups() -> None:
+def test_program_details_are_added_to_the_call_groups():
     found = divergence_of_calls({0: call(0, "a"), 1: call(1, "b")})
     assert found is not None
     arguments = (("x", "float32[4]", "P()"),)
@@ -279,7 +268,7 @@ def test_program_details_are_added_to_the_call_groups() -> None:
     assert (second, found.with_program_details({})) == (found.call_groups[1], found)
 
 
-def test_four_thousand_ranks_are_compared_in_a_moment() -> None:
+def test_four_thousand_ranks_are_compared_in_a_moment():
     group = "0-4095"
     history = [1, 2] * 50
     flights = {rank: recorded(history[: 100 - rank % 7], group=group) for rank in range(4096)}

@@ -1,12 +1,8 @@
 """Reads a flight recorder while it is written, after torn writes, and with any content."""
 
-from __future__ import annotations
-
 import json
 import mmap
 import os
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,26 +18,26 @@ SECOND = 10**9
 HELD = recorder.RING_RECORDS - 8  # of a full ring, less what may be being written
 
 
-def chain_after(number: int) -> int:
+def chain_after(number):
     return number * 0x9E3779B97F4A7C15 & MASK
 
 
 class Writer:
     """Makes a recorder in its documented format, with one group 1 of ranks 0-3 unless a test adds others."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         self.file = path.open("w+b", buffering=0)
         self.file.truncate(recorder.TEXT_OFFSET)
         self.map = mmap.mmap(self.file.fileno(), recorder.TEXT_OFFSET)
         self.words = memoryview(self.map).cast("Q")
         self.numbers: dict[int, int] = {}
 
-    def close(self) -> None:
+    def close(self):
         self.words.release()
         self.map.close()
         self.file.close()
 
-    def begin(self, level: int = recorder.EVERY_CALL) -> None:
+    def begin(self, level=recorder.EVERY_CALL):
         self.words[recorder.FORMAT_WORD] = recorder.FORMAT
         self.words[recorder.LEVEL_WORD] = level
         self.words[recorder.MAGIC_WORD] = recorder.MAGIC
@@ -51,18 +47,18 @@ class Writer:
         )
         self.line({"site": 7, "stack": ["/job/train.py:88 train_step", "/job/train.py:120 main"]})
 
-    def line(self, content: object) -> None:
+    def line(self, content):
         self.text(json.dumps(content).encode() + b"\n")
 
-    def program(self, number: int, **about: object) -> None:
+    def program(self, number, **about):
         self.line({"program": number, "group": 1, **about})
 
-    def text(self, data: bytes) -> None:
+    def text(self, data):
         size = self.words[recorder.TEXT_SIZE_WORD]
         os.pwrite(self.file.fileno(), data, recorder.TEXT_OFFSET + size)
         self.words[recorder.TEXT_SIZE_WORD] = size + len(data)
 
-    def call(self, group: int = 1, program: int = 3, site: int = 7, entered: int = 0) -> None:
+    def call(self, group=1, program=3, site=7, entered=0):
         made, number = self.words[recorder.RECORD_COUNT_WORD], self.numbers.get(group, 0) + 1
         at = recorder.HEADER_WORDS + made % recorder.RING_RECORDS * recorder.RECORD_WORDS
         self.numbers[group] = number
@@ -73,27 +69,27 @@ class Writer:
         self.words[at + 4] = entered
         self.words[recorder.RECORD_COUNT_WORD] = made + 1
 
-    def calls(self, count: int) -> None:
+    def calls(self, count):
         for _ in range(count):
             self.call()
 
 
 @pytest.fixture
-def writer(tmp_path: Path) -> Iterator[Writer]:
+def writer(tmp_path):
     made = Writer(tmp_path / "rank-0000.flight")
     yield made
     made.close()
 
 
-def read(writer: Writer, reader: FlightReader | None = None) -> Flight:
+def read(writer, reader=None):
     return (reader or FlightReader(writer.file.fileno())).brief()
 
 
-def numbers(flight: Flight) -> list[int]:
+def numbers(flight):
     return [call.number for call in flight.calls]
 
 
-def test_a_call_is_read_with_all_that_is_known_of_it(writer: Writer) -> None:
+def test_a_call_is_read_with_all_that_is_known_of_it(writer):
     writer.begin()
     writer.words[recorder.STRICT_WORD] = 1
     writer.call()
@@ -108,7 +104,7 @@ def test_a_call_is_read_with_all_that_is_known_of_it(writer: Writer) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 100, recorder.HEADER_WORDS * 8, recorder.TEXT_OFFSET])
-def test_a_file_that_was_never_written_is_an_empty_flight(tmp_path: Path, size: int) -> None:
+def test_a_file_that_was_never_written_is_an_empty_flight(tmp_path, size):
     path = tmp_path / "rank-0000.flight"
     path.write_bytes(bytes(size))
     with path.open("rb") as file:
@@ -120,7 +116,7 @@ def test_a_file_that_was_never_written_is_an_empty_flight(tmp_path: Path, size: 
     os.close(folder)
 
 
-def test_another_format_is_not_read(writer: Writer) -> None:
+def test_another_format_is_not_read(writer):
     writer.begin()
     writer.call()
     writer.words[recorder.FORMAT_WORD] = 9
@@ -129,7 +125,7 @@ def test_another_format_is_not_read(writer: Writer) -> None:
     assert "format 9" in flight.trouble
 
 
-def test_brief_holds_the_last_calls_and_history_all(writer: Writer) -> None:
+def test_brief_holds_the_last_calls_and_history_all(writer):
     writer.begin()
     writer.calls(100)
     reader = FlightReader(writer.file.fileno())
@@ -137,7 +133,7 @@ def test_brief_holds_the_last_calls_and_history_all(writer: Writer) -> None:
     assert numbers(reader.history()) == list(range(1, 101))
 
 
-def test_a_ring_that_has_turned_holds_the_latest(writer: Writer) -> None:
+def test_a_ring_that_has_turned_holds_the_latest(writer):
     writer.begin()
     writer.calls(2 * recorder.RING_RECORDS + 5)
     flight = FlightReader(writer.file.fileno()).history()
@@ -146,7 +142,7 @@ def test_a_ring_that_has_turned_holds_the_latest(writer: Writer) -> None:
     assert flight.call_counts == {"0-3": last}
 
 
-def test_marks_are_the_latest_multiples_of_each_stride(writer: Writer) -> None:
+def test_marks_are_the_latest_multiples_of_each_stride(writer):
     writer.begin()
     writer.calls(4000)
     marks = read(writer).marks["0-3"]
@@ -154,7 +150,7 @@ def test_marks_are_the_latest_multiples_of_each_stride(writer: Writer) -> None:
     assert all(chain == chain_after(number) for number, chain in marks.items())
 
 
-def test_each_group_has_its_numbers_and_marks(writer: Writer) -> None:
+def test_each_group_has_its_numbers_and_marks(writer):
     writer.begin()
     writer.line({"group": 2, "ranks": "0,2"})
     writer.line({"group": 3, "ranks": "0,3"})
@@ -169,7 +165,7 @@ def test_each_group_has_its_numbers_and_marks(writer: Writer) -> None:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None)
 @given(steps=st.lists(st.integers(0, 700), max_size=8))
-def test_frequent_reads_find_what_one_last_read_finds(tmp_path: Path, steps: list[int]) -> None:
+def test_frequent_reads_find_what_one_last_read_finds(tmp_path, steps):
     writer = Writer(tmp_path / "rank-0000.flight")
     writer.begin()
     often = FlightReader(writer.file.fileno())
@@ -183,7 +179,7 @@ def test_frequent_reads_find_what_one_last_read_finds(tmp_path: Path, steps: lis
     writer.close()
 
 
-def test_the_entered_call_is_pending_until_its_record_stands(writer: Writer) -> None:
+def test_the_entered_call_is_pending_until_its_record_stands(writer):
     writer.begin()
     writer.calls(4)
     writer.words[recorder.PENDING_SITE_WORD] = 3 | 7 << 32
@@ -201,7 +197,7 @@ def test_the_entered_call_is_pending_until_its_record_stands(writer: Writer) -> 
     assert read(writer).pending is None
 
 
-def test_a_compilation_is_reported_while_it_lasts(writer: Writer) -> None:
+def test_a_compilation_is_reported_while_it_lasts(writer):
     writer.begin()
     writer.line({"compiling": "jit(a)"})
     writer.line({"compiling": "jit(b)"})
@@ -211,7 +207,7 @@ def test_a_compilation_is_reported_while_it_lasts(writer: Writer) -> None:
     assert read(writer).compiling is None
 
 
-def test_stages_of_compilations_are_read_and_odd_lines_left_out(writer: Writer) -> None:
+def test_stages_of_compilations_are_read_and_odd_lines_left_out(writer):
     writer.begin()
     writer.line({"stage": "trace", "name": "f"})
     writer.text(b'{"stage": "trace", "name"\n')
@@ -220,7 +216,7 @@ def test_stages_of_compilations_are_read_and_odd_lines_left_out(writer: Writer) 
     assert stages == (CompilationStage("compile", "jit(f)", 2.0, 5.0),)
 
 
-def test_a_program_is_described_by_its_line(writer: Writer) -> None:
+def test_a_program_is_described_by_its_line(writer):
     writer.begin()
     reader = FlightReader(writer.file.fileno())
     assert reader.program_details(3) == ProgramDetails("step at /job/model.py:40", text="x" * 500)
@@ -237,7 +233,7 @@ def test_a_program_is_described_by_its_line(writer: Writer) -> None:
     assert [reader.program_details(number) for number in (5, 6, 7)] == [ProgramDetails()] * 3
 
 
-def test_progress_changes_with_every_step(writer: Writer) -> None:
+def test_progress_changes_with_every_step(writer):
     writer.begin()
     reader = FlightReader(writer.file.fileno())
     counted = (recorder.RECORD_COUNT_WORD, recorder.COMPILED_COUNT_WORD)
@@ -248,7 +244,7 @@ def test_progress_changes_with_every_step(writer: Writer) -> None:
         assert reader.progress_counters() != before
 
 
-def test_a_half_written_line_is_read_when_it_is_complete(writer: Writer) -> None:
+def test_a_half_written_line_is_read_when_it_is_complete(writer):
     writer.begin()
     reader = FlightReader(writer.file.fileno())
     writer.text(b'{"site": 9, "stack": ["/job/a.py')
@@ -263,7 +259,7 @@ _MALFORMED = rb"""[] 7 null "group" {"group":"x","ranks":"0"} {"group":9} {"grou
 
 
 @pytest.mark.parametrize("line", [*_MALFORMED.split(), b"", b"\x00\xff", b"[" * 100_000])
-def test_a_malformed_line_is_skipped(writer: Writer, line: bytes) -> None:
+def test_a_malformed_line_is_skipped(writer, line):
     writer.begin()
     writer.text(line + b"\n")
     writer.line({"trouble": "it was so"})
@@ -272,7 +268,7 @@ def test_a_malformed_line_is_skipped(writer: Writer, line: bytes) -> None:
     assert (flight.trouble, len(flight.calls)) == ("it was so", 1)
 
 
-def test_programs_without_key_or_code_are_counted(writer: Writer) -> None:
+def test_programs_without_key_or_code_are_counted(writer):
     writer.begin()
     writer.program(4, name="jit(a)", key="a" * 16, code="")
     writer.line({"program": 5, "group": 1, "name": "jit(b)", "key": None})
@@ -282,7 +278,7 @@ def test_programs_without_key_or_code_are_counted(writer: Writer) -> None:
     assert read(writer).unknown_programs == 3
 
 
-def test_calls_of_unknown_groups_are_left_out(writer: Writer) -> None:
+def test_calls_of_unknown_groups_are_left_out(writer):
     writer.begin()
     writer.call(group=9)
     writer.call()
@@ -290,14 +286,12 @@ def test_calls_of_unknown_groups_are_left_out(writer: Writer) -> None:
 
 
 @pytest.mark.parametrize(("before", "meanwhile"), [(recorder.RING_RECORDS + 500, 300), (50, 2 * recorder.RING_RECORDS)])
-def test_records_that_are_overwritten_while_they_are_read_are_dropped(
-    writer: Writer, monkeypatch: pytest.MonkeyPatch, before: int, meanwhile: int
-) -> None:
+def test_records_that_are_overwritten_while_they_are_read_are_dropped(writer, monkeypatch, before, meanwhile):
     writer.begin()
     writer.calls(before)
     original = os.pread
 
-    def pread(fd: int, size: int, offset: int) -> bytes:
+    def pread(fd, size, offset):
         if offset == recorder.HEADER_WORDS * recorder.WORD_BYTES:
             writer.calls(meanwhile)  # the count was read, the ring is read now: what stands in these places is newer
         return original(fd, size, offset)
@@ -307,7 +301,7 @@ def test_records_that_are_overwritten_while_they_are_read_are_dropped(
     assert numbers(FlightReader(writer.file.fileno()).history()) == held
 
 
-def test_a_thread_that_has_not_written_its_record_yet_is_no_call(writer: Writer) -> None:
+def test_a_thread_that_has_not_written_its_record_yet_is_no_call(writer):
     writer.begin()
     writer.calls(3)
     writer.words[recorder.HEADER_WORDS + recorder.RECORD_WORDS] = 0
@@ -326,9 +320,7 @@ _LINE = st.binary(max_size=60) | st.builds(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
 @given(header=_WORDS, ring=st.binary(max_size=2000), lines=st.lists(_LINE, max_size=10))
-def test_whatever_it_holds_a_flight_is_read(
-    tmp_path: Path, header: dict[int, int], ring: bytes, lines: list[bytes]
-) -> None:
+def test_whatever_it_holds_a_flight_is_read(tmp_path, header, ring, lines):
     words: list[Any] = [recorder.MAGIC, recorder.FORMAT] + [0] * (recorder.HEADER_WORDS - 2)
     for place, value in header.items():
         words[place] = value
@@ -343,7 +335,7 @@ def test_whatever_it_holds_a_flight_is_read(
             reader.progress_counters(), reader.program_details(1), reader.compilation_stages()
 
 
-def test_of_more_calls_than_a_brief_holds_the_times_are_read(writer: Writer) -> None:
+def test_of_more_calls_than_a_brief_holds_the_times_are_read(writer):
     writer.begin()
     for number in range(1, 201):
         writer.call(entered=0 if number == 150 else (1000 + number) * SECOND - 2 * SECOND // 10)

@@ -1,7 +1,5 @@
 """The report about ranks that were out of step: the calls, the difference, the advice."""
 
-from __future__ import annotations
-
 import base64
 import zlib
 from dataclasses import replace
@@ -34,18 +32,18 @@ F4 = ("", "f32[4]", "")
 Arguments = tuple[tuple[str, str, str], ...]
 
 
-def format_report_lines(*parties: CallGroup, hosts: dict[int, str] = ONE_HOST, group: str = "0-3") -> list[str]:
+def format_report_lines(*parties, hosts=ONE_HOST, group="0-3"):
     return report.format_divergence(Divergence(group, 12, parties), hosts).splitlines()
 
 
-def difference(other: CallGroup, step: CallGroup = STEP) -> tuple[list[str], str]:
+def difference(other, step=STEP):
     """The lines between the parties and the advice, and the advice in one line."""
     lines = format_report_lines(step, other)
     body = [line for line in lines[3:] if line.startswith("  ")]
     return body, " ".join(lines[3 + len(body) :])
 
 
-def test_the_last_batch_reads_as_it_should() -> None:
+def test_the_last_batch_reads_as_it_should():
     shorter = ("batch.x", "float32[31,128]", "P('data',)")
     assert format_report_lines(STEP, replace(OTHER, arguments=(shorter, W))) == [
         "the processes disagree at cross-process call #12",
@@ -57,20 +55,20 @@ def test_the_last_batch_reads_as_it_should() -> None:
     ]
 
 
-def in_line(what: str, mine: str, theirs: str) -> list[str]:
+def in_line(what, mine, theirs):
     return [f"  {what} {mine} on ranks 0-2 and {theirs} on rank 3"]
 
 
-def below(what: str, mine: str, theirs: str) -> list[str]:
+def below(what, mine, theirs):
     return [f"  {what}", f"    {mine} on ranks 0-2", f"    {theirs} on rank 3"]
 
 
-def x(kind: str, where: str = "P('data',)") -> CallGroup:
+def x(kind, where="P('data',)"):
     """The other call with this argument."""
     return replace(OTHER, arguments=(("batch.x", kind, where), W))
 
 
-def with_both(mine: Arguments, theirs: Arguments) -> tuple[CallGroup, CallGroup]:
+def with_both(mine, theirs):
     """Two calls with these arguments."""
     return replace(STEP, arguments=mine), replace(OTHER, arguments=theirs)
 
@@ -132,7 +130,7 @@ NOT_HELD = "the recorders do not hold what differs; jaxrun --lockstep strict sto
         (OTHER, [], NOT_HELD),
     ],
 )
-def test_the_difference_is_named(other: CallGroup, lines: list[str], advice: str) -> None:
+def test_the_difference_is_named(other, lines, advice):
     body, hint = difference(other)
     assert body == lines
     assert hint.startswith(advice)
@@ -155,7 +153,7 @@ NINE, OTHER_NINE = (tuple((f"x{n}", shape, "") for n in range(9)) for shape in (
     ],
     ids=["a long sharding that is the same is left out", "without names they are counted", "many are cut"],
 )
-def test_arguments_that_differ_are_named(mine: Arguments, theirs: Arguments, lines: list[str]) -> None:
+def test_arguments_that_differ_are_named(mine, theirs, lines):
     step, other = with_both(mine, theirs)
     assert difference(other, step)[0] == lines
 
@@ -164,13 +162,13 @@ def test_arguments_that_differ_are_named(mine: Arguments, theirs: Arguments, lin
     ("one", "other", "last_batch"),
     [("4", "5", True), ("4,2", "5,2", True), ("4", "4,1", False), ("", "4", False), ("4,2", "4,3", False)],
 )
-def test_only_a_leading_axis_speaks_for_the_last_batch(one: str, other: str, last_batch: bool) -> None:
+def test_only_a_leading_axis_speaks_for_the_last_batch(one, other, last_batch):
     step, differing = with_both((("x", f"f32[{one}]", ""),), (("x", f"f32[{other}]", ""),))
     _, hint = difference(differing, step)
     assert ("last batch" in hint) is last_batch
 
 
-def packed(text: str) -> str:
+def packed(text):
     return base64.b64encode(zlib.compress(text.encode())).decode()
 
 
@@ -215,14 +213,14 @@ VALUE_LINES = [
         ),
     ],
 )
-def test_what_differs_within_the_programs_is_named(text: str, other_text: str, lines: list[str], advice: str) -> None:
+def test_what_differs_within_the_programs_is_named(text, other_text, lines, advice):
     step = replace(STEP, hlo=packed(text))
     body, hint = difference(replace(step, ranks=(3,), code="d", hlo=packed(other_text)), step)
     assert body == lines
     assert hint.startswith(advice)
 
 
-def test_a_weak_type_is_named_beside_the_program() -> None:
+def test_a_weak_type_is_named_beside_the_program():
     other = replace(OTHER, key="a", code="d", arguments=(WEAK, W), hlo=packed(MAIN.replace("<2>", "<3>")))
     body, hint = difference(other, replace(STEP, hlo=packed(MAIN)))
     assert body[2] == "    float32[32,128]@P('data') (weakly typed) on rank 3"
@@ -230,22 +228,22 @@ def test_a_weak_type_is_named_beside_the_program() -> None:
     assert hint.startswith("a Python number is weakly typed")
 
 
-def test_long_differences_are_counted() -> None:
+def test_long_differences_are_counted():
     longer = MAIN + "".join(f"\n    op{number}" for number in range(20))
     body, _ = difference(replace(OTHER, key="a", code="d", hlo=packed(longer)), replace(STEP, hlo=packed(MAIN)))
     assert (len(body), body[-1]) == (15, "    and 8 further lines")
 
 
-def test_functions_of_jax_are_named_as_such() -> None:
+def test_functions_of_jax_are_named_as_such():
     mean = replace(OTHER, name="jit(_mean)", source="_mean at /venv/lib/python3.13/site-packages/jax/_src/numpy/r.py:9")
     assert format_report_lines(STEP, mean)[2] == "  rank 3:     jit(_mean)  _mean of JAX, called at train.py:88"
 
 
-def test_ranks_of_which_nothing_is_known_are_named() -> None:
+def test_ranks_of_which_nothing_is_known_are_named():
     assert format_report_lines(replace(STEP, ranks=(0,)), OTHER)[3] == "  ranks 1-2: not known"
 
 
-def test_a_call_that_one_rank_alone_makes() -> None:
+def test_a_call_that_one_rank_alone_makes():
     gone = CallGroup((1, 2, 3), absence=Absence(11))
     assert format_report_lines(replace(STEP, ranks=(0,)), gone)[1:4] == [
         "  rank 0:     jit(step)  step at model.py:40, called at train.py:88",
@@ -255,14 +253,14 @@ def test_a_call_that_one_rank_alone_makes() -> None:
     assert "pad or drop the uneven tail" in " ".join(format_report_lines(replace(STEP, ranks=(0,)), gone))
 
 
-def test_an_extra_call_is_named_as_such() -> None:
+def test_an_extra_call_is_named_as_such():
     found = Divergence("0-3", 12, (STEP, replace(OTHER, name="jit(mean)")), extra_call_ranks=(3,))
     lines = report.format_divergence(found, ONE_HOST).splitlines()
     assert lines[0] == "the processes disagree at cross-process call #12"
     assert lines[3] == "  only rank 3 made this call: what came next there is what ranks 0-2 did in its place"
 
 
-def test_groups_that_wait_for_each_other() -> None:
+def test_groups_that_wait_for_each_other():
     crossed = CallGroup((3,), absence=Absence(waits_in=OtherCall(1, "1, 3", "jit(g)", "train.py:50")))
     lines = format_report_lines(replace(STEP, ranks=(0,)), crossed, group="0,3")
     assert lines[0] == "the processes disagree at cross-process call #12 of ranks 0, 3"
@@ -270,14 +268,14 @@ def test_groups_that_wait_for_each_other() -> None:
     assert lines[-1] == "groups that share ranks must make their calls in one order on all of them."
 
 
-def test_hosts_are_named_where_there_are_several() -> None:
+def test_hosts_are_named_where_there_are_several():
     assert format_report_lines(STEP, replace(OTHER, name="jit(f)"), hosts=TWO_HOSTS)[1:3] == [
         "  ranks 0-2 (h1, h2):  jit(step)  step at model.py:40, called at train.py:88",
         "  rank 3 (h2):         jit(f)     step at model.py:40, called at train.py:88",
     ]
 
 
-def test_long_lists_of_ranks_are_cut() -> None:
+def test_long_lists_of_ranks_are_cut():
     hosts = {rank: f"host{rank // 8}" for rank in range(4096)}
     even = replace(STEP, ranks=tuple(range(0, 4096, 2)))
     odd = replace(OTHER, ranks=tuple(range(1, 4096, 2)), name="jit(f)")
@@ -291,7 +289,7 @@ def test_long_lists_of_ranks_are_cut() -> None:
     assert "  rank 4095 (host511):  jit(f)     step at" in most
 
 
-def test_many_parties_are_cut() -> None:
+def test_many_parties_are_cut():
     parties = [replace(STEP, ranks=(rank,), name=f"jit(f{rank})") for rank in range(10)]
     lines = report.format_divergence(Divergence("0-11", 3, tuple(parties)), dict.fromkeys(range(12), "here"))
     assert "  ranks 6-9: made other calls again\n" in lines
@@ -299,7 +297,7 @@ def test_many_parties_are_cut() -> None:
     assert "on rank 3 and 6 other values" in lines or "    6 other values" in lines
 
 
-def test_what_happened_before_is_marked_as_unknown() -> None:
+def test_what_happened_before_is_marked_as_unknown():
     found = Divergence("0-3", 905, (STEP, OTHER), is_earlier=True)
     lines = report.format_divergence(found, ONE_HOST).splitlines()
     assert (
@@ -322,7 +320,7 @@ def test_what_happened_before_is_marked_as_unknown() -> None:
         ((CallGroup((0,), absence=Absence()),), "#12"),
     ],
 )
-def test_the_one_line_summary_names_the_place(parties: tuple[CallGroup, ...], line: str) -> None:
+def test_the_one_line_summary_names_the_place(parties, line):
     assert (
         report.format_headline(Divergence("0-3", 12, parties))
         == f"the ranks were out of step at cross-process call {line}"
@@ -332,6 +330,6 @@ def test_the_one_line_summary_names_the_place(parties: tuple[CallGroup, ...], li
 LAG = Lag("0-3", 5, (0, 1, 3), (2,), "jit(step)", "train.py:46 main", {0: 5, 1: 5, 2: 4, 3: 5})
 
 
-def test_what_is_certain_of_a_lag() -> None:
+def test_what_is_certain_of_a_lag():
     told = "call #5, jit(step) at train.py:46, was reached by ranks 0-1, 3 and not by rank 2"
     assert report.format_lag(LAG, ONE_HOST) == told

@@ -1,7 +1,5 @@
 """map without processes: the items from the user's arguments, and a rank's share, with a parent that is a list."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from fractions import Fraction
 from typing import NamedTuple

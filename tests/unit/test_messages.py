@@ -1,7 +1,5 @@
 """Messages between worker, fork server, agent and head: they are decoded unchanged, and nothing else is accepted."""
 
-from __future__ import annotations
-
 import json
 import struct
 import tracemalloc
@@ -219,7 +217,7 @@ def test_an_announced_giant_is_refused_before_it_comes(limit, length):
 # ---- flights
 
 
-def test_no_content_means_no_recorder() -> None:
+def test_no_content_means_no_recorder():
     assert Flight.from_content({}) == Flight()
     assert not Flight().complete
 
@@ -229,12 +227,12 @@ MALFORMED_FLIGHTS = """[] 7 {"level":"many"} {"level":null} {"level":Infinity} {
 
 
 @pytest.mark.parametrize("text", MALFORMED_FLIGHTS.split())
-def test_a_malformed_flight_is_refused(text: str) -> None:
+def test_a_malformed_flight_is_refused(text):
     with pytest.raises(ValueError):
         Flight.from_content(json.loads(text))
 
 
-def test_a_brief_of_sixteen_calls_and_the_times_of_more_is_short() -> None:
+def test_a_brief_of_sixteen_calls_and_the_times_of_more_is_short():
     start = 1763707578.123456
     calls = tuple(DispatchedCall(start, "0-3", number, 2**63 + number, 3, 7) for number in range(16))
     timings = tuple(CallTiming("0-3", n, start + 0.0312 * n, start + 0.0312 * n + 0.0012, 7) for n in range(128))
@@ -248,7 +246,7 @@ def test_a_brief_of_sixteen_calls_and_the_times_of_more_is_short() -> None:
     assert len(json.dumps(flight.to_content(), separators=(",", ":"))) < 1000 + 20 * len(timings)
 
 
-def test_queries_of_a_flight() -> None:
+def test_queries_of_a_flight():
     calls = tuple(
         DispatchedCall(float(number), group, number, 0, 3, 7)
         for number, group in enumerate(["0-3", "0,2", "0-3"], start=1)
@@ -271,13 +269,13 @@ def test_queries_of_a_flight() -> None:
 
 
 @given(st.frozensets(st.integers(0, 40), min_size=1))
-def test_the_members_of_a_group_are_those_it_names(ranks: frozenset[int]) -> None:
+def test_the_members_of_a_group_are_those_it_names(ranks):
     text = format_ranges(ranks)
     assert parse_group(text, 41) == parse_group(text.replace(", ", ","), 41) == ranks
 
 
 @pytest.mark.parametrize("text", ["", "x", "1-", "-1", "1--2", "1,x"])
-def test_a_group_that_is_no_list_of_ranks_has_no_members(text: str) -> None:
+def test_a_group_that_is_no_list_of_ranks_has_no_members(text):
     assert parse_group(text, 4) in (frozenset(), frozenset({1}))
 
 
@@ -285,7 +283,7 @@ HOSTILE_GROUPS = ["0-300000000", "0,1-99999999999999999999", "5" * 5000, "7-" + 
 
 
 @pytest.mark.parametrize("text", HOSTILE_GROUPS, ids=["many", "more", "long", "long end", "NUL", "surrogate"])
-def test_of_a_group_that_no_job_can_have_only_the_ranks_of_the_job_are_listed(text: str) -> None:
+def test_of_a_group_that_no_job_can_have_only_the_ranks_of_the_job_are_listed(text):
     tracemalloc.start()
     try:
         assert parse_group(text, 3) <= {0, 1, 2}

@@ -1,7 +1,5 @@
 """Output as a whole: from the workers' bytes to what arrives on stdout and stderr and in the log files."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty
@@ -10,9 +8,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -30,17 +26,17 @@ PACKAGES = str(Path(__file__).parents[2] / "launcher")
 
 
 class Clock:
-    def __init__(self) -> None:
+    def __init__(self):
         self.now = 100.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.now
 
 
 class Terminal:
     """The receiving ends of a stdout and a stderr, which may be one."""
 
-    def __init__(self, *, merged: bool) -> None:
+    def __init__(self, *, merged):
         self.out_read, self.out = os.pipe()
         fcntl.fcntl(self.out, fcntl.F_SETPIPE_SZ, 2**18)
         self.err_read, self.err = (self.out_read, os.dup(self.out)) if merged else os.pipe()
@@ -48,11 +44,11 @@ class Terminal:
         self.output: Output | None = None  # which writes to it
         terminals.append(self)
 
-    def close(self, fd: int) -> None:
+    def close(self, fd):
         self.open.remove(fd)
         os.close(fd)
 
-    def received(self, output: Output) -> tuple[bytes, bytes]:
+    def received(self, output):
         """All that has arrived since the last time: stdout (both if merged) and stderr."""
         assert output.close(timeout=60)
         return _read_now(self.out_read), _read_now(self.err_read)
@@ -62,7 +58,7 @@ terminals: list[Terminal] = []
 
 
 @pytest.fixture(autouse=True)
-def no_open_terminals() -> Iterator[None]:
+def no_open_terminals():
     yield
     while terminals:
         terminal = terminals.pop()
@@ -74,7 +70,7 @@ def no_open_terminals() -> Iterator[None]:
             terminal.close(fd)
 
 
-def _read_now(fd: int) -> bytes:
+def _read_now(fd):
     os.set_blocking(fd, False)
     try:
         return os.read(fd, 2**20)
@@ -85,7 +81,7 @@ def _read_now(fd: int) -> bytes:
 class CapturedOutput:
     """An Output over a terminal, with a clock that the test moves."""
 
-    def __init__(self, size: int = 8, *, merged: bool = True, log_dir: Path | None = None, **options: Any):
+    def __init__(self, size=8, *, merged=True, log_dir=None, **options):
         self.terminal = Terminal(merged=merged)
         self.clock = Clock()
         self.output = Output(
@@ -98,15 +94,15 @@ class CapturedOutput:
         )
         self.terminal.output = self.output
 
-    def wait(self, seconds: float) -> float | None:
+    def wait(self, seconds):
         self.clock.now += seconds
         return self.output.flush_due()
 
-    def finish(self) -> bytes:
+    def finish(self):
         return self.terminal.received(self.output)[0]
 
 
-def test_lines_carry_their_rank_and_streams_stay_apart() -> None:
+def test_lines_carry_their_rank_and_streams_stay_apart():
     captured = CapturedOutput(12, merged=False)
     captured.output.write(3, "out", b"one\ntwo\n")
     captured.output.write(11, "err", b"trouble\n")
@@ -116,7 +112,7 @@ def test_lines_carry_their_rank_and_streams_stay_apart() -> None:
     assert err == b"[11] trouble\njaxrun: rank 11 failed\nstopping the others\n"
 
 
-def test_where_both_are_one_file_the_order_is_kept() -> None:
+def test_where_both_are_one_file_the_order_is_kept():
     captured = CapturedOutput(2)
     expected = b""
     for number in range(200):
@@ -126,7 +122,7 @@ def test_where_both_are_one_file_the_order_is_kept() -> None:
     assert captured.finish() == expected
 
 
-def test_only_prefixes_on_terminals_are_coloured() -> None:
+def test_only_prefixes_on_terminals_are_coloured():
     captured = CapturedOutput(2, colour=(True, False), merged=False)
     captured.output.write(1, "out", b"a\xff\x00\n")
     captured.output.write(1, "err", b"b\n")
@@ -134,7 +130,7 @@ def test_only_prefixes_on_terminals_are_coloured() -> None:
     assert (out, err) == (b"\x1b[33m[1]\x1b[0m a\xff\x00\n", b"[1] b\n")
 
 
-def test_ranks_that_are_not_shown_are_logged(tmp_path: Path) -> None:
+def test_ranks_that_are_not_shown_are_logged(tmp_path):
     captured = CapturedOutput(3, shown=frozenset({1}), log_dir=tmp_path)
     for rank in range(3):
         captured.output.write(rank, "out", b"hi\r\n")
@@ -147,7 +143,7 @@ def test_ranks_that_are_not_shown_are_logged(tmp_path: Path) -> None:
     }
 
 
-def test_log_files_hold_the_exact_bytes(tmp_path: Path) -> None:
+def test_log_files_hold_the_exact_bytes(tmp_path):
     captured = CapturedOutput(1, log_dir=tmp_path)
     data = b"\r10%\r20%\r\n\x00\xff\r\n[Gloo] Rank 0 is connected to 1 peer ranks. "
     for byte in data:
@@ -158,7 +154,7 @@ def test_log_files_hold_the_exact_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "rank-0000.err").read_bytes() == b"only in the file\n"
 
 
-def test_a_log_file_that_takes_little_at_a_time_gets_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_file_that_takes_little_at_a_time_gets_all(tmp_path, monkeypatch):
     captured = CapturedOutput(1, log_dir=tmp_path, shown=frozenset())
     write = os.write
     monkeypatch.setattr("jaxrun.records.output.rank_logs.os.write", lambda fd, data: write(fd, bytes(data)[:7]))
@@ -166,7 +162,7 @@ def test_a_log_file_that_takes_little_at_a_time_gets_all(tmp_path: Path, monkeyp
     assert (tmp_path / "rank-0000.out").read_bytes() == bytes(range(256))
 
 
-def test_a_prompt_is_shown_after_a_moment_and_continued_on_its_line_and_no_line_is_torn() -> None:
+def test_a_prompt_is_shown_after_a_moment_and_continued_on_its_line_and_no_line_is_torn():
     captured = CapturedOutput()
     captured.output.write(0, "out", b"name? ")
     wait = captured.output.flush_due()
@@ -180,7 +176,7 @@ def test_a_prompt_is_shown_after_a_moment_and_continued_on_its_line_and_no_line_
     assert captured.finish() == b"[0] name? Bob\n[1] whole\n[0] half line\n"
 
 
-def test_the_end_of_a_pipe_shows_its_last_line() -> None:
+def test_the_end_of_a_pipe_shows_its_last_line():
     captured = CapturedOutput()
     captured.output.write(0, "out", b"bye")
     captured.output.end_stream(0, "out")
@@ -189,7 +185,7 @@ def test_the_end_of_a_pipe_shows_its_last_line() -> None:
     assert captured.finish() == b"[0] bye\n[1] x\n"
 
 
-def test_a_bar_is_shown_every_few_seconds_and_its_last_state_at_the_end() -> None:
+def test_a_bar_is_shown_every_few_seconds_and_its_last_state_at_the_end():
     captured = CapturedOutput()
     for step in range(100):
         captured.output.write(0, "err", b"\r%d%%" % step)
@@ -200,7 +196,7 @@ def test_a_bar_is_shown_every_few_seconds_and_its_last_state_at_the_end() -> Non
     assert states[-1] == b"[0] 100%"
 
 
-def test_a_line_without_end_is_shown_in_parts() -> None:
+def test_a_line_without_end_is_shown_in_parts():
     captured = CapturedOutput()
     captured.output.write(0, "out", b"x" * MAX_PARTIAL_BYTES)
     assert captured.output.flush_due() is not None
@@ -211,7 +207,7 @@ def test_a_line_without_end_is_shown_in_parts() -> None:
     assert captured.finish() == b"z\n"
 
 
-def test_a_status_is_replaced_by_the_next_line_on_a_terminal() -> None:
+def test_a_status_is_replaced_by_the_next_line_on_a_terminal():
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
     output = Output(2, log_dir=None, stdout_fd=theirs, stderr_fd=theirs)
@@ -235,7 +231,7 @@ def test_a_status_is_replaced_by_the_next_line_on_a_terminal() -> None:
     )
 
 
-def test_elsewhere_a_status_is_printed_now_and_then() -> None:
+def test_elsewhere_a_status_is_printed_now_and_then():
     captured = CapturedOutput()
     for second in range(25):
         captured.output.print_line(f"jaxrun: {second} s", status=True)
@@ -244,7 +240,7 @@ def test_elsewhere_a_status_is_printed_now_and_then() -> None:
     assert captured.finish() == b"jaxrun: 0 s\njaxrun: 10 s\njaxrun: 20 s\n"
 
 
-def test_tail_is_the_last_whole_lines_of_stderr() -> None:
+def test_tail_is_the_last_whole_lines_of_stderr():
     captured = CapturedOutput()
     assert captured.output.logs.stderr_tail(0) == ""
     captured.output.write(0, "err", b"Fatal: \xff\n")
@@ -257,7 +253,7 @@ def test_tail_is_the_last_whole_lines_of_stderr() -> None:
     assert len(lines) == pytest.approx(TAIL_BYTES / len("line 999\n"), abs=2)
 
 
-def test_the_last_dump_of_the_fault_handler_is_found_before_its_long_end() -> None:
+def test_the_last_dump_of_the_fault_handler_is_found_before_its_long_end():
     captured = CapturedOutput()
     assert captured.output.logs.crash_dump(0) == ""
     dump = f"Fatal Python error: Aborted\n\nCurrent thread 0x1:\n{'x' * 2 * TAIL_BYTES}\n"
@@ -267,7 +263,7 @@ def test_the_last_dump_of_the_fault_handler_is_found_before_its_long_end() -> No
     captured.finish()
 
 
-def test_a_closed_stdout_is_reported_once_and_the_logs_go_on(tmp_path: Path) -> None:
+def test_a_closed_stdout_is_reported_once_and_the_logs_go_on(tmp_path):
     captured = CapturedOutput(1, merged=False, log_dir=tmp_path)
     captured.terminal.close(captured.terminal.out_read)
     deadline = time.monotonic() + 60
@@ -291,7 +287,7 @@ def test_a_closed_stdout_is_reported_once_and_the_logs_go_on(tmp_path: Path) -> 
     [("closed", "Bad file descriptor"), ("/dev/full", "No space left on device")],
     ids=["closed", "full"],
 )
-def test_a_stdout_that_cannot_be_written_is_no_crash(how: str, why: str) -> None:
+def test_a_stdout_that_cannot_be_written_is_no_crash(how, why):
     captured = CapturedOutput(1, merged=False)
     if how == "closed":
         captured.terminal.close(captured.terminal.out)
@@ -303,7 +299,7 @@ def test_a_stdout_that_cannot_be_written_is_no_crash(how: str, why: str) -> None
     assert f"cannot write to stdout: {why}".encode() in _read_now(captured.terminal.err_read)
 
 
-def test_log_files_that_cannot_be_created_are_reported_once(tmp_path: Path) -> None:
+def test_log_files_that_cannot_be_created_are_reported_once(tmp_path):
     captured = CapturedOutput(4, log_dir=tmp_path / "missing")
     captured.output.write(0, "out", b"x\n")
     written = captured.finish()
@@ -326,7 +322,7 @@ output.close()
 """
 
 
-def test_a_full_disk_is_reported_once_and_costs_logs_only(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_once_and_costs_logs_only(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", FULL_DISK, str(tmp_path)],
         env={"PYTHONPATH": PACKAGES, "PATH": os.environ["PATH"]},
@@ -348,7 +344,7 @@ def test_a_full_disk_is_reported_once_and_costs_logs_only(tmp_path: Path) -> Non
     assert (tmp_path / "rank-0001.err").read_bytes() == b"alive\n"
 
 
-def test_the_next_attempt_has_logs_of_its_own_and_begins_on_a_new_line(tmp_path: Path) -> None:
+def test_the_next_attempt_has_logs_of_its_own_and_begins_on_a_new_line(tmp_path):
     captured = CapturedOutput(2, log_dir=tmp_path)
     captured.output.write(1, "out", b"cut off")
     captured.output.write(1, "err", b"why\n")
@@ -361,7 +357,7 @@ def test_the_next_attempt_has_logs_of_its_own_and_begins_on_a_new_line(tmp_path:
     assert (tmp_path / "attempt-2" / "rank-0001.out").read_bytes() == b"again\n"
 
 
-def test_while_another_process_has_the_screen_own_words_wait_and_ranks_are_only_logged(tmp_path: Path) -> None:
+def test_while_another_process_has_the_screen_own_words_wait_and_ranks_are_only_logged(tmp_path):
     terminal = Terminal(merged=False)
     ended, holds = os.pipe()
     output = Output(

@@ -1,12 +1,10 @@
 """From the workers' pipes to the output: what is read and when, at how much at a time, and when ranks wrote."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import accumulate, pairwise
 from pathlib import Path
 from random import Random
@@ -160,7 +158,7 @@ PACKAGES = str(Path(__file__).parents[2] / "launcher")
 
 
 @pytest.fixture
-def worker() -> Iterator[tuple[Pipe, int]]:
+def worker():
     read, write = os.pipe()
     fcntl.fcntl(read, fcntl.F_SETPIPE_SZ, 2**20)
     os.set_blocking(read, False)
@@ -169,18 +167,18 @@ def worker() -> Iterator[tuple[Pipe, int]]:
 
 
 @pytest.fixture
-def output() -> Iterator[Output]:
+def output():
     with open(os.devnull, "wb") as null:
         output = Output(1, log_dir=None, stdout_fd=null.fileno(), stderr_fd=null.fileno())
         yield output
         assert output.close(10)
 
 
-def never(_: float) -> None:
+def never(_):
     raise AssertionError("rested")
 
 
-def test_drain_reads_up_to_its_limit_and_reports_the_end(worker: tuple[Pipe, int], output: Output) -> None:
+def test_drain_reads_up_to_its_limit_and_reports_the_end(worker, output):
     pipe, write = worker
     assert drain(pipe, output) == 0
     os.write(write, b"x" * 2**20)
@@ -190,7 +188,7 @@ def test_drain_reads_up_to_its_limit_and_reports_the_end(worker: tuple[Pipe, int
     assert drain(pipe, output) is None
 
 
-def test_little_is_followed_by_a_rest_and_much_or_an_end_is_not(worker: tuple[Pipe, int], output: Output) -> None:
+def test_little_is_followed_by_a_rest_and_much_or_an_end_is_not(worker, output):
     pipe, write = worker
     rests: list[float] = []
     note: Callable[[float], None] = rests.append
@@ -242,7 +240,7 @@ assert b"".join(received) == (b"[0] " + line) * (total // 100)
 """
 
 
-def test_back_pressure_only_without_disk_and_nothing_is_lost() -> None:
+def test_back_pressure_only_without_disk_and_nothing_is_lost():
     done = subprocess.run(
         [sys.executable, "-c", CONGESTED],
         env={"PYTHONPATH": PACKAGES, "PATH": os.environ["PATH"]},

@@ -1,7 +1,5 @@
 """The last screen of a job, verdict.json written and read back, prose on a terminal, and ranks and seconds as text."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -40,11 +38,11 @@ FAILED = Verdict(
 )
 
 
-def last_lines(verdict: Verdict, count: int) -> list[str]:
+def last_lines(verdict, count):
     return report.format_report(verdict, RUN_DIR).splitlines()[-count:]
 
 
-def test_a_failure_report_fits_one_screen_with_cause_place_and_advice() -> None:
+def test_a_failure_report_fits_one_screen_with_cause_place_and_advice():
     assert report.format_report(FAILED, RUN_DIR).splitlines() == [
         "",
         "Traceback (most recent call last):",
@@ -68,7 +66,7 @@ EXPLAINED = replace(
 )
 
 
-def test_what_a_known_text_means_stands_under_it_and_not_in_its_place() -> None:
+def test_what_a_known_text_means_stands_under_it_and_not_in_its_place():
     before = report.format_report(FAILED, RUN_DIR).splitlines()
     assert report.format_report(EXPLAINED, RUN_DIR).splitlines() == [
         *before[:6],
@@ -80,7 +78,7 @@ def test_what_a_known_text_means_stands_under_it_and_not_in_its_place() -> None:
     ]
 
 
-def test_without_a_link_or_a_run_directory_none_is_shown() -> None:
+def test_without_a_link_or_a_run_directory_none_is_shown():
     assert "see:" not in report.format_report(replace(EXPLAINED, link=""), None)
     assert report.format_report(FAILED, None).splitlines()[-2:] == [
         "7 others were stopped 0.03 s later; none of them had a fault of its own.",
@@ -88,7 +86,7 @@ def test_without_a_link_or_a_run_directory_none_is_shown() -> None:
     ]
 
 
-def test_on_a_terminal_the_headline_is_red_and_the_context_dim_and_prose_has_its_width() -> None:
+def test_on_a_terminal_the_headline_is_red_and_the_context_dim_and_prose_has_its_width():
     text = report.format_report(EXPLAINED, RUN_DIR, TerminalFormat(60, colour=True))
     assert text.splitlines()[:4] == report.format_report(FAILED, None).splitlines()[:4]
     assert f"\x1b[1;31m{FAILED.headline}\x1b[0m\n" in text
@@ -98,7 +96,7 @@ def test_on_a_terminal_the_headline_is_red_and_the_context_dim_and_prose_has_its
     assert " ".join(plain.split()) == " ".join(report.format_report(EXPLAINED, RUN_DIR).split())
 
 
-def test_of_a_very_long_message_the_middle_is_left_out_and_the_log_named() -> None:
+def test_of_a_very_long_message_the_middle_is_left_out_and_the_log_named():
     message = "ValueError: first " + "x" * 50_000 + " last"
     text = report.format_report(replace(FAILED, traceback=message), RUN_DIR)
     assert len(text) < 9_000 and "ValueError: first xx" in text and "xx last\n" in text
@@ -110,7 +108,7 @@ DIVERGED = "the processes disagree at cross-process call #12\n  ranks 0-2:  jit(
 
 
 @pytest.mark.parametrize("outcome", ["ok", "failed", "diverged"])
-def test_a_divergence_that_the_screen_has_shown_is_not_shown_again(outcome: str) -> None:
+def test_a_divergence_that_the_screen_has_shown_is_not_shown_again(outcome):
     headline = "the ranks were out of step at cross-process call #12; 4 of 4 ranks were aborted."
     verdict = replace(FAILED, outcome=outcome, divergence=DIVERGED, headline=headline)
     assert DIVERGED in report.format_report(verdict, RUN_DIR)
@@ -121,12 +119,12 @@ def test_a_divergence_that_the_screen_has_shown_is_not_shown_again(outcome: str)
     assert DIVERGED not in both and f"\n{second}\n" in f"{both}\n"
 
 
-def test_a_failure_without_a_traceback_is_one_paragraph() -> None:
+def test_a_failure_without_a_traceback_is_one_paragraph():
     verdict = replace(FAILED, traceback="", headline="rank 2 of 8 was killed by SIGKILL (9).", victims={})
     assert report.format_report(verdict, None) == "jaxrun: rank 2 of 8 was killed by SIGKILL (9).\nexit 1"
 
 
-def test_a_success_is_one_line() -> None:
+def test_a_success_is_one_line():
     verdict = Verdict("ok", 0, HOSTS, startup=0.6, run=1.45, stopping=0.05)
     assert report.format_report(verdict, RUN_DIR) == "jaxrun: done in 2.1 s (start-up 0.60 s)"
 
@@ -151,7 +149,7 @@ STOPPED, ENDED = dict.fromkeys((0, 1), "was stopped"), dict.fromkeys((4, 5), "wa
         ),
     ],
 )
-def test_victims_take_one_line(victims: dict[int, str], line: str) -> None:
+def test_victims_take_one_line(victims, line):
     assert last_lines(replace(FAILED, victims=victims), 4)[0] == line
 
 
@@ -172,11 +170,11 @@ def test_victims_take_one_line(victims: dict[int, str], line: str) -> None:
         link=st.text(),
     )
 )
-def test_a_verdict_survives_its_file(verdict: Verdict) -> None:
+def test_a_verdict_survives_its_file(verdict):
     assert verdict_file.from_json(verdict_file.to_json(verdict)) == verdict
 
 
-def test_a_file_from_before_there_were_explanations_is_read() -> None:
+def test_a_file_from_before_there_were_explanations_is_read():
     content = json.loads(verdict_file.to_json(EXPLAINED))
     for name in ("means", "advice", "link"):
         del content[name]
@@ -186,7 +184,7 @@ def test_a_file_from_before_there_were_explanations_is_read() -> None:
 @pytest.mark.parametrize(
     "text", ["", "[]", '{"format": 0}', '{"format": 1}', "{", verdict_file.to_json(FAILED).replace("here", '"]')]
 )
-def test_what_is_no_verdict_is_refused(text: str) -> None:
+def test_what_is_no_verdict_is_refused(text):
     with pytest.raises(ValueError):
         verdict_file.from_json(text)
 
@@ -301,10 +299,10 @@ def test_what_is_not_ranks_is_named(text, message):
         (3725, "1 h 2 min"),
     ],
 )
-def test_seconds_keep_two_or_three_digits(value: float, text: str) -> None:
+def test_seconds_keep_two_or_three_digits(value, text):
     assert format_seconds(value) == text
 
 
-def test_signals_have_names() -> None:
+def test_signals_have_names():
     names = [format_signal(number) for number in (9, 34, 37, 99)]
     assert names == ["SIGKILL (9)", "SIGRTMIN (34)", "SIGRTMIN+3 (37)", "signal 99"]

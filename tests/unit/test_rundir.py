@@ -1,14 +1,11 @@
 """The run directory is made once, is never shared, and never costs the job."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -34,33 +31,33 @@ NOW = datetime(2026, 11, 20, 21, 42)
 STRANGER = 65534
 
 
-def events(path: Path) -> list[dict[str, object]]:
+def events(path):
     """All lines but the first, which says the format."""
     return [json.loads(line) for line in (path / "events.jsonl").read_text().splitlines()][1:]
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> Iterator[RunDir]:
+def directory(tmp_path):
     """The run directory `run`, in the process that runs the job."""
     made = create(tmp_path / "run", base=tmp_path, name="", now=NOW)
     yield made
     made.close()
 
 
-def made(tmp_path: Path, request: Path | None = None, name: str = "train") -> Path:
+def made(tmp_path, request=None, name="train"):
     directory = create(request, base=tmp_path, name=name, now=NOW)
     directory.close()
     assert directory.path is not None
     return directory.path
 
 
-def refusal(tmp_path: Path, request: Path) -> str:
+def refusal(tmp_path, request):
     with pytest.raises(UsageError) as caught:
         create(request, base=tmp_path, name="train", now=NOW)
     return str(caught.value)
 
 
-def test_the_default_has_a_sortable_name_and_is_the_latest(tmp_path: Path) -> None:
+def test_the_default_has_a_sortable_name_and_is_the_latest(tmp_path):
     first = made(tmp_path)
     assert first == tmp_path / "jaxrun-runs" / "1120-2142-train"
     assert (tmp_path / "jaxrun-runs" / "latest").readlink() == Path("1120-2142-train")
@@ -70,7 +67,7 @@ def test_the_default_has_a_sortable_name_and_is_the_latest(tmp_path: Path) -> No
     assert [path.name for path in first.parent.iterdir() if path.name.startswith(".")] == [".gitignore"]
 
 
-def test_what_is_there_already_in_place_of_the_link_and_of_gits_list_stays(tmp_path: Path) -> None:
+def test_what_is_there_already_in_place_of_the_link_and_of_gits_list_stays(tmp_path):
     """`.gitignore` keeps run directories out of commits."""
     collection = tmp_path / "jaxrun-runs"
     (collection / "latest").mkdir(parents=True)
@@ -92,19 +89,19 @@ def test_what_is_there_already_in_place_of_the_link_and_of_gits_list_stays(tmp_p
         ("x" * 300, "x" * 60),
     ],
 )
-def test_any_program_name_becomes_part_of_a_file_name(tmp_path: Path, name: str, safe: str) -> None:
+def test_any_program_name_becomes_part_of_a_file_name(tmp_path, name, safe):
     assert to_file_name(name) == safe
     assert made(tmp_path, name=name).name == f"1120-2142-{safe}"
 
 
-def test_a_directory_of_the_users_is_made_or_taken_if_it_is_empty(tmp_path: Path) -> None:
+def test_a_directory_of_the_users_is_made_or_taken_if_it_is_empty(tmp_path):
     assert made(tmp_path, tmp_path / "a" / "b") == tmp_path / "a" / "b"
     (tmp_path / "empty").mkdir()
     assert made(tmp_path, tmp_path / "empty") == tmp_path / "empty"
     assert not (tmp_path / "jaxrun-runs").exists() and not list((tmp_path / "empty").glob(".*"))
 
 
-def test_anything_else_in_its_place_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+def test_anything_else_in_its_place_is_refused_and_left_as_it_is(tmp_path):
     taken = made(tmp_path, tmp_path / "taken")
     assert refusal(tmp_path, taken).endswith(
         f"it holds another job (see it with: jaxrun explain {taken}). Name a new or an empty directory."
@@ -124,7 +121,7 @@ def test_anything_else_in_its_place_is_refused_and_left_as_it_is(tmp_path: Path)
         create(None, base=tmp_path, name="train", now=NOW)
 
 
-def test_events_are_on_disk_at_once_one_per_line(directory: RunDir, tmp_path: Path) -> None:
+def test_events_are_on_disk_at_once_one_per_line(directory, tmp_path):
     directory.record(LoggedEvent(12.3456789, AgentConnected(3, "h\n1")))
     directory.record(LoggedEvent(13.0, ParentExited("\udcff"), attempt=2))
     assert events(tmp_path / "run") == [
@@ -136,14 +133,14 @@ def test_events_are_on_disk_at_once_one_per_line(directory: RunDir, tmp_path: Pa
     assert len(events(tmp_path / "run")) == 2
 
 
-def test_files_are_replaced_whole(directory: RunDir, tmp_path: Path) -> None:
+def test_files_are_replaced_whole(directory, tmp_path):
     directory.write_text("job.json", "one")
     directory.write_text("job.json", "two \udcff")
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["events.jsonl", "job.json"]
     assert (tmp_path / "run" / "job.json").read_text() == "two \\udcff"
 
 
-def test_a_directory_that_vanishes_is_reported_once_and_never_raised(directory: RunDir, tmp_path: Path) -> None:
+def test_a_directory_that_vanishes_is_reported_once_and_never_raised(directory, tmp_path):
     shutil.rmtree(tmp_path / "run")
     errors: list[str] = []
     directory.write_text("job.json", "before anybody listens")
@@ -155,12 +152,10 @@ def test_a_directory_that_vanishes_is_reported_once_and_never_raised(directory: 
     ]
 
 
-def test_a_full_disk_is_reported_once_and_costs_no_later_event(
-    directory: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_reported_once_and_costs_no_later_event(directory, tmp_path, monkeypatch):
     room = [5, 0]  # bytes that the next writes find
 
-    def write(descriptor: int, data: bytes, write: Callable[[int, bytes], int] = os.write) -> int:
+    def write(descriptor, data, write=os.write):
         fits = room.pop(0) if room else len(data)
         if not fits:
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -177,7 +172,7 @@ def test_a_full_disk_is_reported_once_and_costs_no_later_event(
     assert [json.loads(line)["event"]["rank"] for line in whole] == [2, 3]
 
 
-def test_a_job_that_wants_no_directory_gets_one_that_does_nothing(tmp_path: Path) -> None:
+def test_a_job_that_wants_no_directory_gets_one_that_does_nothing(tmp_path):
     directory = RunDir(None)
     directory.on_write_error(pytest.fail)
     directory.record(LoggedEvent(1.0, Done(0, 1.0)))
@@ -186,7 +181,7 @@ def test_a_job_that_wants_no_directory_gets_one_that_does_nothing(tmp_path: Path
     assert (directory.path, directory.make_attempt_directory(2)) == (None, None)
 
 
-def test_the_path_that_is_shown_outlives_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_path_that_is_shown_outlives_the_working_directory(tmp_path, monkeypatch):
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     directory = create(None, base=tmp_path / "gone", name="train", now=NOW)
@@ -197,7 +192,7 @@ def test_the_path_that_is_shown_outlives_the_working_directory(tmp_path: Path, m
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
-def test_a_directory_of_another_user_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_directory_of_another_user_is_refused_by_name(tmp_path):
     (tmp_path / "jaxrun-runs").mkdir()
     os.chown(tmp_path / "jaxrun-runs", STRANGER, STRANGER)
     with pytest.raises(UsageError, match=r"jaxrun-runs: it belongs to \w+.*, who could change .* with --run-dir DIR"):
@@ -208,7 +203,7 @@ def test_a_directory_of_another_user_is_refused_by_name(tmp_path: Path) -> None:
         clean(tmp_path / "jaxrun-runs", [], 0, dry_run=False)
 
 
-def test_a_link_of_ones_own_to_a_directory_of_ones_own_is_followed(tmp_path: Path) -> None:
+def test_a_link_of_ones_own_to_a_directory_of_ones_own_is_followed(tmp_path):
     """`ln -s /scratch/$USER/runs jaxrun-runs`, through further links as well."""
     (tmp_path / "scratch" / "me").mkdir(parents=True)
     (tmp_path / "runs").symlink_to(tmp_path / "scratch" / ".." / "scratch" / "me")
@@ -221,7 +216,7 @@ def test_a_link_of_ones_own_to_a_directory_of_ones_own_is_followed(tmp_path: Pat
     assert not run.exists()
 
 
-def refused_link(tmp_path: Path) -> str:
+def refused_link(tmp_path):
     with pytest.raises(UsageError) as refused:
         create(None, base=tmp_path, name="train", now=NOW)
     with pytest.raises(UsageError, match="is not yours to clean"):
@@ -229,7 +224,7 @@ def refused_link(tmp_path: Path) -> str:
     return str(refused.value)
 
 
-def test_a_link_is_not_followed_where_everybody_can_replace_it_or_where_it_leads_nowhere(tmp_path: Path) -> None:
+def test_a_link_is_not_followed_where_everybody_can_replace_it_or_where_it_leads_nowhere(tmp_path):
     (tmp_path / "runs").mkdir()
     (tmp_path / "jaxrun-runs").symlink_to("runs")
     tmp_path.chmod(0o777)
@@ -247,7 +242,7 @@ def test_a_link_is_not_followed_where_everybody_can_replace_it_or_where_it_leads
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a link away")
 @pytest.mark.parametrize("given", ["jaxrun-runs", "between", "runs"])
-def test_no_link_of_another_user_is_followed_nor_one_to_their_directory(tmp_path: Path, given: str) -> None:
+def test_no_link_of_another_user_is_followed_nor_one_to_their_directory(tmp_path, given):
     (tmp_path / "runs").mkdir()
     (tmp_path / "between").symlink_to("runs")
     (tmp_path / "jaxrun-runs").symlink_to("between")
@@ -258,7 +253,7 @@ def test_no_link_of_another_user_is_followed_nor_one_to_their_directory(tmp_path
     assert not list((tmp_path / "runs").iterdir())
 
 
-def test_records_stay_in_the_directory_that_was_made_wherever_its_path_leads(tmp_path: Path) -> None:
+def test_records_stay_in_the_directory_that_was_made_wherever_its_path_leads(tmp_path):
     directory = create(None, base=tmp_path, name="train", now=NOW)
     assert directory.path is not None
     (tmp_path / "jaxrun-runs").rename(tmp_path / "moved")
@@ -270,7 +265,7 @@ def test_records_stay_in_the_directory_that_was_made_wherever_its_path_leads(tmp
     assert not list(directory.path.iterdir())
 
 
-def test_no_planted_link_is_written_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_planted_link_is_written_through(tmp_path, monkeypatch):
     precious = tmp_path / "precious"
     precious.write_text("mine")
     run = made(tmp_path)
@@ -300,7 +295,7 @@ def test_no_planted_link_is_written_through(tmp_path: Path, monkeypatch: pytest.
     assert "cannot write" in said[0] and "rank-0000.out" in said[0] and "cannot write to" in said[1]
 
 
-def test_a_reader_follows_a_latest_of_the_directorys_owner_only(tmp_path: Path) -> None:
+def test_a_reader_follows_a_latest_of_the_directorys_owner_only(tmp_path):
     run = made(tmp_path)
     latest = run.parent / "latest"
     assert find_run_dir(run.parent) == find_run_dir(latest).resolve() == run
@@ -312,7 +307,7 @@ def test_a_reader_follows_a_latest_of_the_directorys_owner_only(tmp_path: Path) 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
-def test_in_a_directory_for_all_each_user_is_told_of_the_others() -> None:
+def test_in_a_directory_for_all_each_user_is_told_of_the_others():
     """In /tmp: who comes first has jaxrun-runs there; root's serves all, as root could do anything anyway."""
     with tempfile.TemporaryDirectory() as name:
         base = Path(name)
@@ -327,7 +322,7 @@ def test_in_a_directory_for_all_each_user_is_told_of_the_others() -> None:
         assert _create_as(STRANGER, base) == ""
 
 
-def _create_as(uid: int, base: Path) -> str:
+def _create_as(uid, base):
     """What a process of this user is told that makes a run directory; empty where it gets one."""
     reading, writing = os.pipe()
     with warnings.catch_warnings():
@@ -346,7 +341,7 @@ def _create_as(uid: int, base: Path) -> str:
         return file.read()
 
 
-def test_each_attempt_but_the_first_has_a_directory_of_its_own_for_its_logs(directory: RunDir, tmp_path: Path) -> None:
+def test_each_attempt_but_the_first_has_a_directory_of_its_own_for_its_logs(directory, tmp_path):
     assert directory.make_attempt_directory(1) == tmp_path / "run"
     assert directory.make_attempt_directory(2) == directory.make_attempt_directory(2) == tmp_path / "run" / "attempt-2"
     assert (tmp_path / "run" / "attempt-2").is_dir()

@@ -165,14 +165,14 @@ FILES = {
 }
 
 
-def fill(path: Path, files: dict[str, str]) -> Path:
+def fill(path, files):
     path.mkdir(exist_ok=True)
     for name, text in files.items():
         (path / name).write_text(text)
     return path
 
 
-def read_all(run_dir: Path) -> list[str]:
+def read_all(run_dir):
     """What each reader makes of it, refusals too."""
     said = [str(read_verdict(run_dir))]
     for read in (
@@ -233,7 +233,7 @@ FIELDS = OF_TYPE | {
 }
 
 
-def logged(kind: type) -> st.SearchStrategy[dict[str, object]]:
+def logged(kind):
     """Lines of the log with messages of this type, in which one field may be anything."""
     content = {field.name: FIELDS.get(str(field.type), st.just({})) for field in fields(kind)}
     odd = st.dictionaries(st.sampled_from(["rank", *content]), ODD, max_size=1)

@@ -1,7 +1,5 @@
 """What is shown of the ranks' output: their lines on one screen, without what native libraries write into it."""
 
-from __future__ import annotations
-
 import re
 from itertools import pairwise
 
@@ -18,17 +16,17 @@ pieces = st.sampled_from([b"a", b"bc", b"\n", b"\r", b"\r\n", b"\x00", b"\xff\xf
 texts = st.lists(pieces, max_size=40).map(b"".join)
 
 
-def chunked(text: bytes, cuts: list[int]) -> list[bytes]:
+def chunked(text, cuts):
     edges = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
     return [text[start:end] for start, end in pairwise(edges)]
 
 
-def split(chunks: list[bytes]) -> bytes:
+def split(chunks):
     lines = LineBuffer()
     return b"".join([*map(lines.feed, chunks), lines.finish()])
 
 
-def slowly(text: bytes) -> bytes:
+def slowly(text):
     """The same by the rule, line by line."""
     *lines, last = text.split(b"\n")
     if last.strip(b"\r"):
@@ -38,12 +36,12 @@ def slowly(text: bytes) -> bytes:
 
 
 @given(texts, st.lists(st.integers(0, 500), max_size=12))
-def test_any_chunking_gives_the_lines_of_the_slow_rule(text: bytes, cuts: list[int]) -> None:
+def test_any_chunking_gives_the_lines_of_the_slow_rule(text, cuts):
     assert split(chunked(text, cuts)) == slowly(text)
 
 
 @given(texts, st.lists(st.tuples(st.integers(0, 500), st.booleans()), max_size=12))
-def test_showing_partials_loses_no_byte_of_a_stream_that_is_alone(text: bytes, cuts: list[tuple[int, bool]]) -> None:
+def test_showing_partials_loses_no_byte_of_a_stream_that_is_alone(text, cuts):
     text = text.replace(b"\r", b"").replace(GLOO, b"gloo\n").replace(b"[Gloo]", b"[gloo]")
     lines, interleaver = LineBuffer(), Interleaver()
     screen = b""
@@ -67,12 +65,12 @@ def test_showing_partials_loses_no_byte_of_a_stream_that_is_alone(text: bytes, c
         (b"a\rb\nc\rd", b"b\nd\n"),
     ],
 )
-def test_a_return_collapses_its_line_to_the_last_state(text: bytes, shown: bytes) -> None:
+def test_a_return_collapses_its_line_to_the_last_state(text, shown):
     assert split([text]) == shown
     assert split([bytes([byte]) for byte in text]) == shown
 
 
-def test_returns_without_end_cost_neither_memory_nor_time() -> None:
+def test_returns_without_end_cost_neither_memory_nor_time():
     lines = LineBuffer()
     for _ in range(20):
         assert lines.feed(b"\r" * 2**18) == b""
@@ -82,7 +80,7 @@ def test_returns_without_end_cost_neither_memory_nor_time() -> None:
     assert lines.feed(b"y" * 2**20 + b"\r\n") == b"y" * 2**20 + b"\n"
 
 
-def test_gloo_in_fragments_is_folded_and_its_fragments_are_not_shown() -> None:
+def test_gloo_in_fragments_is_folded_and_its_fragments_are_not_shown():
     lines = LineBuffer()
     fragments = re.findall(rb"\d+|\D+", GLOO)
     for fragment in fragments[:-1]:
@@ -91,7 +89,7 @@ def test_gloo_in_fragments_is_folded_and_its_fragments_are_not_shown() -> None:
     assert lines.feed(b"\nloss 1\n[Gloo] is what I say\n") == b"loss 1\n[Gloo] is what I say\n"
 
 
-def test_gloo_ends_an_unfinished_line() -> None:
+def test_gloo_ends_an_unfinished_line():
     assert split([b"step 1 " + GLOO]) == b"step 1 \n"
     lines = LineBuffer()
     lines.feed(b"step 1 ")
@@ -99,21 +97,21 @@ def test_gloo_ends_an_unfinished_line() -> None:
     assert lines.feed(GLOO) == b"\n"
 
 
-def play(interleaver: Interleaver, *turns: tuple[str, bytes]) -> bytes:
+def play(interleaver, *turns):
     return b"".join(interleaver.render(owner, owner.encode() + b": ", text) for owner, text in turns)
 
 
-def test_another_stream_ends_an_unfinished_line_and_the_rest_gets_its_prefix_again() -> None:
+def test_another_stream_ends_an_unfinished_line_and_the_rest_gets_its_prefix_again():
     assert play(Interleaver(), ("a", b"half"), ("b", b"whole\n"), ("a", b"half\n")) == b"a: half\nb: whole\na: half\n"
 
 
-def test_a_newline_that_an_interruption_has_written_is_not_written_twice() -> None:
+def test_a_newline_that_an_interruption_has_written_is_not_written_twice():
     turns = ("a", b"half"), ("b", b"x\n"), ("a", b"\n"), ("a", b"\nnext\n")
     assert play(Interleaver(), *turns) == b"a: half\nb: x\na: \na: next\n"
 
 
 @pytest.mark.parametrize(("overwrites", "between"), [(False, b"\n"), (True, b"\r\x1b[K")])
-def test_a_progress_bar_that_was_shown_is_drawn_anew(overwrites: bool, between: bytes) -> None:
+def test_a_progress_bar_that_was_shown_is_drawn_anew(overwrites, between):
     lines, interleaver = LineBuffer(), Interleaver(overwrites=overwrites)
     assert lines.feed(b"10%\r50%\r") == b""
     assert lines.is_progress_bar
@@ -125,7 +123,7 @@ def test_a_progress_bar_that_was_shown_is_drawn_anew(overwrites: bool, between: 
     assert screen == b"a: 50%" + between + b"a: 60%" + between + b"a: 100%\n"
 
 
-def test_a_bar_that_is_done_where_it_was_shown_ends_its_line() -> None:
+def test_a_bar_that_is_done_where_it_was_shown_ends_its_line():
     lines, interleaver = LineBuffer(), Interleaver()
     lines.feed(b"100%\r")
     screen = interleaver.render("a", b"a: ", lines.flush_partial())
@@ -159,23 +157,23 @@ errors. This most likely indicates that another task died; see the other task lo
 
 
 @given(st.lists(st.integers(0, 2000), max_size=12))
-def test_the_last_words_of_jaxs_service_are_removed_however_they_arrive(places: list[int]) -> None:
+def test_the_last_words_of_jaxs_service_are_removed_however_they_arrive(places):
     assert split(chunked(b"loss 1\n" + SERVICE + b"loss 2\n\nloss 3\n", places)) == b"loss 1\nloss 2\n\nloss 3\n"
 
 
-def test_other_messages_of_native_libraries_are_shown() -> None:
+def test_other_messages_of_native_libraries_are_shown():
     other = b"W1122 12:27:49.697533   32186 export_shardings.cc:486] This branch is not expected.\n"
     assert split([other, b"external/xla/a.cc:12\n", b"    @ 0x12\n"]) == other + b"external/xla/a.cc:12\n    @ 0x12\n"
 
 
 @given(st.integers(0, len(GLOO_PIECES)), st.lists(st.integers(0, 200), max_size=6))
-def test_gloos_line_is_removed_wherever_a_line_of_the_program_has_torn_it(place: int, places: list[int]) -> None:
+def test_gloos_line_is_removed_wherever_a_line_of_the_program_has_torn_it(place, places):
     text = b"".join([*GLOO_PIECES[:place], b"loss 1\n", *GLOO_PIECES[place:], b"loss 2\n"])
     assert split(chunked(text, places)) == b"loss 1\nloss 2\n"
 
 
 @given(st.lists(st.booleans(), min_size=2 * len(GLOO_PIECES), max_size=2 * len(GLOO_PIECES)))
-def test_two_lines_of_gloo_that_have_torn_each_other_are_removed(turns: list[bool]) -> None:
+def test_two_lines_of_gloo_that_have_torn_each_other_are_removed(turns):
     pieces = {True: iter(GLOO_PIECES), False: iter(GLOO_PIECES)}
     mixed = [next(pieces[turn], b"") for turn in turns]
     text = b"".join([*mixed, *pieces[True], *pieces[False]])
@@ -183,7 +181,7 @@ def test_two_lines_of_gloo_that_have_torn_each_other_are_removed(turns: list[boo
 
 
 @pytest.mark.parametrize("length", range(1, len(GLOO_PIECES)))
-def test_gloos_line_that_ends_with_the_rank_is_removed(length: int) -> None:
+def test_gloos_line_that_ends_with_the_rank_is_removed(length):
     assert split(GLOO_PIECES[:length]) == b""
 
 
@@ -191,11 +189,11 @@ def test_gloos_line_that_ends_with_the_rank_is_removed(length: int) -> None:
     "text",
     [b"we have 3 peer ranks. Fine\n", b"rank 0 is connected to 3\n", b"12\n\n", b"[Gloo]\n", b"a client.h: of mine\n"],
 )
-def test_text_that_only_resembles_noise_is_shown(text: bytes) -> None:
+def test_text_that_only_resembles_noise_is_shown(text):
     assert split([text, text]) == split([GLOO + text, text + SERVICE]) == text + text
 
 
-def test_jaxs_line_about_sigterm_is_removed_and_nothing_like_it() -> None:
+def test_jaxs_line_about_sigterm_is_removed_and_nothing_like_it():
     notice = (
         b"W1122 12:07:45.132109   16747 preemption_notifier.cc:94] SIGTERM caught at 2026-11-22T12:07:45.13+00:00\n"
     )

@@ -1,11 +1,8 @@
 """Dumps of Python's fault handler are read back, and shown with how far ranks have come; the samples are real ones."""
 
-from __future__ import annotations
-
 import faulthandler
 import tempfile
 import threading
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -71,22 +68,22 @@ Extension modules: numpy._core._multiarray_umath, jaxlib.cpu_feature_guard (tota
 ONE_HOST = dict.fromkeys(range(8), "here")
 
 
-def test_the_main_thread_is_the_last_block() -> None:
+def test_the_main_thread_is_the_last_block():
     stack = stacks.main_stack(f"{LOADER}\n{IN_JAX}")
     assert [frame.function for frame in stack.users] == ["train_step", "<module>"]
     assert stack.current
 
 
-def test_of_several_dumps_in_one_text_the_last_counts() -> None:
+def test_of_several_dumps_in_one_text_the_last_counts():
     assert stacks.main_stack(f"{LOADER}\n{IN_JAX}{LOADER}\n{IN_QUEUE}").users[0].function == "__next__"
     assert len(stacks.parse_dump(f"{LOADER}\n{IN_JAX}{LOADER}\n{IN_QUEUE}")) == 2
 
 
-def test_a_dump_without_a_main_thread_still_gives_a_stack() -> None:
+def test_a_dump_without_a_main_thread_still_gives_a_stack():
     assert stacks.main_stack(LOADER).users[0].function == "worker"
 
 
-def test_what_is_not_a_dump_gives_an_empty_stack() -> None:
+def test_what_is_not_a_dump_gives_an_empty_stack():
     assert stacks.main_stack("").frames == ()
     assert stacks.main_stack("Traceback (most recent call last):\n  File x\n").frames == ()
 
@@ -102,28 +99,28 @@ def test_what_is_not_a_dump_gives_an_empty_stack() -> None:
         ("", "futex_do_wait", False),
     ],
 )
-def test_who_waits_in_jax(dump: str, kernel_wait: str, waits: bool) -> None:
+def test_who_waits_in_jax(dump, kernel_wait, waits):
     assert stacks.is_waiting_in_jax(dump, kernel_wait) is waits
 
 
-def test_places_name_the_users_line_its_caller_and_what_it_called() -> None:
+def test_places_name_the_users_line_its_caller_and_what_it_called():
     place = stack_text.format_place
     assert place(stacks.main_stack(IN_JAX)) == "train.py:88 train_step   in JAX: process_allgather"
     assert place(stacks.main_stack(IN_QUEUE)) == "data.py:31 __next__ <- train.py:84 main   in queue: get"
     assert place(stacks.main_stack(IN_LINE)) == "train.py:90 train_step"
 
 
-def test_the_programs_that_jaxrun_ships_are_users_code() -> None:
+def test_the_programs_that_jaxrun_ships_are_users_code():
     dump = IN_LINE.replace("/job/train.py", f"{SITE}/jaxrun_runtime/programs/regression.py") + SCAFFOLD
     assert stack_text.format_place(stacks.main_stack(dump)) == "regression.py:90 train_step"
 
 
-def test_a_program_inside_a_library_is_shown_by_its_frames() -> None:
+def test_a_program_inside_a_library_is_shown_by_its_frames():
     dump = IN_LINE.replace("/job/train.py", f"{SITE}/maxtext/train.py") + SCAFFOLD
     assert stack_text.format_place(stacks.main_stack(dump)) == "train.py:90 train_step"
 
 
-def test_ranks_at_one_place_are_one_group_and_the_odd_one_is_named() -> None:
+def test_ranks_at_one_place_are_one_group_and_the_odd_one_is_named():
     dumps = {rank: IN_JAX for rank in range(8)} | {3: IN_QUEUE}
     assert stack_text.format_groups(dumps, ONE_HOST, {}).splitlines() == [
         "8 ranks, 2 groups",
@@ -133,20 +130,20 @@ def test_ranks_at_one_place_are_one_group_and_the_odd_one_is_named() -> None:
     ]
 
 
-def test_hosts_are_named_if_there_are_several() -> None:
+def test_hosts_are_named_if_there_are_several():
     hosts = ONE_HOST | {3: "h2"}
     lines = stack_text.format_groups({0: IN_JAX, 1: IN_JAX, 3: ""}, hosts, {}).splitlines()
     assert lines[1] == "  2 ranks  0-1 (here)  train.py:88 train_step   in JAX: process_allgather"
     assert lines[2] == "  1 rank   3 (h2)      no answer: it blocks signals, or is about to end"
 
 
-def test_groups_of_equal_size_accuse_nobody() -> None:
+def test_groups_of_equal_size_accuse_nobody():
     assert "differ" not in stack_text.format_groups({0: IN_JAX, 1: IN_QUEUE}, ONE_HOST, {})
     assert stack_text.format_groups({0: IN_JAX}, ONE_HOST, {}).startswith("1 rank, 1 group\n")
     assert stack_text.format_groups({}, ONE_HOST, {}) == ""
 
 
-def test_a_crash_is_written_like_a_traceback_of_the_thread_that_crashed() -> None:
+def test_a_crash_is_written_like_a_traceback_of_the_thread_that_crashed():
     assert stack_text.format_crash(CRASHED_THREAD).splitlines() == [
         "Stack (most recent call last):",
         '  File "/job/train.py", line 15, in crash',
@@ -156,7 +153,7 @@ def test_a_crash_is_written_like_a_traceback_of_the_thread_that_crashed() -> Non
     assert stack_text.format_crash(no_frames) == ""
 
 
-def _dump_of(block: Callable[[], object]) -> str:
+def _dump_of(block):
     """What the fault handler of this Python writes while `block` runs in a second thread."""
     thread = threading.Thread(target=block, name="Loader-1", daemon=True)
     thread.start()
@@ -166,7 +163,7 @@ def _dump_of(block: Callable[[], object]) -> str:
         return file.read()
 
 
-def test_this_pythons_own_dump_is_read() -> None:
+def test_this_pythons_own_dump_is_read():
     done = threading.Event()
     try:
         dump = _dump_of(done.wait)
@@ -178,7 +175,7 @@ def test_this_pythons_own_dump_is_read() -> None:
 
 
 @given(st.text() | st.lists(st.sampled_from([*f"{LOADER}\n{CRASHED_THREAD}".splitlines(), ""])).map("\n".join))
-def test_no_text_breaks_the_parser(text: str) -> None:
+def test_no_text_breaks_the_parser(text):
     stack_text.format_groups({0: text}, {0: "here"}, {})
     stack_text.format_crash(text)
     stacks.is_waiting_in_jax(text, "futex")

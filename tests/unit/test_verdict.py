@@ -1,13 +1,10 @@
 """The verdict: which rank caused the end, its text, and the exit code."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest
 from outcomes import ABORT, GLOO, culprit_ranks, end, failed, raised, stopped, thread, weigh
 
-from jaxrun.analysis.diagnosis.outcome import WorkerOutcome
 from jaxrun.analysis.diagnosis.root_cause import Culpability, culpability, is_certain
 
 # ---- the culprit
@@ -61,11 +58,11 @@ CULPRITS = {
 
 
 @pytest.mark.parametrize(("ends", "culprits"), CULPRITS.values(), ids=CULPRITS)
-def test_who_is_blamed(ends: list[WorkerOutcome], culprits: tuple[int, ...]) -> None:
+def test_who_is_blamed(ends, culprits):
     assert culprit_ranks(ends) == culprits
 
 
-def test_an_exception_or_a_death_without_a_report_is_certain_and_an_abort_is_not() -> None:
+def test_an_exception_or_a_death_without_a_report_is_certain_and_an_abort_is_not():
     assert culpability(raised(0, 9.9, GLOO)) is Culpability.CONSEQUENCE
     assert culpability(raised(2, 10.0)) is not Culpability.CONSEQUENCE
     assert is_certain([raised(0, 9.9, GLOO), end(1, 10.0, -signal.SIGKILL), *stopped(2, 3)])
@@ -75,7 +72,7 @@ def test_an_exception_or_a_death_without_a_report_is_certain_and_an_abort_is_not
 # ---- the text
 
 
-def test_an_exception_is_reported_with_rank_host_and_time() -> None:
+def test_an_exception_is_reported_with_rank_host_and_time():
     verdict = weigh(raised(2, 10.25), *stopped(0, 1, 3))
     assert verdict.headline == "rank 2 of 4 on h1 raised ValueError 10.2 s into the run."
     assert verdict.traceback.endswith("ValueError: bad record")
@@ -124,22 +121,20 @@ KINDS = {
 
 
 @pytest.mark.parametrize(("culprit", "headline", "code", "outcome"), KINDS.values(), ids=KINDS)
-def test_each_kind_of_end_has_its_text_and_its_code(
-    culprit: WorkerOutcome, headline: str, code: int, outcome: str
-) -> None:
+def test_each_kind_of_end_has_its_text_and_its_code(culprit, headline, code, outcome):
     verdict = weigh(culprit, *stopped(0, 2, 3))
     assert verdict.headline.startswith("rank 1 of 4 on h0 ")
     assert headline in verdict.headline
     assert (verdict.exit_code, verdict.outcome) == (code, outcome)
 
 
-def test_a_failure_before_the_run_is_counted_from_the_start() -> None:
+def test_a_failure_before_the_run_is_counted_from_the_start():
     verdict = weigh(end(1, -1.0, 1), *stopped(0, 2, 3), run_at=None)
     assert verdict.headline.endswith("before the program's first line, 1.0 s after the start.")
     assert (verdict.startup, verdict.run) == (None, None)
 
 
-def test_the_same_error_of_all_is_shown_once() -> None:
+def test_the_same_error_of_all_is_shown_once():
     verdict = weigh(*(raised(rank, 5.0) for rank in range(4)))
     assert verdict.intro == "4 of 4 ranks raised the same error; rank 0 (h0)'s traceback:"
     assert verdict.headline == "4 of 4 ranks raised ValueError 5.0 s into the run."
@@ -148,7 +143,7 @@ def test_the_same_error_of_all_is_shown_once() -> None:
     assert killed.headline.startswith("2 of 4 ranks (0, 3) were killed by SIGKILL (9) 1.0 s")
 
 
-def test_a_death_without_a_failure_report_is_explained_by_a_thread_that_died_before() -> None:
+def test_a_death_without_a_failure_report_is_explained_by_a_thread_that_died_before():
     verdict = weigh(end(1, 5.0, -signal.SIGSEGV, thread_failures=(thread(1),)), *stopped(0, 2, 3))
     assert verdict.intro == "last words of thread Loader-1 of rank 1 (h0):"
     assert verdict.traceback == thread(1).traceback.rstrip()
@@ -156,14 +151,14 @@ def test_a_death_without_a_failure_report_is_explained_by_a_thread_that_died_bef
     assert verdict.details == ()
 
 
-def test_a_thread_that_died_elsewhere_is_mentioned() -> None:
+def test_a_thread_that_died_elsewhere_is_mentioned():
     verdict = weigh(
         raised(1, 5.0), end(2, 9.0, -9, killed_by_launcher=True, thread_failures=(thread(2),)), *stopped(0, 3)
     )
     assert verdict.details == ("rank 2 had lost a thread to an exception before: Loader-1 (KeyError).",)
 
 
-def test_a_crash_shows_the_stack_of_the_fault_handler() -> None:
+def test_a_crash_shows_the_stack_of_the_fault_handler():
     fatal = "Fatal Python error: Segmentation fault\n\nCurrent thread 0x1f (most recent call first):\n"
     fatal += '  File "train.py", line 9 in step\n'
     verdict = weigh(end(1, 5.0, -signal.SIGSEGV, crash_dump=fatal), *stopped(0, 2, 3))
@@ -171,7 +166,7 @@ def test_a_crash_shows_the_stack_of_the_fault_handler() -> None:
     assert verdict.traceback.endswith('  File "train.py", line 9, in step')
 
 
-def test_a_death_without_any_report_shows_the_end_of_stderr() -> None:
+def test_a_death_without_any_report_shows_the_end_of_stderr():
     tail = "".join(f"line {n}\n" for n in range(50)) + ABORT.splitlines()[1] + "\nterminate called\n"
     verdict = weigh(end(1, 5.0, -signal.SIGABRT, stderr_tail=tail), *stopped(0, 2, 3))
     assert verdict.intro == "the last lines that rank 1 (h0) wrote to stderr:"
@@ -180,7 +175,7 @@ def test_a_death_without_any_report_shows_the_end_of_stderr() -> None:
     assert weigh(end(1, 5.0, -signal.SIGKILL, stderr_tail=tail), *stopped(0, 2, 3)).traceback == ""
 
 
-def test_a_verdict_that_knows_only_consequences_says_so() -> None:
+def test_a_verdict_that_knows_only_consequences_says_so():
     verdict = weigh(*(raised(rank, 9.0 - rank, GLOO) for rank in range(4)))
     assert verdict.culprits == (3,) and verdict.exit_code == 1
     assert verdict.headline == (
@@ -198,7 +193,7 @@ def test_a_verdict_that_knows_only_consequences_says_so() -> None:
 LOOPBACK = "UNKNOWN: Gloo context initialization failed: timed out connecting: refused, remote=[127.0.1.1]:40357"
 
 
-def test_a_known_error_is_explained_and_kept_as_it_is() -> None:
+def test_a_known_error_is_explained_and_kept_as_it_is():
     message = "Fetching value for `jax.Array` that spans non-addressable (non process local) devices is not possible."
     verdict = weigh(raised(2, 5.0, message, error="RuntimeError"), *stopped(0, 1))
     assert verdict.traceback.endswith(f"RuntimeError: {message}")
@@ -210,17 +205,17 @@ def test_a_known_error_is_explained_and_kept_as_it_is() -> None:
     assert weigh(raised(2, 5.0), *stopped(0, 1)).means == ""
 
 
-def test_a_broken_connection_without_a_cause_is_not_explained() -> None:
+def test_a_broken_connection_without_a_cause_is_not_explained():
     assert weigh(*(raised(rank, 9.0, f"{GLOO}: can't start new thread") for rank in range(4))).means == ""
 
 
-def test_a_network_that_does_not_connect_is_explained_where_there_are_several_hosts() -> None:
+def test_a_network_that_does_not_connect_is_explained_where_there_are_several_hosts():
     ends = [raised(0, 9.0, LOOPBACK), *stopped(1)]
     assert "127.0.1.1" in weigh(*ends, hosts={0: "h1", 1: "h2"}).means
     assert weigh(*ends, hosts={0: "h1", 1: "h1"}).means == ""
 
 
-def test_kinds_of_victims_are_distinguished() -> None:
+def test_kinds_of_victims_are_distinguished():
     verdict = weigh(
         raised(1, 5.0),
         raised(0, 5.1, GLOO),

@@ -1,20 +1,18 @@
 """The verdict on jobs that did not end by a failure alone: what the head decided, time limits, signals, faults."""
 
-from __future__ import annotations
-
 import signal
 from dataclasses import replace
 
 import pytest
 from outcomes import ABORT, GLOO, RUN_AT, culprit_ranks, decide, end, raised, stopped, weigh
 
-from jaxrun.analysis.diagnosis.outcome import InjectedFault, WorkerOutcome
+from jaxrun.analysis.diagnosis.outcome import InjectedFault
 from jaxrun.analysis.lockstep.divergence import CallGroup, Divergence
 
 # ---- endings of other kinds
 
 
-def test_a_job_that_works_ends_with_0() -> None:
+def test_a_job_that_works_ends_with_0():
     ends = [end(rank, 9.0, 0, finished=True) for rank in range(4)]
     found = decide(ends, "ok")
     assert (found.outcome, found.exit_code, found.startup, found.run, found.details) == ("ok", 0, 2.0, 10.0, ())
@@ -22,7 +20,7 @@ def test_a_job_that_works_ends_with_0() -> None:
     assert late.details == ("rank 3 had finished the program but did not end, and had to be killed.",)
 
 
-def test_a_failure_is_weighed() -> None:
+def test_a_failure_is_weighed():
     assert decide([raised(2, 5.0), *stopped(0, 1, 3)], "failed").culprits == (2,)
     unknown = decide([end(rank, 9.0, 0, finished=True) for rank in range(4)], "failed")
     assert (unknown.exit_code, unknown.headline) == (1, "the job failed, but no rank shows how.")
@@ -32,13 +30,13 @@ def test_a_failure_is_weighed() -> None:
     ("reason", "code", "before"),
     [("refused", 65, "refused to start the program: "), ("usage", 2, ""), ("unavailable", 69, "")],
 )
-def test_the_heads_finding_is_shown_unchanged(reason: str, code: int, before: str) -> None:
+def test_the_heads_finding_is_shown_unchanged(reason, code, before):
     text = "counts differ\n  rank 7  7 devices"
     verdict = decide(stopped(0, 1, 2, 3), reason, text=text, traceback="T")
     assert (verdict.outcome, verdict.exit_code, verdict.headline) == (reason, code, before + text)
 
 
-def test_the_output_of_the_launch_command_is_explained() -> None:
+def test_the_output_of_the_launch_command_is_explained():
     ssh_output = "  ssh: Could not resolve hostname h9: Name or service not known"
     verdict = decide(
         [], "unavailable", text=f"mpirun ended with status 255 before the job was over; it said:\n{ssh_output}"
@@ -51,7 +49,7 @@ def test_the_output_of_the_launch_command_is_explained() -> None:
 DUMP = 'Current thread 0x1f (most recent call first):\n  File "/job/train.py", line 8 in step\n'
 
 
-def test_a_time_limit_shows_where_the_ranks_are() -> None:
+def test_a_time_limit_shows_where_the_ranks_are():
     ends = [end(0, 3.0, 0, finished=True), *stopped(1, 2, 3)]
     verdict = decide(ends, "timeout", stacks={1: DUMP, 2: DUMP, 3: DUMP})
     assert (verdict.exit_code, verdict.headline) == (124, "not finished within the time limit, --timeout 10 s.")
@@ -59,7 +57,7 @@ def test_a_time_limit_shows_where_the_ranks_are() -> None:
     assert "rank 0 (h0) has finished." in verdict.details[0]
 
 
-def test_an_early_exit_names_the_rank_and_where_the_others_wait() -> None:
+def test_an_early_exit_names_the_rank_and_where_the_others_wait():
     ends = [end(1, 3.0, 0, finished=True), *stopped(0, 2, 3)]
     verdict = decide(ends, "early-exit", stacks={0: DUMP, 2: DUMP, 3: DUMP})
     assert verdict.headline.startswith("rank 1 finished (status 0) 7.0 s ago; ranks 0, 2-3 wait in JAX")
@@ -75,7 +73,7 @@ def test_an_early_exit_names_the_rank_and_where_the_others_wait() -> None:
         (signal.SIGHUP, 129, "SIGHUP (1)"),
     ],
 )
-def test_an_interrupt_names_the_ranks_that_had_to_be_killed(signum: int, code: int, by: str) -> None:
+def test_an_interrupt_names_the_ranks_that_had_to_be_killed(signum, code, by):
     ends = [end(0, 10.0, 0), end(1, 10.0, 0), *stopped(2, 3)]
     verdict = decide(ends, "interrupted", signum=signum)
     assert verdict.exit_code == code
@@ -86,7 +84,7 @@ def test_an_interrupt_names_the_ranks_that_had_to_be_killed(signum: int, code: i
     assert alone.headline.endswith("; all ranks ended by themselves.")
 
 
-def test_an_interrupt_names_where_a_late_rank_was_stuck() -> None:
+def test_an_interrupt_names_where_a_late_rank_was_stuck():
     ends = [end(0, 10.0, 130), end(1, 10.0, 130), end(3, 10.0, 130), *stopped(2)]
     verdict = decide(ends, "interrupted", signum=signal.SIGINT, stacks={2: DUMP})
     assert verdict.headline.endswith(
@@ -94,13 +92,13 @@ def test_an_interrupt_names_where_a_late_rank_was_stuck() -> None:
     )
 
 
-def test_sigterm_that_nobody_listens_to_is_told_so() -> None:
+def test_sigterm_that_nobody_listens_to_is_told_so():
     verdict = decide(stopped(0, 1, 2, 3), "interrupted", signum=signal.SIGTERM, unheard=True)
     assert verdict.exit_code == 143
     assert verdict.headline.endswith("; no rank listens to SIGTERM, so 4 ranks were killed at once.")
 
 
-def test_a_preempted_job_may_be_resumed() -> None:
+def test_a_preempted_job_may_be_resumed():
     verdict = decide([end(rank, 10.0, 0, finished=True) for rank in range(4)], "preempted", signum=signal.SIGTERM)
     assert (verdict.exit_code, "SIGTERM (15)" in verdict.headline, "resumed" in verdict.headline) == (75, True, True)
 
@@ -108,22 +106,22 @@ def test_a_preempted_job_may_be_resumed() -> None:
 # ---- injected faults
 
 
-def dealt(kind: str, at: float = 2.0, by: str = "--chaos") -> tuple[InjectedFault, ...]:
+def dealt(kind, at=2.0, by="--chaos"):
     return (InjectedFault(kind, RUN_AT + at, by),)
 
 
-def test_an_injected_death_is_named_as_such_and_ends_as_any_other() -> None:
+def test_an_injected_death_is_named_as_such_and_ends_as_any_other():
     verdict = weigh(end(1, 2.0, -signal.SIGKILL, injected_faults=dealt("kill")), raised(0, 2.1, GLOO), *stopped(2, 3))
     assert verdict.headline == "rank 1 of 4 on h0 was killed by SIGKILL (9), as --chaos asked, 2.0 s into the run."
     assert (verdict.exit_code, verdict.outcome, verdict.culprits) == (137, "killed", (1,))
 
 
-def test_injected_deaths_and_others_are_kept_apart() -> None:
+def test_injected_deaths_and_others_are_kept_apart():
     ends = [end(1, 2.0, -signal.SIGKILL, injected_faults=dealt("kill")), end(2, 2.1, -signal.SIGKILL), *stopped(0, 3)]
     assert culprit_ranks(ends) == (1,)
 
 
-def test_a_rank_that_is_stopped_before_its_fault_was_injected_does_not_count_as_injected() -> None:
+def test_a_rank_that_is_stopped_before_its_fault_was_injected_does_not_count_as_injected():
     late = end(1, 10.0, -signal.SIGKILL, killed_by_launcher=True, injected_faults=dealt("kill"))
     assert culprit_ranks([raised(0, 2.1), late, *stopped(2, 3)]) == (0,)
 
@@ -137,7 +135,7 @@ HARMED = {
 
 
 @pytest.mark.parametrize("ends", HARMED.values(), ids=HARMED)
-def test_an_injected_fault_is_the_cause_if_nothing_else_failed(ends: list[WorkerOutcome]) -> None:
+def test_an_injected_fault_is_the_cause_if_nothing_else_failed(ends):
     ends = [replace(one, injected_faults=dealt("pause", 1.5)) if one.rank == 1 else one for one in ends]
     verdict = decide(ends, "failed")
     assert verdict.headline == "rank 1 of 4 on h0 was stopped by SIGSTOP (19), as --chaos asked, 1.5 s into the run."
@@ -145,7 +143,7 @@ def test_an_injected_fault_is_the_cause_if_nothing_else_failed(ends: list[Worker
     assert verdict.exit_code == (1 if ends[0].failure else 134)
 
 
-def test_an_injected_fault_is_named_but_outweighs_no_failure_of_another() -> None:
+def test_an_injected_fault_is_named_but_outweighs_no_failure_of_another():
     verdict = decide(
         [raised(0, 3.0), replace(stopped(1)[0], injected_faults=dealt("pause", 1.5)), *stopped(2, 3)], "failed"
     )
@@ -154,7 +152,7 @@ def test_an_injected_fault_is_named_but_outweighs_no_failure_of_another() -> Non
 
 
 @pytest.mark.parametrize("reason", ["ok", "timeout", "stall", "interrupted"])
-def test_injected_faults_are_named_however_the_job_ends(reason: str) -> None:
+def test_injected_faults_are_named_however_the_job_ends(reason):
     ends = [end(rank, 5.0, 0, finished=True, injected_faults=dealt("pause", by="its gang")) for rank in range(4)]
     verdict = decide(ends, reason, signum=15)
     assert verdict.details[0] == (
@@ -162,7 +160,7 @@ def test_injected_faults_are_named_however_the_job_ends(reason: str) -> None:
     )
 
 
-def test_an_injected_fault_is_no_divergence() -> None:
+def test_an_injected_fault_is_no_divergence():
     ahead = Divergence("0-3", 4, (CallGroup((0,), "jit(step)"), CallGroup((1, 2, 3), "jit(other)")))
     ends = [raised(1, 2.1, GLOO, error="JaxRuntimeError"), *stopped(0, 2, 3)]
     assert decide(ends, "failed", divergences=(ahead,)).outcome == "diverged"
@@ -170,7 +168,7 @@ def test_an_injected_fault_is_no_divergence() -> None:
     assert decide(ends, "failed", divergences=(ahead,)).headline.startswith("rank 1 of 4 on h0 was stopped by SIGSTOP")
 
 
-def test_the_parent_of_the_launcher_may_end_its_job() -> None:
+def test_the_parent_of_the_launcher_may_end_its_job():
     verdict = decide(stopped(0, 1, 2, 3), "interrupted", signum=signal.SIGHUP, text="the process that started it")
     assert verdict.headline.startswith("interrupted by the process that started it 10.0 s into the run; 4 ranks were")
     assert verdict.exit_code == 129
