@@ -19,6 +19,48 @@ _ORDER = (
     "text", "terminal", "errors", "clock",
 )  # fmt: skip
 
+# All that frontends may import of other floors: the public surface, on which other tools could stand as well.
+_PUBLIC_SURFACE = {
+    "jaxrun": "the name of the runtime",
+    "jaxrun.errors": "errors and exit codes",
+    "jaxrun.text": "ranks, times and sizes as text",
+    "jaxrun.terminal": "width and colours",
+    "jaxrun.protocol": "messages and variables, of gangs, tests and debuggers too",
+    # The command line, and how a job ends
+    "jaxrun.node.forkserver.launcher_pool": "starts `jaxrun WORDS` at once",
+    "jaxrun.spec.job.job": "which options there are",
+    "jaxrun.spec.job.fault_spec": "which faults can be injected",
+    "jaxrun.spec.job.devices": "devices of this machine, for a pool",
+    "jaxrun.spec.job.layout": "the same",
+    "jaxrun.spec.job.plan": "what the job of a doctor will be; it is run by its caller",
+    "jaxrun.spec.backends": "which backends there are",
+    "jaxrun.spec.backends.slurm_allocation": "what Slurm has given, for the doctor",
+    "jaxrun.analysis.verdict.verdict": "how a job has ended",
+    "jaxrun.analysis.verdict.report": "the same in one line",
+    "jaxrun.analysis.diagnosis.consequences": "which errors only follow the end of another rank",
+    # The event log, and the other files of a run directory
+    "jaxrun.records.event_log.event_log": "one event",
+    "jaxrun.records.event_log.actions": "messages of the launcher's own",
+    "jaxrun.records.rundir.recorded_files": "reads event log and verdict",
+    "jaxrun.records.rundir.rundir": "names of files",
+    "jaxrun.records.output.rank_logs": "where a rank's output is",
+    "jaxrun.records.output.noise": "which of its lines say nothing",
+    # What a running job answers, and what that means
+    "jaxrun.records.rundir.running_job": "asks it",
+    "jaxrun.analysis.diagnosis.snapshot": "the answers",
+    "jaxrun.analysis.diagnosis.rank_state": "what a rank waits for",
+    "jaxrun.analysis.diagnosis.stacks": "a rank's frames",
+    "jaxrun.analysis.verdict.stack_text": "places and stragglers in words",
+    "jaxrun.analysis.lockstep.progress": "who has come how far",
+    "jaxrun.analysis.lockstep.compare": "who is behind",
+    "jaxrun.analysis.lockstep.report": "the same in words",
+    # The other end of a gang's connections; what an agent tells of its host
+    "jaxrun.node.channel.listener": "lets ranks in that know the token",
+    "jaxrun.node.channel.event_loop": "reads from all of them",
+    "jaxrun.node.channel.host_addresses": "where they can reach this host",
+    "jaxrun.node.agent.host_probe": "facts of this host, for the doctor",
+}  # fmt: skip
+
 
 def _module(path: Path) -> str:
     parts = path.relative_to(_LAUNCHER).with_suffix("").parts
@@ -101,6 +143,14 @@ def test_packages_of_the_launcher_import_only_what_stands_below_them():
             if imported in _ORDER and _ORDER.index(imported) < _ORDER.index(package):
                 wrong.append(f"{module} imports {name}")
     assert wrong == []
+
+
+def test_frontends_import_the_public_surface_and_no_more():
+    imported = {name for path in (_LAUNCHER / "jaxrun/frontends").rglob("*.py") for name in _imports(path)}
+    below = {name for name in imported if name.split(".")[0] == "jaxrun" and not name.startswith("jaxrun.frontends")}
+    below = {"jaxrun.protocol" if name.startswith("jaxrun.protocol.") else name for name in below}
+    below = {name.removesuffix(".RUNTIME") for name in below}
+    assert below == set(_PUBLIC_SURFACE)
 
 
 def _imports(path: Path, *, types: bool = True) -> list[str]:

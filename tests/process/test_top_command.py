@@ -52,9 +52,7 @@ def test_it_shows_who_is_late_once_or_until_the_end_of_the_job(tmp_path):
             screen.type("s")
             screen.wait_for("2 ranks, 2 groups")
             screen.type("x")
-            screen.wait_for("o order: what stands out   q quit")
-            screen.type("o")
-            screen.wait_for("o order: rank   q quit")
+            screen.wait_for("s stacks   q quit")
             screen.type("q")
             assert screen.end() == 0 and job.process.poll() is None
 

@@ -7,10 +7,10 @@ import pytest
 
 from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.frontends.doctor import report
-from jaxrun.frontends.doctor.finding import Level
 from jaxrun.frontends.doctor.network import blame
-from jaxrun.frontends.doctor.observation import CollectiveTiming, Observation, RankClock, RankDevices, read_run_dir
+from jaxrun.frontends.doctor.observation import CollectiveTiming, Level, Observation, read_run_dir
 from jaxrun.protocol.probe_messages import GpuFacts, HostFacts, PeerResults
+from jaxrun.protocol.worker_messages import DeviceReport
 from jaxrun.records.event_log.actions import RecordClock
 from jaxrun.records.event_log.event_log import LoggedEvent
 from jaxrun.records.rundir.rundir import RunDir
@@ -19,6 +19,8 @@ from jaxrun.terminal import TerminalFormat
 
 GIB = 2**30
 HOSTS = ("h1", "h2", "h3")
+ON_CPU = DeviceReport(0, 0, 1, 1, 1, ("cpu",), "cpu", "", 0.0, 0.0)
+ON_GPU = replace(ON_CPU, platform="gpu", device_kinds=("H100",))
 
 
 def facts(rank, host, **changes):
@@ -56,8 +58,8 @@ def seen(*changed, **more):
         "expected_hosts": HOSTS,
         "facts": known,
         "peers": network(),
-        "devices": {rank: RankDevices("cpu", 1, ("cpu",)) for rank in known},
-        "clocks": {rank: RankClock(0.0001, 0.0001) for rank in known},
+        "devices": dict.fromkeys(known, ON_CPU),
+        "clocks": {rank: RecordClock(rank, 0.0001, 0.0001) for rank in known},
         "verdict": Verdict("ok", 0, dict(enumerate(HOSTS)), startup=2.0, run=1.0),
     }
     return Observation(**{**content, **more})
@@ -74,7 +76,6 @@ def bad(observation):
 
 FAILURE, WARNING = Level.FAILURE, Level.WARNING
 BOTH_WAYS_OF_H3 = {(0, 2), (2, 0), (1, 2), (2, 1)}
-ON_CPU = RankDevices("cpu", 1, ("cpu",))
 WITH_PLUGIN = {"jaxlib": "0.12.0", "jax-cuda13-plugin": "0.12.0"}
 
 
@@ -90,13 +91,13 @@ def h100(count=1, driver="580.159.04", used=0, total=80 * GIB):
 def box(devices=None, **facts_of_box):
     """A single host."""
     found = {0: facts(0, "box", **facts_of_box)}
-    devices = {0: devices or RankDevices("gpu", 1, ("H100",))}
+    devices = {0: devices or ON_GPU}
     return Observation(facts=found, devices=devices, verdict=Verdict("ok", 0, {0: "box"}))
 
 
 def with_drivers(*drivers):
     hosts = [facts(rank, HOSTS[rank], **h100(driver=driver)) for rank, driver in enumerate(drivers)]
-    return seen(*hosts, devices={rank: RankDevices("gpu", 1, ("H100",)) for rank in range(3)})
+    return seen(*hosts, devices=dict.fromkeys(range(3), ON_GPU))
 
 
 # What is seen, and the first that is not as it should be: the check, the level, the begin of the text.
@@ -131,9 +132,9 @@ CASES = {
         "h3 cannot be connected with the others (does not answer)"),
     "one way that is closed": (seen(peers=network({(0, 2)})), "network", FAILURE,
         "h1 cannot connect to h3 (does not answer)"),
-    "a clock that is ahead": (seen(clocks={1: RankClock(-90.0, 0.001)}), "clocks", WARNING,
+    "a clock that is ahead": (seen(clocks={1: RecordClock(1, -90.0, 0.001)}), "clocks", WARNING,
         "the clock of h2 is 90.0 s ahead of"),
-    "a clock that is behind": (seen(clocks={2: RankClock(3.2, 0.001)}), "clocks", WARNING,
+    "a clock that is behind": (seen(clocks={2: RecordClock(2, 3.2, 0.001)}), "clocks", WARNING,
         "the clock of h3 is 3.2 s behind"),
     "idle nodes": (seen(allocation=Allocation("7", (*HOSTS, "h4"), (8, 8, 8, 8))), "Slurm", WARNING,
         "Slurm job 7: 4 nodes, 8 CPUs each; h4 would stay idle"),
@@ -224,4 +225,4 @@ def test_what_the_agents_tell_is_read_back_from_the_event_log(tmp_path):
     log.close()
     found = read_run_dir(tmp_path)
     assert found["facts"] == {1: told} and found["peers"] == {1: results}
-    assert found["clocks"] == {1: RankClock(0.5, 0.1), 2: RankClock(0.25, 0.1)}
+    assert found["clocks"] == {1: RecordClock(1, 0.5, 0.1), 2: RecordClock(2, 0.25, 0.1)}

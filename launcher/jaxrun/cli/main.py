@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from jaxrun.node.forkserver.early import EarlyServer
     from jaxrun.spec.job.job import Job
+    from jaxrun.spec.job.plan import Plan
 
 _DOCTOR = "doctor"
 _EXIT_INTERRUPTED = EXIT_SIGNAL_BASE + 2
@@ -140,17 +141,22 @@ def _run(dry_run: bool, **values: Any) -> int:
 
         click.echo(os.fsencode(render_plan(plan, environ)), nl=False)
         return 0
-    if job.backend == HOSTS:
+    if job.requeue:
+        from jaxrun.spec.backends.slurm_job import run_requeued
+
+        return run_requeued(environ, lambda: _run_plan(plan, environ, invocation.early_server))
+    return _run_plan(plan, environ, invocation.early_server)
+
+
+def _run_plan(plan: Plan, environ: Mapping[str, str], early_server: EarlyServer | None = None) -> int:
+    """Run the job, or this host's part where each host has a command of its own."""
+    if plan.job.backend == HOSTS:
         from jaxrun.controller.supervisor.by_hand import run_host
 
         return run_host(plan, environ)
     from jaxrun.controller.supervisor.run import run
 
-    if job.requeue:
-        from jaxrun.spec.backends.slurm_job import run_requeued
-
-        return run_requeued(environ, lambda: run(plan, environ, invocation.early_server))
-    return run(plan, environ, invocation.early_server)
+    return run(plan, environ, early_server)
 
 
 def _make_job(context: click.Context, values: Mapping[str, Any], environ: Mapping[str, str]) -> Job:
@@ -213,15 +219,17 @@ def _attach(
 
 def _doctor(as_json: bool, **values: Any) -> int:
     from jaxrun.frontends.doctor import report
-    from jaxrun.frontends.doctor.examine import INIT_TIMEOUT_S, PROGRAM, TIMEOUT_S, examine, take_part
+    from jaxrun.frontends.doctor.examine import INIT_TIMEOUT_S, PROGRAM, TIMEOUT_S, examine
+    from jaxrun.spec.backends import make_plan
     from jaxrun.terminal import TerminalFormat
 
     environ = dict(os.environ)
     of_program = {"program": PROGRAM, "module": True, "init_timeout": INIT_TIMEOUT_S, "timeout": TIMEOUT_S}
     job = _make_job(click.get_current_context(), {**values, **of_program}, environ)
+    plan = make_plan(replace(job, probe_hosts=True), environ, os.urandom(16).hex())
     if job.host_rank:
-        return take_part(job, environ)
-    seen = examine(job, environ, sys.stderr)
+        return _run_plan(plan, environ)
+    seen = examine(plan, lambda plan: _run_plan(plan, environ), environ, sys.stderr)
     findings = report.judge(seen)
     terminal = TerminalFormat.at(1, environ)
     text = report.to_json(seen, findings) if as_json else report.format_report(seen, findings, terminal)

@@ -1,4 +1,4 @@
-"""Runs the job of a doctor and judges what it has shown.
+"""Has the job of a doctor run, and reads what it has shown.
 
 The job is one like any other, by the same options: its program times collectives, its agents report their hosts first.
 Only its screen is another: what it prints is kept for the report.
@@ -10,22 +10,18 @@ import contextlib
 import os
 import socket
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
 from jaxrun import RUNTIME
-from jaxrun.controller.supervisor.by_hand import run_host
-from jaxrun.controller.supervisor.run import run
 from jaxrun.errors import UsageError
 from jaxrun.frontends.doctor.observation import Observation, read_run_dir
 from jaxrun.node.agent.host_probe import collect_facts, try_to_write
 from jaxrun.protocol.own_files import remove_directory
-from jaxrun.spec.backends import HOSTS, make_plan
 from jaxrun.spec.backends.slurm_allocation import Allocation, read_allocation
-from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import Plan
 from jaxrun.text import UNKNOWN_HOST, plural
 
@@ -37,19 +33,13 @@ _CONNECT_TIMEOUT_S = 2.0
 _MOST_AT_ONCE = 64
 
 
-def take_part(job: Job, environ: Mapping[str, str]) -> int:
-    """Run the part of a host other than the first, where each has a command of its own; returns the exit status."""
-    return run_host(_make_plan(job, environ), environ)
-
-
-def examine(job: Job, environ: Mapping[str, str], screen: IO[str]) -> Observation:
-    """Run the job of the doctor, whose progress is shown on `screen` if that is a terminal. Raises UsageError."""
-    plan = _make_plan(job, environ)
+def examine(plan: Plan, run: Callable[[Plan], int], environ: Mapping[str, str], screen: IO[str]) -> Observation:
+    """Have the job of the doctor run, whose progress is shown on `screen` if that is a terminal. Raises UsageError."""
     facts = {} if plan.launch_command else {0: collect_facts(0, environ)}
     with _run_directory() as (path, in_directory):
         plan = replace(plan, job=replace(plan.job, run_dir=path))
         with _status(screen, plan), _captured() as output:
-            _run(plan, environ)
+            run(plan)
             output.seek(0)
             text = output.read().decode(errors="replace")
         found = read_run_dir(path)
@@ -62,14 +52,6 @@ def examine(job: Job, environ: Mapping[str, str], screen: IO[str]) -> Observatio
         **{**found, "facts": facts or found["facts"]},
     )
     return replace(seen, unreachable=_find_unreachable(seen.silent_hosts))
-
-
-def _make_plan(job: Job, environ: Mapping[str, str]) -> Plan:
-    return make_plan(replace(job, probe_hosts=True), environ, os.urandom(16).hex())
-
-
-def _run(plan: Plan, environ: Mapping[str, str]) -> int:
-    return run_host(plan, environ) if plan.job.backend == HOSTS else run(plan, environ)
 
 
 def _named_hosts(plan: Plan) -> tuple[str, ...]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from jaxrun.frontends.doctor.finding import Finding, describe_values, failure, ok, warning
-from jaxrun.frontends.doctor.observation import Observation
+from jaxrun.frontends.doctor.observation import Finding, Observation, describe_values, failure, ok, warning
 from jaxrun.protocol.probe_messages import HostFacts
 from jaxrun.text import format_bytes, plural
 
@@ -149,7 +148,7 @@ def _check_gpus(seen: Observation, host: str, facts: HostFacts) -> Iterator[Find
             text = f"{host}: {plugin} needs NVIDIA's driver {first} or newer, and {facts.nvidia_driver} is installed"
             yield failure(text, "pip install 'jax[cuda12]', for older drivers; or a newer driver")
     devices = seen.devices_on(host)
-    used = sum(found.count for found in devices if found.platform == "gpu")
+    used = sum(found.local_devices for found in devices if found.platform == "gpu")
     if devices and used < len(facts.gpus):
         has_plugin = any(plugin in facts.versions for plugin in _FIRST_DRIVERS)
         text = f"{host}: NVIDIA's driver shows {plural(len(facts.gpus), 'GPU')}, and JAX uses {used or 'none'}"
@@ -159,7 +158,7 @@ def _check_gpus(seen: Observation, host: str, facts: HostFacts) -> Iterator[Find
 
 def _describe_devices(seen: Observation, host: str, facts: HostFacts) -> str:
     devices = seen.devices_on(host)
-    shown = dict.fromkeys(f"{found.count} x {', '.join(found.kinds)}" for found in devices)
+    shown = dict.fromkeys(f"{found.local_devices} x {', '.join(found.device_kinds)}" for found in devices)
     processes = f"{plural(len(devices), 'process')}{' on each host' if len(seen.hosts) > 1 else ''}"
     driver = f"; driver {facts.nvidia_driver}" if facts.gpus else ""
     return f"{processes}, with {' or '.join(shown)}{driver}"

@@ -1,11 +1,12 @@
-"""What the job of a doctor has shown: read from its run directory."""
+"""What the job of a doctor has shown, read from its run directory; and what a check finds in that."""
 
 from __future__ import annotations
 
 import contextlib
+import enum
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +20,6 @@ from jaxrun.spec.backends.slurm_allocation import Allocation
 Pair = tuple[str, str]  # of hosts: from, to
 _TIMINGS_LOG = "rank-0000.out"
 _ONE_WAY_S = 0.1  # how wrong a clock may be that was measured by one message
-
-
-@dataclass(frozen=True, slots=True)
-class RankDevices:
-    """What JAX shows in one process."""
-
-    platform: str
-    count: int
-    kinds: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class RankClock:
-    """What is to be added to the times of a rank's host, and how wrong that may be; in seconds."""
-
-    offset_s: float
-    error_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +50,8 @@ class Observation:
     expected_hosts: tuple[str, ...] = ()
     facts: Mapping[int, HostFacts] = field(default_factory=dict)
     peers: Mapping[int, PeerResults] = field(default_factory=dict)
-    devices: Mapping[int, RankDevices] = field(default_factory=dict)
-    clocks: Mapping[int, RankClock] = field(default_factory=dict)
+    devices: Mapping[int, DeviceReport] = field(default_factory=dict)
+    clocks: Mapping[int, RecordClock] = field(default_factory=dict)
     timings: tuple[CollectiveTiming, ...] = ()
     verdict: Verdict | None = None
     unreachable: Mapping[str, str] = field(default_factory=dict)
@@ -94,7 +78,7 @@ class Observation:
             return sorted(self.devices)
         return sorted(rank for rank, facts in self.facts.items() if facts.host == host)
 
-    def devices_on(self, host: str) -> list[RankDevices]:
+    def devices_on(self, host: str) -> list[DeviceReport]:
         return [self.devices[rank] for rank in self.ranks_on(host) if rank in self.devices]
 
     @property
@@ -119,30 +103,68 @@ def read_run_dir(path: Path) -> dict[str, Any]:
     """Return the fields of an Observation that the files of a job say; those of files that are missing are left out."""
     found: dict[str, Any] = {"facts": {}, "peers": {}, "devices": {}, "clocks": {}}
     for event in read_job_events(path).events:
-        message = event.message
-        match message:
+        match message := event.message:
             case HostFacts():
                 found["facts"][message.rank] = message
             case PeerResults():
                 found["peers"][message.rank] = message
             case RecordClock():
-                found["clocks"][message.rank] = RankClock(message.offset_s, message.error_s or _ONE_WAY_S)
+                found["clocks"][message.rank] = replace(message, error_s=message.error_s or _ONE_WAY_S)
             case DeviceReport():
-                devices = RankDevices(message.platform, message.local_devices, message.device_kinds)
-                found["devices"][message.rank] = devices
-    return {**found, "verdict": read_verdict(path), "timings": _timings(_read(path / _TIMINGS_LOG))}
+                found["devices"][message.rank] = message
+    return {**found, "verdict": read_verdict(path), "timings": _read_timings(path / _TIMINGS_LOG)}
 
 
-def _timings(text: str) -> tuple[CollectiveTiming, ...]:
-    for line in text.splitlines():
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            rows: Sequence[Mapping[str, Any]] = json.loads(line)["timings"]
-            return tuple(CollectiveTiming(**row) for row in rows)
+def _read_timings(log: Path) -> tuple[CollectiveTiming, ...]:
+    with contextlib.suppress(OSError):
+        for line in read_text(log).splitlines():
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                rows: Sequence[Mapping[str, Any]] = json.loads(line)["timings"]
+                return tuple(CollectiveTiming(**row) for row in rows)
     return ()
 
 
-def _read(path: Path) -> str:
-    try:
-        return read_text(path)
-    except OSError:
-        return ""
+# ---- what a check finds, and how it speaks of several hosts
+
+
+class Level(enum.StrEnum):
+    """How bad it is: a job can run in spite of a warning."""
+
+    OK = "ok"
+    WARNING = "warning"
+    FAILURE = "failure"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line for people; `advice` says what to type or to change, and is empty where all is well."""
+
+    level: Level
+    text: str
+    advice: str = ""
+
+
+def ok(text: str) -> Finding:
+    return Finding(Level.OK, text)
+
+
+def warning(text: str, advice: str) -> Finding:
+    return Finding(Level.WARNING, text, advice)
+
+
+def failure(text: str, advice: str) -> Finding:
+    return Finding(Level.FAILURE, text, advice)
+
+
+def group_hosts(values: Mapping[str, str]) -> dict[str, str]:
+    """Turn a value for each host into the hosts of each value, "h1, h3"; the most common value first."""
+    groups: dict[str, list[str]] = {}
+    for host, value in values.items():
+        groups.setdefault(value, []).append(host)
+    return {value: ", ".join(hosts) for value, hosts in sorted(groups.items(), key=lambda item: -len(item[1]))}
+
+
+def describe_values(values: Mapping[str, str]) -> str:
+    """Write a value for each host as "8 cores" where all have the same, else as "8 cores on h1, h3; 4 cores on h2"."""
+    groups = group_hosts(values)
+    return next(iter(groups)) if len(groups) == 1 else "; ".join(f"{text} on {where}" for text, where in groups.items())

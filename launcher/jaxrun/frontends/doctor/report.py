@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 
 from jaxrun.errors import EXIT_UNAVAILABLE
-from jaxrun.frontends.doctor.finding import Finding, Level
 from jaxrun.frontends.doctor.hosts import check_cores, check_devices, check_limits, check_storage
 from jaxrun.frontends.doctor.network import check_clocks, check_names, check_network, check_proxies
-from jaxrun.frontends.doctor.observation import CollectiveTiming, Observation
+from jaxrun.frontends.doctor.observation import CollectiveTiming, Finding, Level, Observation
 from jaxrun.frontends.doctor.start import check_slurm, check_start, check_versions
 from jaxrun.terminal import PROSE_WIDTH, TerminalFormat
 from jaxrun.text import format_rate, plural

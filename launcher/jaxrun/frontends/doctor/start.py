@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from jaxrun.frontends.doctor.finding import Finding, failure, group_hosts, ok, warning
-from jaxrun.frontends.doctor.observation import Observation
+from jaxrun.frontends.doctor.observation import Finding, Observation, failure, group_hosts, ok, warning
 from jaxrun.text import format_seconds, plural
 
 _MAX_LINES = 12

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jaxrun.analysis.diagnosis import consequences
+from jaxrun.analysis.diagnosis.consequences import ErrorOrigin, classify_error
 from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.errors import EXIT_SIGNAL_BASE, EXIT_TIMEOUT, EXIT_UNAVAILABLE, JaxrunError
 from jaxrun.text import format_ranks_on_hosts
@@ -131,7 +131,7 @@ class RemoteFailure:
     @property
     def is_consequence(self) -> bool:
         """Whether the exception only says that a connection to another rank was lost."""
-        return consequences.classify_error(self.message, self.traceback) is consequences.ErrorOrigin.OTHER
+        return classify_error(self.message, self.traceback) is ErrorOrigin.OTHER
 
     @property
     def group_key(self) -> tuple[str, str, str]:

@@ -19,7 +19,6 @@ from jaxrun.frontends.gang.exceptions import GangError, GangStartError, WorkerDi
 from jaxrun.frontends.gang.launcher_process import LauncherProcess
 from jaxrun.frontends.gang.rank_connections import RankConnections, RankListener
 from jaxrun.frontends.gang.spec import GangSpec
-from jaxrun.node.forkserver.client import open_standard_descriptors
 from jaxrun.node.forkserver.launcher_pool import pool_for
 from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind, pack
 from jaxrun.protocol.payload import dump
@@ -59,8 +58,8 @@ class GangJob:
 
         Raises UsageError, UnavailableError, and GangStartError with the launcher's output.
         """
-        open_standard_descriptors()
         environ = dict(os.environ)
+        pool = pool_for({**environ, **(spec.env or {})}, with_jax=spec.may_fork)
         self.spec = spec
         self.broken = ""
         self.stopped = False
@@ -68,7 +67,6 @@ class GangJob:
         self.shares_memory = spec.backend == "local"
         self._listener = RankListener(remote=not self.shares_memory, interface=spec.interface)
         try:
-            pool = pool_for({**environ, **(spec.env or {})}, with_jax=spec.may_fork)
             run_dir = run_dir or self._listener.directory / "run"
             environ |= self._listener.environ
             self.launcher = LauncherProcess(pool, spec.command_line(run_dir), environ, run_dir)

@@ -1,4 +1,4 @@
-"""What is known of a running job: what it answers, as long as somebody looks, and what its run directory says."""
+"""What is known of a running job: what it answers while somebody looks, its pace, and what its run directory says."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 from jaxrun.analysis.diagnosis.snapshot import Overview
 from jaxrun.analysis.verdict.stack_text import format_straggler
 from jaxrun.errors import JaxrunError
-from jaxrun.frontends.top.rates import CallRates
-from jaxrun.frontends.top.rows import Order
 from jaxrun.frontends.top.samples import take_samples
 from jaxrun.frontends.top.screen import View
+from jaxrun.protocol.flight_file import NOTHING
 from jaxrun.records.event_log.event_log import parse_line
 from jaxrun.records.output.noise import NoiseFilter
 from jaxrun.records.output.rank_logs import STREAMS, log_path
@@ -32,6 +32,9 @@ _ASKING = "asking the job ..."
 _MAX_SHARE = 0.5  # of the time, that a large job may be busy with answers
 _CPU_OVERVIEWS = 4  # of which the first and the last say how much CPU time was used meanwhile
 _TAIL_BYTES = 4096
+_KEPT_RATES = 400
+_NOW_S = 10.0  # over which the present rate is taken
+_BAR_S = 2.0  # the same for one bar of the sparkline
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -76,7 +79,7 @@ class Feed:
     def is_running(self) -> bool:
         return self._job.is_running and not (self._job.run_dir / VERDICT_FILE).exists()
 
-    def view(self, order: Order = Order.STANDING_OUT) -> View:
+    def view(self) -> View:
         """What is to be shown now."""
         with self._lock:
             overviews, trouble = tuple(self._overviews), self._trouble
@@ -84,14 +87,49 @@ class Feed:
         name = self._job.run_dir.name
         seconds = time.time() - self._started if self._started is not None else None
         if not overviews:
-            return View(name, "", self._attempt, seconds, (), [], None, 0, trouble or _ASKING, order)
+            return View(name, "", self._attempt, seconds, (), [], None, 0, trouble or _ASKING)
         last = overviews[-1]
         note = trouble or (format_straggler(last.straggler, last.hosts) + "." if last.straggler is not None else "")
         samples = take_samples(last, overviews[0] if len(overviews) > 1 else None, rate)
-        return View(name, last.phase, self._attempt, seconds, samples, history, rate, last.calls_per_step, note, order)
+        return View(name, last.phase, self._attempt, seconds, samples, history, rate, last.calls_per_step, note)
 
     def last_line(self, rank: int) -> str:
         return self._files.last_line(rank, self._attempt)
+
+
+class CallRates:
+    """The calls that a rank, the median of them, had made at each time that the job was looked at."""
+
+    def __init__(self) -> None:
+        self._made: deque[tuple[float, float]] = deque(maxlen=_KEPT_RATES)
+
+    def add(self, overview: Overview) -> None:
+        recorded = [flight for flight in overview.flights.values() if flight.level != NOTHING]
+        if not recorded:
+            return
+        made = median(sum(flight.call_counts.values()) for flight in recorded)
+        if self._made and made < self._made[-1][1]:
+            self._made.clear()  # another attempt
+        self._made.append((overview.time, made))
+
+    def per_second(self) -> float | None:
+        """Calls per second now; None where that is not known."""
+        return self._rate(len(self._made) - 1, _NOW_S)
+
+    def history(self) -> list[float]:
+        """Calls per second at each time, the last one last."""
+        rates = (self._rate(index, _BAR_S) for index in range(1, len(self._made)))
+        return [rate for rate in rates if rate is not None]
+
+    def _rate(self, index: int, over_s: float) -> float | None:
+        if index < 1:
+            return None
+        at, made = self._made[index]
+        first = index - 1
+        while first > 0 and at - self._made[first - 1][0] <= over_s:
+            first -= 1
+        then, before = self._made[first]
+        return (made - before) / (at - then) if at > then else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import itertools
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -15,20 +14,6 @@ from jaxrun.text import format_ranges, plural
 
 _Number = TypeVar("_Number", int, float)
 BY_HOST_ABOVE = 64  # ranks: of more, on several hosts, each host has a row
-
-
-class Order(enum.Enum):
-    """By what rows are sorted, the largest first; the value is what the screen calls it."""
-
-    STANDING_OUT = "what stands out"
-    RANK = "rank"
-    CPU = "CPU"
-    MEMORY = "memory"
-
-    @property
-    def following(self) -> Order:
-        orders = list(Order)
-        return orders[(orders.index(self) + 1) % len(orders)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +31,7 @@ class Row:
     summary: RankSample
 
 
-def group_samples(
-    samples: Sequence[RankSample], most_rows: int, order: Order = Order.STANDING_OUT
-) -> tuple[list[Row], int]:
+def group_samples(samples: Sequence[RankSample], most_rows: int) -> tuple[list[Row], int]:
     """Return at most so many rows, and how many more there are.
 
     There is one for each rank where that is possible, else for like ranks, or for each host.
@@ -59,7 +42,7 @@ def group_samples(
         parts = _by_host(samples, most_rows)
     else:
         parts = _grouped(samples, _kind)
-    parts.sort(key=lambda part: _sort_key(part, order))
+    parts.sort(key=_sort_key)
     if len(parts) <= most_rows:
         return [_row(part) for part in parts], 0
     kept = max(0, most_rows - 1)  # the last line says how many are left out
@@ -87,18 +70,10 @@ def _grouped(samples: Iterable[RankSample], key: Callable[[RankSample], Hashable
     return list(found.values())
 
 
-def _sort_key(part: Sequence[RankSample], order: Order) -> tuple[float, ...]:
-    first = min(sample.rank for sample in part)
-    match order:
-        case Order.STANDING_OUT:
-            stand_out = max(sample.standing_out for sample in part)
-            late_s = max((sample.late_s or 0.0) for sample in part) if stand_out > LIKE_OTHERS else 0.0
-            return (-stand_out, -late_s, first)
-        case Order.CPU:
-            return (-(_mean(sample.cpu_percent for sample in part) or 0.0), first)
-        case Order.MEMORY:
-            return (-max((sample.memory_bytes or 0) for sample in part), first)
-    return (first,)
+def _sort_key(part: Sequence[RankSample]) -> tuple[float, ...]:
+    stand_out = max(sample.standing_out for sample in part)
+    late_s = max((sample.late_s or 0.0) for sample in part) if stand_out > LIKE_OTHERS else 0.0
+    return -stand_out, -late_s, min(sample.rank for sample in part)
 
 
 def _row(part: Sequence[RankSample]) -> Row:

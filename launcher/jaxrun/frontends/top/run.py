@@ -23,14 +23,13 @@ from rich.text import Text
 from jaxrun.analysis.verdict.report import headline_of
 from jaxrun.errors import EXIT_SIGNAL_BASE, JaxrunError
 from jaxrun.frontends.top.feed import INTERVAL_S, Feed
-from jaxrun.frontends.top.rows import Order
 from jaxrun.frontends.top.screen import render, render_pages
 from jaxrun.records.rundir.recorded_files import read_verdict
 from jaxrun.records.rundir.rundir import JOB_FILE
 from jaxrun.records.rundir.running_job import RunningJob, format_stacks, request_snapshot
 from jaxrun.terminal import PROSE_WIDTH, TerminalFormat, without_controls
 
-_QUIT, _STACKS, _ORDER = "q", "s", "o"
+_QUIT, _STACKS = "q", "s"
 _ESCAPE = b"\x1b"
 
 
@@ -44,13 +43,21 @@ def show_once(job: RunningJob, environ: Mapping[str, str]) -> None:
     time.sleep(INTERVAL_S)
     feed.update()
     console = _console(environ)
-    view = feed.view()
-    _print(console, render(view, console.width, None, feed.last_line, plain=_is_plain(console)))
+    _print(console, render(feed.view(), console.width, None, feed.last_line))
 
 
-def watch(job: RunningJob, environ: Mapping[str, str]) -> None:
-    """Show the job on the terminal until it is over, with how it went, or until somebody quits."""
-    _show(job, environ)
+def watch(job: RunningJob, environ: Mapping[str, str], *, verdict_follows: bool = False) -> None:
+    """Show the job on the terminal until it is over, with how it went, or until somebody quits.
+
+    verdict_follows:  another process says how the job has ended, if there is a verdict
+    """
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, _end)
+    screen = _Screen(job, _console(environ))
+    if screen.run():
+        screen.print_last()
+        if not verdict_follows or read_verdict(job.run_dir) is None:
+            _print(screen.console, [Text(_headline(job))])
 
 
 def watch_from_start(run_dir: Path, launcher: int, environ: Mapping[str, str]) -> None:
@@ -65,18 +72,7 @@ def watch_from_start(run_dir: Path, launcher: int, environ: Mapping[str, str]) -
         if not job.is_running:
             return
         time.sleep(INTERVAL_S / 10)
-    _show(job, environ, verdict_follows=True)
-
-
-def _show(job: RunningJob, environ: Mapping[str, str], *, verdict_follows: bool = False) -> None:
-    """`verdict_follows`: another process says how the job has ended, if there is a verdict."""
-    for signum in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, _end)
-    screen = _Screen(job, _console(environ))
-    if screen.run():
-        screen.print_last()
-        if not verdict_follows or read_verdict(job.run_dir) is None:
-            _print(screen.console, [Text(_headline(job))])
+    watch(job, environ, verdict_follows=True)
 
 
 class _Screen:
@@ -86,7 +82,6 @@ class _Screen:
         self._job = job
         self.console = console
         self._feed = Feed(job)
-        self._order = Order.STANDING_OUT
         self._pages = ""  # what is shown in the place of the rows
         self._is_new = threading.Event()
 
@@ -110,14 +105,12 @@ class _Screen:
 
     def print_last(self) -> None:
         """Leave on the terminal what was shown last."""
-        view, width = replace(self._feed.view(self._order), phase="over after"), self.console.width
-        _print(self.console, render(view, width, None, self._feed.last_line, plain=_is_plain(self.console)))
+        view = replace(self._feed.view(), phase="over after")
+        _print(self.console, render(view, self.console.width, None, self._feed.last_line))
 
     def _on_key(self, key: str) -> None:
         if self._pages:
             self._pages = ""
-        elif key == _ORDER:
-            self._order = self._order.following
         elif key == _STACKS:
             try:
                 self._pages = format_stacks(request_snapshot(self._job))
@@ -128,8 +121,7 @@ class _Screen:
         width, height = self.console.size
         if self._pages:
             return render_pages(without_controls(self._pages), width, height)
-        view = self._feed.view(self._order)
-        return render(view, width, height, self._feed.last_line, plain=_is_plain(self.console))
+        return render(self._feed.view(), width, height, self._feed.last_line)
 
 
 class Keyboard:
@@ -184,10 +176,6 @@ def join_lines(lines: Iterable[Text]) -> Text:
 
 def _print(console: Console, lines: Iterable[Text]) -> None:
     console.print(join_lines(lines), soft_wrap=True)
-
-
-def _is_plain(console: Console) -> bool:
-    return not console.encoding.startswith("utf")
 
 
 def _headline(job: RunningJob) -> str:

@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from jaxrun.frontends.top.rates import BARS, PLAIN_BARS, format_pace, sparkline
-from jaxrun.frontends.top.rows import Order, Row, group_samples
+from jaxrun.frontends.top.rows import Row, group_samples
 from jaxrun.frontends.top.samples import FAILED, LATE, LIKE_OTHERS, SLOW, STOPPED, RankSample
 from jaxrun.terminal import TerminalFormat
 from jaxrun.text import format_seconds, plural
@@ -21,14 +20,14 @@ _STYLES = {LIKE_OTHERS: "", SLOW: "yellow", LATE: "yellow", STOPPED: "bold red",
 _PACE_WIDTH = 16
 _NOTE_LINES = 3
 _ALL_ROWS = 64  # that are printed where there is no screen to fill
-_KEYS = "s stacks   o order: {order}   q quit"
+_KEYS = "s stacks   q quit"
+_BARS = "▁▂▃▄▅▆▇█"
 _GAP = 2  # between columns
 _UNKNOWN = "-"
 _INDENT = " " * 6
 _MIN_STATE = 20
 _MIN_QUOTE = 18  # columns for the last line of a rank; else it stands below its row
 _ANY_WIDTH = 1000
-_MAX_SECONDS = 3.6e6
 _SINCE_S = 1.0  # for how long a rank is in a state, until that is worth saying
 
 LastLine = Callable[[int], str]
@@ -52,21 +51,19 @@ class View:
     pace_now: float | None
     calls_per_step: int
     note: str = ""
-    order: Order = Order.STANDING_OUT
 
 
-def render(view: View, width: int, height: int | None, last_line: LastLine, *, plain: bool = False) -> list[Text]:
+def render(view: View, width: int, height: int | None, last_line: LastLine) -> list[Text]:
     """All lines of the screen; with `height` None as many as it takes, without the line of the keys.
 
     last_line:  returns what a rank wrote last
-    plain:      the terminal shows nothing but ASCII
     """
-    lines = [_title(view, width), _pace(view, width, PLAIN_BARS if plain else BARS), *_note(view, width), Text()]
+    lines = [_title(view, width), _pace(view, width), *_note(view, width), Text()]
     room = _ALL_ROWS if height is None else max(1, height - len(lines) - 2)  # the titles, and the keys
     lines += _rows_that_fit(view, width, room, last_line) if view.samples else []
     if height is None:
         return lines
-    return _fill(lines, height, _cut(_KEYS.format(order=view.order.value), width, "dim"))
+    return _fill(lines, height, _cut(_KEYS, width, "dim"))
 
 
 def render_pages(text: str, width: int, height: int) -> list[Text]:
@@ -98,19 +95,41 @@ def _title(view: View, width: int) -> Text:
     return Text.assemble(_cut(f"jaxrun top  {view.name}", width - len(rest), "bold"), rest)
 
 
-def _pace(view: View, width: int, bars: str) -> Text:
+def _pace(view: View, width: int) -> Text:
     hosts = len({sample.host for sample in view.samples})
     ranks = plural(len(view.samples), "rank") if view.samples else ""
     ranks += f" on {hosts} hosts" if hosts > 1 else ""
     pace = format_pace(view.pace_now, view.calls_per_step).ljust(_PACE_WIDTH)
     room = width - len(pace) - len(ranks) - 3
-    line = sparkline(view.pace, room, bars) if len(view.pace) > 1 else ""
+    line = sparkline(view.pace, room) if len(view.pace) > 1 else ""
     return Text.assemble(f"{pace} ", (line, "cyan"), " " * (room - len(line) + 2), ranks)
 
 
 def _note(view: View, width: int) -> list[Text]:
     lines = textwrap.wrap(view.note, width, max_lines=_NOTE_LINES, placeholder=" …")
     return [_cut(line, width, "yellow") for line in lines]
+
+
+def sparkline(values: list[float], width: int) -> str:
+    """The last values as at most `width` bars, the highest for the largest of them."""
+    shown = values[-width:] if width > 0 else []
+    largest = max(shown, default=0.0)
+    if largest <= 0.0:
+        return _BARS[0] * len(shown)
+    return "".join(_BARS[round(value / largest * (len(_BARS) - 1))] for value in shown)
+
+
+def format_pace(calls_per_second: float | None, calls_per_step: int) -> str:
+    """`12.3 steps/s`, `a step in 25 s`; by calls where it is not known what a step is."""
+    if calls_per_second is None:
+        return ""
+    noun = "step" if calls_per_step else "call"
+    rate = calls_per_second / (calls_per_step or 1)
+    if rate <= 0.0:
+        return f"no {noun}s"
+    if rate < 0.095:
+        return f"a {noun} in {1 / rate:.0f} s"
+    return f"{rate:.0f} {noun}s/s" if rate >= 99.5 else f"{rate:.3g} {noun}s/s"
 
 
 # ---- the table
@@ -147,7 +166,7 @@ def _rows_that_fit(view: View, width: int, room: int, last_line: LastLine) -> li
     """The titles and rows in at most `room` lines besides the titles."""
     most = room
     while True:
-        rows, left_out = group_samples(view.samples, most, view.order)
+        rows, left_out = group_samples(view.samples, most)
         lines = lay_out(rows, width, {row.summary.rank: last_line(row.summary.rank) for row in rows})
         used = len(lines) - 1 + (left_out > 0)
         if used <= room or most <= 1:
@@ -218,24 +237,13 @@ def _state(sample: RankSample) -> str:
     if sample.since_s is None or sample.since_s < _SINCE_S:
         return sample.state
     verb, _, rest = sample.state.partition(" ")
-    return f"{verb} {format_seconds_briefly(sample.since_s)} {rest}".rstrip()
+    return f"{verb} {format_seconds(sample.since_s)} {rest}".rstrip()
 
 
 def _lag(sample: RankSample) -> str:
     if sample.late_s is not None:
-        return format_seconds_briefly(sample.late_s)
+        return format_seconds(sample.late_s)
     return plural(sample.behind, "call") if sample.behind else ""
-
-
-def format_seconds_briefly(seconds: float) -> str:
-    """`38 ms`, `12 s`, `3m07`, `2h05`: as short as it can be, for a cell of the table; text has `format_seconds`."""
-    seconds = min(max(0.0, seconds), _MAX_SECONDS)  # of what a rank has written, it may be infinite
-    if seconds < 0.995:
-        return f"{1000 * seconds:.0f} ms"
-    if seconds < 99.5:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{round(seconds) // 60}m{round(seconds) % 60:02}" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02}"
 
 
 def _percent(value: float | None) -> str:

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from jaxrun.errors import UnavailableError
-from jaxrun.node.forkserver.client import difference, is_fixed, start_server
+from jaxrun.node.forkserver.client import difference, is_fixed, open_standard_descriptors, start_server
 from jaxrun.protocol.codec import encode
 from jaxrun.protocol.forkserver_messages import ForkDeclined, ForkServerMessageDecoder, LauncherStarted, StartLauncher
 from jaxrun.protocol.names import SHUTDOWN_BYTE
@@ -107,7 +107,8 @@ class LauncherPool:
 
 
 def pool_for(environ: Mapping[str, str], *, with_jax: bool) -> LauncherPool:
-    """The pool for this environment, which is started when it is asked for first."""
+    """The pool for this environment, which is started when it is asked for first. Raises OSError if it cannot be."""
+    open_standard_descriptors()
     read_by_jax = sorted(pair for pair in environ.items() if is_fixed(pair[0], jax_imported=True))
     key = (with_jax, sys.executable, *read_by_jax)
     with _lock:
