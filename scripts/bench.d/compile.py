@@ -24,7 +24,7 @@ from _jobs import Job, started
 PROGRAMS = Path(__file__).parent / "_programs"
 PROGRAM = str(PROGRAMS / "compiles.py")
 TIME_LIMIT_S = 180.0
-ALONE, PLAIN, EACH, ONCE = "alone", "plain", "jaxrun --compile each", "jaxrun --compile once"
+ALONE, PLAIN, EACH, ONCE = "alone", "plain", "jaxrun --compile each", "jaxrun --compile auto"
 PLUGIN = "jaxrun's pytest plugin"
 GOALS = {(4, ONCE): (1.3, 1.6), (4, PLUGIN): (1.5, None)}  # of the wall and CPU time of one process alone
 
@@ -38,7 +38,7 @@ WAYS: dict[str, Callable[[int], list[str]]] = {
     ALONE: lambda size: [sys.executable, PROGRAM],
     PLAIN: lambda size: [sys.executable, str(PROGRAMS / "plain.py"), str(size), PROGRAM],
     EACH: _jaxrun("each"),
-    ONCE: _jaxrun("once"),
+    ONCE: _jaxrun("auto"),
 }
 SUITE = str(PROGRAMS / "compiling_suite.py")
 _PYTEST = [

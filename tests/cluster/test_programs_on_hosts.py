@@ -94,7 +94,7 @@ def test_each_host_compiles_once_and_shares_nothing_with_an_attempt_that_was_kil
 ) -> None:
     (tmp_path / "compiles.py").write_text(COMPILES)
     runner, ranks_on = make_runner(LaunchMode(OPEN_MPI_5, LAUNCHED)), ("h1", "h1", "h2", "h2")
-    words = ("-d", "2", "--compile", "once", "--max-restarts", "1", "-v", "compiles.py")
+    words = ("-d", "2", "--compile", "auto", "--max-restarts", "1", "-v", "compiles.py")
     result = runner.jaxrun(*words, ranks_on=ranks_on)
     assert result.code == 0 and "could not load" not in result.err, result
     assert "attempt 1 of 2 failed" in result.err and "on h2 was killed by SIGKILL (9)" in result.err, result

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from cluster_fixture import Bed
-from harness import MADE_NVML, Result, write_fake_runtime
+from harness import Result, write_fake_runtime
 from launch_modes import MPICH, OPEN_MPI_5, PYTHON, Engine
 
 import jaxrun
@@ -128,21 +128,6 @@ def test_a_run_directory_that_others_do_not_see_has_all_logs_nevertheless(bed: B
     assert "their logs come by network" in result.err
     for rank in range(2):
         assert bed.inside("h1", "cat", f"{run_dir}/rank-{rank:04d}.out") == f"{rank} " * 100_000 + " end\n"
-
-
-@pytest.mark.parametrize(
-    ("host", "words"),
-    [
-        pytest.param("h1", launcher(*MPIRUN, "-H", "h1:1,h2:1"), id="mpirun", marks=NEEDS_MPIRUN),
-        pytest.param("ctl", ("srun", "-N2", "-n2", "--nodelist=h1,h2", PYTHON, "-m", "jaxrun", "attach"), id="srun"),
-    ],
-)
-def test_a_shared_compilation_is_refused_where_the_hosts_have_gpus(
-    typed: Typed, host: str, words: tuple[str, ...]
-) -> None:
-    gpus = ("env", f"PYTHONPATH={MADE_NVML}", "JAX_PLATFORMS=cuda")
-    result = typed(host, *gpus, *words, "--compile", "once", "--max-restarts", "2")
-    refused(result, 2, "jaxrun: --compile once is for cpu: sharing was not tried on cuda; leave it out\n")
 
 
 def test_attach_is_refused_where_it_contradicts_srun(typed: Typed) -> None:

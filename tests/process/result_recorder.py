@@ -1,7 +1,7 @@
 """Records the results of every program that this process executes, bit for bit, and how many programs it has loaded.
 
 Also a plugin of pytest: with `-p result_recorder` and a directory in RESULTS, each rank writes there what it has
-executed in each test. With ALIKE_BY_TYPE, --compile once is made wrong: programs whose arguments and results have the
+executed in each test. With ALIKE_BY_TYPE, --compile auto is made wrong: programs whose arguments and results have the
 same types are one.
 """
 

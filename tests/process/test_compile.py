@@ -1,4 +1,4 @@
-"""--compile once: one rank of each host compiles for all. --compile-cache: later jobs load what one has compiled."""
+"""--compile auto: one rank of each host compiles for all. --compile-cache: later jobs load what one has compiled."""
 
 from __future__ import annotations
 
@@ -120,14 +120,14 @@ def test_results_are_those_of_each_and_all_but_one_rank_of_a_host_load(tmp_path:
     words = ("-n", "4", "--simulate-hosts", "2", str(script(_PROGRAM)))
     bits, loads = _bits_and_loads(tmp_path / "each", "--compile", "each", *words)
     assert len({lines[1] for lines in bits}) == 1 and not any("loop" in line for lines in loads for line in lines)
-    again, loads = _bits_and_loads(tmp_path / "once", "--compile", "once", *words)
+    again, loads = _bits_and_loads(tmp_path / "once", "--compile", "auto", *words)
     assert again == bits
     assert [lines[0] for lines in loads] == ["free loads: ", f"free loads: {_ALL}, large"] * 2
 
 
 @pytest.mark.jax_version
 def test_ranks_with_more_cores_do_not_share(tmp_path: Path, script) -> None:
-    words = ("-n", "2", "-d", "2", "--compile", "once", str(script(_PROGRAM)))
+    words = ("-n", "2", "-d", "2", "--compile", "auto", str(script(_PROGRAM)))
     bits, loads = _bits_and_loads(tmp_path / "once", *words)
     assert bits[0][1:] == bits[1][1:]
     has_bound_itself = len(loads[0]) > 1  # where there are two cores
@@ -167,7 +167,7 @@ def test_a_rank_that_stands_still_holds_up_nobody_and_nothing_is_left_when_the_l
     tmp_path: Path, script
 ) -> None:
     arguments = (str(script(_STANDS_STILL)), str(tmp_path / "done"), str(tmp_path / "stands-still"))
-    with started(tmp_path, "-n", "2", "--compile", "once", *arguments) as job:
+    with started(tmp_path, "-n", "2", "--compile", "auto", *arguments) as job:
         job.wait_for_output("compiled", 2)
         assert _shared(job)
         os.kill(job.process.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""--compile once changes no bit of any result: tests of tests/ranks are run with it and with --compile each.
+"""--compile auto changes no bit of any result: tests of tests/ranks are run with it and with --compile each.
 
 All of them take minutes beside other tests, and so run only where JAXRUN_WHOLE_CORPUS is set.
 """
@@ -46,10 +46,10 @@ def run(directory: Path, how: str, *words: str, **variables: str) -> Results:
     return Results(*read_results(directory))
 
 
-def differing(each: Results, once: Results) -> list[tuple[str, int]]:
+def differing(each: Results, shared: Results) -> list[tuple[str, int]]:
     """The tests, with the ranks, that have not had the same results."""
-    assert each.executed.keys() == once.executed.keys()
-    return [test for test, executed in each.executed.items() if once.executed[test] != executed]
+    assert each.executed.keys() == shared.executed.keys()
+    return [test for test, executed in each.executed.items() if shared.executed[test] != executed]
 
 
 @pytest.mark.parametrize(
@@ -60,14 +60,14 @@ def differing(each: Results, once: Results) -> list[tuple[str, int]]:
     ],
 )
 def test_results_are_bit_for_bit_those_of_each(tmp_path: Path, words: tuple[str, ...], ranks: int, loaded: int) -> None:
-    each, once = (run(tmp_path / how, how, "-m", "not extended", *words) for how in ("each", "once"))
-    assert not differing(each, once)
-    assert len(each.executed) >= ranks and each.loaded == 0 and once.loaded >= loaded
+    each, shared = (run(tmp_path / how, how, "-m", "not extended", *words) for how in ("each", "auto"))
+    assert not differing(each, shared)
+    assert len(each.executed) >= ranks and each.loaded == 0 and shared.loaded >= loaded
 
 
 @pytest.mark.extended
 def test_a_loaded_program_that_is_another_one_is_seen(tmp_path: Path) -> None:
     words = ("-m", "not extended", "-k", "record-local_on_rank_0-40")
     each = run(tmp_path / "each", "each", *words)
-    once = run(tmp_path / "once", "once", *words, **{ALIKE_BY_TYPE: "1"})
-    assert 0 in [rank for _, rank in differing(each, once)]
+    shared = run(tmp_path / "auto", "auto", *words, **{ALIKE_BY_TYPE: "1"})
+    assert 0 in [rank for _, rank in differing(each, shared)]

@@ -110,7 +110,7 @@ if os.fork() == 0:  # the parent of a daemon, which ends at once
     sleeper()
     os._exit(0)
 if os.fork() == 0:  # a worker
-    guard.leave_to_parent()
+    os.close(guard._held)  # the owner alone holds it
     tell(os.getpid())
     sleeper()
     time.sleep(600)

@@ -7,7 +7,7 @@ from simulation import HEAD_ADDRESS, make_registry, report
 
 from jaxrun.controller.head.agent_registry import reachable_address
 from jaxrun.controller.head.consistency import Expected
-from jaxrun.errors import NotUniformError, UnavailableError, UsageError
+from jaxrun.errors import NotUniformError, UnavailableError
 
 
 def assign(hosts, /, *, changes=None, given=None, run_dir="/shared/run", gpus=None, **wanted):
@@ -146,14 +146,6 @@ def test_hosts_that_differ_in_their_gpus_are_refused_with_a_table():
         "  ranks 4-5 (h3)       cuda, 1 device\n"
         "every process must see the same number of devices; leave the odd host out, or ask for fewer with -d"
     )
-
-
-def test_on_gpus_a_shared_compilation_is_refused():
-    gpus, plugin = dict.fromkeys(range(2), FOUR), {rank: {"cuda_plugin": True} for rank in range(2)}
-    with pytest.raises(UsageError, match=r"^--compile once is for cpu: sharing was not tried on cuda; leave it out$"):
-        assign(["h1", "h2"], gpus=gpus, changes=plugin, platform="auto", compile="once")
-    assert assign(["h1", "h2"], gpus=gpus, changes=plugin, platform="auto", compile="auto").expected.platform == "cuda"
-    assert assign(["h1", "h2"], platform="auto", compile="once").starts[0].settings.compile == "once"
 
 
 def test_a_host_without_gpus_among_others_is_refused_with_a_table():

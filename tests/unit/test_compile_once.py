@@ -4,7 +4,6 @@ import gc
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -231,8 +230,6 @@ def test_a_compiler_that_is_called_otherwise_is_left_alone(monkeypatch):
         assert not jax_hooks.hook_compiler(lambda compile_here, request: None)
         assert getattr(found, "backend_compile_and_load", None) is compile_it
     monkeypatch.setitem(sys.modules, "jax", SimpleNamespace(__version__="0.99"))
-    with pytest.raises(RuntimeError, match=r"--compile once is not possible with JAX 0\.99"):
-        compile_once.set_up(replace(ENV, compile="once"), {0}, pytest.fail)
     told = []
     compile_once.set_up(ENV, {0}, told.append)
     assert told == ["jax 0.99 lacks what jaxrun uses: each rank compiles for itself, as with --compile each"]

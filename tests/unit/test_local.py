@@ -73,7 +73,6 @@ _FLAGS = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
         (_CPU, {}, {"processes": 3, "simulated_hosts": 2}, r"-n 3 processes.*give a multiple of 2, such as -n 4"),
         (_CPU, _FLAGS, {"devices_per_process": 2}, "-d 2 contradicts XLA_FLAGS.*=4; leave one of them out"),
         (_CPU, {}, {"devices_per_process": 2, "env": _FLAGS}, "contradicts XLA_FLAGS"),
-        (_EIGHT, {}, {"compile": "once"}, "--compile once is for cpu: sharing was not tried on cuda; leave it out"),
         (_CPU, {}, {"processes": 4, "only_ranks": (range(5),)}, "names rank 4, but the ranks of this job are 0 to 3"),
         (_CPU, {"JAX_PLATFORMS": "METAL,cpu"}, {}, "names 'METAL'; give one of cpu, gpu, cuda, rocm, tpu"),
     ],

@@ -28,8 +28,8 @@ SHAPE, START, BY_HAND, MPIRUN, SLURM, OUTPUT, FAILURE, ABOUT = GROUPS = (
     "About",
 )
 MAKE_MESH_JAXRUN, MAKE_MESH_JAX = MAKE_MESH_MODES = ("jaxrun", "jax")  # who lays a mesh over several hosts
-# Who compiles a program that the ranks of a host have in common: one where that is proved safe, one, or each.
-COMPILE_AUTO, COMPILE_ONCE, COMPILE_EACH = COMPILE_MODES = ("auto", "once", "each")
+# Who compiles a program that the ranks of a host have in common: one of them where that is safe, or each.
+COMPILE_AUTO, COMPILE_EACH = COMPILE_MODES = ("auto", "each")
 STDIN_RANK_0, STDIN_NONE = "0", "none"  # who has jaxrun's standard input, besides other numbers
 CACHE_OFF, CACHE_AUTO = "off", "auto"  # where compiled programs are kept, besides a directory
 
@@ -152,7 +152,7 @@ class WorkerSettings:
     )
     compile: str = option(
         "--compile",
-        "Compile each program once for all ranks of a host, in each rank, or (auto) once if that is safe. "
+        "Compile each program once for all ranks of a host if that is safe (auto), or in each rank. "
         "[default: {default}]",
         default=COMPILE_AUTO,
         group=START,

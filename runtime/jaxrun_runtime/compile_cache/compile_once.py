@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 from jaxrun.protocol.compiled_programs import shared_directory
 from jaxrun.protocol.env import WorkerEnv
-from jaxrun.protocol.settings import COMPILE_EACH, COMPILE_ONCE
 from jaxrun_runtime import jax_private
 from jaxrun_runtime.compile_cache import jax_hooks
 from jaxrun_runtime.compile_cache.jax_hooks import CompileRequest, describe_devices, is_local
@@ -40,22 +39,14 @@ def set_up(env: WorkerEnv, cores: Set[int], warn: Callable[[str], None]) -> None
 
     cores:  those that this rank may use while it compiles for all; it may be bound to fewer
     warn:   is told what is not possible with this JAX
-
-    Raises RuntimeError where --compile once asks for what this JAX cannot do.
     """
-    if env.compile == COMPILE_EACH or env.local_size == 1 or _DUMPS in os.environ.get("XLA_FLAGS", ""):
+    if env.local_size == 1 or _DUMPS in os.environ.get("XLA_FLAGS", ""):
         return
     directory = shared_directory(env.job_id, env.attempt, env.host)
     programs = SharedPrograms(directory, env.local_size)
     compiler = _SharedCompiler(programs, _teller(env), cores)
-    if jax_hooks.hook_compiler(compiler.compile):
-        return
-    if env.compile == COMPILE_ONCE:
-        raise RuntimeError(
-            f"--compile once is not possible with JAX {sys.modules['jax'].__version__}, which compiles in another way "
-            "than jaxrun knows; leave it out, or give --compile each"
-        )
-    warn(jax_private.lacks("each rank compiles for itself, as with --compile each"))
+    if not jax_hooks.hook_compiler(compiler.compile):
+        warn(jax_private.lacks("each rank compiles for itself, as with --compile each"))
 
 
 def _teller(env: WorkerEnv) -> Callable[[str], None]:

@@ -13,7 +13,7 @@ from typing import Any
 from jaxrun.protocol.compiled_programs import cache_directory, make_cache_directory, open_cache_directory
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.own_files import is_draft
-from jaxrun.protocol.settings import CACHE_AUTO, CACHE_OFF
+from jaxrun.protocol.settings import CACHE_AUTO
 from jaxrun_runtime import jax_private
 from jaxrun_runtime.compile_cache import jax_hooks
 from jaxrun_runtime.compile_cache.shared_programs import choose_oldest, list_stored
@@ -31,8 +31,6 @@ def set_up(env: WorkerEnv, warn: Callable[[str], None]) -> None:
 
     warn:  is told what is not possible with this JAX
     """
-    if env.compile_cache == CACHE_OFF:
-        return
     import jax
 
     directory = cache_directory(env.compile_cache, os.environ)

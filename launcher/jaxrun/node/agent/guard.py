@@ -84,11 +84,6 @@ class Guard:
 
         loop.add_reader(self._held, order, replace)  # the end of a pipe that nobody reads any more is ready
 
-    def leave_to_parent(self) -> None:
-        """In a fork of the owner: let go of the guard, which watches the owner alone."""
-        os.close(self._held)
-        self._held = -1
-
     def disarm(self) -> None:
         """End the guard, which kills nothing then. May be called again."""
         if self._held < 0:

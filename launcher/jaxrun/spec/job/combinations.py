@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jaxrun.errors import UsageError
-from jaxrun.protocol.settings import COMPILE_ONCE
 
 if TYPE_CHECKING:
     from jaxrun.spec.job.job import Job
@@ -20,8 +19,6 @@ def check_combinations(job: Job) -> None:
     _check_process_counts(job.processes, job.hosts, job.processes_per_host)
     _check_host_rank(job)
     _check_hosts_to_lose(job)
-    if job.compile == COMPILE_ONCE and job.platform not in ("auto", "cpu"):
-        raise UsageError(f"--compile {job.compile} is for cpu: sharing was not tried on {job.platform}; leave it out")
     if job.timeout is not None and job.save_time is not None and job.save_time >= job.timeout:
         raise UsageError(
             f"--save-time {job.save_time:g} leaves nothing of --timeout {job.timeout:g}; give a shorter --save-time"
