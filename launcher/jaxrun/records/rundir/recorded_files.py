@@ -14,17 +14,18 @@ from jaxrun.analysis.verdict import verdict
 from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.errors import ProtocolError, UsageError
 from jaxrun.protocol.codec import from_content
-from jaxrun.protocol.own_files import is_trusted
+from jaxrun.protocol.own_files import is_trusted, open_own_directory
 from jaxrun.records.event_log.event_log import EventLog, parse_lines
 from jaxrun.records.rundir.rundir import (
     COLLECTION_DIR,
     EVENTS_FILE,
     JOB_FILE,
     LATEST_LINK,
+    OLD_FILE,
     VERDICT_FILE,
     RunDir,
     attempt_directory,
-    reopen,
+    unusable,
 )
 from jaxrun.spec.job.program import working_directory
 from jaxrun.text import format_user
@@ -158,12 +159,18 @@ def find_requeued(request: Path | None, base: Path, requeue_id: str) -> Path | N
 
 
 def continue_job(path: Path) -> tuple[RunDir, int]:
-    """Open the run directory for the job's next attempt; returns the number of that, too.
+    """Open the run directory for the job's next attempt, without its last verdict, for that was not the last.
 
-    Raises UsageError where it cannot be written.
+    Returns the number of the attempt, too. Raises UsageError where it cannot be written.
     """
     last = read_verdict(path)
     attempt = 2
     while attempt_directory(path, attempt).exists():
         attempt += 1
-    return reopen(path, (*last.earlier, replace(last, earlier=())) if last else ()), attempt
+    try:
+        directory = RunDir(path, open_own_directory(path), events=OLD_FILE)
+    except OSError as error:
+        raise unusable(path, error) from None
+    directory.earlier = (*last.earlier, replace(last, earlier=())) if last else ()
+    directory.remove(VERDICT_FILE)
+    return directory, attempt

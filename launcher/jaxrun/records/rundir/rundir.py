@@ -35,7 +35,7 @@ LATEST_LINK = "latest"
 EVENTS_FILE = "events.jsonl"
 JOB_FILE = "job.json"
 VERDICT_FILE = "verdict.json"
-_OLD_FILE = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+OLD_FILE = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_NAME_CHARACTERS = 60  # with any letters well below the 255 bytes that a file name may have
 
 
@@ -161,20 +161,6 @@ def attempt_directory(run_dir: Path, attempt: int) -> Path:
     return run_dir if attempt == 1 else run_dir / f"attempt-{attempt}"
 
 
-def reopen(path: Path, earlier: tuple[Verdict, ...]) -> RunDir:
-    """Open the run directory of a job that goes on in it, without its last verdict, for that was not the last.
-
-    `earlier` are the verdicts on its attempts so far. Raises UsageError where it cannot be written.
-    """
-    try:
-        directory = RunDir(path, open_own_directory(path), events=_OLD_FILE)
-    except OSError as error:
-        raise _unusable(path, error) from None
-    directory.earlier = earlier
-    directory.remove(VERDICT_FILE)
-    return directory
-
-
 def create(request: Path | None, *, base: Path, name: str, now: datetime) -> RunDir:
     """Make the directory `request`, new or empty, or a new `base/jaxrun-runs/MMDD-HHMM-name`, linked as `latest`.
 
@@ -198,7 +184,7 @@ def create(request: Path | None, *, base: Path, name: str, now: datetime) -> Run
         finally:
             os.close(collection)
     except OSError as error:
-        raise _unusable(parent, error) from None
+        raise unusable(parent, error) from None
     return directory
 
 
@@ -220,7 +206,7 @@ def _use_existing(path: Path) -> RunDir:
             raise UsageError(_describe_content(path, [EVENTS_FILE])) from None
         raise UsageError(f"--run-dir {path} is a file, not a directory. Name a new or an empty directory.") from None
     except OSError as error:
-        raise _unusable(path, error) from None
+        raise unusable(path, error) from None
     raise UsageError(_describe_content(path, held))
 
 
@@ -257,7 +243,8 @@ def _point_latest(collection: int, name: str) -> None:
             os.unlink(draft, dir_fd=collection)
 
 
-def _unusable(path: Path, error: OSError) -> UsageError:
+def unusable(path: Path, error: OSError) -> UsageError:
+    """The error of a run directory that cannot be made or written."""
     return UsageError(
         f"cannot make the run directory {path}: {error.strerror}. "
         "Name another with --run-dir DIR, or do without it: --no-run-dir."
