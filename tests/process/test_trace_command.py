@@ -90,7 +90,7 @@ def test_a_file_that_cannot_be_written_is_an_error(files, tmp_path):
     with pytest.raises(UsageError, match=r"cannot write .*: Is a directory"):
         list(write_trace(run_dir, None, tmp_path))
     (tmp_path / "events.jsonl").write_text("{}\n")
-    with pytest.raises(UsageError, match=r"has no events.jsonl from which"):
+    with pytest.raises(UsageError, match=r"has no events.jsonl, so its job cannot be shown"):
         list(write_trace(tmp_path, tmp_path / "t.json", None))
 
 
