@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _MARK = "BENCH_JOB"
+START_LIMIT_S = 60.0
 _FOREIGN = ("JAX_", "JAXRUN_", "XLA_", "OMPI_", "PMIX_", "PRTE_", "SLURM_", "TORCHELASTIC_")
 
 
@@ -60,8 +61,29 @@ class Job:
     def output(self) -> str:
         return (self.directory / "output").read_text(errors="replace")
 
+    def signal(self, signum: signal.Signals) -> float:
+        """Signal the launcher, as a terminal does its group too for Ctrl-C; when that was."""
+        now = time.time()
+        (os.killpg if signum == signal.SIGINT else os.kill)(self._process.pid, signum)
+        return now
+
+    def processes(self) -> list[int]:
+        return marked(self._mark)
+
     def last_words(self) -> str:
         return " | ".join(self.output().strip().splitlines()[-3:])
+
+
+def wait_for_fault(job: Job) -> float | None:
+    """When the rank failed, by its own note; None if the launcher ended, or took very long, without that."""
+    note = job.directory / "fault"
+    for _ in range(int(START_LIMIT_S / 0.01)):
+        ended = job.wait(0.01)
+        if note.exists():
+            return float(note.read_text())
+        if ended is not None:
+            return None
+    return None
 
 
 @contextmanager

@@ -17,13 +17,12 @@ from dataclasses import dataclass
 
 from _bench import Bench, Outcome, grouped, progress, table
 from _contenders import JAXRUN, MPIRUN, PLAIN, Contender, free_address, installed
-from _jobs import Job, started
+from _jobs import started, wait_for_fault
 
 CONTENDERS = (PLAIN, MPIRUN, JAXRUN)
 SIZE, STEPS = 4, 100
 PEER_ROUNDS = 2  # the others take up to a minute for each
 GOAL_S = 0.1
-START_LIMIT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class Sample:
 def measure(contender: Contender, fault: Fault, limit: float) -> Sample:
     arguments = (str(STEPS), fault.kind, str(fault.rank))
     with started(contender.command(SIZE, arguments), os.environ, {"BENCH_ADDRESS": free_address()}) as job:
-        failed_at = _wait_for_fault(job)
+        failed_at = wait_for_fault(job)
         if failed_at is None:
             return Sample(contender.name, fault, wrong=f"the fault did not come about: {job.last_words()}")
         ended = job.wait(limit)
@@ -82,18 +81,6 @@ def measure(contender: Contender, fault: Fault, limit: float) -> Sample:
             status=job.status(),
             blamed=_blamed(contender, job.output()),
         )
-
-
-def _wait_for_fault(job: Job) -> float | None:
-    """When the rank failed, by its own note; None if the launcher ended, or took very long, without that."""
-    note = job.directory / "fault"
-    for _ in range(int(START_LIMIT_S / 0.01)):
-        ended = job.wait(0.01)
-        if note.exists():
-            return float(note.read_text())
-        if ended is not None:
-            return None
-    return None
 
 
 def _blamed(contender: Contender, output: str) -> int | None:

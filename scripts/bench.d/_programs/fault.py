@@ -21,6 +21,10 @@ def commit(kind: str) -> None:
             sys.exit(7)
         case "os._exit(7)":
             os._exit(7)
+        case "hang":
+            time.sleep(100_000)
+        case "mismatch":
+            return  # the caller then makes another cross-process call than the other ranks
         case "SIGKILL" | "SIGSEGV":
             os.kill(os.getpid(), signal.Signals[kind])
         case _:

@@ -16,12 +16,17 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+# Of Open MPI, MPICH, torchrun and Slurm.
+SIZE = ("JAX_NUM_PROCESSES", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE", "SLURM_NTASKS")
+RANK = ("JAX_PROCESS_ID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK", "SLURM_PROCID")
+
 
 def join() -> None:
     """What a user's program does under each launcher; under jaxrun it finds the work done."""
     env = os.environ
-    size = int(env.get("OMPI_COMM_WORLD_SIZE") or env["JAX_NUM_PROCESSES"])
-    rank = int(env.get("OMPI_COMM_WORLD_RANK") or env["JAX_PROCESS_ID"])
+    if jax.distributed.is_initialized():
+        return
+    size, rank = (next(int(env[name]) for name in names if name in env) for names in (SIZE, RANK))
     jax.distributed.initialize(env["BENCH_ADDRESS"], size, rank, cluster_detection_method="deactivate")
 
 
@@ -33,14 +38,23 @@ def main(argv: list[str]) -> None:
     values = np.arange(1, jax.device_count() + 1, dtype=np.float32)
     shards = jax.make_array_from_callback(values.shape, NamedSharding(mesh, ours), lambda i: values[i])
     add = jax.jit(jax.shard_map(lambda x: jax.lax.psum(x, "process"), mesh=mesh, in_specs=ours, out_specs=everyone))
+    other = jax.jit(jax.shard_map(lambda x: -jax.lax.psum(x, "process"), mesh=mesh, in_specs=ours, out_specs=everyone))
     total = 0.0
     for step in range(steps):
         if step == steps // 2 and jax.process_index() == culprit:
             from fault import commit
 
             commit(fault)
+            if fault == "mismatch":
+                other(shards)
         total = float(np.asarray(add(shards).addressable_data(0))[0])
     Path(os.environ["BENCH_DIR"], f"sum-{jax.process_index()}").write_text(f"{total:g}")
+
+
+def main_of(rank: int, size: int, argv: list[str]) -> None:
+    """The same as a function, for tools that do not start a program."""
+    os.environ.update(JAX_PROCESS_ID=str(rank), JAX_NUM_PROCESSES=str(size))
+    main(argv)
 
 
 if __name__ == "__main__":
