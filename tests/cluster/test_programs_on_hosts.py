@@ -61,7 +61,6 @@ for name, function, x in (
     result = np.asarray(jax.jit(function)(x).addressable_data(0))
     outcome["loaded"][name] = loaded - before
     outcome["bits"][name] = hashlib.sha256(result.tobytes()).hexdigest()
-outcome["memory"] = os.environ["JAXRUN_COMPILE_MEMORY"]
 outcome["in_memory"] = sorted(os.listdir(f"/dev/shm/jaxrun-{os.geteuid()}"))
 Path(f"rank-{jr.rank}.json").write_text(json.dumps(outcome))
 """
@@ -103,7 +102,6 @@ def test_each_host_compiles_once_and_shares_nothing_with_an_attempt_that_was_kil
         times = {name: {first["loaded"][name], second["loaded"][name]} for name in first["loaded"]}
         assert times == {name: {0, 1} for name in times}, (first, second)
     assert all(rank["bits"] == ranks[0]["bits"] for rank in ranks), ranks  # loaded or compiled, on either host
-    assert {rank["memory"] for rank in ranks} == {"64"}
     job_id = json.loads((result.run_dir / "job.json").read_text())["job_id"]
     assert [rank["in_memory"] for rank in ranks] == [[f"{job_id}-2-{host}"] for host in ranks_on]
     assert not [name for host in ("h1", "h2") for name in shared_on(runner.bed, host)]

@@ -172,10 +172,10 @@ def test_injected_faults_reach_remote_workers_and_so_do_signals_of_the_process_t
         ours.sendall(b'{"fault": "kill", "ranks": [0]}\n')
         assert job.end() == 137
     assert job.verdict()["culprits"] == [0]
-    when = r", as --chaos asked, \d[\d.]* s into the run\."
     assert re.search(r"rank 0 of 3 was killed by SIGKILL \(9\), as its gang asked", job.err), job.err
-    for rank in (1, 2):
-        assert re.search(rf"rank {rank} was stopped by SIGSTOP \(19\)" + when, job.err), job.err
+    stopped = "rank {} was stopped by SIGSTOP (19), as --chaos asked, "
+    together = "ranks 1-2 were stopped by SIGSTOP (19), as --chaos asked, "  # on a busy machine
+    assert together in job.err or all(stopped.format(rank) in job.err for rank in (1, 2)), job.err
     orders = [(event["kind"], event["to"]) for event in job.events("InjectFault")]
     assert orders == [("pause", [1]), ("pause", [2]), ("kill", [0])]
 

@@ -29,6 +29,8 @@ _POLL_S = 0.01
 # Grace before SIGTERM, and then before SIGKILL.
 _GRACE_S = (5.0, 2.0)
 _GRACE_AFTER_FAILURE_S = (0.6, 0.6)
+# How Open MPI 4 and 5 write a rank: [[12345,1],3], [prterun-h1-12345@1,3].
+_RANK_IN_OUTPUT = re.compile(r"Process name: \[\S*,(\d{1,9})\]")
 # "srun: error: h2: tasks 1-2,5: Exited with exit code 69"
 _FAILED_TASKS = re.compile(r"^srun: error: \S+: tasks? ([0-9,-]+): Exited with exit code", re.MULTILINE)
 
@@ -149,7 +151,10 @@ class LaunchProcess:
         words = self.last_lines()
         said = f"; it said:\n{words}" if words else ""
         missing = [rank for rank in hosts if rank not in reported]
+        named = [rank for rank in map(int, _RANK_IN_OUTPUT.findall(words)) if rank in hosts]
         lacking = f"\nnot heard from: {format_ranks_on_hosts(missing, hosts)}" if missing and reported else ""
+        if not reported and named:
+            lacking = f"\nthat is {format_ranks_on_hosts(named, hosts)}"
         return f"{self.describe_end()} before the job was over{said}{lacking}"
 
     def close(self) -> str:
