@@ -13,7 +13,6 @@ jax that has been imported.
 | initialize() by the program    | jax._src.distributed.initialize          | only jax.distributed's is empty |
 | variables set in the program   | jax.config.values, jax.config.meta       | they do nothing                |
 | a mesh over several hosts      | jax._src.sharding_impls.make_mesh        | only jax.make_mesh lays it     |
-| who asks about preemption      | global_state.preemption_sync_manager     | SIGTERM always gets its grace  |
 
 Those that --lockstep needs are in lockstep/jax_hooks.py.
 """
@@ -117,36 +116,6 @@ def set_option(name: str, variable: str, text: str) -> None:
     config.update(name, value)
 
 
-def watch_preemption_sync(on_first_use: Callable[[], None]) -> bool:
-    """Call `on_first_use` when the program first asks JAX whether the job is being preempted."""
-    state = _lookup("jax._src.distributed", "global_state")
-    if not hasattr(state, "preemption_sync_manager"):
-        return False
-    manager = state.preemption_sync_manager
-    if manager is not None and not hasattr(manager, "reached_sync_point"):
-        return False
-    if manager is not None:  # else JAX's preemption service is switched off
-        state.preemption_sync_manager = _WatchedSyncManager(manager, on_first_use)
-    return True
-
-
-class _WatchedSyncManager:
-    """JAX's preemption sync manager, whose users are noticed."""
-
-    def __init__(self, manager: Any, on_first_use: Callable[[], None]) -> None:
-        self._manager = manager
-        self._on_first_use: Callable[[], None] | None = on_first_use
-
-    def reached_sync_point(self, *args: Any, **kwargs: Any) -> Any:
-        if self._on_first_use is not None:
-            report, self._on_first_use = self._on_first_use, None
-            report()
-        return self._manager.reached_sync_point(*args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._manager, name)
-
-
 def missing_features(lockstep: str = LOCKSTEP_OFF) -> list[str]:
     """One line for each feature that this JAX lacks and a job with this `lockstep` mode uses."""
     client = _lookup("jaxlib._jax", "DistributedRuntimeClient")
@@ -161,7 +130,6 @@ def missing_features(lockstep: str = LOCKSTEP_OFF) -> list[str]:
         ),
         "JAX warns of proxies, which do no harm here": _has_proxy_flag(),
         "JAX_… variables that the program itself sets do nothing": hasattr(_lookup("jax", "config"), "values"),
-        "it is not known whether a program listens to SIGTERM, which always gets its grace": _can_watch_preemption(),
     }
     if lockstep != LOCKSTEP_OFF:
         from jaxrun_runtime.lockstep import jax_hooks
@@ -174,12 +142,6 @@ def missing_features(lockstep: str = LOCKSTEP_OFF) -> list[str]:
 def lacks(what: str) -> str:
     """The line that says so: `what` is not possible with this JAX."""
     return f"jax {_lookup('jax', '__version__')} lacks what jaxrun uses: {what}"
-
-
-def _can_watch_preemption() -> bool:
-    manager = _lookup("jaxlib._jax", "PreemptionSyncManager")
-    state = _lookup("jax._src.distributed", "global_state")
-    return hasattr(manager, "reached_sync_point") and hasattr(state, "preemption_sync_manager")
 
 
 def _has_proxy_flag() -> bool:

@@ -1,4 +1,7 @@
-"""Joins jax.distributed with all arguments given, so that JAX detects nothing, and reports the resulting devices.
+"""What comes before the program: says Hello, joins jax.distributed, and reports the resulting devices.
+
+The Hello has the worker's identity, and all that must be equal on every rank before they may join. All arguments of
+jax.distributed.initialize are given, so that JAX detects nothing.
 
 Rank 0 reserves a free port until its coordinator listens there; only then do the others get the address. (With JAX
 alone, connecting before the coordinator listens costs seconds of back-off, a busy port is a segmentation fault, and a
@@ -9,24 +12,85 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
+import importlib.machinery
 import inspect
 import logging
 import os
+import platform
 import socket
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxrun.protocol.env import WorkerEnv
-from jaxrun.protocol.names import COORDINATOR_ADDRESS, MASTER_ADDR, MASTER_PORT
-from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, Join, StartCoordinator
-from jaxrun_runtime import jax_private
+from jaxrun.protocol.names import COORDINATOR_ADDRESS, MASTER_ADDR, MASTER_PORT, PROCESS_ID
+from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, Hello, Join, StartCoordinator
+from jaxrun_runtime import jax_private, program
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
 
 _log = logging.getLogger("jaxrun")
 _COORDINATOR_POLL_INTERVAL_S = 0.001  # while the coordinator does not listen yet
 _HEARTBEAT_TIMEOUT_S = 100  # JAX's; the agents notice a lost worker much earlier
+_RELEVANT_PREFIXES = ("JAX_", "XLA_", "NCCL_", "LIBTPU_")
+_RELEVANT_NAMES = ("PYTHONHASHSEED", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+_DIFFERS_BY_RANK = (COORDINATOR_ADDRESS, PROCESS_ID, "JAX_LOCAL_DEVICE_IDS", "NCCL_HOSTID")
+
+
+def build_hello(env: WorkerEnv, argv: list[str], environ: Mapping[str, str], started: float) -> Hello:
+    """The Hello of this process. Imports jax. `started`: when the process started, in seconds since the epoch."""
+    import jax
+    import jaxlib.version
+    import numpy
+
+    versions = {
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.version.__version__,
+        "numpy": numpy.__version__,
+    }
+    return Hello(
+        rank=env.rank,
+        host=env.host,
+        pid=os.getpid(),
+        time=time.time(),
+        started_at=started,
+        versions=versions,
+        program_hash=hash_program(argv),
+        environment=relevant_variables(environ),
+    )
+
+
+def relevant_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that change what JAX computes, sees or sends, without those that differ between ranks by design."""
+    named = {k: v for k, v in environ.items() if k.startswith(_RELEVANT_PREFIXES) and k not in _DIFFERS_BY_RANK}
+    return named | {k: environ[k] for k in _RELEVANT_NAMES if k in environ}
+
+
+def hash_program(argv: list[str]) -> str:
+    """16 hex digits for the program's source; empty if that is not one file that can be found without importing."""
+    is_module, name, _ = program.split_argv(argv)
+    path = _module_file(name) if is_module else name
+    try:
+        with open(path, "rb") as file:
+            return hashlib.sha256(file.read()).hexdigest()[:16]
+    except OSError:
+        return ""
+
+
+def _module_file(name: str) -> str:
+    search, origin = [os.getcwd(), *sys.path], ""
+    for part in name.split("."):
+        spec = importlib.machinery.PathFinder.find_spec(part, search)
+        if spec is None:
+            return ""
+        search, origin = list(spec.submodule_search_locations or []), spec.origin or ""
+    return os.path.join(search[0], "__main__.py") if search else origin
+
+
+# ---- joining
 
 
 class PortReservation:

@@ -18,8 +18,8 @@ from typing import Any
 
 from jaxrun.protocol.env import STACKS_SIGNAL
 from jaxrun.protocol.worker_messages import SignalHandlers
-from jaxrun_runtime import jax_private
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
+from jaxrun_runtime.import_watch import call_after_import
 
 _STDERR = 2
 _mask = threading.local()
@@ -29,15 +29,13 @@ def report_signal_handlers(channel: AgentChannel, rank: int) -> None:
     """Send SignalHandlers each time that the program changes what it does at SIGINT or SIGTERM."""
     reporter = _Reporter(channel, rank)
     reporter.watch_python_handlers()
-    reporter.asks_jax = not jax_private.watch_preemption_sync(reporter.on_preemption_sync)
+    call_after_import("jax.experimental.multihost_utils", reporter.watch_preemption_sync)
     reporter.report()
 
 
 class _Reporter:
-    """`asks_jax`: whether the program asks JAX for preemption; assumed where this JAX does not let that be seen."""
-
     def __init__(self, channel: AgentChannel, rank: int) -> None:
-        self.asks_jax = False
+        self._asks_jax = False  # whether the job is being preempted
         self._channel = channel
         self._rank = rank
         self._reported = SignalHandlers(rank, interrupt=False, termination=False)
@@ -54,16 +52,24 @@ class _Reporter:
 
         signal.signal = set_handler
 
-    def on_preemption_sync(self) -> None:
-        self.asks_jax = True
-        self.report()
+    def watch_preemption_sync(self, module: Any) -> None:
+        original: Callable[..., Any] = module.reached_preemption_sync_point
+
+        @functools.wraps(original)
+        def reached(*args: Any, **kwargs: Any) -> Any:
+            if not self._asks_jax:
+                self._asks_jax = True
+                self.report()
+            return original(*args, **kwargs)
+
+        module.reached_preemption_sync_point = reached
 
     def report(self) -> None:
         """Send what has changed since the last report, if anything has."""
         current = SignalHandlers(
             self._rank,
             interrupt=_is_programs(signal.SIGINT),
-            termination=self.asks_jax or _is_programs(signal.SIGTERM),
+            termination=self._asks_jax or _is_programs(signal.SIGTERM),
         )
         if current != self._reported:
             self._reported = current

@@ -24,8 +24,8 @@ from jaxrun_runtime import (
     checkpoints,
     debugger,
     failure_report,
-    hello,
     interrupts,
+    join,
     linux,
     pitfalls,
     program,
@@ -63,11 +63,9 @@ def _run_stages(env: WorkerEnv, argv: list[str], started: float, forked_by: int,
         cores = os.sched_getaffinity(0)
         _apply_host_settings(env)
         _import_jax(env)
-        channel.send(hello.build_hello(env, argv, os.environ, started))
+        channel.send(join.build_hello(env, argv, os.environ, started))
         stage = WorkerStage.JOIN
         _keep_compiled_programs(env, cores)
-        from jaxrun_runtime import join
-
         order = channel.receive(StartCoordinator, Join)
         _die_with_agent(channel, forked_by)
         joined = join.join(env, channel, order)

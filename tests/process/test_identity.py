@@ -18,7 +18,7 @@ import jaxrun_runtime as jr
 from jaxrun.errors import ProtocolError
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.worker_messages import Hello
-from jaxrun_runtime import data, hello
+from jaxrun_runtime import data, join
 
 _ENV = WorkerEnv(
     "ab" * 16, 5, 8, 1, 2, host="h3", channel_fd=3, stacks_fd=4, flight_fd=5, init_timeout=60.0, run_dir="/runs/a b"
@@ -105,7 +105,7 @@ def test_variables_that_differ_by_design_are_left_out():
         "PATH": "/bin",
         "MY_JAX_PLATFORMS": "cpu",
     }
-    assert hello.relevant_variables(environ) == {
+    assert join.relevant_variables(environ) == {
         name: environ[name] for name in ("JAX_PLATFORMS", "XLA_FLAGS", "CUDA_VISIBLE_DEVICES", "PYTHONHASHSEED")
     }
 
@@ -140,11 +140,11 @@ def sources(tmp_path, monkeypatch):
 def test_the_programs_source_is_found_without_importing_it(sources, argv, text):
     before = set(sys.modules)
     expected = hashlib.sha256(text.encode()).hexdigest()[:16] if text else ""
-    assert hello.hash_program(argv) == expected
+    assert join.hash_program(argv) == expected
     assert {"p", "n", "p.m", "a"}.isdisjoint(set(sys.modules) - before)
 
 
 def test_an_unreadable_program_has_no_fingerprint(tmp_path):
     path = tmp_path / "circle.py"  # a link that root cannot read either
     path.symlink_to(path)
-    assert hello.hash_program([str(path)]) == ""
+    assert join.hash_program([str(path)]) == ""

@@ -107,9 +107,8 @@ def test_with_nothing_left_lockstep_sees_nothing(monkeypatch):
     ("module", "name", "features"),
     [
         ("jax._src.api", "clean_up", ["exit barrier"]),
-        ("jax._src.distributed", "global_state", ["whose coordinator", "listens to SIGTERM"]),
+        ("jax._src.distributed", "global_state", ["whose coordinator"]),
         ("jaxlib._jax", "DistributedRuntimeClient", ["whose coordinator"]),
-        ("jaxlib._jax", "PreemptionSyncManager", ["listens to SIGTERM"]),
         ("jaxlib._jax", "make_gloo_tcp_collectives", ["own name"]),
     ],
 )

@@ -18,9 +18,8 @@ from jax.sharding import PartitionSpec as P
 
 import jaxrun_runtime
 from jaxrun.protocol.flight_file import ENTERED_WORD, HEADER_WORDS
-from jaxrun_runtime.lockstep import call_entries, call_sites, program_signature
-from jaxrun_runtime.lockstep.call_entries import CallEntries
-from jaxrun_runtime.lockstep.call_sites import CallSites
+from jaxrun_runtime.lockstep import call_sites, program_signature
+from jaxrun_runtime.lockstep.call_sites import CallEntries, CallSites
 from jaxrun_runtime.lockstep.jax_hooks import CallInfo
 from jaxrun_runtime.lockstep.program_signature import HloPacker, LoweredProgram, lowering_fields
 
@@ -106,7 +105,7 @@ def test_where_other_tools_monitor_calls_are_known_without_their_entry(words):
 
 @monitored
 def test_no_more_instructions_are_kept_than_memory_allows(entries, monkeypatch):
-    monkeypatch.setattr(call_entries, "_MAX_SITES", 2)
+    monkeypatch.setattr(call_sites, "_MAX_SITES", 2)
     codes = weakref.WeakSet()
     for source in "abc":
         code = compile(source, "program.py", "eval")

@@ -108,7 +108,7 @@ def import_jax(channel: socket.socket) -> str:
         threads_of_numpy = _count_threads()  # OpenBLAS's are among them; they stop themselves around a fork
         import jax.numpy  # noqa: F401
 
-        from jaxrun_runtime import env_watch, hello, join  # noqa: F401
+        from jaxrun_runtime import env_watch  # noqa: F401
         from jaxrun_runtime.compile_cache import compile_once  # noqa: F401
         from jaxrun_runtime.lockstep import call_recorder  # noqa: F401
 

@@ -23,9 +23,8 @@ from jaxrun.protocol.worker_messages import Call, CallMismatch
 from jaxrun_runtime import DivergenceError, agent_channel
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
 from jaxrun_runtime.lockstep import jax_hooks
-from jaxrun_runtime.lockstep.call_entries import CallEntries
 from jaxrun_runtime.lockstep.call_profiler import CallProfiler
-from jaxrun_runtime.lockstep.call_sites import CallSites
+from jaxrun_runtime.lockstep.call_sites import CallEntries, CallSites
 from jaxrun_runtime.lockstep.flight_recorder import FlightRecorder, RecordedProgram
 from jaxrun_runtime.lockstep.program_table import ProgramTable
 
