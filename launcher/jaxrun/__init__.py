@@ -1,12 +1,12 @@
-"""Start JAX processes, keep them in step, and say what went wrong. The process that asks for it never imports jax.
+"""Runs functions on the JAX processes of a job, and says what went wrong. Your own process never imports jax.
 
     results = jaxrun.launch(train, cfg, processes=4)    # run a function on every rank of a job
-    with jaxrun.Gang(processes=4) as gang: ...          # a job that stays warm: gang.run(f, x), gang.map(f, xs)
+    with jaxrun.Gang(processes=4) as gang: ...          # a job that keeps running: gang.run(f, x), gang.map(f, xs)
     with jaxrun.pool() as pool: ...                     # pool.map(f, xs) on all cores, for functions that use JAX
 
-help(jaxrun.Gang), help(jaxrun.launch) and help(jaxrun.pool) say more; help(jaxrun_runtime) is for programs on ranks.
-All that goes wrong with a job is a GangError: it did not start (GangStartError), a rank died (WorkerDied), a call took
-too long (CallTimeout). What a function raises on a rank is raised as itself, or as a RemoteError.
+For more see help(jaxrun.Gang), help(jaxrun.launch) and help(jaxrun.pool); for programs on ranks, help(jaxrun_runtime).
+If something goes wrong with a job, you get a GangError: it did not start (GangStartError), a rank died (WorkerDied), or
+a call took too long (CallTimeout). An error of your function is raised with its own type, or as a RemoteError.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""The identity of a process that jaxrun has started, and its share of the data.
+"""Which process of a job this is, and its share of the data: for programs that jaxrun runs.
 
     import jaxrun_runtime as jr
     if jr.is_main:
@@ -7,15 +7,15 @@
 | name       | meaning                                                        | without jaxrun |
 |------------|----------------------------------------------------------------|----------------|
 | rank       | number of this process in the job, as jax.process_index()      | 0              |
-| size       | processes in the job                                           | 1              |
+| size       | how many processes the job has                                 | 1              |
 | local_rank | number of this process on its host                             | 0              |
-| local_size | processes on this host                                         | 1              |
+| local_size | how many processes this host has                               | 1              |
 | host       | the host's name in the job                                     | the machine's  |
 | run_dir    | pathlib.Path of the job's run directory, or None               | None           |
 | is_main    | rank == 0                                                      | True           |
 
-shard and batches give each process its rows of the data. should_stop, saved and attempt are for jobs that are
-interrupted and go on (docs/surviving.md). DivergenceError is raised under --lockstep strict.
+shard and batches give each process its rows of the data. should_stop, saved and attempt are for jobs that survive
+preemption and restarts (docs/surviving.md). --lockstep strict raises DivergenceError.
 
 This package imports neither jax nor numpy; `shard` and `batches` import numpy when they are first used.
 """
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class DivergenceError(RuntimeError):
-    """Raised under --lockstep strict before processes make different cross-process calls; says how they differ."""
+    """With --lockstep strict: the processes would make different cross-process calls. The text says how they differ."""
 
 
 _FUNCTIONS = {

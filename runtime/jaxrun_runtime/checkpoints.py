@@ -33,8 +33,8 @@ class AttemptInfo:
     """One attempt to run the job.
 
     number:  from 1
-    size:    its processes, which may be fewer than in the attempt before
-    reason:  in one line, why the attempt before it ended; empty in the first
+    size:    how many processes it has; may be fewer than in the previous attempt
+    reason:  why the previous attempt ended, in one line; empty in the first
     """
 
     number: int
@@ -43,7 +43,7 @@ class AttemptInfo:
 
 
 def attempt() -> AttemptInfo:
-    """The attempt that this process is of; the first of one process without jaxrun."""
+    """The attempt to which this process belongs; without jaxrun, attempt 1 with one process."""
     if JOB_ID not in os.environ:
         return AttemptInfo(1, 1, "")
     env = WorkerEnv.from_env(os.environ)
@@ -51,10 +51,10 @@ def attempt() -> AttemptInfo:
 
 
 def saved(step: int) -> None:
-    """Tell jaxrun that the checkpoint of `step` is complete: the job has made progress that outlives it.
+    """Tell jaxrun that the checkpoint of `step` is complete, so that --max-restarts counts this as progress.
 
-    To be called on one rank or on several, after the checkpoint can be restored. Without jaxrun it does nothing. Raises
-    TypeError or ValueError if `step` is no integer of 0 or more.
+    Call it on one or more ranks, once the checkpoint can be restored. Without jaxrun it does nothing. Raises TypeError
+    or ValueError if `step` is not an integer of 0 or more.
     """
     number = operator.index(step)
     if number < 0:

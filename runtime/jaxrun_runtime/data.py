@@ -22,8 +22,8 @@ Tree = TypeVar("Tree")
 def shard(data: Tree, rank: int | None = None, size: int | None = None, *, multiple: int = 1) -> tuple[Tree, Mask]:
     """This process's rows of `data`, and a mask of shape [rows] that is False where a row is padding.
 
-    `data` is an array, or a pytree of arrays with the same number of rows (leading axis), and equal on every process.
-    The other parameters are those of `batches`. Raises ValueError also if `data` has no rows.
+    `data` is an array, or a pytree of arrays with the same number of rows (leading axis). It must be equal on every
+    process. The other parameters are those of `batches`. Raises ValueError also if `data` has no rows.
     """
     import jax
 
@@ -47,15 +47,15 @@ def batches(
     multiple: int = 1,
     seed: int | Sequence[int] | None = None,
 ) -> Iterator[tuple[Indices, Mask]]:
-    """For each global batch, the numbers of this process's rows, and a mask that is False where a row is padding.
+    """Yield for each global batch the indices of this process's rows, and a mask that is False where a row is padding.
 
-    Yields ceil(n_rows / batch_size) pairs of arrays of shape [rows], where rows is ceil(batch_size / size) rounded up
-    to a multiple of `multiple`: with multiple=jax.local_device_count() they divide among the devices of a process. Over
-    all processes and steps, each of the n_rows rows is unmasked exactly once.
+    There are ceil(n_rows / batch_size) pairs of arrays of shape [rows], where rows is ceil(batch_size / size) rounded
+    up to a multiple of `multiple`; with multiple=jax.local_device_count() the devices of a process get equal parts.
+    Over all processes and steps, each of the n_rows rows is unmasked exactly once.
 
-    `rank` and `size` default to jax.process_index() and jax.process_count(). With a `seed`, rows are shuffled, equally
-    on every process; seed=(number, epoch) gives each epoch an order of its own. Raises ValueError for a parameter that
-    is out of range.
+    `rank` and `size` default to jax.process_index() and jax.process_count(). With a `seed`, rows are shuffled in the
+    same way on every process; seed=(number, epoch) gives each epoch its own order. Raises ValueError for a parameter
+    that is out of range.
     """
     rank, size = _rank_and_size(rank, size)
     limits = (("n_rows", n_rows, 0), ("batch_size", batch_size, 1), ("multiple", multiple, 1))

@@ -11,6 +11,8 @@ import types
 from importlib.machinery import SourceFileLoader, SourcelessFileLoader
 from typing import Any
 
+from jaxrun_runtime.import_watch import call_after_import
+
 _LONG_MAX = 2**63 - 1  # of the C type into which Python converts an exit status
 
 
@@ -33,9 +35,7 @@ def run(argv: list[str]) -> None:
     """Run the program to its end. Raises whatever the program raises, including SystemExit."""
     is_module, name, arguments = split_argv(argv)
     main = _fresh_main()
-    for package in ("jaxrun", "jaxrun_runtime"):
-        # Else pytest, in the program, would warn that it can no longer rewrite what is imported already.
-        sys.modules[package].__doc__ = f"{sys.modules[package].__doc__}\nPYTEST_DONT_REWRITE"
+    call_after_import("_pytest.assertion.rewrite", _forbid_rewriting)
     if is_module:
         sys.argv[:] = ["-m", *arguments]  # runpy puts the file's path there when it has found the file
         sys.path.insert(0, os.getcwd())
@@ -60,6 +60,12 @@ def exit_status(error: SystemExit) -> int:
     if not isinstance(error.code, int):
         return 1
     return error.code & 0xFF if -_LONG_MAX <= error.code <= _LONG_MAX else 0xFF
+
+
+def _forbid_rewriting(_: types.ModuleType) -> None:
+    """Else pytest, in the program, would warn that it can no longer rewrite what is imported already."""
+    for package in ("jaxrun", "jaxrun_runtime"):
+        sys.modules[package].__doc__ = f"{sys.modules[package].__doc__}\nPYTEST_DONT_REWRITE"
 
 
 def _fresh_main() -> types.ModuleType:

@@ -31,12 +31,12 @@ _poll: Poll | None = None  # since the first poll
 
 
 def should_stop(step: int | None = None) -> bool:
-    """Whether the job is to stop: then save a checkpoint, and end with status 0. Once True, it stays True.
+    """Whether the job should stop: if True, save a checkpoint and end with status 0. Once True, it stays True.
 
-    It is True on all ranks at the same call, counted from the program's start, so all of them must make the same calls,
-    from one thread. It costs less than a microsecond: ask in every step, of warm-up, training and evaluation.
+    It becomes True on all ranks at the same call, counted from the program's start. So all ranks must make the same
+    calls, from one thread. A call costs less than a microsecond: ask in every step of warm-up, training and evaluation.
 
-    step:  the program's own number of the step, for what jaxrun says of it
+    step:  your number of the step, for jaxrun's messages
     """
     global _poll
     if _poll is None:

@@ -19,7 +19,8 @@ _FIXTURES = ("gang", "process_index", "process_count", "shared_tmp_path", "gangs
 _PARAMETERS = re.compile(r"[\w, ]+: .*:  |[\w, ]+:  ", re.DOTALL)  # a block of "name:  what it is"
 _HEAD = """# The API
 
-What your programs and tools may rely on. This page is made from the docstrings by `scripts/api`.
+Use `jaxrun` in your own Python process to run functions on many others, and `jaxrun_runtime` in programs that jaxrun
+runs. Your programs and tools may rely on all that is on this page.
 
 ```python
 import jaxrun
@@ -36,7 +37,8 @@ if jr.is_main:
 ```
 
 Tools may also rely on [the command line](command-line.md), [exit codes](failures.md), [environment
-variables](environment.md), and [the event log](event-log.md) of each run directory.
+variables](environment.md), and [the event log](event-log.md) of each run directory. `scripts/api` makes this
+page from the docstrings.
 """
 
 

@@ -28,7 +28,7 @@ PARTS_AHEAD = 3
 
 
 class NotTraceable(TypeError):
-    """JAX cannot trace the function, or its items are not arrays; `jax=False` runs it as Python instead."""
+    """JAX cannot trace the function, or its items are not arrays. `jax=False` calls it as plain Python instead."""
 
 
 class ArraySpec(NamedTuple):

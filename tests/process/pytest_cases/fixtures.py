@@ -56,7 +56,7 @@ def test_gang(gang, world, process_index, process_count):
     assert (process_index, process_count, world) == (gang.rank, 2, f"{gang.rank} of 2")
     assert gang.allgather({"rank": gang.rank}) == [{"rank": 0}, {"rank": 1}]
     assert [gang.broadcast(gang.rank, root) for root in (0, 1)] == [0, 1]
-    with pytest.raises(ValueError, match="none of the ranks 0 to 1"):
+    with pytest.raises(ValueError, match="not one of the ranks 0 to 1"):
         gang.broadcast(1, root=2)
 
 

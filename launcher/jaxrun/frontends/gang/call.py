@@ -38,7 +38,7 @@ _VERDICT_TIMEOUT_S = 5.0
 
 
 class Results(tuple[Any, ...]):
-    """What each rank has returned, by rank; `main` is rank 0's."""
+    """A tuple of what each rank has returned, by rank; `main` is the result of rank 0."""
 
     __slots__ = ()
 

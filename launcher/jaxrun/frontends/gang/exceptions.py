@@ -24,7 +24,7 @@ class GangError(JaxrunError):
 
 
 class GangStartError(GangError):
-    """A gang did not start; `exit_code` is the launcher's, the text is its output."""
+    """A gang did not start. The text is the launcher's output, `exit_code` its exit code."""
 
     def __init__(self, text: str, exit_code: int = EXIT_UNAVAILABLE) -> None:
         super().__init__(text)
@@ -32,11 +32,11 @@ class GangStartError(GangError):
 
 
 class WorkerDied(GangError):
-    """A rank's process has ended. The gang is started anew at its next use.
+    """A rank's process has ended. The gang starts again at its next use.
 
-    rank, host:  of the first that died for a reason of its own; `ranks`: all that died alike
-    signal:      the number of the signal that killed it, or None
-    status:      what it ended with, as a shell shows it: 128 + signal for a signal
+    rank, host:  of the rank that died first; `ranks`: all that died in the same way
+    signal:      the signal that killed it, or None
+    status:      its exit status as a shell shows it: 128 + the number of the signal
     """
 
     def __init__(self, text: str, ranks: Sequence[int], hosts: Mapping[int, str], status: int) -> None:
@@ -49,7 +49,7 @@ class WorkerDied(GangError):
 
     @classmethod
     def from_verdict(cls, verdict: Verdict, text: str) -> WorkerDied:
-        """The death that a job's verdict describes."""
+        """Make the error that a job's verdict describes."""
         error = cls(text, verdict.culprits, verdict.hosts, verdict.exit_code)
         if verdict.outcome == "killed":
             error.signal = verdict.exit_code - EXIT_SIGNAL_BASE
@@ -59,7 +59,7 @@ class WorkerDied(GangError):
 
 
 class CallTimeout(GangError, TimeoutError):
-    """A call took longer than its `timeout`. The text says where each rank was; `missing` are those that ran."""
+    """A call took longer than its `timeout`. The text says where each rank was; `missing` are those that still ran."""
 
     exit_code = EXIT_TIMEOUT
 
@@ -69,7 +69,7 @@ class CallTimeout(GangError, TimeoutError):
 
 
 class RemoteError(GangError):
-    """Stands for an exception that cannot be raised here as itself; the text begins with the name of its type."""
+    """Replaces a rank's exception that cannot be raised here; the text begins with the name of its type."""
 
 
 class RemoteTraceback(Exception):

@@ -29,20 +29,20 @@ if TYPE_CHECKING:
 
 
 class Gang:
-    """A warm job of `processes` ranks with `devices` devices each; started at once, closed by `close` or a `with`.
+    """A job that keeps running and calls your functions on all of its ranks. Close it with `close` or a `with`.
 
-    processes: how many ranks; None: as many as jaxrun finds devices for
+    processes: how many ranks; None: as many as jaxrun starts without -n
     devices:   GPUs of each rank, or simulated devices on CPU; None: one
-    hosts:     simulated hosts of this machine, or with backend="mpirun" or "slurm" real ones
-    backend:   what starts the ranks, as `jaxrun --backend`
+    hosts:     how many simulated hosts on this machine, or real hosts with backend="mpirun" or "slurm"
+    backend:   what starts the ranks: "local", "mpirun" or "slurm"
     platform:  of the devices: "auto", "cpu", "cuda", "rocm" or "tpu"
-    env:       variables for all ranks
+    env:       variables to set in all ranks
     lockstep:  "off", "record" or "strict"
-    run_dir:   where logs, events and the verdict go; a second start gets run_dir-2; None for none that are kept
-    options:   more of jaxrun's command line: "--partition debug", or its words one by one
+    run_dir:   where logs, events and the verdict go; a second start uses run_dir-2; None: they are deleted at the end
+    options:   more options of jaxrun's command line: "--partition debug", or a list of words
 
-    Raises UsageError for what cannot be, GangStartError with the launcher's own words where it did not start. Threads
-    may use it: calls follow each other.
+    The ranks start at once. Raises UsageError for arguments that are wrong, and GangStartError, with the launcher's
+    output, if the gang does not start. Several threads may use a gang; it runs their calls one after the other.
     """
 
     @takes_gang_spec(GangSpec)
@@ -61,18 +61,19 @@ class Gang:
     # ---- calls
 
     def run(self, fn: Callable[..., Any], *args: Any, timeout: float | None = None, **kwargs: Any) -> Results:
-        """Call `fn(*args, **kwargs)` on every rank; returns what each has returned, by rank, JAX's arrays as numpy's.
+        """Call `fn(*args, **kwargs)` on every rank; returns the results by rank, with JAX arrays as NumPy arrays.
 
-        An error of the ranks is raised as itself, with `.rank`, `.host` and the remote traceback; different errors are
-        raised as a group. Raises WorkerDied if a rank's process ends, and CallTimeout after `timeout` seconds, which
-        says where each rank was. Ctrl-C interrupts the ranks and raises KeyboardInterrupt; a second one stops the gang.
+        An error of a rank is raised here with its own type, with `.rank`, `.host` and the remote traceback; different
+        errors are raised as a group. Raises WorkerDied if a rank's process ends, and after `timeout` seconds
+        CallTimeout, which says where each rank was. Ctrl-C interrupts the ranks and raises KeyboardInterrupt; a second
+        Ctrl-C stops the gang.
         """
         __tracebackhide__ = True
         with self.start_call(fn, *args, **kwargs) as call:
             return call.results(timeout)
 
     def start_call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> GangCall:
-        """Start `fn(*args, **kwargs)` on every rank, to exchange values with it; for use in a `with`."""
+        """Start `fn(*args, **kwargs)` on every rank, and exchange values with it while it runs. Use it in a `with`."""
         self._lock.acquire()
         try:
             if self._in_call:
@@ -101,26 +102,26 @@ class Gang:
         static: Mapping[str, Any] | None = None,
         jax: bool = True,
     ) -> Any:
-        """`f` of each item of `xs`, over all devices of all ranks; results in order.
+        """Apply `f` to each item of `xs`, on all devices of all ranks; returns the results in order.
 
         xs:       an array, or arrays in dicts and tuples, mapped along `in_axes`; or a list of items
-        chunk:    items that a device, or with jax=False a rank, takes at once; by default by the memory that they take
-        in_axes:  as in jax.vmap, for xs: an axis, None for what all items share, or a dict or tuple of such
+        chunk:    how many items a device (with jax=False, a rank) takes at once; by default as many as fit in memory
+        in_axes:  as in jax.vmap: an axis, None for what all items share, or a dict or tuple of these
         static:   keyword arguments of `f`, the same for all items; JAX sees them as constants
-        jax:      False runs `f` as plain Python, one item at a time on each rank, and returns a list
+        jax:      False calls `f` as plain Python, one item at a time on each rank, and returns a list
 
-        The function is vmapped and compiled; what it returns for n items has n rows, as numpy arrays in the containers
-        that it returns. As in JAX, numbers are 32 bits wide unless jax_enable_x64 is set. Raises NotTraceable, a
-        TypeError, where JAX cannot compile it, and what `f` raises; WorkerDied if a rank dies.
+        `f` is vmapped and compiled. For n items you get NumPy arrays with n rows, in the containers that `f` returns.
+        As in JAX, numbers are 32 bits wide unless jax_enable_x64 is set. Raises what `f` raises; NotTraceable, a
+        TypeError, if JAX cannot compile it; WorkerDied if a rank dies.
         """
         return map_items(self, f, xs, chunk=chunk, in_axes=in_axes, static=static, jax=jax)
 
     def __getitem__(self, name: str) -> Results:
-        """What a variable of a notebook's %%gang cells is on each rank."""
+        """The value on each rank of a variable of a notebook's %%gang cells."""
         return self.run(FunctionReference(f"{RUNTIME}.gang.notebook_cells", "get_variable"), name)
 
     def __setitem__(self, name: str, value: Any) -> None:
-        """Give all ranks a variable of this value, for a notebook's %%gang cells."""
+        """Set a variable of a notebook's %%gang cells on all ranks."""
         self.run(FunctionReference(f"{RUNTIME}.gang.notebook_cells", "set_variable"), name, value)
 
     __iter__ = None  # or __getitem__ would make a sequence of it
@@ -138,45 +139,45 @@ class Gang:
 
     @property
     def devices(self) -> int:
-        """Devices of each rank."""
+        """How many devices each rank has."""
         return self.workers[0].devices
 
     @property
     def run_dir(self) -> Path:
-        """Where the current start leaves its files."""
+        """The run directory of the job that runs now."""
         return self._running_job.launcher.run_dir
 
     @property
     def healthy(self) -> bool:
-        """Whether the next call finds the same ranks."""
+        """Whether the next call runs on the same processes."""
         return self._job.usable
 
     @property
     def broken(self) -> str:
-        """Why the ranks cannot be used any more, so that the next call starts the gang anew; empty if they can."""
+        """Why the next call starts the gang again; empty if the ranks can still be used."""
         return "" if self._job.stopped else self._job.broken
 
     def mark_broken(self, reason: str) -> None:
-        """Have the next call start the gang anew."""
+        """Make the next call start the gang again, for this reason."""
         self._job.mark_broken(reason)
 
     def ensure_usable(self) -> None:
-        """Start the gang anew where the next call would, and say why."""
+        """Start the gang again now if the next call would, and print why."""
         self._usable_job()
 
     def restart(self) -> None:
-        """Start the gang anew: fresh processes that know nothing of earlier calls."""
+        """Start the gang again, with new processes that know nothing of earlier calls."""
         with self._lock:
             self._check_open()
             self.stop()
             self._job = self._start_job()
 
     def stop(self) -> None:
-        """Stop the job at once, as it is; the next call starts another."""
+        """Kill the job's processes at once. The next call starts the gang again."""
         self._job.stop()
 
     def close(self) -> None:
-        """Let the ranks end, and stop what does not. May be called again."""
+        """Let the ranks end, and kill those that do not. You may call it more than once."""
         with self._lock:
             self._closed = True
             if self._owner != os.getpid():  # a fork of the process that has started the gang
@@ -246,22 +247,22 @@ class Gang:
     # ---- stacks, interrupts and faults
 
     def stacks(self, *, full: bool = False) -> str:
-        """Where all ranks are now, in groups; with `full`, all frames of each."""
+        """A text that says where all ranks are now, in groups; with `full`, all frames of each."""
         try:
             return self._running_job.stacks(full=full)
         except GangError as error:
             return f"where they are cannot be told: {error}"
 
     def snapshot(self) -> Snapshot:
-        """The same as a value. Raises JaxrunError where the ranks cannot be asked."""
+        """The same as a value. Raises JaxrunError if the ranks cannot be asked."""
         return self._running_job.snapshot()
 
     def interrupt(self) -> None:
-        """Raise KeyboardInterrupt in what the ranks run."""
+        """Raise KeyboardInterrupt in the function that the ranks run."""
         self._running_job.interrupt()
 
     def fault(self, kind: str, rank: int) -> None:
-        """Have this done to a rank: "kill" it (SIGKILL), or "pause" it (SIGSTOP)."""
+        """Inject a fault into a rank: "kill" it (SIGKILL) or "pause" it (SIGSTOP)."""
         if kind not in FAULT_KINDS:
             raise UsageError(f"a fault is one of {', '.join(FAULT_KINDS)}, not {kind!r}")
         if rank not in range(self.processes):
@@ -269,13 +270,13 @@ class Gang:
         self._running_job.launcher.send_command(fault=kind, ranks=[rank])
 
     def kill(self, rank: int) -> None:
-        """Kill a rank with SIGKILL, as the kernel does when memory is short."""
+        """Kill a rank with SIGKILL, as the kernel does when memory runs out."""
         self.fault("kill", rank)
 
     def pause(self, rank: int) -> None:
-        """Stop a rank with SIGSTOP: once this returns it does nothing, though it lives.
+        """Stop a rank with SIGSTOP. When this returns, the rank has stopped, but its process still exists.
 
-        Raises GangError if that takes longer than some seconds.
+        Raises GangError if the rank does not stop within a few seconds.
         """
         self.fault("pause", rank)
         self._running_job.wait_until_paused(rank)
@@ -283,9 +284,9 @@ class Gang:
 
 @lists_gang_options()
 def launch(fn: Callable[..., Any], *args: Any, timeout: float | None = None, **kwargs: Any) -> Results:
-    """Call `fn(*args, **kwargs)` on every rank of a job that is started for it, and ends with it.
+    """Start a job, call `fn(*args, **kwargs)` on each of its ranks, and end the job; returns the results by rank.
 
-    Keywords of Gang describe the job; `fn` gets the others. The rest is as for Gang.run.
+    Gang takes the keywords that describe the job; `fn` gets all others. Results and errors are those of Gang.run.
     """
     with Gang(**pop_gang_options(kwargs)) as gang:
         return gang.run(fn, *args, timeout=timeout, **kwargs)

@@ -26,31 +26,31 @@ from jaxrun.spec.job.layout import decide_layout, wanted_platforms
 
 
 class Pool:
-    """Made by `pool`: a gang whose ranks map. Iterables are sequences of items, as for multiprocessing.Pool."""
+    """Maps functions over items, in place of multiprocessing.Pool; made by `pool`."""
 
     def __init__(self, gang: Gang, *, jax: bool) -> None:
         self._gang, self._jax = gang, jax
         self._closed = False
 
     def map(self, func: Callable[[Any], Any], iterable: Iterable[Any], chunksize: int | None = None) -> Any:
-        """Return `func` of each item, in order: as numpy arrays, or with `jax=False` as a list.
+        """Apply `func` to each item; returns NumPy arrays, or with `jax=False` a list, in the order of the items.
 
-        chunksize:  items that a device, or a process, takes at once
+        chunksize:  how many items a device, or a process, takes at once
 
-        Raises what func raises, NotTraceable if JAX cannot compile it.
+        Raises what `func` raises, and NotTraceable if JAX cannot compile it.
         """
         return self._map(func, iterable, chunksize, unpack_items=False)
 
     def starmap(self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int | None = None) -> Any:
-        """As map; an item is a tuple of func's arguments."""
+        """As `map`, but each item is a tuple of arguments for `func`."""
         return self._map(func, iterable, chunksize, unpack_items=True)
 
     def close(self) -> None:
-        """Take no more work."""
+        """Accept no more work."""
         self._closed = True
 
     def join(self) -> None:
-        """Wait until no process is left; after `close`."""
+        """Wait until all processes have ended. Call `close` first."""
         if not self._closed:
             raise ValueError("the pool still runs; close() it before join()")
         self._gang.close()
@@ -72,12 +72,13 @@ class Pool:
 
 @lists_gang_options(without=["devices"])
 def pool(processes: int | None = None, *, jax: bool = True, **gang: Any) -> Pool:
-    """Start processes that map functions; close them by `close` and `join`, or a `with`.
+    """Start processes that map functions over items. End them with `close` and `join`, or a `with`.
 
-    processes:  cores to use, this machine's by default: as devices of one process, or with jax=False as processes
-    jax:        False for plain Python, which is called item by item
+    processes:  how many cores to use, by default all of this machine: as devices of one process, or with jax=False as
+                processes
+    jax:        False calls functions as plain Python, item by item
 
-    Other arguments are Gang's, but for devices; over hosts there is one process with devices on each.
+    The other arguments are those of Gang, except devices. Over several hosts each has one process with devices.
     """
     if processes is not None and (isinstance(processes, bool) or not isinstance(processes, int) or processes < 1):
         raise UsageError(f"processes of a pool must be a whole number from 1, not {processes!r}")

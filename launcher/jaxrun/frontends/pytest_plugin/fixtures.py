@@ -28,13 +28,13 @@ def find_rank_plugin(config: pytest.Config) -> Any:
 
 @pytest.fixture(scope="session")
 def gang(request: pytest.FixtureRequest) -> Any:
-    """This process among those of its test: rank, size, local_rank, host, devices, is_main; barrier(name),
-    allgather(value), broadcast(value, root=0); kill(rank), pause(rank)."""
+    """The ranks of this test. Its own: rank, size, local_rank, host, devices, is_main. With the others: barrier(name),
+    allgather(value), broadcast(value, root=0). Faults: kill(rank), pause(rank)."""
     rank = find_rank_plugin(request.config)
     if rank is not None:
         return rank.gang
     if not request.config.option.no_gang:
-        pytest.fail("gang is for tests marked @pytest.mark.processes(n); in others take `gangs`", pytrace=False)
+        pytest.fail("gang is for tests marked @pytest.mark.processes(n); in other tests use `gangs`", pytrace=False)
     return SingleProcessGang()
 
 
@@ -52,7 +52,7 @@ def process_count(gang: Any) -> int:
 
 @pytest.fixture
 def shared_tmp_path(request: pytest.FixtureRequest, gang: Any) -> Path:
-    """A directory that is the same on all ranks; tmp_path is one of each rank's own."""
+    """A directory that all ranks share; tmp_path is different on each rank."""
     rank = find_rank_plugin(request.config)
     if rank is None:
         return request.getfixturevalue("tmp_path")  # type: ignore[no-any-return]
@@ -67,7 +67,7 @@ def shared_tmp_path(request: pytest.FixtureRequest, gang: Any) -> Path:
 
 @pytest.fixture
 def gangs(request: pytest.FixtureRequest) -> Iterator[Callable[..., Gang]]:
-    """For a test without the mark: gangs(processes=4) starts a jaxrun.Gang, which is closed when the test is over."""
+    """For tests without the mark: gangs(processes=4) starts a jaxrun.Gang and closes it at the end of the test."""
     from jaxrun.frontends.gang.gang import Gang
 
     def start(*arguments: Any, **named: Any) -> Gang:

@@ -34,10 +34,10 @@ tests on several JAX processes (jaxrun), @pytest.mark.processes(4):
   the body runs on every rank, with the fixtures gang (gang.rank, gang.barrier(), ...) and shared_tmp_path; one result;
   the processes stay warm between tests. More: pytest --markers, pytest --fixtures"""
 MARKER = f"""\
-{mark.MARK_USAGE}: run the test by n JAX processes; its body runs on every rank, and it has one result. processes([2, \
-4]) runs it with 2 and with 4. devices: of each process; hosts: simulated, or real ones with --gang-backend; timeout: \
-in seconds; fresh: with new processes; env: variables; dies: ranks whose death belongs to the test; lockstep: \
-'strict' to agree on each cross-process call first, 'off' not to watch whether the ranks stay in step."""
+{mark.MARK_USAGE}: run the body of the test on n JAX processes; the test has one result. processes([2, 4]) runs it \
+on 2 and on 4. devices: of each process; hosts: simulated hosts, or real ones with --gang-backend; timeout: in \
+seconds; fresh: start new processes; env: variables to set; dies: ranks that the test expects to die; lockstep: \
+'strict' stops before a cross-process call that differs, 'off' does not compare the calls."""
 _MARK = f"mark.{mark.MARK_NAME}".encode()  # in the text of a module with marked tests
 _FORK_SERVER = pytest.StashKey[Any]()
 _RUNNER = pytest.StashKey[Any]()
