@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from jaxrun.frontends.gang.exceptions import RemoteError as RemoteError
     from jaxrun.frontends.gang.exceptions import WorkerDied as WorkerDied
     from jaxrun.frontends.gang.gang import Gang as Gang
-    from jaxrun.frontends.gang.gang import launch as launch
     from jaxrun.frontends.gang.pool import Pool as Pool
+    from jaxrun.frontends.gang.pool import launch as launch
     from jaxrun.frontends.gang.pool import pool as pool
     from jaxrun.protocol.map_messages import NotTraceable as NotTraceable
 
@@ -34,7 +34,7 @@ RUNTIME = "jaxrun_runtime"  # the package that runs in every worker; the launche
 _HOMES = {
     "Gang": "frontends.gang.gang",
     "Results": "frontends.gang.call",
-    "launch": "frontends.gang.gang",
+    "launch": "frontends.gang.pool",
     "NotTraceable": "protocol.map_messages",
     "Pool": "frontends.gang.pool",
     "pool": "frontends.gang.pool",

@@ -92,7 +92,7 @@ def test_the_ranks_of_a_test_are_on_several_hosts(bed: Bed, tmp_path: Path, engi
     done = result_of_pytest(bed, engine, tmp_path)
     assert (done.code, outcomes(done)) == (1, OUTCOMES), done
     assert re.search(r"rank 1 \(h2\):  FAILED  assert 1 == 0 .*\nrank 0 \(h1\):  STUCK .*process_allgather", done.out)
-    assert "rank 1 (h2):  DIED     with exit status 3" in done.out and "printed before the exit" in done.out
+    assert "rank 1 (h2):  DIED     exited with status 3" in done.out and "printed before the exit" in done.out
     backend = "slurm" if engine is SLURM else f"mpirun '--gang-options=--mpirun {engine.mpirun} -H h1:1,h2:1,h3:1'"
     assert f"rerun: pytest --gang-backend={backend} {TESTS.name}::test_fails" in done.out
 

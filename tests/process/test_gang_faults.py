@@ -186,7 +186,7 @@ def test_a_gang_that_was_stopped_starts_at_the_next_call_and_one_that_is_closed_
     gang.close()
     gang.close()
     assert not gang.healthy and not directory.exists()
-    assert "is closed" in gang.stacks()
+    assert "their job is stopped" in gang.stacks()
     for attempt in (lambda: gang.run(rank), lambda: gang.workers, gang.restart):
         with pytest.raises(jaxrun.GangError, match="this gang of 1 is closed; make another"):
             attempt()

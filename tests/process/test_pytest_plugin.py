@@ -95,7 +95,7 @@ def test_those_that_pass_on_all_ranks_have_passed_and_no_others(done: Run) -> No
             "rank 1: stuck",
             ["rank 0:  passed", "and rank 0 finished the test without it"],
         ),
-        ("kills", "failure", "rank 1: died of SIGKILL (9)", ["as its gang asked"]),
+        ("kills", "failure", "rank 1: killed by SIGKILL (9)", ["as its gang asked"]),
         ("should_die", "failure", "rank 1 was to die, and did not", []),
     ],
 )

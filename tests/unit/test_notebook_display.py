@@ -9,8 +9,14 @@ from hypothesis import strategies as st
 
 from jaxrun.frontends.gang.call_events import Printed
 from jaxrun.frontends.gang.exceptions import RemoteFailure
-from jaxrun.frontends.notebook.display import NotebookDisplay, fold_other_errors, format_main_error
-from jaxrun.frontends.notebook.transcript import Transcript, fold, format_progress, merge_by_rank
+from jaxrun.frontends.notebook.display import (
+    NotebookDisplay,
+    Transcript,
+    fold,
+    format_failures,
+    format_progress,
+    merge_by_rank,
+)
 from jaxrun.text import parse_ranks
 
 
@@ -69,7 +75,7 @@ def test_a_line_is_shown_when_it_ends():
 
 
 def test_there_is_an_end_to_what_is_shown(monkeypatch):
-    monkeypatch.setattr("jaxrun.frontends.notebook.transcript._MAX_LINES", 3)
+    monkeypatch.setattr("jaxrun.frontends.notebook.display._MAX_LINES", 3)
     transcript = transcript_of((0, "1\n2\n3\n4\n5\n"), (1, "2\n6\n"))
     assert transcript.omitted_lines == 3
     assert plain(transcript) == "[0] 1\n[0-1] 2\n[0] 3"
@@ -212,14 +218,6 @@ def test_a_long_call_names_the_running_ranks(fake):
     assert fake.outputs == ["rank 1 printed 1 line:\n[1] late"]
 
 
-def test_a_long_call_without_output_says_how_long_it_took(fake):
-    fake.after(0)
-    fake.after(3)
-    fake.returns(0, 1)
-    fake.end_call()
-    assert fake.outputs == ["2 ranks done in 3.0 s"]
-
-
 def test_much_output_is_shown_less_often(fake):
     fake.after(0)
     fake.prints(0, "".join(f"{number:0500}\n" for number in range(1600)))
@@ -261,23 +259,19 @@ _LATER = replace(_BAD, rank=0, error="KeyError", message="'k'\nmore", traceback=
 
 
 def test_an_error_of_one_rank_names_it_and_the_cell_and_then_the_others():
-    assert format_main_error([_BAD], 4, "rank 0 waits") == (
+    assert format_failures([_BAD], 4, "rank 0 waits") == (
         "rank 1 raised\n" + _TRACEBACK.replace('File "In[8]", line 6', "Cell In[8], line 6") + "rank 0 waits"
     )
     exits = replace(_BAD, error="SystemExit", message="3", traceback="")
-    assert format_main_error([exits], 4) == "rank 1 raised\nSystemExit: 3"
+    assert format_failures([exits], 4) == "rank 1 raised\nSystemExit: 3"
 
 
 def test_equal_errors_are_shown_once():
     same = [_BAD, replace(_BAD, rank=2, time=1.0)]
-    assert format_main_error(same, 4).startswith("ranks 1-2 raised the same\n")
-    assert format_main_error(same, 2).startswith("all ranks raised the same\n")
-    assert fold_other_errors(same) == []
+    assert format_failures(same, 4).startswith("ranks 1-2 raised the same\n")
+    assert format_failures(same, 2).startswith("all ranks raised the same\n")
 
 
-def test_the_first_error_in_time_comes_first_and_others_are_folded():
-    text = format_main_error([_LATER, _BAD], 2)
-    assert text.startswith("rank 1 raised; other errors of rank 0 are folded above\n")
-    assert "KeyError" not in text
-    (other,) = fold_other_errors([_LATER, _BAD])
-    assert "<summary>rank 0 raised KeyError: &#x27;k&#x27;</summary>" in other["text/html"]
+def test_the_first_error_in_time_comes_first_and_the_others_have_a_line_each():
+    text = format_failures([_LATER, _BAD], 2)
+    assert text.startswith("rank 1 raised\n") and text.endswith("ValueError: bad\nrank 0 raised KeyError: 'k'")

@@ -64,7 +64,7 @@ XPASSED = result(report(wasxfail="known"))
 XPASSED_STRICT = result(report("failed", longrepr=STRICT))
 LOST = result(failed(**{PEER_LOST: "gang.barrier('x'): rank 1 has failed"}), at=0.6)
 STUCK = result(cut_off=PhaseState.STUCK, detail="test_x.py:15 test_y   in JAX: process_allgather")
-DIED = result(cut_off=PhaseState.DIED, detail="of SIGKILL (9)", at=0.3)
+DIED = result(cut_off=PhaseState.DIED, detail="killed by SIGKILL (9)", at=0.3)
 STOPPED = result(cut_off=PhaseState.STOPPED, detail="with the others", at=0.4)
 VICTIM = result(failed(GLOO), at=0.2)
 
@@ -100,8 +100,8 @@ def table(results, rerun="", phase="call", hosts=None, **more):
         ([XPASSED_STRICT, XPASSED_STRICT], {}, "failed", 0, f"all 2 ranks: {STRICT}"),
         ([STUCK, STUCK], {}, "failed", 0, "all 2 ranks: stuck test_x.py:15 test_y   in JAX: process_allgather"),
         ([PASSED, STUCK], {}, "failed", 1, "rank 1: stuck test_x.py:15 test_y   in JAX: process_allgather"),
-        ([STOPPED, DIED], {}, "failed", 1, "rank 1: died of SIGKILL (9)"),
-        ([VICTIM, DIED, STOPPED], {}, "failed", 1, "rank 1: died of SIGKILL (9)"),
+        ([STOPPED, DIED], {}, "failed", 1, "rank 1: killed by SIGKILL (9)"),
+        ([VICTIM, DIED, STOPPED], {}, "failed", 1, "rank 1: killed by SIGKILL (9)"),
         ([VICTIM, VICTIM], {}, "failed", 0, f"all 2 ranks: {GLOO}"),
         ([LOST, PASSED], {}, "failed", 0, "rank 0: gang.barrier('x'): rank 1 has failed"),
         ([PASSED, PASSED], OUT_OF_STEP, "failed", 0, "the ranks fell out of step"),
@@ -115,7 +115,7 @@ def table(results, rerun="", phase="call", hosts=None, **more):
         ([LOST, DIED], RANK_1_DIES, "passed", 1, ""),
         ([PASSED, DIED], RANK_1_DIES, "passed", 0, ""),
         ([FAILED, DIED], RANK_1_DIES, "failed", 0, "rank 0: assert 1 == 0"),
-        ([DIED, STOPPED], RANK_1_DIES, "failed", 0, "rank 0: died of SIGKILL (9)"),
+        ([DIED, STOPPED], RANK_1_DIES, "failed", 0, "rank 0: killed by SIGKILL (9)"),
         ([PASSED, PASSED], RANK_1_DIES, "failed", 0, "rank 1 was to die, and did not"),
         ([SKIPPED, SKIPPED], RANK_1_DIES, "skipped", 0, ""),
         ([FAILED, PASSED], RANK_1_DIES, "failed", 0, "rank 0: assert 1 == 0"),
@@ -142,7 +142,7 @@ def test_ranks_out_of_step_do_not_fail_the_teardown():
 
 
 def test_a_death_in_teardown_is_not_blamed_on_a_rank_that_was_stopped_in_the_call():
-    results = {0: STOPPED, 1: result(report(), cut_off=PhaseState.DIED, detail="of SIGKILL (9)", at=0.3)}
+    results = {0: STOPPED, 1: result(report(), cut_off=PhaseState.DIED, detail="killed by SIGKILL (9)", at=0.3)}
     assert decide_outcome("call", results).outcome == "passed"
     found = decide_outcome("teardown", results)
     assert (found.outcome, found.lead) == ("failed", 1)
@@ -290,9 +290,9 @@ def test_a_fixture_error_without_a_chain_keeps_its_traceback():
 
 
 def test_a_rank_that_died_has_a_report_with_its_captured_output():
-    died = result(at=0.3, cut_off=PhaseState.DIED, detail="of SIGKILL (9)", captured={"out": "last output\n"})
+    died = result(at=0.3, cut_off=PhaseState.DIED, detail="killed by SIGKILL (9)", captured={"out": "last output\n"})
     found = shown(build([result(report()), died]))
-    assert found.longrepr.reprcrash.message == "rank 1: died of SIGKILL (9)"
+    assert found.longrepr.reprcrash.message == "rank 1: killed by SIGKILL (9)"
     assert found.sections == [("Captured stdout call (rank 1)", "last output\n")]
     assert (found.duration, found.stop) == (6.5, 107.0)  # since the end of the setup
 

@@ -2,8 +2,8 @@
 
 | module           | what it does                                                                         |
 |------------------|--------------------------------------------------------------------------------------|
-| gang             | Gang and launch, as `import jaxrun` offers them; starts jobs anew, and closes them   |
-| pool             | jaxrun.pool, in place of multiprocessing.Pool                                        |
+| gang             | Gang, as `import jaxrun` offers it; starts jobs anew, and closes them                |
+| pool             | jaxrun.launch; jaxrun.pool, in place of multiprocessing.Pool                         |
 | map, map_items   | a function of one item over many: dealt to the ranks; made arrays of                 |
 | call             | one function that runs on all ranks                                                  |
 | call_events      | what it reports meanwhile, and how a terminal shows it                               |

@@ -106,6 +106,12 @@ class RemoteFailure:
             fields["message"] = f"the function has called sys.exit with status {content['status']}"
         return cls(rank, host, notes=tuple(content["notes"]), pickled=content["exception"], **fields)
 
+    @property
+    def headline(self) -> str:
+        """`ValueError: bad`, with the first line of the message."""
+        first = self.message.partition("\n")[0]
+        return f"{self.error}: {first}" if first else self.error
+
     def to_exception(self) -> BaseException:
         """The exception itself, with `.rank`, `.host`, `.ranks`, and the traceback as its cause.
 

@@ -1,4 +1,4 @@
-"""Gang: a warm job whose ranks can be called again and again; launch: a job for one call."""
+"""Gang: a warm job whose ranks can be called again and again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from jaxrun.frontends.gang.call_events import make_display
 from jaxrun.frontends.gang.exceptions import GangError
 from jaxrun.frontends.gang.gang_job import GangJob, GangWorker
 from jaxrun.frontends.gang.map import map_items
-from jaxrun.frontends.gang.spec import GangSpec, lists_gang_options, pop_gang_options, takes_gang_spec
+from jaxrun.frontends.gang.spec import GangSpec, takes_gang_spec
 from jaxrun.protocol.payload import FunctionReference
 from jaxrun.spec.job.fault_spec import FAULT_KINDS
 
@@ -152,11 +152,6 @@ class Gang:
         """Whether the next call runs on the same processes."""
         return self._job.usable
 
-    @property
-    def broken(self) -> str:
-        """Why the next call starts the gang again; empty if the ranks can still be used."""
-        return "" if self._job.stopped else self._job.broken
-
     def mark_broken(self, reason: str) -> None:
         """Make the next call start the gang again, for this reason."""
         self._job.mark_broken(reason)
@@ -248,18 +243,11 @@ class Gang:
 
     def stacks(self, *, full: bool = False) -> str:
         """A text that says where all ranks are now, in groups; with `full`, all frames of each."""
-        try:
-            return self._running_job.stacks(full=full)
-        except GangError as error:
-            return f"where they are cannot be told: {error}"
+        return self._job.stacks(full=full)
 
     def snapshot(self) -> Snapshot:
         """The same as a value. Raises JaxrunError if the ranks cannot be asked."""
-        return self._running_job.snapshot()
-
-    def interrupt(self) -> None:
-        """Raise KeyboardInterrupt in the function that the ranks run."""
-        self._running_job.interrupt()
+        return self._job.snapshot()
 
     def fault(self, kind: str, rank: int) -> None:
         """Inject a fault into a rank: "kill" it (SIGKILL) or "pause" it (SIGSTOP)."""
@@ -280,16 +268,6 @@ class Gang:
         """
         self.fault("pause", rank)
         self._running_job.wait_until_paused(rank)
-
-
-@lists_gang_options()
-def launch(fn: Callable[..., Any], *args: Any, timeout: float | None = None, **kwargs: Any) -> Results:
-    """Start a job, call `fn(*args, **kwargs)` on each of its ranks, and end the job; returns the results by rank.
-
-    Gang takes the keywords that describe the job; `fn` gets all others. Results and errors are those of Gang.run.
-    """
-    with Gang(**pop_gang_options(kwargs)) as gang:
-        return gang.run(fn, *args, timeout=timeout, **kwargs)
 
 
 _all: weakref.WeakSet[Gang] = weakref.WeakSet()

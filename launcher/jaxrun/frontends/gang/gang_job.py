@@ -12,8 +12,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.errors import JaxrunError, UnavailableError, UsageError
 from jaxrun.frontends.gang.exceptions import GangError, GangStartError, WorkerDied
 from jaxrun.frontends.gang.launcher_process import LauncherProcess
@@ -22,11 +23,9 @@ from jaxrun.frontends.gang.spec import GangSpec
 from jaxrun.node.forkserver.launcher_pool import pool_for
 from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind, pack
 from jaxrun.protocol.payload import dump
-from jaxrun.records.rundir.running_job import RunningJob
+from jaxrun.protocol.snapshot_messages import ProcessState
+from jaxrun.records.rundir.running_job import RunningJob, format_stacks, request_overview, request_snapshot
 from jaxrun.text import format_ranks, has_several_hosts, plural
-
-if TYPE_CHECKING:
-    from jaxrun.analysis.diagnosis.snapshot import Snapshot
 
 _SHUTDOWN_TIMEOUT_S = 5.0  # for the ranks to end by themselves
 _PAUSE_TIMEOUT_S = 5.0
@@ -131,9 +130,6 @@ class GangJob:
 
     def wait_until_paused(self, rank: int) -> None:
         """Wait until a signal has stopped the rank, or it has ended. Raises GangError if neither comes."""
-        from jaxrun.protocol.snapshot_messages import ProcessState
-        from jaxrun.records.rundir.running_job import request_overview
-
         job, deadline = RunningJob(self.launcher.run_dir, self.launcher.pid), time.monotonic() + _PAUSE_TIMEOUT_S
         with contextlib.suppress(UsageError, UnavailableError):  # the job ends, as the next call will say
             while time.monotonic() < deadline:
@@ -144,15 +140,13 @@ class GangJob:
             raise GangError(f"rank {rank} was not stopped within {_PAUSE_TIMEOUT_S:g} s")
 
     def snapshot(self) -> Snapshot:
-        """Where all ranks are now. Raises UnavailableError or UsageError if the launcher does not answer."""
-        from jaxrun.records.rundir.running_job import request_snapshot
-
+        """Where all ranks are now. Raises GangError, UnavailableError or UsageError if the launcher does not answer."""
+        if self.stopped:
+            raise GangError("their job is stopped")
         return request_snapshot(RunningJob(self.launcher.run_dir, self.launcher.pid))
 
     def stacks(self, *, full: bool = False) -> str:
         """The same in groups, as text; with `full`, all frames of each."""
-        from jaxrun.records.rundir.running_job import format_stacks
-
         try:
             return format_stacks(self.snapshot(), full=full)
         except JaxrunError as error:

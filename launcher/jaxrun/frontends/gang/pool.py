@@ -1,4 +1,4 @@
-"""pool(): map over all devices of this machine, or of several hosts, in place of multiprocessing.Pool.
+"""Gangs for one purpose: launch, for one call; pool, to map over all devices, in place of multiprocessing.Pool.
 
     with jaxrun.pool() as pool:
         results = pool.map(f, xs)
@@ -16,10 +16,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from jaxrun.errors import UsageError
+from jaxrun.frontends.gang.call import Results
 from jaxrun.frontends.gang.exceptions import GangError
 from jaxrun.frontends.gang.gang import Gang
 from jaxrun.frontends.gang.map import map_items
-from jaxrun.frontends.gang.spec import GangSpec, lists_gang_options
+from jaxrun.frontends.gang.spec import GangSpec, lists_gang_options, pop_gang_options
 from jaxrun.spec.job.devices import Gpus, probe_machine
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.layout import decide_layout, wanted_platforms
@@ -68,6 +69,16 @@ class Pool:
         # A tuple would be one tree of arrays for Gang.map; here it is a sequence of items, like a list.
         items = iterable if hasattr(iterable, "__array__") else list(iterable)
         return map_items(self._gang, func, items, chunk=chunk, jax=self._jax, unpack_items=unpack_items)
+
+
+@lists_gang_options()
+def launch(fn: Callable[..., Any], *args: Any, timeout: float | None = None, **kwargs: Any) -> Results:
+    """Start a job, call `fn(*args, **kwargs)` on each of its ranks, and end the job; returns the results by rank.
+
+    Gang takes the keywords that describe the job; `fn` gets all others. Results and errors are those of Gang.run.
+    """
+    with Gang(**pop_gang_options(kwargs)) as gang:
+        return gang.run(fn, *args, timeout=timeout, **kwargs)
 
 
 @lists_gang_options(without=["devices"])

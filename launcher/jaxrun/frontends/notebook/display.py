@@ -1,11 +1,14 @@
-"""Shows in a notebook, while a gang works, what its ranks print and which of them still run; and their errors."""
+"""Shows in a notebook what the ranks of a gang print and which of them still run; and their values and errors."""
 
 from __future__ import annotations
 
+import html
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +17,12 @@ from jaxrun.frontends.gang.call import GangCall
 from jaxrun.frontends.gang.call_events import Printed
 from jaxrun.frontends.gang.exceptions import RemoteFailure, group_failures
 from jaxrun.frontends.notebook.ipython import find_kernel_shell, publish
-from jaxrun.frontends.notebook.transcript import MimeBundle, Transcript, fold, format_progress
-from jaxrun.text import format_ranks, format_seconds, plural
+from jaxrun.text import format_ranges, format_ranks, plural
 
+MimeBundle = dict[str, str]  # a display: content by MIME type
+
+_MAX_LINES = 5_000  # of one call
+_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
 _REFRESH_INTERVAL_S = 0.25  # at least, between two changes of what is shown
 _MAX_CHARS_PER_S = 400_000  # of what is shown again and again; Jupyter drops more than a megabyte a second
 _PROGRESS_DELAY_S = 2.0  # after which a call has a line that says which ranks run
@@ -61,10 +67,6 @@ class NotebookDisplay:
         self._transcript.finish()
         omitted = self._transcript.omitted_lines
         last_line = f"{plural(omitted, 'more line')} not shown" if omitted else ""
-        only_progress = self._name and not self._transcript.bundle()["text/plain"]
-        if only_progress and self._started_at is not None:  # an output can be replaced, but not removed
-            took = format_seconds(time.monotonic() - self._started_at)
-            last_line = f"{plural(len(call.outcomes), 'rank')} done in {took}"
         self._show(last_line)
         if isinstance(error, KeyboardInterrupt):
             publish(self._shell, {"text/plain": _describe_interrupt(call, healthy)})
@@ -95,34 +97,139 @@ def _describe_interrupt(call: GangCall, healthy: bool) -> str:
     return f"jaxrun: interrupted; {stuck}the gang starts again when you next use it, and what its ranks knew is lost"
 
 
+# ---- what the ranks print, and the values of a cell
+
+
+@dataclass(eq=False, slots=True)
+class _Line:
+    text: str
+    ranks: set[int] = field(default_factory=set)
+
+    def __str__(self) -> str:
+        return f"[{format_ranges(self.ranks)}] {self.text}"
+
+
+class Transcript:
+    """What the ranks print during one call: the lines of the main rank, and folded below, those that it does not print.
+
+    A line that several ranks print is one line with all their ranks, matched by text and count, whichever is ahead:
+
+        [0-3] loss 0.3
+        [0] saved
+        ▸ ranks 1-3 printed 3 other lines
+
+    main_rank:      0 unless a cell leaves it out; to be set before there are any lines
+    omitted_lines:  number of lines beyond the limit
+    """
+
+    def __init__(self) -> None:
+        self.main_rank = 0
+        self.omitted_lines = 0
+        self._lines: list[_Line] = []
+        self._others: dict[_Line, None] = {}  # not printed by the main rank, so far
+        self._unfinished: dict[tuple[int, str], str] = {}
+        self._lines_by_text: dict[str, list[_Line]] = {}
+        self._printed: Counter[tuple[int, str]] = Counter()
+
+    def add(self, rank: int, stream: str, text: str) -> None:
+        """Add `text` that a rank has printed on a stream. An unfinished line is kept until its end comes."""
+        *whole, rest = (self._unfinished.pop((rank, stream), "") + text).split("\n")
+        for line in whole:
+            self._add_line(rank, _apply_carriage_returns(line))
+        if rest:
+            self._unfinished[rank, stream] = rest
+
+    def finish(self) -> None:
+        """Add the unfinished lines; the call has ended."""
+        for rank, stream in tuple(self._unfinished):
+            self.add(rank, stream, "\n")
+
+    def bundle(self, below: str = "") -> MimeBundle:
+        """All lines as a display; `below` is one more."""
+        shown, last = [str(line) for line in self._lines], [below] if below else []
+        if not self._others:
+            return {"text/plain": "\n".join([*shown, *last])}
+        ranks = {rank for line in self._others for rank in line.ranks}
+        title = f"{format_ranks(ranks)} printed {plural(len(self._others), 'other line' if shown else 'line')}"
+        more = fold(title, "\n".join(map(str, sorted(self._others, key=lambda line: min(line.ranks)))))
+        above, under = (format_pre(lines) if lines else "" for lines in (shown, last))
+        return {
+            "text/plain": "\n".join([*shown, more["text/plain"], *last]),
+            "text/html": above + more["text/html"] + under,
+        }
+
+    def _add_line(self, rank: int, text: str) -> None:
+        same, before = self._lines_by_text.get(text, []), self._printed[rank, text]
+        if before == len(same):
+            if len(self._lines) + len(self._others) >= _MAX_LINES:
+                self.omitted_lines += 1
+                return
+            same.append(_Line(text))
+            self._lines_by_text[text] = same
+        self._printed[rank, text] = before + 1
+        line = same[before]
+        line.ranks.add(rank)
+        if rank == self.main_rank:
+            self._others.pop(line, None)
+            self._lines.append(line)
+        elif self.main_rank not in line.ranks:
+            self._others[line] = None
+
+
+def format_progress(done: Sequence[int], missing: Sequence[int], seconds: float) -> str:
+    """`ranks 0-2 done, rank 3 running, 12 s`; `4 ranks running, 12 s`."""
+    running = f"{format_ranks(missing)} running" if done else f"{plural(len(missing), 'rank')} running"
+    before = f"{format_ranks(done)} done, " if done else ""
+    return f"{before}{running}, {seconds:.0f} s"
+
+
+def fold(title: str, text: str) -> MimeBundle:
+    """A display that shows only its title until it is opened; as plain text, all of it."""
+    inside = f"<details><summary>{html.escape(title)}</summary>{format_pre([text])}</details>"
+    return {"text/plain": f"{title}:\n{text}", "text/html": inside}
+
+
+def merge_by_rank(values: Mapping[int, MimeBundle]) -> MimeBundle:
+    """The values of a cell as one display: the first rank's, and folded, the differing ones of others."""
+    main = values[min(values)]
+    differing: dict[str, list[int]] = {}
+    for rank, bundle in sorted(values.items()):
+        if bundle != main:
+            differing.setdefault(bundle.get("text/plain", "None"), []).append(rank)
+    if not differing:
+        return main
+    text = main.get("text/plain", "None")
+    others = "\n".join(f"[{format_ranges(ranks)}] {shown}" for shown, ranks in differing.items())
+    more = fold(f"other on {format_ranks(rank for ranks in differing.values() for rank in ranks)}", others)
+    return {
+        **main,
+        "text/plain": f"{text}\n{more['text/plain']}",
+        "text/html": main.get("text/html", format_pre([text])) + more["text/html"],
+    }
+
+
+def format_pre(lines: Iterable[str]) -> str:
+    """Lines as preformatted HTML, without their colours."""
+    return f"<pre>{html.escape(_ESCAPES.sub('', chr(10).join(lines)))}</pre>"
+
+
+def _apply_carriage_returns(line: str) -> str:
+    """What is left of a line in which carriage returns start anew."""
+    return next((part for part in reversed(line.split("\r")) if part), "")
+
+
 # ---- errors of a cell
 
 
-def format_main_error(failures: Sequence[RemoteFailure], size: int, waiting: str = "") -> str:
-    """The error that was raised first, with its ranks, and below where others wait. `size`: number of ranks."""
+def format_failures(failures: Sequence[RemoteFailure], size: int, waiting: str = "") -> str:
+    """The error that was raised first, a line for each other one, and where others wait. `size`: number of ranks."""
     first, *others = group_failures(failures)
     which = "all ranks" if len(first) == size > 1 else format_ranks(failure.rank for failure in first)
     same = " the same" if len(first) > 1 else ""
-    other_ranks = [failure.rank for group in others for failure in group]
-    folded = f"; other errors of {format_ranks(other_ranks)} are folded above" if others else ""
-    return "\n".join([f"{which} raised{same}{folded}", _traceback(first[0]), *filter(None, [waiting])])
-
-
-def fold_other_errors(failures: Sequence[RemoteFailure]) -> list[MimeBundle]:
-    """All errors but the one that was raised first, each folded."""
-    return [
-        fold(f"{format_ranks(failure.rank for failure in group)} raised {_headline(group[0])}", _traceback(group[0]))
-        for group in group_failures(failures)[1:]
-    ]
-
-
-def _traceback(failure: RemoteFailure) -> str:
-    return _name_cells(failure.traceback.rstrip() or _headline(failure))  # a sys.exit has no traceback
-
-
-def _headline(failure: RemoteFailure) -> str:
-    first = failure.message.partition("\n")[0]
-    return f"{failure.error}: {first}" if first else failure.error
+    traceback = first[0].traceback.rstrip() or first[0].headline  # a sys.exit has no traceback
+    lines = [f"{which} raised{same}", _name_cells(traceback)]
+    lines += [f"{format_ranks(failure.rank for failure in group)} raised {group[0].headline}" for group in others]
+    return "\n".join([*lines, *filter(None, [waiting])])
 
 
 def _name_cells(traceback: str) -> str:

@@ -24,9 +24,8 @@ from jaxrun.frontends.gang.exceptions import CallTimeout, RemoteError, WorkerDie
 from jaxrun.frontends.gang.gang import Gang
 from jaxrun.frontends.gang.spec import GangSpec
 from jaxrun.frontends.notebook.arguments import HELP, MagicArguments, parse_arguments
-from jaxrun.frontends.notebook.display import fold_other_errors, format_main_error
+from jaxrun.frontends.notebook.display import MimeBundle, format_failures, merge_by_rank
 from jaxrun.frontends.notebook.ipython import cell_name, publish, to_python
-from jaxrun.frontends.notebook.transcript import MimeBundle, merge_by_rank
 from jaxrun.protocol.payload import FunctionReference
 from jaxrun.text import format_ranks, format_seconds
 
@@ -135,7 +134,7 @@ def _run_cell(shell: Any, arguments: MagicArguments, cell: str, line_failed: boo
     except BaseException as error:
         raised = error
     if call.failures:
-        raised = _merge_failures(shell, raised, call)
+        raised = _merge_failures(raised, call)
     raise raised  # outside the except clause, where IPython would render an exception group in its own way
 
 
@@ -148,18 +147,16 @@ def _select_ranks(gang: Gang, wanted: Sequence[range]) -> list[int]:
     return sorted({rank for part in wanted for rank in part}) or list(every)
 
 
-def _merge_failures(shell: Any, error: BaseException, call: GangCall) -> BaseException:
-    """The exception of a cell in which ranks have failed. Errors other than the first are shown, folded."""
+def _merge_failures(error: BaseException, call: GangCall) -> BaseException:
+    """The exception of a cell in which ranks have failed: the first one, which names the others."""
     # A rank that was interrupted because another has failed has no error of its own.
     failures = [f for f in call.failures if isinstance(error, KeyboardInterrupt) or f.error != "KeyboardInterrupt"]
-    for bundle in fold_other_errors(failures):
-        publish(shell, bundle)
     if isinstance(error, BaseExceptionGroup) and not hasattr(error, "rank"):
         error = error.exceptions[0]
     size = len({*call.outcomes, *call.running, *call.disconnected})
     if isinstance(error, (SyntaxError, BaseExceptionGroup)):  # IPython ignores _render_traceback_ of these
         error = RemoteError(f"{type(error).__name__}: {error}")
-    return _with_text(error, format_main_error(failures, size, call.waiting))
+    return _with_text(error, format_failures(failures, size, call.waiting))
 
 
 def _with_text(error: BaseException, text: str) -> BaseException:

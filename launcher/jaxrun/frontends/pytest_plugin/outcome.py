@@ -175,7 +175,7 @@ def format_one_line(outcome: PhaseOutcome, results: Mapping[int, RankResult]) ->
         return outcome.reason
     ranks, state = group_ranks(outcome, results)[0], outcome.states[outcome.lead]
     text = results[outcome.lead].headline(outcome.phase)
-    if state in CUT_OFF_STATES:
+    if state in CUT_OFF_STATES and state is not PhaseState.DIED:
         text = f"{state.value.lower()} {text}".strip()
     if len(ranks) == len(results):
         return f"all {len(results)} ranks: {text}" if len(results) > 1 else text

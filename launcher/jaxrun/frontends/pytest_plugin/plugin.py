@@ -62,7 +62,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="first",
         help="show the failure that came first, or those of all ranks that differ",
     )
-    group.addoption("--gang-fresh", action="store_true", help="give every test new processes")
     group.addoption("--no-gang", action="store_true", help="run these tests in this process, as the only one")
     group.addoption("--gang-timeout", type=float, metavar="SECONDS", help="for each test (ini: gang_timeout; 300)")
     group.addoption(

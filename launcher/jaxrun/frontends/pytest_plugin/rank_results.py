@@ -40,7 +40,7 @@ class RankResult:
 
     reports:    pytest's reports by phase
     cut_off:    a state of CUT_OFF_STATES if the rank did not finish the test, else None
-    detail:     of the cut-off: "of SIGKILL (9)", or where the rank was
+    detail:     of the cut-off: "killed by SIGKILL (9)", or where the rank was
     failed_at:  seconds into the test until the first failure or the cut-off; None without one
     captured:   output that pytest had captured before the cut-off, by stream
     """

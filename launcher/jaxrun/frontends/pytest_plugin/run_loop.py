@@ -22,7 +22,7 @@ from jaxrun.frontends.pytest_plugin.rank_results import PhaseState, RankResult, 
 from jaxrun.frontends.pytest_plugin.rank_sessions import RankSessions, session_error
 from jaxrun.frontends.pytest_plugin.run_state import RunState
 from jaxrun.protocol.pytest_messages import RecordedWarning, RunTest
-from jaxrun.text import format_ranks, format_seconds, format_signal
+from jaxrun.text import format_ranks, format_seconds, format_status
 
 _MAX_CHECK_INTERVAL_S = 30.0  # between two checks for an abandoned rank
 _DIVERGENCE_REPORT_TIMEOUT_S = 1.0  # for the launcher to report how the ranks fell out of step
@@ -198,7 +198,7 @@ class RunLoop:
         if progress.session_error:
             cut_off, detail = PhaseState.DIED, progress.session_error
         elif died is not None and rank in died.ranks:
-            cut_off, detail = PhaseState.DIED, _describe_death(died)
+            cut_off, detail = PhaseState.DIED, format_status(-died.signal if died.signal else died.status)
         elif died is not None:
             cut_off, detail = PhaseState.STOPPED, "with the others"
         else:
@@ -226,7 +226,3 @@ def _position(rank: int, snapshot: Snapshot | None) -> tuple[PhaseState, str]:
     """Whether a rank waits or computes, and where it is, as far as it is known."""
     waits, dump = snapshot is None or snapshot.waits.get(rank), snapshot.dumps.get(rank, "") if snapshot else ""
     return PhaseState.STUCK if waits else PhaseState.BUSY, format_place(main_stack(dump))
-
-
-def _describe_death(died: WorkerDied) -> str:
-    return f"of {format_signal(died.signal)}" if died.signal is not None else f"with exit status {died.status}"

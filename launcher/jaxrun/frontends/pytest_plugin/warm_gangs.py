@@ -48,8 +48,7 @@ class WarmGangs:
 
     def key(self, test: pytest.Item, spec: MarkSpec) -> str:
         """The key of the gang for this test."""
-        fresh = spec.fresh or self._given.gang_fresh
-        return f"{spec.gang.label} {test.nodeid}" if fresh else spec.gang.label
+        return f"{spec.gang.label} {test.nodeid}" if spec.fresh else spec.gang.label
 
     def next_test(self, test: pytest.Item, key: str) -> pytest.Item | None:
         """The next test on the same gang."""
