@@ -86,7 +86,7 @@ def test_those_that_pass_on_all_ranks_have_passed_and_no_others(done: Run) -> No
         (
             "ends_its_process",
             "failure",
-            "rank 1: died with exit status 3",
+            "rank 1: exited with status 3",
             ["rank 1:  DIED", "rank 0:  STOPPED"],
         ),
         (
