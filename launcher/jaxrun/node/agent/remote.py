@@ -11,12 +11,10 @@ import select
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxrun import RUNTIME
 from jaxrun.clock import Clock
 from jaxrun.errors import EXIT_SIGNAL_BASE, EXIT_UNAVAILABLE, NotUniformError
 from jaxrun.node.agent.agent import MESSAGES, SIGNALS, Agent
@@ -26,7 +24,7 @@ from jaxrun.node.agent.guard import Guard, job_marker
 from jaxrun.node.agent.pipes import Relay
 from jaxrun.node.agent.process_tree import become_subreaper, kill_all
 from jaxrun.node.agent.signals import SignalPipe
-from jaxrun.node.agent.spawn import WorkerSetup
+from jaxrun.node.agent.spawn import setup_of_orders
 from jaxrun.node.agent.worker_group import ForkServers, WorkerGroup
 from jaxrun.node.channel.connection import HEAD_TO_AGENT, Connection
 from jaxrun.node.channel.event_loop import EventLoop
@@ -46,11 +44,8 @@ from jaxrun.protocol.agent_messages import (
 )
 from jaxrun.protocol.codec import MessageDecoder, message_types
 from jaxrun.protocol.connect import HeadAddress, connect
-from jaxrun.protocol.env import WorkerEnv
-from jaxrun.protocol.names import JOB_ID
 from jaxrun.protocol.probe_messages import ProbePeers
 from jaxrun.protocol.worker_messages import AgentToWorker
-from jaxrun.spec.job.environment import inherited_job_variables
 from jaxrun.text import format_ranks
 
 if TYPE_CHECKING:
@@ -218,7 +213,7 @@ class _AgentJob:
     def _prepare(self, start: StartWorker) -> None:
         """Start the process from which the worker is forked that this agent may get in a later attempt."""
         if start.fork:
-            self._fork_servers.prepare(_setup_of((start,), self._info.job_id, self._environ))
+            self._fork_servers.prepare(setup_of_orders((start,), self._info.job_id, self._environ))
 
     def _log(self, text: str) -> None:
         """Write to the log of the engine, as agents have no other screen between two attempts."""
@@ -233,7 +228,7 @@ class _AgentJob:
         job_id, first = self._info.job_id, starts[0]
         guard = Guard(job_marker(job_id), self._ranks, job_id=job_id)  # forks, so it comes before any thread
         try:
-            setup = _setup_of(starts, job_id, self._environ)
+            setup = setup_of_orders(starts, job_id, self._environ)
             server = self._fork_servers.take(setup, start=first.fork and len(starts) > 1)  # one import of jax for all
             successors = self._fork_servers if first.fork and self._info.restarts else None
             workers = WorkerGroup(setup, server, successors=successors)
@@ -299,43 +294,3 @@ class _AgentJob:
         while last is None:
             loop.run_once()
         return last
-
-
-def _make_log_dir(name: str) -> Path | None:
-    """The directory of the logs, which the head may have made on a file system that shows it here later."""
-    if not name:
-        return None
-    with contextlib.suppress(OSError):
-        os.mkdir(name)
-    return Path(name)
-
-
-def _setup_of(starts: Sequence[StartWorker], job_id: str, environ: Mapping[str, str]) -> WorkerSetup:
-    """How the workers of this agent are started, which have the same host; their logs have a directory then."""
-    unset, first = inherited_job_variables(environ), starts[0]
-    kept = {name: value for name, value in environ.items() if name not in unset}
-    return WorkerSetup(
-        argv=(sys.executable, "-m", RUNTIME, *first.program),
-        environ={**kept, **first.environment, JOB_ID: job_id},
-        workers=tuple(_worker_env(start, job_id) for start in starts),
-        flight_dir=_make_log_dir(first.log_dir),
-    )
-
-
-def _worker_env(start: StartWorker, job_id: str) -> WorkerEnv:
-    return WorkerEnv(
-        job_id=job_id,
-        rank=start.rank,
-        size=start.size,
-        local_rank=start.local_rank,
-        local_size=start.local_size,
-        host=start.host,
-        channel_fd=-1,
-        stacks_fd=-1,
-        flight_fd=-1,
-        run_dir=start.run_dir,
-        local_device_ids=start.local_device_ids,
-        attempt=start.attempt,
-        restart_reason=start.restart_reason,
-        **asdict(start.settings),
-    )

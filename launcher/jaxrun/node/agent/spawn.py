@@ -11,17 +11,22 @@ import fcntl
 import mmap
 import os
 import socket
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from jaxrun import RUNTIME
 from jaxrun.node.forkserver.client import start_process
+from jaxrun.protocol.agent_messages import StartWorker
 from jaxrun.protocol.codec import encode
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF, TEXT_OFFSET, flight_file_name
 from jaxrun.protocol.forkserver_messages import FORK_DESCRIPTORS, ForkWorker
+from jaxrun.protocol.names import JOB_ID
 from jaxrun.protocol.own_files import open_own_directory
 from jaxrun.protocol.settings import STDIN_RANK_0
+from jaxrun.spec.job.environment import inherited_job_variables
 
 _PIPE_BYTES = 2**20
 _F_SETPIPE_SZ = 1031
@@ -77,6 +82,46 @@ class WorkerSetup:
     environ: Mapping[str, str]
     workers: tuple[WorkerEnv, ...]
     flight_dir: Path | None = None
+
+
+def setup_of_orders(starts: Sequence[StartWorker], job_id: str, environ: Mapping[str, str]) -> WorkerSetup:
+    """How the workers of this agent are started, which have the same host; their logs have a directory then."""
+    unset, first = inherited_job_variables(environ), starts[0]
+    kept = {name: value for name, value in environ.items() if name not in unset}
+    return WorkerSetup(
+        argv=(sys.executable, "-m", RUNTIME, *first.program),
+        environ={**kept, **first.environment, JOB_ID: job_id},
+        workers=tuple(_worker_env(start, job_id) for start in starts),
+        flight_dir=_make_log_dir(first.log_dir),
+    )
+
+
+def _make_log_dir(name: str) -> Path | None:
+    """The directory of the logs, which the head may have made on a file system that shows it here later."""
+    if not name:
+        return None
+    with contextlib.suppress(OSError):
+        os.mkdir(name)
+    return Path(name)
+
+
+def _worker_env(start: StartWorker, job_id: str) -> WorkerEnv:
+    return WorkerEnv(
+        job_id=job_id,
+        rank=start.rank,
+        size=start.size,
+        local_rank=start.local_rank,
+        local_size=start.local_size,
+        host=start.host,
+        channel_fd=-1,
+        stacks_fd=-1,
+        flight_fd=-1,
+        run_dir=start.run_dir,
+        local_device_ids=start.local_device_ids,
+        attempt=start.attempt,
+        restart_reason=start.restart_reason,
+        **asdict(start.settings),
+    )
 
 
 def spawn(setup: WorkerSetup, worker: WorkerEnv) -> tuple[int, WorkerPipes]:
