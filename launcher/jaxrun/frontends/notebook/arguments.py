@@ -48,7 +48,7 @@ class MagicArguments:
 def parse_arguments(line: str) -> MagicArguments:
     """Parse the line, which may end with a comment. Raises UsageError."""
     try:
-        given = _command().make_context("%gang", split_line(line)).params
+        given = _command().make_context("%gang", _words(line)).params
     except (click.UsageError, ValueError) as error:
         text = error.format_message() if isinstance(error, click.UsageError) else str(error)
         raise UsageError(f"{text} (%gang? shows all options)") from None
@@ -67,7 +67,7 @@ def parse_arguments(line: str) -> MagicArguments:
     return MagicArguments(gang=gang, timeout=timeout, ranks=ranks)
 
 
-def split_line(line: str) -> list[str]:
+def _words(line: str) -> list[str]:
     """The words of the line, as a shell splits them, without its comment. Raises ValueError."""
     before = _BEFORE_COMMENT.fullmatch(line)
     return shlex.split(before[1] if before is not None else line)
