@@ -164,7 +164,7 @@ def test_verbose_names_the_variables_that_the_program_does_not_see(verbose, capf
     job = Job(program=("p",), platform="cpu", verbose=verbose)
     made = plan(job, environ, "ab" * 16, Machine("box", (0, 1)))
     assert open_output(made, environ, RunDir(None)).close()
-    line = "jaxrun: variables that are kept from the program: JAX_PROCESS_ID\n"
+    line = "jaxrun: variables not passed on to the program: JAX_PROCESS_ID\n"
     assert (line in capfd.readouterr().err) == verbose
 
 

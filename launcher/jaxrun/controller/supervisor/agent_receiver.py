@@ -122,7 +122,7 @@ class AgentReceiver:
             for message in messages:
                 check_event(message, *((number,) if isinstance(message, AGENT_ALONE) else ranks or (number,)))
         except ProtocolError as error:
-            messages, connection.lost_reason = [], f"its agent sent what is no message of jaxrun's: {error}"
+            messages, connection.lost_reason = [], f"its agent sent something that is not a message of jaxrun: {error}"
             self._dispatcher.record(BadMessage((*ranks, number)[0], connection.lost_reason))
         for message in messages:
             if self._connections.add(number, connection):

@@ -58,9 +58,9 @@ def _notes(plan: Plan) -> Iterator[str]:
     """The lines of --verbose: remarks on the plan, and what of the user's environment the program does not see."""
     yield from plan.notes
     if plan.unset_env:
-        yield f"variables that are kept from the program: {', '.join(plan.unset_env)}"
+        yield f"variables not passed on to the program: {', '.join(plan.unset_env)}"
     if plan.launch_command and plan.launch_command.unset_env:
-        yield f"variables that are kept from {plan.launch_command.title}: {', '.join(plan.launch_command.unset_env)}"
+        yield f"variables not passed on to {plan.launch_command.title}: {', '.join(plan.launch_command.unset_env)}"
 
 
 def describe_restart(verdict: Verdict, restart: Restart, run_dir: Path | None, news: Sequence[str] = ()) -> str:

@@ -116,9 +116,9 @@ def _room_for_waiting(shape: _Shape, cpus: int) -> int:
 def _no_allocation_message(job: Job) -> str:
     asked = " ".join(sbatch_options(job))
     return (
-        "--backend slurm starts processes in an allocation of Slurm, and this shell is in none: SLURM_JOB_ID is not "
-        "set. Add --submit before the program, and the job is handed to Slurm and followed; or --sbatch job.sh, and a "
-        f"batch script is written; or begin with: salloc {asked}"
+        "--backend slurm starts processes in an allocation of Slurm, but this shell is not in one: SLURM_JOB_ID is "
+        "not set. Add --submit before the program to submit the job and follow it, or --sbatch job.sh to write a batch "
+        f"script; or begin with: salloc {asked}"
     )
 
 

@@ -101,7 +101,7 @@ def _parse_host(text: str) -> HostSlots:
         if "@" in text:
             raise ValueError(f"{text!r} names a user, which not every mpirun takes; name the user in ~/.ssh/config")
         if text.count(":") > 1 and "[" not in text:
-            raise ValueError(f"{text!r} is ambiguous; an IPv6 address stands in brackets, as in [fd00::1]:4")
+            raise ValueError(f"{text!r} is ambiguous; write an IPv6 address in brackets, as in [fd00::1]:4")
         raise ValueError(f"{text!r} is not a host")
     return HostSlots(match["name"] or match["address"], _at_least_one(text, match["slots"]))
 

@@ -41,7 +41,7 @@ _LAUNCH_COMMANDS = (
     KnownError(
         "unknown-host",
         r"Could not resolve hostname (?P<host>[^\s:]{1,100})",
-        "nobody knows the host {host}: it is mistyped, or not in DNS or /etc/hosts.",
+        "the host {host} is unknown: it is mistyped, or not in DNS or /etc/hosts.",
         "`getent hosts {host}`; then correct -H or the hostfile.",
     ),
     KnownError(
@@ -113,7 +113,7 @@ _GPUS = (
     KnownError(
         "nccl",
         r"NCCL operation (?P<what>\w{1,60})\(.{0,300}?\) failed: (?P<why>[^(\n]{1,60}\w)",
-        "NCCL could not do {what}: {why}; the cause stands in its own log.",
+        "NCCL could not do {what}: {why}; its own log has the cause.",
         "jaxrun --env NCCL_DEBUG=INFO ...; --env NCCL_SOCKET_IFNAME=NAME chooses the network between hosts.",
     ),
     KnownError(
