@@ -104,20 +104,25 @@ def test_who_waits_in_jax(dump, kernel_wait, waits):
 
 
 def test_places_name_the_users_line_its_caller_and_what_it_called():
-    place = stack_text.format_place
-    assert place(stacks.main_stack(IN_JAX)) == "train.py:88 train_step   in JAX: process_allgather"
-    assert place(stacks.main_stack(IN_QUEUE)) == "data.py:31 __next__ <- train.py:84 main   in queue: get"
-    assert place(stacks.main_stack(IN_LINE)) == "train.py:90 train_step"
+    assert (
+        stack_text.find_place(stacks.main_stack(IN_JAX)).format()
+        == "train.py:88 train_step   in JAX: process_allgather"
+    )
+    assert (
+        stack_text.find_place(stacks.main_stack(IN_QUEUE)).format()
+        == "data.py:31 __next__ <- train.py:84 main   in queue: get"
+    )
+    assert stack_text.find_place(stacks.main_stack(IN_LINE)).format() == "train.py:90 train_step"
 
 
 def test_the_programs_that_jaxrun_ships_are_users_code():
     dump = IN_LINE.replace("/job/train.py", f"{SITE}/jaxrun_runtime/programs/regression.py") + SCAFFOLD
-    assert stack_text.format_place(stacks.main_stack(dump)) == "regression.py:90 train_step"
+    assert stack_text.find_place(stacks.main_stack(dump)).format() == "regression.py:90 train_step"
 
 
 def test_a_program_inside_a_library_is_shown_by_its_frames():
     dump = IN_LINE.replace("/job/train.py", f"{SITE}/maxtext/train.py") + SCAFFOLD
-    assert stack_text.format_place(stacks.main_stack(dump)) == "train.py:90 train_step"
+    assert stack_text.find_place(stacks.main_stack(dump)).format() == "train.py:90 train_step"
 
 
 def test_ranks_at_one_place_are_one_group_and_the_odd_one_is_named():

@@ -80,9 +80,8 @@ def _add_divergence(verdict: Verdict, outcome: JobOutcome) -> Verdict:
     if not outcome.divergences:
         lags = _describe_lags(outcome, verdict.hosts) if broken else ()
         return replace(verdict, details=(*verdict.details, *lags))
-    raised = _raised_divergences(outcome)
-    verdict = replace(verdict, divergence=format_divergences(outcome, verdict.hosts, but=raised))
-    if outcome.divergences[0] in raised:
+    verdict = replace(verdict, divergence=format_divergences(outcome, verdict.hosts))
+    if outcome.divergences[0] in _raised_divergences(outcome):
         return verdict
     if outcome.reason is not EndReason.FAILED or not culprits or not broken:
         return verdict
@@ -90,7 +89,7 @@ def _add_divergence(verdict: Verdict, outcome: JobOutcome) -> Verdict:
     return replace(verdict, outcome="diverged", headline=headline, means="", advice="", link="")
 
 
-def format_divergences(outcome: JobOutcome, hosts: Mapping[int, str], *, but: Collection[Divergence]) -> str:
+def format_divergences(outcome: JobOutcome, hosts: Mapping[int, str], but: Collection[Divergence] = ()) -> str:
     """The divergences of a job, but for these and those that the traceback of its culprit tells."""
     but = [*but, *_raised_divergences(outcome)]
     return "\n".join(lockstep.format_divergence(found, hosts) for found in outcome.divergences if found not in but)

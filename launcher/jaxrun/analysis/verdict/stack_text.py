@@ -133,11 +133,6 @@ def group_by_place(dumps: Mapping[int, str], waits: Mapping[int, str]) -> list[t
     return group_alike({rank: place(rank) for rank in dumps})
 
 
-def format_place(stack: Stack) -> str:
-    """Write where a thread is."""
-    return find_place(stack).format()
-
-
 def find_place(stack: Stack) -> Place:
     """Where a thread is."""
     users = stack.users

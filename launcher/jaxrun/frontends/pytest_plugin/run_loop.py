@@ -15,7 +15,7 @@ from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.diagnosis.stacks import main_stack
 from jaxrun.analysis.lockstep.compare import Lag, find_lags
 from jaxrun.analysis.lockstep.report import format_lag
-from jaxrun.analysis.verdict.stack_text import format_place
+from jaxrun.analysis.verdict.stack_text import find_place
 from jaxrun.frontends.gang.call_events import Disconnected, LauncherOutput, Printed, RankMessage, Returned
 from jaxrun.frontends.gang.exceptions import WorkerDied
 from jaxrun.frontends.pytest_plugin.rank_results import PhaseState, RankResult, RunResult
@@ -225,4 +225,4 @@ def _lags(snapshot: Snapshot | None) -> tuple[Lag, ...]:
 def _position(rank: int, snapshot: Snapshot | None) -> tuple[PhaseState, str]:
     """Whether a rank waits or computes, and where it is, as far as it is known."""
     waits, dump = snapshot is None or snapshot.waits.get(rank), snapshot.dumps.get(rank, "") if snapshot else ""
-    return PhaseState.STUCK if waits else PhaseState.BUSY, format_place(main_stack(dump))
+    return PhaseState.STUCK if waits else PhaseState.BUSY, find_place(main_stack(dump)).format()
