@@ -129,6 +129,7 @@ def test_a_hostfile_that_is_none_is_refused_by_its_path(tmp_path, name, message)
         (slots(("h1", 2), ("h2", 2)), 3, None, "h1 h1 h2"),
         (slots(("h1", None), ("h2", None), ("h3", None)), 5, None, "h1 h1 h2 h2 h3"),
         (slots(("h1", None), ("h2", None), ("h3", None)), 2, None, "h1 h2"),
+        (slots(("h1", None), ("h2", None)), 2, None, "h1 h2"),
         (slots(("h1", 2), ("h2", None)), None, None, "h1 h1 h2"),
         (slots(("h1", None), ("h2", None)), None, 2, "h1 h1 h2 h2"),
         (slots(("h1", 4), ("h2", 2)), None, 2, "h1 h1 h2 h2"),

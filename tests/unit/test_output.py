@@ -176,6 +176,18 @@ def test_a_prompt_is_shown_after_a_moment_and_continued_on_its_line_and_no_line_
     assert captured.finish() == b"[0] name? Bob\n[1] whole\n[0] half line\n"
 
 
+def test_nothing_runs_into_a_partial_line_that_is_shown():
+    captured = CapturedOutput()
+    captured.output.write(0, "out", b"name? ")
+    captured.wait(PARTIAL_LINE_DELAY_S)
+    captured.output.print_line("jaxrun: all well")
+    captured.output.write(0, "out", b"Bob")
+    captured.wait(PARTIAL_LINE_DELAY_S)
+    captured.output.write(1, "err", b"x\n")
+    captured.output.write(0, "out", b"\n")
+    assert captured.finish() == b"[0] name? \njaxrun: all well\n[0] Bob\n[1] x\n"
+
+
 def test_the_end_of_a_pipe_shows_its_last_line():
     captured = CapturedOutput()
     captured.output.write(0, "out", b"bye")
