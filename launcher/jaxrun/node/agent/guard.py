@@ -30,6 +30,7 @@ _TERM_GRACE_S = 1.5
 _LOOK_PAUSE_S = 0.1  # between two looks at the owner's descendants
 _DESCENDANTS_SHARE = 0.005  # of one core at most, to look at all; else only at children, whom orphans have joined
 _DISARM = b"."
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Guard:
@@ -59,10 +60,12 @@ class Guard:
     def _start(self) -> None:
         watched, self._held = os.pipe()
         owner = os.getpid()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)  # until the guard ignores them
         self.pid = os.fork()
         if self.pid == 0:
             os.close(self._held)
             _watch(watched, owner, *self._orders)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(watched)
         for group in self._groups:
             self._write(b"%d\n" % group)
@@ -124,7 +127,7 @@ def _watch(
     try:
         os.setsid()  # a terminal's Ctrl-C is for the owner alone
         signal.set_wakeup_fd(-1)  # which one that replaces another would share with its owner
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in _IGNORED:
             signal.signal(number, signal.SIG_IGN)
         # Or whoever reads the owner's output would wait until the guard closes its copy of the pipe.
         os.dup2(pipe, 0)
