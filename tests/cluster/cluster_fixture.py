@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import harness
 import hosts
 import processes
-from harness import TIME_LIMIT, Result, write_fake_runtime
+from harness import TIME_LIMIT, Found, Result, wait_until, write_fake_runtime
 from launch_modes import LaunchMode
 from processes import Process
 from state import CONTROLLER, Place
@@ -90,10 +89,7 @@ class Bed:
         ]
         for pid in daemons:
             os.kill(pid, signal.SIGTERM)
-        deadline = time.monotonic() + TIME_LIMIT
-        while any(processes.inspect(pid) for pid in daemons):
-            assert time.monotonic() < deadline, f"slurmd on {host} does not end"
-            time.sleep(0.02)
+        wait_until(lambda: not any(processes.inspect(pid) for pid in daemons), f"end of slurmd on {host}")
 
     def job_processes(self) -> list[Process]:
         """All processes on all hosts that are neither the testbed's nor a daemon of Slurm's."""
@@ -119,19 +115,16 @@ class Bed:
                 process.wait()
             if self.job_processes():
                 self.inside("ctl", "scancel", "--user=root")
-            for left in self.job_processes():
-                with suppress(ProcessLookupError):
-                    os.kill(left.pid, signal.SIGKILL)
+            harness.kill(left.pid for left in self.job_processes())
 
 
-class Job:
+class Job(harness.Job):
     """A running job. `process` is what the user typed: jaxrun itself, or what starts it."""
 
     def __init__(self, bed: Bed, process: subprocess.Popen[str], directory: Path) -> None:
+        super().__init__(process, directory / "run")
         self.bed = bed
-        self.process = process
         self.directory = directory
-        self.run_dir = directory / "run"
 
     def log(self, rank: int) -> str:
         with suppress(FileNotFoundError):
@@ -139,15 +132,13 @@ class Job:
         return ""
 
     def wait_for_output(self, text: str, count: int = len(HOSTS)) -> None:
-        """Until `count` ranks have written `text` to their stdout."""
-        self.wait_until(lambda: sum(text in self.log(rank) for rank in range(len(HOSTS))) >= count, repr(text))
+        super().wait_for_output(text, count)
 
-    def wait_until(self, holds: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + TIME_LIMIT
-        while not holds():
-            assert self.process.poll() is None, self.result()
-            assert time.monotonic() < deadline, f"no {what} in {TIME_LIMIT} s\n{self._situation()}"
-            time.sleep(0.01)
+    def wait_until(self, condition: Callable[[], Found], what: str) -> Found:
+        try:
+            return super().wait_until(condition, what)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self._situation()}") from None
 
     def _situation(self) -> str:
         """What the job has printed so far, and how its hosts and Slurm are."""
@@ -158,10 +149,9 @@ class Job:
 
     def workers(self) -> list[int]:
         """The processes that carry the job's mark: all workers, and what they have started."""
-        job_id = json.loads((self.run_dir / "job.json").read_text())["job_id"]
         return [
             pid
-            for pid in find_marked(job_marker(job_id))
+            for pid in find_marked(job_marker(self.job_id))
             if processes.inspect(pid) and (_ran(pid, b"jaxrun_runtime") or _ran(pid, b"jaxrun rank "))
         ]
 
@@ -187,10 +177,13 @@ class Job:
 
     def gone(self, *, but_for: Sequence[str] = ()) -> None:
         """Until no host has a process any more that was not there before the job; `but_for` those commands."""
-        deadline = time.monotonic() + TIME_LIMIT
-        while left := [process for process in self.bed.job_processes() if process.command not in but_for]:
-            assert time.monotonic() < deadline, "left over: " + "; ".join(str(one) for one in left)
-            time.sleep(0.02)
+        left: list[Process] = []
+
+        def is_gone() -> bool:
+            left[:] = [process for process in self.bed.job_processes() if process.command not in but_for]
+            return not left
+
+        wait_until(is_gone, left)
 
 
 @dataclass(frozen=True)

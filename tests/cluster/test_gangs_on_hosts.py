@@ -16,7 +16,7 @@ from launch_modes import OPEN_MPI_5, PYTHON, SLURM, Engine
 pytestmark = pytest.mark.extended
 
 TESTS = Path(__file__).with_name("remote_tests.py")
-PYTEST = (PYTHON, "-m", "pytest", "-p", "no:cacheprovider", "--color=no", "-rA", "--gang-grace=0.5", TESTS.name)
+PYTEST = (PYTHON, "-m", "pytest", "-p", "no:cacheprovider", "--color=no", "-rA", "--gang-grace=2", TESTS.name)
 OUTCOMES = {
     "test_hosts_differ": "PASSED",
     "test_fails": "FAILED",

@@ -8,14 +8,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from cluster_fixture import HOSTS, TESTBED, Bed, JobRunner
 from divergences import CASES, check_report, place
-from harness import HERE
+from harness import HERE, TIME_LIMIT
 from launch_modes import ANY, LAUNCHED, OPEN_MPI_5, PYTHON, SLURM, LaunchMode, row
 from pages import files
 from test_stragglers import write
@@ -98,10 +97,14 @@ def test_stacks_of_all_hosts_say_how_far_each_has_come(make_runner) -> None:
     with make_runner(SRUN).started(DIVERGE, "stopped") as job:
         job.wait_until(lambda: (job.run_dir / "rank-0002.flight").exists(), "recorder")
         text = ""
-        deadline = time.monotonic() + 60
-        while "no answer: stopped by a signal" not in text and time.monotonic() < deadline:
+
+        def is_stopped() -> bool:
+            nonlocal text
             asked = job.bed.start("exec", SRUN.host, "--", PYTHON, "-m", "jaxrun", "stacks", str(job.run_dir))
-            text = asked.communicate(timeout=60)[0]
+            text = asked.communicate(timeout=TIME_LIMIT)[0]
+            return "no answer: stopped by a signal" in text
+
+        job.wait_until(is_stopped, "rank that is stopped")
         assert re.search(
             r"^  1 rank +2 \(h3\) +no answer: stopped by a signal .*after call #\d+ jit\(step\)", text, re.M
         )
@@ -118,11 +121,11 @@ def test_a_job_that_was_killed_from_outside_left_its_recorders(make_runner) -> N
         flights = [job.run_dir / f"rank-{rank:04d}.flight" for rank in range(len(HOSTS))]
         job.wait_until(lambda: all(calls_in(path) >= 4 for path in flights), "call that differs")
         os.kill(job.launcher(), signal.SIGKILL)
-        job.process.wait(60)
+        job.process.wait(TIME_LIMIT)
         job.gone()
         command = [TESTBED, "exec", MPIRUN.host, "--", PYTHON, "-m", "jaxrun", "explain", str(job.run_dir)]
         environ = {**os.environ, "JAXRUN_TESTBED_DIR": str(job.bed.root)}
-        shown = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60).stdout
+        shown = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=TIME_LIMIT).stdout
     assert "no verdict" in shown and not (job.run_dir / "verdict.json").exists(), shown
     report = shown[shown.index("the processes disagree") :].partition("\n\n")[0]
     check_report(KINDS["rank-0-only"], len(HOSTS), on_one_host(report))

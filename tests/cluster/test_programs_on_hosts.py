@@ -1,19 +1,20 @@
-"""What programs of JAX's are given on several hosts: shared compiled programs, a stop in time, a debugger."""
+"""What programs of JAX's are given on several hosts: shared compiled programs, a stop in time, a debugger; and what
+is seen of them."""
 
 from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cluster_fixture import HOSTS, TESTBED, Bed, JobRunner
-from launch_modes import LAUNCHED, OPEN_MPI_5, SLURM, LaunchMode
+from launch_modes import LAUNCHED, OPEN_MPI_5, PYTHON, SLURM, LaunchMode
 from terminals import TerminalSession
-
-pytestmark = pytest.mark.extended
 
 MakeRunner = Callable[[LaunchMode], JobRunner]
 # Programs that the ranks of a host have in common: of all ranks, of one rank, of its last device alone. In the second
@@ -88,6 +89,7 @@ input("name? ")
 """
 
 
+@pytest.mark.extended
 def test_each_host_compiles_once_and_shares_nothing_with_an_attempt_that_was_killed_meanwhile(
     make_runner: MakeRunner, tmp_path: Path
 ) -> None:
@@ -111,6 +113,7 @@ def shared_on(bed: Bed, host: str) -> list[str]:
     return [name for name in bed.inside(host, "ls", "/dev/shm").split() if name.startswith("jaxrun")]
 
 
+@pytest.mark.extended
 def test_all_ranks_stop_at_the_same_step_before_the_time_limit(make_runner: MakeRunner, tmp_path: Path) -> None:
     (tmp_path / "stops.py").write_text(STOPS)
     words = ("--timeout", "50", "--save-time", "47", "stops.py")
@@ -122,6 +125,7 @@ def test_all_ranks_stop_at_the_same_step_before_the_time_limit(make_runner: Make
     assert f"(time limit in 47 s); the job may be resumed from step {steps[0]}." in str(verdict["headline"])
 
 
+@pytest.mark.extended
 def test_a_rank_on_another_host_gets_the_terminal(make_runner: MakeRunner, tmp_path: Path) -> None:
     runner = make_runner(LaunchMode(OPEN_MPI_5, LAUNCHED))
     (tmp_path / "stop.py").write_text(BREAKS)
@@ -137,3 +141,89 @@ def test_a_rank_on_another_host_gets_the_terminal(make_runner: MakeRunner, tmp_p
         terminal.type("c\n")
         assert terminal.end() == 1, terminal.text
     assert "has no standard input: no rank has jaxrun's (--stdin RANK|none)" in terminal.text
+
+
+# ---- what is seen of a job: `jaxrun top`, a profile, and one timeline, whose clocks are compared
+
+MPIRUN = LaunchMode(OPEN_MPI_5, LAUNCHED)
+LATE = """
+import time, jax
+from jax.experimental import multihost_utils
+print("ready", flush=True)
+for step in range(10):
+    multihost_utils.sync_global_devices(f"step {step}")
+print("ten steps", flush=True)
+if jax.process_index() == 1:
+    time.sleep(1000)
+multihost_utils.sync_global_devices("never")
+"""
+PROFILED = """
+import os, time, jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+split = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
+spread = lambda part: jax.make_array_from_process_local_data(split, np.float32(part))
+
+@jax.jit
+def step(x, stop):
+    return x + x.mean(), stop.max()
+
+rows, stop = spread(np.ones((2, 8))), False
+print("ready", flush=True)
+while not stop:
+    time.sleep(0.005)
+    rows, wanted = step(rows, spread([os.path.exists("stop")]))
+    stop = float(wanted) > 0  # the ranks agree on it
+"""
+
+
+def test_each_rank_has_a_row_with_its_host_and_the_late_one_comes_first(
+    make_runner: MakeRunner, tmp_path: Path
+) -> None:
+    (tmp_path / "late.py").write_text(LATE)
+    with make_runner(MPIRUN).started(str(tmp_path / "late.py")) as job:
+        job.wait_for_output("ten steps")
+        text = ""
+
+        def is_late() -> bool:
+            nonlocal text
+            text = job.bed.inside(MPIRUN.host, PYTHON, "-m", "jaxrun", "top", str(job.run_dir))
+            return bool(re.search(r"^! 1 ", text, re.MULTILINE))
+
+        job.wait_until(is_late, "rank that is late")
+        rows = [line.split() for line in text.splitlines() if re.match(r"[! ] \d", line)]
+        assert [row[:4] for row in rows[:1]] == [["!", "1", "h2", "sleeps"]]
+        assert [row[:3] for row in rows[1:]] == [["0", "h1", "waits"], ["2", "h3", "waits"]], text
+        assert "3 ranks on 3 hosts" in text and all(row[-2:] == ["ten", "steps"] for row in rows), text
+        assert len(re.findall(r" \d+%  +\d+M  ", text)) == 3, text
+
+
+@pytest.mark.extended
+def test_ranks_of_three_hosts_have_one_profile_and_one_timeline(make_runner: MakeRunner, tmp_path: Path) -> None:
+    (tmp_path / "profiled.py").write_text(PROFILED)
+    with make_runner(MPIRUN).started(str(tmp_path / "profiled.py")) as job:
+        job.wait_for_output("ready")
+        command = ("-m", "jaxrun", "profile", "--steps", "3", str(job.run_dir))
+        text = job.bed.inside(MPIRUN.host, PYTHON, *command)
+        assert "of ranks 0-2 ..." in text and "3 profiles, " in text
+        (job.directory / "stop").touch()
+        result = job.result()
+        assert result.code == 0, result
+    (session,) = (result.run_dir / "profile/plugins/profile").iterdir()
+    names = [f"rank-{rank:04d}-{host}.xplane.pb" for rank, host in enumerate(HOSTS)]
+    assert sorted(file.name for file in session.iterdir()) == names
+
+    trace, page = tmp_path / "trace.json", tmp_path / "page.html"
+    files = ("--trace", str(trace), "--html", str(page))
+    subprocess.run([sys.executable, "-m", "jaxrun", "explain", *files, str(result.run_dir)], check=True)
+    events = json.loads(trace.read_text())["traceEvents"]
+    for rank, host in enumerate(HOSTS):
+        of_rank = [event for event in events if event["pid"] == rank + 1]
+        assert of_rank[0]["args"] == {"name": f"rank {rank} ({host})"}
+        slices = {event["name"] for event in of_rank if event["ph"] == "X"}
+        assert {"find the devices", "program", "jit(step)", "compile jit(step)", "JAX profile"} <= slices
+    # All end after the same call: on one clock, within less than the time that the job has taken.
+    ends = {event["pid"]: event["ts"] + event["dur"] for event in events if event["name"] == "JAX profile"}
+    assert max(ends.values()) - min(ends.values()) < 60e6
+    assert "The clocks of the hosts are compared to within " in page.read_text()

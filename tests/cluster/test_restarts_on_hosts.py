@@ -95,7 +95,7 @@ def test_a_spare_host_takes_the_place_of_one_that_loses_its_power(bed: Bed, tmp_
 def test_an_agent_that_waits_takes_the_rank_of_a_host_that_loses_its_power(bed: Bed, tmp_path: Path) -> None:
     with started(bed, SLURM, tmp_path, "--spares", "1") as job:
         job.wait_for_output("ready", count=2)
-        job.wait_until(lambda: "SpareReported" in (job.run_dir / "events.jsonl").read_text(), "spare agent")
+        job.wait_for_event("SpareReported")
         bed.run("off", "h2")
         result = job.result()
         job.gone()

@@ -106,14 +106,9 @@ def command(engine: Engine | None, hosts: tuple[str, ...], *words: str) -> tuple
 
 def strike(bed: Bed, job: Job, faults: Faults) -> None:
     """Do to h2 what it is to suffer, once its program runs."""
-    job.wait_until(lambda: events(job).count('"type": "DeviceReport"') == RANKS, "program")
+    job.wait_for_event("DeviceReport", RANKS)
     time.sleep(faults.after)
     bed.run(faults.host, "h2")
-
-
-def events(job: Job) -> str:
-    path = job.run_dir / "events.jsonl"
-    return path.read_text() if path.exists() else ""
 
 
 @pytest.mark.usefixtures("mended")

@@ -76,10 +76,6 @@ def test_up_again_changes_nothing(bed: Bed) -> None:
     assert "up with 3 hosts, not 5" in refusal and "down, then scripts/testbed up -H 5" in refusal
 
 
-def test_srun_runs_on_all_hosts(bed: Bed) -> None:
-    assert _hosts_in(bed.inside("ctl", "srun", "-N3", "hostname")) == ["h1", "h2", "h3"]
-
-
 @pytest.mark.usefixtures("mended")
 def test_cut_and_mend(bed: Bed) -> None:
     bed.run("cut", "h2")

@@ -1,6 +1,6 @@
 """Agents that are processes of their own, with workers by hand, without jax.
 
-ByHand: the agent of one rank, and a head that the test controls. RemoteJob: a whole job, whose launcher starts the
+ByHand: the agent of one rank, and a head that the test controls. remote_jobs: whole jobs, whose launcher starts the
 agents by a shell script instead of mpirun.
 """
 
@@ -12,9 +12,8 @@ import sys
 import time
 from pathlib import Path
 
-from harness import TIME_LIMIT, read_events
+from harness import TIME_LIMIT, started, wait_until, wait_until_gone, write_fake_runtime
 
-from jaxrun.node.agent.guard import find_marked, job_marker
 from jaxrun.node.channel.connection import AGENT_TO_HEAD, Connection
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.node.channel.host_addresses import HostAddress
@@ -39,28 +38,10 @@ from jaxrun.protocol.worker_messages import (
     Run,
     StartCoordinator,
 )
-from jaxrun.records.rundir.rundir import VERDICT_FILE
 
-HERE = Path(__file__).parent
-FAKE_RUNTIME = f"""
-import os, sys
-sys.path.insert(0, {str(HERE)!r})
-import worker_by_hand
-env = worker_by_hand.WorkerEnv.from_env(os.environ)
-worker_by_hand.live(env, sys.argv[2 + env.rank])
-"""
 SLEEPS = "run(); time.sleep(600)"
 READY = "run(); print('ready', flush=True); time.sleep(600)"
 CLEAN = "run(); done()"
-
-
-def make_fake_runtime(directory):
-    """Make a jaxrun_runtime of workers by hand; returns the PYTHONPATH that has it."""
-    fake = directory / "fake" / "jaxrun_runtime"
-    fake.mkdir(parents=True)
-    (fake / "__init__.py").touch()
-    (fake / "__main__.py").write_text(FAKE_RUNTIME)
-    return str(fake.parent)
 
 
 class ByHand:
@@ -78,10 +59,9 @@ class ByHand:
         )
         of_engine = {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": str(size)}
         words = [ranks, str(size)] if ranks else []
-        path = {"PYTHONPATH": make_fake_runtime(directory)}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "jaxrun.node.agent", *words],
-            env={**os.environ, **agent_env.to_env(), **of_engine, **path, **env},
+            env={**os.environ, **agent_env.to_env(), **of_engine, **write_fake_runtime(directory), **env},
             cwd=directory,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -164,11 +144,11 @@ class ByHand:
         return arrived
 
     def until(self, condition):
-        deadline = time.monotonic() + TIME_LIMIT
-        while not condition():
-            assert time.monotonic() < deadline, self.received
+        def has_come():
             self.receive()
-            time.sleep(0.002)
+            return condition()
+
+        wait_until(has_come, "what the agent should have sent")
 
     def output(self, stream="out"):
         return b"".join(one.data for one in self.received if isinstance(one, OutputChunk) and one.stream == stream)
@@ -193,26 +173,6 @@ class ByHand:
     def close(self):
         self.kill()
         wait_until_gone(self.job_id)
-
-
-def wait_until(condition):
-    """Until it holds; returns what it returned."""
-    deadline = time.monotonic() + TIME_LIMIT
-    while not (found := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return found
-
-
-def wait_until_gone(job_id):
-    """Until no process of the job is left."""
-    wait_until(lambda: not list(find_marked(job_marker(job_id))))
-
-
-def alive(pid):
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
 
 
 LAUNCHER = """
@@ -246,84 +206,31 @@ wait
 """
 
 
-class RemoteJob:
-    """A job with a worker by hand for each of `codes`, whose agents `script` starts."""
-
-    def __init__(self, directory, codes, script=AGENTS, control=None, **options):
-        environ = {**os.environ, "PYTHONPATH": make_fake_runtime(directory)}
-        if control:
-            environ[CONTROL_FD] = str(control.fileno())
-        (directory / "launch").write_text(script)
-        self.run_dir = directory / "run"
-        options = {"grace": 0.5, "init_timeout": 60.0, "run_dir": str(self.run_dir), **options}
-        if options.get("no_run_dir"):
-            del options["run_dir"]
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", LAUNCHER, str(directory / "launch"), json.dumps(options), *codes],
-            env=environ,
-            pass_fds=[control.fileno()] if control else [],
-            cwd=directory,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-
-    @property
-    def job_id(self):
-        return json.loads((self.run_dir / "job.json").read_text())["job_id"]
-
-    def events(self, name=""):
-        with contextlib.suppress(FileNotFoundError):
-            return read_events(self.run_dir, name)
-        return []
-
-    def until(self, condition):
-        deadline = time.monotonic() + TIME_LIMIT
-        while not (found := condition()):
-            assert time.monotonic() < deadline and self.process.poll() is None, self.process.communicate()
-            time.sleep(0.01)
-        return found
-
-    def until_output(self, text, count=1):
-        self.until(lambda: sum(text in path.read_text() for path in self.run_dir.glob("rank-*.out")) >= count)
-
-    def agents(self):
-        """Process ids by rank, of those that have started their worker."""
-        parents = {}
-        for event in self.events("WorkerSpawned"):
-            stat = Path(f"/proc/{event['pid']}/stat").read_text()
-            parents[event["rank"]] = int(stat.rpartition(")")[2].split()[1])
-        return parents
-
-    def processes(self):
-        return list(find_marked(job_marker(self.job_id)))
-
-    def end(self):
-        """Its exit status; nothing of the job is left."""
-        self.out, self.err = self.process.communicate(timeout=TIME_LIMIT)
-        if self.run_dir.exists():
-            assert self.processes() == [], self.err
-        return self.process.returncode
-
-    def verdict(self):
-        return json.loads((self.run_dir / VERDICT_FILE).read_text())
-
-    def close(self):
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.communicate()
-
-
 @contextlib.contextmanager
 def remote_jobs(directory):
-    """Yields start(CODE, …), which starts a job with a worker by hand for each CODE."""
+    """Yields start(CODE, …), which starts a job with a worker by hand for each CODE, whose agents `script` starts."""
     with contextlib.ExitStack() as stack:
 
-        def start(*codes, **options):
-            job = RemoteJob(directory, codes, **options)
-            stack.callback(job.close)
-            return job
+        def start(*codes, script=AGENTS, control=None, **options):
+            env = write_fake_runtime(directory)
+            (directory / "launch").write_text(script)
+            options = {"grace": 0.5, "init_timeout": 60.0, **options}
+            if not options.get("no_run_dir"):
+                options["run_dir"] = str(directory / "run")
+            more = {}
+            if control:
+                env[CONTROL_FD] = str(control.fileno())
+                more["pass_fds"] = [control.fileno()]
+            command = [sys.executable, "-c", LAUNCHER, str(directory / "launch"), json.dumps(options)]
+            return stack.enter_context(started(directory, *codes, command=command, env=env, **more))
 
         yield start
+
+
+def agents(job):
+    """Process ids by rank, of those that have started their worker."""
+    parents = {}
+    for event in job.events("WorkerSpawned"):
+        stat = Path(f"/proc/{event['pid']}/stat").read_text()
+        parents[event["rank"]] = int(stat.rpartition(")")[2].split()[1])
+    return parents

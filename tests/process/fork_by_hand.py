@@ -1,7 +1,7 @@
 """The interpreter of a plan that forks, by hand: `… -m jaxrun_runtime LAUNCHER MODE CODE...` is a worker_by_hand.
 
 As `… -m jaxrun_runtime.forkserver FD workers`, with such a program, it forks, declines (at once, or after the first, as
-at a limit), fails or dies, as MODE says.
+at a limit) or dies, as MODE says.
 """
 
 import os
@@ -36,9 +36,6 @@ def configure():
 def serve():
     time.sleep(0.1 if mode != "die" else 0.0)
     if mode == "die":
-        os._exit(1)
-    if mode == "fail":
-        channel.send(encode(ForkDeclined("ModuleNotFoundError: no jax", "Traceback\n")))
         os._exit(1)
     while True:
         request, descriptors, _, _ = socket.recv_fds(channel, 2**18, len(FORK_DESCRIPTORS))

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -22,7 +23,8 @@ HERE = Path(__file__).parent
 MISBEHAVE = str(HERE / "misbehave.py")
 DAEMONS = str(HERE / "daemons.py")
 MADE_NVML = HERE.parent / "nvml"  # for PYTHONPATH: a machine with a GPU
-TIME_LIMIT = 90
+TIME_LIMIT = 240  # seconds until a wait has failed; less than what pytest gives a test
+Found = TypeVar("Found")
 
 
 def extended(*values: object, id: str | None = None) -> object:
@@ -49,7 +51,8 @@ class Result:
 
 def read_events(run_dir: Path, name: str = "") -> list[dict[str, Any]]:
     """The messages of this type, or all, in the event log, each with "logged" and "attempt", perhaps "to"."""
-    text = (run_dir / "events.jsonl").read_text()
+    path = run_dir / "events.jsonl"
+    text = path.read_text() if path.exists() else ""
     lines = text[: text.rfind("\n") + 1].splitlines()[1:]  # a running job may be in the middle of a line
     events = []
     for content in map(json.loads, lines):
@@ -66,15 +69,16 @@ class Job:
         self.process = process
         self.run_dir = run_dir
 
-    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
-        """Until `condition` holds; an error where it does not come about, or the job has ended."""
-        deadline = time.monotonic() + TIME_LIMIT
-        while time.monotonic() < deadline:
-            if condition():
-                return
-            assert self.process.poll() is None, (what, self.process.communicate())
-            time.sleep(0.01)
-        raise AssertionError(f"no {what} in {TIME_LIMIT} s")
+    def wait_until(self, condition: Callable[[], Found], what: str) -> Found:
+        """Until `condition` holds, and what it returned; an error where the job has ended without that."""
+
+        def has_come() -> Found:
+            has_ended = self.process.poll() is not None  # asked first, as what the job did last counts
+            found = condition()
+            assert found or not has_ended, (what, self.process.communicate())
+            return found
+
+        return wait_until(has_come, what)
 
     def wait_for_output(self, text: str, count: int = 1) -> None:
         """Until `count` ranks have written whole lines with `text` to their stdout; a print may come in pieces."""
@@ -87,24 +91,30 @@ class Job:
 
     def wait_for_event(self, name: str, count: int = 1) -> None:
         """Until so many events of this name have been noted."""
-
-        def is_noted() -> bool:
-            return (self.run_dir / "events.jsonl").exists() and len(self.events(name)) >= count
-
-        self.wait_until(is_noted, f"{count} events {name!r}")
+        self.wait_until(lambda: len(self.events(name)) >= count, f"{count} events {name!r}")
 
     def events(self, name: str = "") -> list[dict[str, Any]]:
         """The messages of this type, or all, that have been noted so far."""
         return read_events(self.run_dir, name)
 
+    @property
+    def job_id(self) -> str:
+        return str(json.loads((self.run_dir / "job.json").read_text())["job_id"])
+
     def processes(self) -> list[int]:
         """All living processes that carry the job's mark."""
-        job_id = json.loads((self.run_dir / "job.json").read_text())["job_id"]
-        return [pid for pid in find_marked(job_marker(job_id)) if _state(pid) not in ("Z", "")]
+        return list(filter(is_alive, find_marked(job_marker(self.job_id))))
 
     def result(self, timeout: float = TIME_LIMIT) -> Result:
         out, err = self.process.communicate(timeout=timeout)
         return Result(self.process.returncode, out, err, self.run_dir)
+
+    def end(self) -> Result:
+        """The same, and no process of the job is left."""
+        result = self.result()
+        if (self.run_dir / "job.json").exists():
+            assert self.processes() == [], result
+        return result
 
 
 def write_fake_runtime(folder: Path) -> dict[str, str]:
@@ -136,8 +146,7 @@ def seconds_of_daemons() -> Iterator[str]:
     try:
         yield seconds
     finally:
-        for pid in daemons(seconds):
-            os.kill(pid, signal.SIGKILL)
+        kill(daemons(seconds))
 
 
 def daemons(seconds: str) -> list[int]:
@@ -151,12 +160,20 @@ def daemons(seconds: str) -> list[int]:
 
 
 @contextmanager
-def started(tmp_path: Path, *arguments: str, env: Mapping[str, str] | None = None, **popen: object) -> Iterator[Job]:
-    """`jaxrun ARGUMENTS` in a directory of its own; whatever the test does, nothing survives it."""
+def started(
+    tmp_path: Path,
+    *arguments: str,
+    command: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    **popen: object,
+) -> Iterator[Job]:
+    """`jaxrun ARGUMENTS` in a directory of its own; whatever the test does, nothing survives it.
+
+    command: what to run instead, with the run directory `run`
+    """
     run_dir = tmp_path / "run"
-    command = [sys.executable, "-m", "jaxrun", "--run-dir", str(run_dir), *arguments]
     process = subprocess.Popen(
-        command,
+        [*(command or (sys.executable, "-m", "jaxrun", "--run-dir", str(run_dir))), *arguments],
         cwd=tmp_path,
         env={**os.environ, **(env or {})},
         text=True,
@@ -175,50 +192,58 @@ def started(tmp_path: Path, *arguments: str, env: Mapping[str, str] | None = Non
 def jaxrun(tmp_path: Path, *arguments: str, env: Mapping[str, str] | None = None, **popen: object) -> Result:
     """Run a job to its end, and check that it has left no process."""
     with started(tmp_path, *arguments, env=env, **popen) as job:
-        result = job.result()
-        if (job.run_dir / "job.json").exists():
-            assert job.processes() == [], result
-        return result
+        return job.end()
 
 
-def wait_until_dead(*pids: int) -> None:
-    """Until none of these processes lives; one that nobody has fetched yet is dead."""
+# ---- processes, and waiting
+
+
+def wait_until(condition: Callable[[], Found], what: object = "") -> Found:
+    """Until it holds; returns what it returned."""
     deadline = time.monotonic() + TIME_LIMIT
-    while living := [pid for pid in pids if _state(pid) not in ("Z", "X", "")]:
-        assert time.monotonic() < deadline, f"still alive: {living}"
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"no {what or condition} in {TIME_LIMIT} s"
         time.sleep(0.01)
+    return found
 
 
-def _state(pid: int) -> str:
+def process_state(pid: int) -> str:
+    """The letter of /proc; empty for a process that is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return ""
 
 
-def start_command(words: Sequence[str], directory: Path, env: Mapping[str, str] | None) -> subprocess.Popen[str]:
-    """Start `jaxrun WORDS` in a session of its own, with a pipe for each of its streams."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "jaxrun", *words],
-        cwd=directory,
-        env={**os.environ, **(env or {})},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+def is_alive(pid: int) -> bool:
+    """One that nobody has fetched yet is dead."""
+    return process_state(pid) not in ("Z", "X", "")
 
 
-def ended(processes: Sequence[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
-    """(exit code, stdout, stderr) of each command."""
-    outputs = [process.communicate(timeout=TIME_LIMIT) for process in processes]
-    return [(process.returncode, *words) for process, words in zip(processes, outputs, strict=True)]
+def wait_until_dead(*pids: int) -> None:
+    wait_until(lambda: not any(map(is_alive, pids)), f"end of {pids}")
 
 
-def end_commands(processes: Sequence[subprocess.Popen[str]]) -> None:
-    """Kill what is left of them."""
-    for process in processes:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+def wait_until_gone(job_id: str) -> None:
+    """Until no process of the job is left."""
+    wait_until(lambda: not list(find_marked(job_marker(job_id))), "end of the job")
+
+
+def kill(pids: Iterable[int]) -> None:
+    """Kill those that have not ended meanwhile."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def is_dropped(connection: socket.socket) -> bool:
+    """Whether the other end has closed it, after what it has sent."""
+    connection.setblocking(False)
+    with suppress(ConnectionError):
+        while True:
+            try:
+                if not connection.recv(4096):
+                    return True
+            except BlockingIOError:
+                return False
+    return True

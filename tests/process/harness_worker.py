@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from flights import Flight
-from harness import TIME_LIMIT
+from harness import TIME_LIMIT, wait_until
 
 from jaxrun.protocol.codec import encode
 from jaxrun.protocol.env import STACKS_SIGNAL
@@ -109,11 +109,12 @@ class HarnessWorker:
 
     def wait_for_stacks(self, text):
         """Until the stacks of its threads, which its fault handler writes, hold this text."""
-        os.kill(self.pid, STACKS_SIGNAL)
-        deadline = time.monotonic() + TIME_LIMIT
-        while text not in (found := os.pread(self.stacks_fd, 2**20, 0).decode()):
-            assert time.monotonic() < deadline, found
-            time.sleep(0.01)
+
+        def is_there():
+            os.kill(self.pid, STACKS_SIGNAL)  # again and again, as it may not have come there yet
+            return text in os.pread(self.stacks_fd, 2**20, 0).decode()
+
+        wait_until(is_there, text)
 
     def close(self):
         self.kill()

@@ -7,16 +7,16 @@ import os
 import re
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness import TIME_LIMIT, wait_until
+
 from jaxrun.node.agent.guard import find_marked
 
-TIME_LIMIT = 120  # seconds
 _MARK = "NOTEBOOK_TEST"
 _OWN = ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -48,7 +48,7 @@ def execute(directory: Path, cells: Mapping[str, str]) -> dict[str, Shown]:
         env=_environment(directory, mark),
         capture_output=True,
         text=True,
-        timeout=2 * TIME_LIMIT,
+        timeout=TIME_LIMIT,
     )
     assert done.returncode == 0, done.stderr
     wait_until_gone(processes(mark), mark)
@@ -109,10 +109,7 @@ def processes(mark: str) -> set[int]:
 
 def wait_until_gone(pids: Collection[int], mark: str) -> None:
     """Until none of these is left of those that have the mark."""
-    deadline = time.monotonic() + TIME_LIMIT
-    while left := processes(mark) & set(pids):
-        assert time.monotonic() < deadline, left
-        time.sleep(0.02)
+    wait_until(lambda: not processes(mark) & set(pids), "end of all")
 
 
 def _environment(directory: Path, mark: str) -> dict[str, str]:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,11 +15,12 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from harness import TIME_LIMIT, kill, wait_until
+
 from jaxrun.node.agent.guard import find_marked
 
 PYTEST_CASES = Path(__file__).parent / "pytest_cases"
 INSTALLED = bool(entry_points(group="pytest11", name="jaxrun"))
-TIME_LIMIT = 120
 _MARK = "PYTEST_CASES_RUN"
 
 
@@ -76,13 +75,9 @@ def started(
     )
     try:
         yield process
-        deadline = time.monotonic() + TIME_LIMIT
-        while list(find_marked(mark)) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert not list(find_marked(mark))
+        wait_until(lambda: not list(find_marked(mark)), "end of all processes")
     finally:
-        for pid in find_marked(mark):
-            os.kill(pid, signal.SIGKILL)
+        kill(find_marked(mark))
         process.communicate()
 
 

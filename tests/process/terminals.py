@@ -15,7 +15,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-TIME_LIMIT_S = 90.0
+from harness import TIME_LIMIT
+
 _COLOURS = re.compile(r"\x1b\[[\d;]*m")
 
 
@@ -33,6 +34,7 @@ class TerminalSession:
         """`command` is what to run instead of this Python's jaxrun; `env` are variables besides those of the tests;
         `size` is that of the terminal, in columns and lines."""
         self.text = ""
+        self._read_so_far = b""
         self._seen = 0
         self._fd, terminal = pty.openpty()
         if size is not None:
@@ -52,7 +54,7 @@ class TerminalSession:
 
     def wait_for(self, text: str) -> None:
         """Until this text appears, after what was waited for before."""
-        deadline = time.monotonic() + TIME_LIMIT_S
+        deadline = time.monotonic() + TIME_LIMIT
         while (found := self.text.find(text, self._seen)) < 0:
             assert time.monotonic() < deadline and self._read(), f"no {text!r} in:\n{self.text}"
         self._seen = found + len(text)
@@ -64,15 +66,16 @@ class TerminalSession:
         """Wait for its exit status."""
         while self._read():
             pass
-        return self._process.wait(TIME_LIMIT_S)
+        return self._process.wait(TIME_LIMIT)
 
     def _read(self) -> bool:
         """Read what comes next; returns whether more may come."""
-        if not select.select([self._fd], [], [], TIME_LIMIT_S)[0]:
+        if not select.select([self._fd], [], [], TIME_LIMIT)[0]:
             return False
         try:
             data = os.read(self._fd, 65536)
         except OSError:  # nobody holds the terminal any more
             return False
-        self.text += _COLOURS.sub("", data.decode(errors="replace").replace("\r\n", "\n"))
+        self._read_so_far += data  # which may end within a character, or within a colour
+        self.text = _COLOURS.sub("", self._read_so_far.decode(errors="replace").replace("\r\n", "\n"))
         return bool(data)

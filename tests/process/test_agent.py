@@ -4,14 +4,13 @@ import contextlib
 import gc
 import os
 import signal
-from pathlib import Path
 
 import pytest
+from harness import is_alive
 
 from jaxrun.node.agent.worker_process import WorkerProcess
 from jaxrun.protocol.codec import encode
 from jaxrun.protocol.worker_messages import Done
-from jaxrun.records.event_log.actions import SignalRanks
 from jaxrun.records.event_log.events import FreshInterpreters
 
 CLEAN = "run(); done()"
@@ -27,13 +26,6 @@ done()
 """
 
 
-def _is_gone(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
-
-
 def _inheritable():
     """What this process itself hands down, besides its three streams."""
     for fd in map(int, os.listdir("/proc/self/fd")):
@@ -43,7 +35,7 @@ def _inheritable():
 
 
 def _descriptors():
-    gc.collect()  # those of tests before this one
+    gc.collect()  # those of tests before this one, of which some may be closed later, too
     return len(os.listdir("/proc/self/fd"))
 
 
@@ -63,15 +55,6 @@ def test_a_clean_run_in_which_each_worker_has_a_session_and_no_descriptor_of_ano
     for names, others in ((own[0], own[1] | own[2]), (own[1], own[0] | own[2]), (own[2], own[0] | own[1])):
         assert not names & others
         assert sorted(name.split(":")[0] for name in names) == ["/memfd", "/memfd", "pipe", "pipe", "socket"]
-
-
-def test_the_first_error_ends_the_job_at_once(run_job):
-    job = run_job(SLEEPS, "run(); fail('bad record', 3)", SLEEPS)
-    assert job.ending.reason == "failed" and job.statuses == [-9, 3, -9]
-    assert job.ending.workers[1].failure.message == "bad record"
-    assert job.screen == "jaxrun: rank 1 failed; stopping 2 others\n"
-    assert b"ValueError: bad record" in job.log(1, "err")
-    assert SignalRanks((0, 2), 9) in job.events
 
 
 @pytest.mark.parametrize(
@@ -127,50 +110,6 @@ def test_all_stand_still_before_the_first_is_killed(run_job, monkeypatch):
     assert sent == [(stop, 0), (stop, 1), (kill, 0), (kill, 1)]
 
 
-def test_a_time_limit_shows_where_the_ranks_were(run_job):
-    job = run_job("run(); print('ran'); time.sleep(600)", "run(); os.kill(os.getpid(), signal.SIGSTOP)", job=2.0)
-    assert job.ending.reason == "timeout" and job.statuses == [-9, -9]
-    if job.log(0):  # it may be late on a busy machine
-        assert 'File "<string>", line 1' in job.ending.stacks[0]
-    assert job.ending.stacks[1] == ""
-    assert [end.crash_dump for end in job.ending.workers] == ["", ""]
-
-
-def test_sigterm_is_the_workers_notice(run_job):
-    waits = "signal.signal(signal.SIGTERM, lambda *_: done()); run(); listen(); "
-    job = run_job(waits + "time.sleep(600)", waits + "os.kill(os.getppid(), signal.SIGTERM); time.sleep(600)")
-    assert job.ending.reason == "preempted" and job.statuses == [0, 0]
-
-
-def test_a_worker_that_ignores_all_signals_is_killed_after_the_grace(run_job):
-    ignores = "[signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)]; run(); "
-    job = run_job(ignores + "os.kill(os.getppid(), signal.SIGINT); time.sleep(600)")
-    assert job.ending.reason == "interrupted" and job.ending.signum == signal.SIGINT
-    assert job.statuses == [-9]
-    assert "rank 0 did not end within 0 s; sent SIGTERM and SIGKILL" in job.screen
-
-
-def test_a_user_signal_is_forwarded(run_job):
-    notes = "signal.signal(signal.SIGUSR1, lambda *_: done()); run(); listen(); "
-    job = run_job(notes + "os.kill(os.getppid(), signal.SIGUSR1); time.sleep(600)", notes + "time.sleep(600)")
-    assert job.ending.reason == "ok"
-
-
-SEES_STACKS = """
-from pathlib import Path
-run()
-os.kill(os.getppid(), signal.SIGQUIT)
-while not any('<string>:' in screen.read_text() for screen in Path({folder!r}).glob('*/screen')):
-    time.sleep(0.02)
-done()
-"""
-
-
-def test_sigquit_shows_stacks_and_the_job_goes_on(run_job, tmp_path):
-    job = run_job(SEES_STACKS.format(folder=str(tmp_path)))
-    assert job.ending.reason == "ok" and "<string>:" in job.screen
-
-
 def test_daemons_that_workers_left_behind_hold_up_nothing_and_are_gone_at_the_end(run_job, tmp_path):
     """Those with streams of their own, those that hold the worker's pipes open, and those that write for ever."""
     job = run_job(
@@ -178,18 +117,11 @@ def test_daemons_that_workers_left_behind_hold_up_nothing_and_are_gone_at_the_en
         f"grandchild({str(tmp_path / 'pid1')!r}, True); run(); print('last'); done()",
         "os.system('yes &'); run(); done()",
     )
-    assert job.ending.reason == "ok" and job.seconds < 50
+    assert job.ending.reason == "ok"
     assert job.log(1) == b"last\n" and set(job.log(2)) <= set(b"y\n")
     pids = [int((tmp_path / name).read_text()) for name in ("pid0", "pid1")]
-    assert set(pids) <= set(job.left_over) and all(map(_is_gone, job.left_over))
-
-
-def test_no_byte_is_lost(run_job):
-    size = 10_000_000
-    job = run_job(f"run(); sys.stdout.write('x' * {size}); done()", "run(); os.write(2, b'no newline \\xff'); done()")
-    assert job.ending.reason == "ok"
-    assert job.log(0) == b"x" * size
-    assert job.log(1, "err") == b"no newline \xff"
+    assert set(pids) <= set(job.left_over)  # at the end they were there, and not waited for
+    assert not any(map(is_alive, job.left_over))
 
 
 def test_a_program_that_cannot_be_started(run_job, tmp_path):
@@ -203,7 +135,7 @@ def test_many_jobs_leave_no_descriptor_open(run_job):
     before = _descriptors()
     for _ in range(15):
         assert run_job(argv=["/bin/sh", "-c", "exit 3"], size=2).ending.reason == "failed"
-    assert _descriptors() <= before  # fewer where garbage was collected
+    assert _descriptors() <= before
 
 
 # ---- workers that one process forks, and what happens when it does not
@@ -215,7 +147,7 @@ def test_forked_workers_run_as_any_other(run_job):
     assert job.ending.reason == "ok" and job.statuses == [0] * size
     assert [job.log(rank) for rank in range(size)] == [f"{rank} True\n".encode() for rank in range(size)]
     assert not any(isinstance(message, FreshInterpreters) for message in job.events)
-    assert _descriptors() == before
+    assert _descriptors() <= before
 
 
 @pytest.mark.parametrize(
@@ -228,7 +160,7 @@ def test_where_nothing_is_forked_the_workers_start_in_fresh_interpreters(run_job
     assert job.ending.reason == "ok" and job.statuses == [0, 0]
     assert FreshInterpreters(reason) in job.events
     assert [job.log(rank) for rank in range(2)] == [b"here\n"] * 2
-    assert _descriptors() == before
+    assert _descriptors() <= before
 
 
 def test_a_limit_that_is_reached_after_the_first_fork_is_reported(run_job):
@@ -238,16 +170,7 @@ def test_a_limit_that_is_reached_after_the_first_fork_is_reported(run_job):
     assert job.ending.text == (
         "not all workers could be started: no process can be forked: Resource temporarily unavailable"
     )
-    assert job.left_over == [] and _descriptors() == before
-
-
-def test_a_failed_import_is_reported_with_its_traceback(run_job):
-    before = _descriptors()
-    job = run_job(CLEAN, CLEAN, fork="fail")
-    assert job.ending.reason == "unavailable"
-    assert job.ending.text.startswith("jax could not be imported: ModuleNotFoundError: no jax\nis it installed for")
-    assert job.ending.traceback == "Traceback\n"
-    assert _descriptors() == before
+    assert job.left_over == [] and _descriptors() <= before
 
 
 def test_a_forked_worker_that_dies_at_once_ends_the_job(run_job):

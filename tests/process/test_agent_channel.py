@@ -140,9 +140,9 @@ def test_a_wait_that_is_interrupted_leaves_the_reading_to_the_others(ends):
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 0.2)
     try:
         with pytest.raises(KeyboardInterrupt):
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
             link.receive_answer("0-1", 7)
     finally:
         signal.signal(signal.SIGALRM, before)

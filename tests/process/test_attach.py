@@ -13,17 +13,44 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from agent_by_hand import wait_until, wait_until_gone
-from harness import TIME_LIMIT, end_commands, ended, extended, read_events, start_command
+from harness import TIME_LIMIT, extended, read_events, wait_until, wait_until_gone
 
 Commands = list[subprocess.Popen[str]]
 TOKEN = {"JAXRUN_TOKEN": "5" * 64}
 MUST_NOT_RUN = "raise SystemExit('this program must not run')\n"
 SLEEPS = "print('ready', flush=True)\nimport time\ntime.sleep(600)\n"
+
+
+def start_command(words: Sequence[str], directory: Path, env: Mapping[str, str] | None) -> subprocess.Popen[str]:
+    """Start `jaxrun WORDS` in a session of its own, with a pipe for each of its streams."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "jaxrun", *words],
+        cwd=directory,
+        env={**os.environ, **(env or {})},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def ended(processes: Sequence[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
+    """(exit code, stdout, stderr) of each command."""
+    outputs = [process.communicate(timeout=TIME_LIMIT) for process in processes]
+    return [(process.returncode, *words) for process, words in zip(processes, outputs, strict=True)]
+
+
+def end_commands(processes: Sequence[subprocess.Popen[str]]) -> None:
+    """Kill what is left of them."""
+    for process in processes:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
 
 
 @pytest.fixture

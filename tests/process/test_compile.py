@@ -9,8 +9,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from agent_by_hand import wait_until
-from harness import Job, Result, jaxrun, started
+from harness import Job, Result, jaxrun, started, wait_until
 
 # The first rank of each host compiles before the others, so that these find all, however loaded the machine is.
 # XLA splits the loops into parts, at most one a core. At the end of a part, other instructions round otherwise.
@@ -102,8 +101,8 @@ _ALL = "over all ranks, sharded, last device, LAPACK, loop 1, loop 2"
 
 def _shared(job: Job | Result) -> list[str]:
     job_id = json.loads((job.run_dir / "job.json").read_text())["job_id"]
-    own = Path(f"/dev/shm/jaxrun-{os.geteuid()}")
-    return [path.name for path in own.iterdir() if job_id in path.name] if own.exists() else []
+    # The directory goes with the last job that uses it.
+    return [path.name for path in Path("/dev/shm").glob(f"jaxrun-{os.geteuid()}/*") if job_id in path.name]
 
 
 def _bits_and_loads(folder: Path, *words: str) -> tuple[list[list[str]], list[list[str]]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
-from harness import DAEMONS, TIME_LIMIT, daemons, seconds_of_daemons
+from harness import DAEMONS, TIME_LIMIT, daemons, kill, seconds_of_daemons, wait_until
 
 from jaxrun.node.agent.guard import find_marked
 
@@ -83,17 +83,12 @@ class GangScript:
 
     def vanish(self) -> None:
         """All its processes end by themselves, and leave no file."""
-        deadline = time.monotonic() + TIME_LIMIT
-        while self.processes():
-            assert time.monotonic() < deadline, self.processes()
-            time.sleep(0.01)
-        assert list(self.temporary.iterdir()) == []
+        wait_until(lambda: not self.processes() and not list(self.temporary.iterdir()), "end of all")
 
     def close(self) -> None:
         self.process.kill()
         self.process.communicate()
-        for pid in self.processes():
-            os.kill(pid, signal.SIGKILL)
+        kill(self.processes())
 
 
 @pytest.fixture
@@ -266,10 +261,7 @@ def test_when_it_is_killed_nothing_of_its_stuck_ranks_and_their_daemons_is_left(
         assert len(running.processes()) > 3
         running.process.kill()
         running.vanish()
-        deadline = time.monotonic() + TIME_LIMIT
-        while daemons(seconds):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: not daemons(seconds))
 
 
 # ---- Ctrl-C
@@ -355,9 +347,6 @@ interrupted(stuck, gang.workers[0].pid, timeout=60)
 """)
     running.wait_for("[1] asleep")
     running.interrupt()
-    running_until = time.monotonic() + TIME_LIMIT
-    while not (tmp_path / "interrupted").exists():
-        assert time.monotonic() < running_until
-        time.sleep(0.01)
+    wait_until((tmp_path / "interrupted").exists)
     running.interrupt()
     assert running.end()[0].splitlines()[-1] == "caught False ((2, 2), (2, 2)) False"

@@ -6,8 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from agent_by_hand import alive, wait_until
-from harness import TIME_LIMIT
+from harness import TIME_LIMIT, is_alive, kill, wait_until, wait_until_dead
 
 from jaxrun.node.agent.guard import find_marked, job_marker
 
@@ -51,41 +50,37 @@ def launch(tmp_path):
         launcher.kill()
         launcher.wait()
         launcher.stdout.close()
-    for pid in find_marked(job_marker(job_id)):
-        os.kill(pid, 9)
-
-
-def wait_until_gone(pids):
-    wait_until(lambda: not any(map(alive, pids)))
+    kill(find_marked(job_marker(job_id)))
 
 
 def test_kill_9_of_the_launcher_leaves_nothing_though_the_terminal_has_signalled_the_guard(launch):
     launcher, guard, pids = launch("wait")
-    assert all(map(alive, pids)) and os.getsid(guard) == guard != os.getsid(launcher.pid)
+    wait_until(lambda: os.getsid(guard) == guard != os.getsid(launcher.pid))
+    assert all(map(is_alive, pids))
     for signum in (2, 15, 1):
         os.kill(guard, signum)
     launcher.kill()
     launcher.wait()
-    wait_until_gone([*pids, guard])
+    wait_until_dead(*pids, guard)
 
 
 def test_a_launcher_that_forgets_its_guard_leaves_nothing_either(launch):
     launcher, guard, pids = launch("exit")
     assert launcher.wait(TIME_LIMIT) == 0
-    wait_until_gone([*pids, guard])
+    wait_until_dead(*pids, guard)
 
 
 def test_a_disarmed_guard_ends_and_kills_nothing(launch):
     launcher, guard, pids = launch("disarm")
     assert launcher.wait(TIME_LIMIT) == 0
-    wait_until_gone([guard])
-    assert any(map(alive, pids))
+    wait_until_dead(guard)
+    assert any(map(is_alive, pids))
 
 
 def test_a_guard_keeps_none_of_the_launchers_streams_open(launch):
     launcher, guard, _ = launch("wait")
-    names = {fd: os.readlink(f"/proc/{guard}/fd/{fd}") for fd in os.listdir(f"/proc/{guard}/fd")}
-    assert list(names) == ["0"] and names["0"] != os.readlink(f"/proc/{launcher.pid}/fd/1")
+    wait_until(lambda: os.listdir(f"/proc/{guard}/fd") == ["0"])  # it may just have been forked
+    assert os.readlink(f"/proc/{guard}/fd/0") != os.readlink(f"/proc/{launcher.pid}/fd/1")
 
 
 # A subreaper with a guard, a daemon, and a worker with a child: child and daemon have no environment,
@@ -132,16 +127,15 @@ def test_descendants_without_a_mark_are_killed_too():
         guard, *pids = (int(launcher.stdout.readline()) for _ in range(4))
         looks = _looks(guard)
         wait_until(lambda: _looks(guard) >= looks + 20)
-        assert all(map(alive, pids))
+        assert all(map(is_alive, pids))
         launcher.kill()
         launcher.wait()
-        wait_until_gone([*pids, guard])
+        wait_until_dead(*pids, guard)
     finally:
         launcher.kill()
         launcher.wait()
         launcher.stdout.close()
-        for pid in filter(alive, pids):
-            os.kill(pid, 9)
+        kill(pids)
 
 
 @pytest.mark.parametrize("added", [True, False], ids=["added", "killed before it could be added"])
@@ -169,6 +163,8 @@ def test_only_the_jobs_own_processes_are_marked():
     another = {"JAXRUN_JOB_ID": job_id + "0", "X": f"JAXRUN_JOB_ID={job_id}"}
     other = subprocess.Popen(["sleep", "600"], env=another)
     try:
+        # While a program is being executed, its environment is empty.
+        wait_until(lambda: all(Path(f"/proc/{process.pid}/environ").read_bytes() for process in (child, other)))
         assert list(find_marked(job_marker(job_id))) == [child.pid]
     finally:
         for process in (child, other):

@@ -31,7 +31,7 @@ multihost_utils.sync_global_devices("never")
 
 def test_ranks_at_breakpoints_have_the_terminal_in_turn_and_the_culprit_with_pdb(tmp_path: Path, script) -> None:
     program = str(script(BREAKPOINTS))
-    with TerminalSession(tmp_path, "--no-run-dir", "--timeout", "80", "-n", "2", "--pdb", program) as terminal:
+    with TerminalSession(tmp_path, "--no-run-dir", "--timeout", "200", "-n", "2", "--pdb", program) as terminal:
         ranks = []
         for _ in range(2):
             terminal.wait_for("is in its debugger at program0.py:")

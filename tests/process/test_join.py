@@ -9,7 +9,7 @@ import subprocess
 import threading
 
 import pytest
-from harness_worker import IPV6, RANK_THREADS, without_gloo
+from harness_worker import IPV6, RANK_THREADS
 
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, StartCoordinator
@@ -156,17 +156,6 @@ def test_a_coordinator_that_cannot_listen_ends_the_worker_with_a_failure_report(
     failure = harness.workers[0].failure()
     assert (failure.stage, failure.error) == ("join", "OSError")
     assert "Cannot assign requested address" in failure.message
-
-
-def test_gloos_messages_are_removed_from_a_members_output_even_in_pieces():
-    whole = "[Gloo] Rank 1 is connected to 3 peer ranks. Expected number of connected peer ranks is : 3\n"
-    torn = (
-        "[Gloo] Rank [Gloo] Rank 11 is connected to  is connected to 3\n",
-        "3 peer ranks. Expected number of connected peer ranks is : 3\n",
-        "3\n",
-        "\n",
-    )
-    assert without_gloo("3\n" + whole + "".join(torn) + "1 2 4.0\n3\n") == "3\n1 2 4.0\n3\n"
 
 
 # ---- the reservation of the coordinator's port

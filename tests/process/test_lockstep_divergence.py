@@ -29,7 +29,7 @@ def diverge(tmp_path: Path, mode: str, *kinds: str, size: int = 2, flags: tuple[
     """At a keyboard that nobody touches. `--timeout` is for what must not be: a hang that is not seen."""
     keyboard, fingers = os.pipe()
     try:
-        flags = ("-n", str(size), "--lockstep", mode, "--timeout", "80", *flags)
+        flags = ("-n", str(size), "--lockstep", mode, "--timeout", "200", *flags)
         return jaxrun(tmp_path, *flags, DIVERGE, *kinds, stdin=keyboard)
     finally:
         os.close(keyboard)
@@ -149,7 +149,7 @@ def test_a_difference_is_on_the_screen_while_the_compilers_wait(tmp_path: Path, 
     program = script(SETTING + _COMPILES)
     with (
         screen.open("w") as err,
-        started(tmp_path, "-n", "2", "--timeout", "80", str(program), str(go_on), stderr=err) as job,
+        started(tmp_path, "-n", "2", "--timeout", "200", str(program), str(go_on), stderr=err) as job,
     ):
         job.wait_until(lambda: "pass the value" in screen.read_text(), "report")
         job.wait_for_output("compiling", 2)

@@ -3,9 +3,9 @@
 import os
 import re
 import signal
-import time
 
 import pytest
+from harness import wait_until
 from recording import SETTING, line_of, named
 from worker_harness import worker_harnesses
 
@@ -84,15 +84,15 @@ def job(tmp_path_factory):
     with worker_harnesses(folder) as begin:
         harness = begin([folder / "program.py"], 3, env=env)
         first, second, third = harness.workers
-        deadline = time.monotonic() + 60
-        while not ("waiting" in second.out and all("jit(waited)" in (w.flight.pending or ()) for w in (first, third))):
-            assert time.monotonic() < deadline, harness.describe()
+
+        def are_there():
             harness.poll(0.05)
             harness.send_due()
+            return "waiting" in second.out and all("jit(waited)" in (w.flight.pending or ()) for w in (first, third))
+
+        wait_until(are_there, "ranks that wait")
         os.kill(first.pid, signal.SIGKILL)
-        while first.status is None:
-            assert time.monotonic() < deadline, harness.describe()
-            harness.poll(0.05)
+        wait_until(lambda: harness.poll(0.05) or first.status is not None)
         yield harness.workers
 
 
@@ -183,15 +183,17 @@ def held(tmp_path_factory):
     (folder / "program.py").write_text(SETTING + _HELD)
     with worker_harnesses(folder) as begin:
         harness = begin([folder / "program.py"], 2, local={"lockstep": "strict"}, env={"GO_ON": str(go_on)})
-        deadline = time.monotonic() + 60
-        while not all("called" in worker.out for worker in harness.workers):
-            assert time.monotonic() < deadline, harness.describe()
+
+        def have_called():
             harness.poll(0.02)
             if not all(worker.received(Done) for worker in harness.workers):
                 harness.send_due()
             else:
                 go_on.touch()
                 harness.answer_calls()
+            return all("called" in worker.out for worker in harness.workers)
+
+        wait_until(have_called, "last calls")
         yield harness.run()
 
 
@@ -256,14 +258,8 @@ print("not reached", flush=True)
 """
     harness = start([script(SETTING + body)], 2, local={"lockstep": "strict"})
     first = harness.workers[0]
-    deadline = time.monotonic() + 60
-    while not first.received(Call):
-        assert time.monotonic() < deadline, harness.describe()
-        harness.poll(0.02)
-        harness.send_due()
+    wait_until(lambda: harness.poll(0.02) or harness.send_due() or first.received(Call))
     first.channel.close()
-    while first.status is None:
-        assert time.monotonic() < deadline, harness.describe()
-        harness.poll(0.02)
+    wait_until(lambda: harness.poll(0.02) or first.status is not None)
     assert first.status == 70
     assert "not reached" not in first.out

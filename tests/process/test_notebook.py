@@ -2,7 +2,6 @@
 
 import ast
 import re
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +14,8 @@ pytest.importorskip("ipykernel")
 pytest.importorskip("nbclient")
 
 import notebooks
-from notebooks import TIME_LIMIT, Kernel, processes, wait_until_gone
+from harness import wait_until
+from notebooks import Kernel, processes, wait_until_gone
 
 
 @dataclass(frozen=True)
@@ -229,10 +229,7 @@ def test_ranks_that_cannot_be_interrupted_are_started_anew_and_a_second_interrup
 
     def interrupt_twice():
         kernel.interrupt()
-        deadline = time.monotonic() + TIME_LIMIT
-        while not caught.exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(caught.exists)
         kernel.interrupt()
 
     ranks = ast.literal_eval(kernel.run("[worker.pid for worker in gang.workers]").result)

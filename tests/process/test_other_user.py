@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import stat
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from harness import MISBEHAVE, TIME_LIMIT, Job, start_command
+from harness import MISBEHAVE, started
 
 import jaxrun
 from jaxrun.frontends.gang import rank_connections
@@ -150,11 +151,11 @@ def open_directory() -> Iterator[Path]:
 def test_another_user_cannot_enter_a_job_or_learn_its_token(open_directory: Path) -> None:
     """Of `jaxrun attach`, whose token is in the environment of its processes and in the rendezvous file."""
     token, run_dir = "5" * 64, open_directory / "run"
-    words = ["attach", "--rank", "0", "--size", "1", "--rendezvous", str(open_directory), "--run-dir", str(run_dir)]
-    process = start_command([*words, MISBEHAVE, "--steps", "100000"], open_directory, {TOKEN: token})
-    try:
-        Job(process, run_dir).wait_for_output("ready")
-        pids = [process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]
+    words = ("attach", "--rank", "0", "--size", "1", "--rendezvous", str(open_directory), "--run-dir", str(run_dir))
+    command = (sys.executable, "-m", "jaxrun", *words, MISBEHAVE, "--steps", "100000")
+    with started(open_directory, command=command, env={TOKEN: token}) as job:
+        job.wait_for_output("ready")
+        pids = [job.process.pid, *(child.pid for child in psutil.Process(job.process.pid).children(recursive=True))]
         (rendezvous,) = open_directory.glob(".jaxrun-attach-*")
         assert token in rendezvous.read_text()
         assert as_stranger(lambda: [os.access(path, os.R_OK) for path in (open_directory, rendezvous)]) == [True, False]
@@ -163,6 +164,5 @@ def test_another_user_cannot_enter_a_job_or_learn_its_token(open_directory: Path
         assert unix_sockets(pids) == []
         shown = [path for path in run_dir.rglob("*") if path.is_file() and token.encode() in path.read_bytes()]
         assert shown == []
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=TIME_LIMIT)
+        job.process.send_signal(signal.SIGINT)
+        job.result()

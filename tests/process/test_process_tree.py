@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_by_hand import wait_until
+from harness import wait_until
 
 from jaxrun.node.agent.process_tree import TRACKER_GRACE_S, children, descendants, group_members, is_tracker, kill_group
 
@@ -33,7 +33,9 @@ from jaxrun.node.agent import process_tree
 process_tree.become_subreaper()
 worker = subprocess.Popen([sys.executable, "-c", {WORKER!r}], stdout=subprocess.PIPE, text=True, start_new_session=True)
 name, _ = worker.stdout.readline().split()
-(tracker,) = filter(process_tree.is_tracker, process_tree.descendants(worker.pid))
+while not (trackers := set(filter(process_tree.is_tracker, process_tree.descendants(worker.pid)))):
+    time.sleep(0.01)
+(tracker,) = trackers
 if sys.argv[1] == "stopped":
     os.kill(tracker, signal.SIGSTOP)
 process_tree.kill_group(worker.pid)
@@ -48,8 +50,9 @@ def test_a_group_is_killed_and_its_tracker_removes_the_shared_memory() -> None:
     assert worker.stdout is not None
     with worker.stdout:
         name, sleeper = worker.stdout.readline().split()
+    # The tracker may not have become one yet.
+    (tracker,) = wait_until(lambda: list(filter(is_tracker, descendants(worker.pid))))
     below = descendants(worker.pid)
-    (tracker,) = filter(is_tracker, below)
     assert below == children(worker.pid) == {tracker, int(sleeper)}
     assert group_members(worker.pid) == below | {worker.pid}
     kill_group(worker.pid)

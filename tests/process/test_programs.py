@@ -35,7 +35,7 @@ def test_a_loop_of_collectives_may_run_ahead_of_its_results_and_is_in_step(tmp_p
         "for _ in range(400):\n    x = step(x)\n"
         "print('means', [float(shard.data[0]) for shard in x.addressable_shards])\n"
     )
-    result = jaxrun(tmp_path, "-n", "2", "-d", "2", "--timeout", "80", str(program))
+    result = jaxrun(tmp_path, "-n", "2", "-d", "2", "--timeout", "200", str(program))
     assert (result.code, result.verdict()["divergence"], besides(result.err)) == (0, "", []), result
     assert result.out.count("means [1.0, 1.0]") == 2
 

@@ -1,5 +1,6 @@
 """C frames by py-spy: parsing of its output, and dumps that nobody waits for."""
 
+import gc
 import json
 import os
 import signal
@@ -9,7 +10,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from harness import TIME_LIMIT
+from harness import TIME_LIMIT, wait_until
 
 from jaxrun.analysis.diagnosis.stacks import NATIVE_STACKS_TIMEOUT_S
 from jaxrun.analysis.verdict.stack_text import format_by_text
@@ -119,10 +120,7 @@ ANSWER = """printf '[{"os_thread_id": %s, "thread_name": "", "frames": [{"name":
 
 
 def finish(dump):
-    deadline = time.monotonic() + TIME_LIMIT
-    while not dump.has_ended(time.monotonic()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: dump.has_ended(time.monotonic()))
     return dump.text()
 
 
@@ -148,6 +146,7 @@ def test_a_stopped_process_is_dumped_without_halting_it(py_spy):
 
 @pytest.mark.parametrize("end", ["deadline", "close"])
 def test_one_that_does_not_answer_is_killed_at_the_deadline_or_by_closing(py_spy, processes, end):
+    gc.collect()  # of tests before this one
     fds = len(os.listdir("/proc/self/fd"))
     dump = PySpy(HERE, 1000.0, program=py_spy("exec sleep 600"))
     assert not dump.has_ended(999.0 + NATIVE_STACKS_TIMEOUT_S)
@@ -157,7 +156,7 @@ def test_one_that_does_not_answer_is_killed_at_the_deadline_or_by_closing(py_spy
         assert dump.has_ended(dump.deadline)
         assert dump.text() == f"  py-spy has not answered in {NATIVE_STACKS_TIMEOUT_S:g} s"
     assert [process.wait(TIME_LIMIT) for process in processes] == [-signal.SIGKILL]
-    assert len(os.listdir("/proc/self/fd")) == fds
+    assert len(os.listdir("/proc/self/fd")) <= fds
 
 
 def test_it_may_be_reaped_by_the_agent(py_spy, processes):

@@ -6,7 +6,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from pytest_runs import TIME_LIMIT, Run, run, started
+from harness import TIME_LIMIT
+from pytest_runs import Run, run, started
 
 MARKED_FILES = ("fixtures.py", "outcomes.py", "broken_gangs.py", "breaks_on_ranks.py")
 STRICT = ("--strict-markers", "--strict-config", "-p", "xdist")

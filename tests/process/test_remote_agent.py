@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from agent_by_hand import SLEEPS, ByHand, alive, wait_until, wait_until_gone
-from harness import TIME_LIMIT
+from agent_by_hand import SLEEPS, ByHand
+from harness import TIME_LIMIT, is_alive, wait_until_dead, wait_until_gone
 
 from jaxrun import __version__
 from jaxrun.node.agent import __main__ as agent_command
@@ -125,9 +125,9 @@ def test_signals_and_snapshots_of_a_running_worker_which_leaves_nothing(by_hand,
     head.send(RankQuery(7, RankDetail.STACKS))
     taken = head.expect(RankReply)
     assert taken.number == 7 and "worker_by_hand.py" in taken.stacks and taken.cpu_seconds >= 0.0
-    assert head.output() == b"ready\n-15\n-10\n" and alive(pid)
+    assert head.output() == b"ready\n-15\n-10\n" and is_alive(pid)
     assert head.shut_down(143)[0] == 143
-    assert not alive(pid) and not alive(int((tmp_path / "pid").read_text()))
+    assert not is_alive(pid) and not is_alive(int((tmp_path / "pid").read_text()))
 
 
 def test_the_loss_of_the_head_ends_the_worker(by_hand):
@@ -135,7 +135,7 @@ def test_the_loss_of_the_head_ends_the_worker(by_hand):
     pid = head.run(SLEEPS)
     head.line.close()
     assert head.end()[0] == 69
-    assert not alive(pid)
+    assert not is_alive(pid)
 
 
 def test_the_loss_of_the_head_before_the_start_message_ends_the_agent(by_hand):
@@ -169,10 +169,10 @@ def test_an_agent_that_is_killed_takes_its_worker_with_it_and_no_other(tmp_path,
         daemons = [int((tmp_path / str(rank) / "pid").read_text()) for rank in range(2)]
         heads[0].process.kill()
         heads[0].process.communicate()
-        wait_until(lambda: not alive(workers[0]) and not alive(daemons[0]))
+        wait_until_dead(workers[0], daemons[0])
         heads[0].until(lambda: heads[0].line.lost_reason)
         assert "agent" in heads[0].line.lost_reason
-        assert alive(workers[1]) and alive(daemons[1]) and heads[1].process.poll() is None
+        assert is_alive(workers[1]) and is_alive(daemons[1]) and heads[1].process.poll() is None
         assert heads[1].shut_down(0)[0] == 0
     wait_until_gone(job_id)
 
@@ -214,10 +214,11 @@ def test_a_malformed_message_ends_the_agent_and_its_worker(by_hand):
 
 
 def test_an_agent_without_a_head_says_what_it_has_tried(by_hand):
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    head = by_hand(rank=4, size=9, JAXRUN_HEAD=f"127.0.0.1:{port}", JAXRUN_INIT_TIMEOUT="0.4")
-    status, err = head.end()
+    with socket.socket() as bound:  # a port at which nobody listens, and nobody else can
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+        head = by_hand(rank=4, size=9, JAXRUN_HEAD=f"127.0.0.1:{port}", JAXRUN_INIT_TIMEOUT="0.4")
+        status, err = head.end()
     assert status == 69 and err.startswith(
         f"jaxrun: rank 4 on {os.uname().nodename} found no head of the job within 0.4 s"
     )
@@ -258,13 +259,13 @@ def test_an_agent_ends_with_what_has_started_it(tmp_path, when):
             if not waits:
                 silent.settimeout(TIME_LIMIT)
                 silent.accept()[0].close()
-            assert alive(pid)
+            assert is_alive(pid)
         finally:
             mpirun.kill()
             mpirun.wait()
             mpirun.stdout.close()
             go.touch()
-        wait_until(lambda: not alive(pid))
+        wait_until_dead(pid)
     assert "the process that started this agent ended before" in (tmp_path / "err").read_text()
 
 

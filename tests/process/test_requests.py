@@ -6,12 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from types import SimpleNamespace
 
 import pytest
-from harness import MISBEHAVE, TIME_LIMIT, extended, started
+from harness import MISBEHAVE, TIME_LIMIT, extended, process_state, started, wait_until
 from jax.profiler import ProfileData
 
 from jaxrun.errors import UsageError
@@ -36,9 +35,7 @@ def stuck(tmp_path_factory):
     with (directory / "screen").open("wb") as screen:
         with started(directory, "-n", "2", MISBEHAVE, "--rank", "1", "--hang", stderr=screen) as job:
             job.wait_for_output("ready", 2)
-            deadline = time.monotonic() + TIME_LIMIT
-            while "2 groups" not in command("stacks", job.run_dir):
-                assert time.monotonic() < deadline
+            job.wait_until(lambda: "2 groups" in command("stacks", job.run_dir), "ranks that are stuck")
             yield job
             assert job.process.poll() is None
 
@@ -49,6 +46,7 @@ def stopped(job, rank):
     pid = next(event["pid"] for event in job.events("WorkerSpawned") if event["rank"] == rank)
     os.kill(pid, signal.SIGSTOP)
     try:
+        wait_until(lambda: process_state(pid) == "T")
         yield
     finally:
         os.kill(pid, signal.SIGCONT)

@@ -1,15 +1,93 @@
-"""Jobs on this machine that are started again (--max-restarts). When they are is in tests/unit/test_restarts.py."""
+"""Faults that are injected (--chaos), and jobs that are started again (--max-restarts).
+
+When they are is in tests/unit/test_restarts.py.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import signal
+import socket
 import time
 from pathlib import Path
 
 import pytest
-from harness import TIME_LIMIT, Result, extended, jaxrun, read_events, started, write_fake_runtime
+from harness import (
+    MISBEHAVE,
+    TIME_LIMIT,
+    Result,
+    extended,
+    jaxrun,
+    read_events,
+    started,
+    wait_until,
+    write_fake_runtime,
+)
 
+from jaxrun.protocol.names import CONTROL_FD
 from jaxrun.records.history.explain import explain_run
+
+# ---- faults
+
+
+def seconds_after(words: str, text: str) -> float:
+    """The number that follows `words` in a text: on a busy machine a fault comes later than asked, never sooner."""
+    return float(text.split(words, 1)[1].split()[0])
+
+
+def test_a_killed_rank_ends_the_job_as_if_it_had_died_by_itself(tmp_path: Path) -> None:
+    result = jaxrun(tmp_path, "-n", "2", "--chaos", "kill:1@300ms", MISBEHAVE)
+    assert result.code == 137, result
+    assert result.err.splitlines()[0].endswith(" · --chaos kill:1@0.3s")
+    headline = str(result.verdict()["headline"])
+    assert headline.startswith("rank 1 of 2 was killed by SIGKILL (9), as --chaos asked, ")
+    assert seconds_after("as --chaos asked, ", headline) >= 0.3
+    assert result.verdict()["culprits"] == [1]
+    (note,) = result.events("InjectFault")
+    assert (note["kind"], note["to"]) == ("kill", [1])
+    assert json.loads((result.run_dir / "job.json").read_text())["chaos"] == ["kill:1@0.3s"]
+
+
+def test_a_paused_rank_holds_the_others_up_and_is_named(tmp_path: Path) -> None:
+    result = jaxrun(tmp_path, "-n", "2", "--chaos", "pause:1@300ms", "--stall-timeout", "3", MISBEHAVE)
+    assert result.code == 124, result
+    assert "rank 1 was stopped by SIGSTOP (19), as --chaos asked, " in result.err
+    assert "rank 1 is stopped by a signal, and rank 0 waits for it" in result.err
+
+
+INTERRUPTED = """
+import os, time
+descriptors = os.listdir("/proc/self/fd")
+links = [os.readlink(f"/proc/self/fd/{{name}}") for name in descriptors if os.path.islink(f"/proc/self/fd/{{name}}")]
+try:
+    print("ready", {name!r} in os.environ, {link!r} in links, flush=True)
+    time.sleep(600)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+time.sleep(600)
+"""
+
+
+def test_the_control_line_interrupts_breaks_and_ends(tmp_path: Path, script) -> None:
+    ours, theirs = socket.socketpair()
+    number = theirs.fileno()
+    program = script(INTERRUPTED.format(name=CONTROL_FD, link=os.readlink(f"/proc/self/fd/{number}")))
+    environ = {CONTROL_FD: str(number)}
+    with ours, theirs, started(tmp_path, "-n", "2", str(program), env=environ, pass_fds=[number]) as job:
+        job.wait_for_output("ready False False", 2)
+        ours.sendall(b'{"signal": 2}\n')
+        job.wait_for_output("interrupted", 2)
+        ours.sendall(b'{"fault": "pause", "ranks": [1]}\n{"fault": "kill", "ranks": []}\nwhat?\n')
+        ours.close()
+        result = job.end()
+    assert result.code == 129, result
+    assert "rank 1 was stopped by SIGSTOP (19), as its gang asked" in result.err
+    assert "sent what is not understood: 'what?'" in result.err
+    assert result.err.count("process that started it") == 1
+
+
+# ---- restarts
 
 # argv: what happens to rank 1 in each attempt, in the step after its third: "kill", "raise", "exit" or "-" for nothing.
 PROGRAM = """
@@ -67,7 +145,7 @@ def test_a_job_that_fails_is_started_again_until_it_ends_well(tmp_path: Path, sc
 
 def test_an_injected_fault_comes_once_and_explain_shows_both_attempts(tmp_path: Path, script) -> None:
     program = script("import time\ntime.sleep(600)\n")
-    faults = ("--chaos", "kill:1@300ms", "--chaos", "kill:0@1s")
+    faults = ("--chaos", "kill:1@300ms", "--chaos", "kill:0@3s")
     result = jaxrun(tmp_path, "-n", "2", "--max-restarts", "3", *faults, str(program))
     # Killed twice without a step saved: the same signal.
     assert result.code == 137 and "twice in a row, and saved no step in between: that is a bug" in result.err
@@ -90,10 +168,7 @@ def test_a_signal_between_two_attempts_ends_the_job_and_leaves_nothing(
         code = job.process.wait(TIME_LIMIT)
         if signum == signal.SIGINT:
             assert code in (130, 7, 137)  # the last two where it met an attempt that was failing
-        deadline = time.monotonic() + TIME_LIMIT
-        while left := job.processes():
-            assert time.monotonic() < deadline, left
-            time.sleep(0.05)
+        wait_until(lambda: not job.processes())
 
 
 # ---- workers by hand, without jax
@@ -126,6 +201,6 @@ def test_a_stop_by_ctrl_c_restarts_nothing(tmp_path: Path) -> None:
         log = job.run_dir / "attempt-2" / "rank-0000.out"
         job.wait_until(lambda: log.exists() and "waiting" in log.read_text(), "rank that waits")
         job.process.send_signal(signal.SIGINT)
-        result = job.result()
-        assert result.code == 130 and "not restarted: it was asked to stop" in result.err
-        assert result.verdict()["attempt"] == 2 and job.processes() == []
+        result = job.end()
+    assert result.code == 130 and "not restarted: it was asked to stop" in result.err
+    assert result.verdict()["attempt"] == 2

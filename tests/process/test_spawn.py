@@ -1,13 +1,14 @@
 """What is started with streams, descriptors and variables of its own: a worker, and the launch command of a job."""
 
 import errno
+import gc
 import os
 import signal
 import sys
 from dataclasses import replace
 
 import pytest
-from agent_by_hand import wait_until
+from harness import kill, wait_until
 
 from jaxrun.controller.supervisor.launch_process import LOG_NAME, LaunchProcess
 from jaxrun.controller.supervisor.local import setup_of
@@ -72,6 +73,7 @@ def test_both_streams_the_channel_and_the_file_of_stacks_reach_the_worker():
 
 
 def test_a_failed_start_leaves_nothing_open(tmp_path):
+    gc.collect()  # of tests before this one
     before = os.listdir("/proc/self/fd")
     plan = _plan(str(tmp_path / "missing"), "-m", "jaxrun_runtime", "p")
     setup = setup_of(plan, os.environ)
@@ -82,7 +84,7 @@ def test_a_failed_start_leaves_nothing_open(tmp_path):
     pipes, _, ends = spawn.fork_request(setup, setup.workers[0])
     ends.close()
     pipes.close()
-    assert len(os.listdir("/proc/self/fd")) == len(before)
+    assert len(os.listdir("/proc/self/fd")) <= len(before)
 
 
 def test_the_fork_server_is_given_its_role_and_has_no_streams_but_stderr(tmp_path):
@@ -144,8 +146,7 @@ def launch(tmp_path):
         one.signal(signal.SIGKILL)
         wait_until(one.reap)
         one.close()
-    for pid in find_marked(job_marker(job_id)):
-        os.kill(pid, signal.SIGKILL)
+    kill(find_marked(job_marker(job_id)))
 
 
 def ended(command):

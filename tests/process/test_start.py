@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import MADE_NVML, Result, jaxrun
+from harness import MADE_NVML, Result, jaxrun, write_fake_runtime
 
 SHOW = """\
 import json, multiprocessing, os, socket, sys
@@ -186,12 +186,10 @@ def test_make_mesh_can_be_left_to_jax(tmp_path: Path) -> None:
 
 # ---- jobs that do not start
 
-OF_RANK_1 = """
-import os, time
+OTHER_SETTINGS = """
+import os
 if os.environ.get("JAXRUN_RANK") == "1":
-    {does}
-"""
-OTHER_SETTINGS = """os.environ["JAX_NUM_CPU_DEVICES"] = "3"
+    os.environ["JAX_NUM_CPU_DEVICES"] = "3"
     os.environ["XLA_FLAGS"] = "--xla_cpu_enable_fast_math=true"
     import numpy
     numpy.__version__ = "1.0"
@@ -214,7 +212,7 @@ def refused(tmp_path: Path, modules: dict[str, str], *options: str) -> Result:
 
 @pytest.mark.jax_version
 def test_ranks_with_other_devices_settings_or_versions_are_refused_with_what_differs(tmp_path: Path) -> None:
-    result = refused(tmp_path, {"sitecustomize.py": OF_RANK_1.format(does=OTHER_SETTINGS)}, "--no-fork")
+    result = refused(tmp_path, {"sitecustomize.py": OTHER_SETTINGS}, "--no-fork")
     assert result.code == 65
     assert "rank 1 " in " ".join(result.err.split())
     assert all(word in result.err for word in ("JAX_NUM_CPU_DEVICES", "XLA_FLAGS", "fast_math", "numpy", "1.0")), result
@@ -226,8 +224,8 @@ def test_ranks_with_other_devices_settings_or_versions_are_refused_with_what_dif
     ids=["it never starts", "it dies"],
 )
 def test_a_rank_that_does_not_start_is_named(tmp_path: Path, does: str, code: int) -> None:
-    modules = {"sitecustomize.py": OF_RANK_1.format(does=does)}
-    result = refused(tmp_path, modules, "--no-fork", "--init-timeout", "15")
+    words = ("-n", "2", "--init-timeout", "5", "by_hand.py", "run()", does)
+    result = jaxrun(tmp_path, *words, env=write_fake_runtime(tmp_path))
     assert result.code == code, result
     assert "rank 1" in result.err
     assert code != 69 or "1 of 2 ranks" in result.err

@@ -73,8 +73,7 @@ def test_ctrl_c_is_keyboard_interrupt_in_every_rank_that_it_reaches(tmp_path: Pa
     with started(tmp_path, "-n", "3", "--grace", "5", str(script(INTERRUPTED, "interrupted.py"))) as job:
         job.wait_for_output("ready", 3)
         job.process.send_signal(signal.SIGINT)
-        result = job.result()
-        assert job.processes() == []
+        result = job.end()
     assert result.code == 130, result
     # Rank 0 leaves the call that rank 1 waits in, so that rank 1 returns to Python, with an error of the call.
     caught = ["ready", "caught", "finally", "exit handler"]
@@ -151,8 +150,7 @@ def test_sigterm_that_nobody_listens_to_ends_the_job_at_once(tmp_path: Path) -> 
     with started(tmp_path, "-n", "1", "--grace", "600", MISBEHAVE, "--rank", "0", "--hang") as job:
         job.wait_for_output("ready")
         job.process.terminate()
-        result = job.result()
-        assert job.processes() == []
+        result = job.end()
     assert result.code == 143
     assert "no rank listens to SIGTERM, so 1 rank was killed at once" in result.err
 

@@ -180,7 +180,7 @@ def test_children_end_by_sigterm_and_a_wait_for_one_names_the_way_out(tmp_path: 
 
         job.wait_until(is_named, "snapshot of a wait for a child")
         assert "rank 1 waits for data (multiprocessing.map)" in text
-        assert "Segmentation fault" in (job.run_dir / "rank-0001.err").read_text()
         for _ in range(2):
             job.process.send_signal(signal.SIGINT)
         job.result()
+    assert "Segmentation fault" in (job.run_dir / "rank-0001.err").read_text()

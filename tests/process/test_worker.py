@@ -6,8 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from agent_by_hand import wait_until
-from harness import wait_until_dead
+from harness import wait_until, wait_until_dead
 from harness_worker import environment
 
 from jaxrun.protocol.worker_messages import (

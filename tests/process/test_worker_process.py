@@ -9,8 +9,7 @@ import sys
 import time
 
 import pytest
-from agent_by_hand import wait_until
-from harness import wait_until_dead
+from harness import wait_until, wait_until_dead
 
 from jaxrun.errors import ProtocolError
 from jaxrun.node.agent.spawn import WorkerPipes

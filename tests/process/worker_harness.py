@@ -8,6 +8,7 @@ import socket
 import sys
 import time
 
+from harness import TIME_LIMIT
 from harness_worker import HarnessWorker, environment, spawn
 
 from jaxrun.protocol.codec import encode
@@ -39,7 +40,6 @@ _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
 
 JOB_ID = "5eed" * 8
-_TIMEOUT_S = 60.0
 
 
 class WorkerHarness:
@@ -98,7 +98,7 @@ class WorkerHarness:
             channel_fd=channel,
             stacks_fd=stacks,
             flight_fd=flight,
-            init_timeout=_TIMEOUT_S,
+            init_timeout=float(TIME_LIMIT),
             **{"compile": "each", **self.local},
         )
         return env.to_env()
@@ -119,7 +119,7 @@ class WorkerHarness:
             standard = [null.fileno(), null.fileno(), log.fileno()]
             self.server = spawn(argv, self.environ, standard, [theirs.fileno()], self.folder)
         theirs.close()
-        ours.settimeout(_TIMEOUT_S)
+        ours.settimeout(TIME_LIMIT)
         with ours:
             ours.send(encode(ConfigureForkServer(tuple(map(str, self.argv)), {}, (), "")))
             for rank, descriptors in enumerate(ends):
@@ -140,14 +140,14 @@ class WorkerHarness:
 
     # ---- what agent and head do
 
-    def run(self, *, until=None, kill_on_failure=True, on_failed=None, timeout=_TIMEOUT_S):
+    def run(self, *, until=None, kill_on_failure=True, on_failed=None):
         """Run the job until all workers have ended, or with `until`, have sent a message of that kind.
 
         `on_failed(worker)` is called for each worker that has sent Failed.
         """
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + TIME_LIMIT
         while not all(worker.status is not None or (until and worker.received(until)) for worker in self.workers):
-            assert time.monotonic() < deadline, f"not over after {timeout} s:\n{self.describe()}"
+            assert time.monotonic() < deadline, f"not over after {TIME_LIMIT} s:\n{self.describe()}"
             self.poll(0.05)
             self.send_due()
             if on_failed:
