@@ -22,6 +22,8 @@ from jaxrun import __version__
 from jaxrun.protocol import addresses, auth
 from jaxrun.protocol.agent_messages import (
     AgentReport,
+    ClockProbe,
+    ClockReply,
     HeadToAgent,
     JobInfo,
     Shutdown,
@@ -151,6 +153,8 @@ class Agent:
             case SignalWorker() if message.signum == signal.SIGKILL and not self._ended:
                 self.exit(-signal.SIGKILL)
                 self._crowd.reached("told", of=self._crowd.size - 1)
+            case ClockProbe():
+                self.say(ClockReply(self.rank, message.asked_at, time.time()))
             case Shutdown():
                 self._crowd.dismiss(self)
 

@@ -115,6 +115,12 @@ def test_the_shortest_round_trip_says_how_far_a_clock_is_off():
     assert network.offsets.offset(0, network.now) is None
 
 
+def test_each_host_is_asked_once_by_the_first_of_its_ranks_that_live():
+    assert ClockOffsets(HOSTS).probe((0, 1, 2), 5.0) == [Send((0, 1), ClockProbe(5.0))]
+    assert ClockOffsets(HOSTS).probe((2,), 5.0) == [Send((2,), ClockProbe(5.0))]
+    assert ClockOffsets(HOSTS).probe((), 5.0) == []
+
+
 def test_it_is_logged_again_only_if_it_is_another():
     network = Network({"h2": 5.0})
     assert network.probe(1, *[(0.001, 0.001)] * 3)

@@ -40,14 +40,20 @@ class ClockOffsets:
     def __init__(self, hosts: Mapping[int, str]) -> None:
         """`hosts` maps each rank to its host; it may be filled in later."""
         self._hosts = hosts
+        self._ranks: dict[str, list[int]] = {}  # of each host, as of the last probe
         self._measured: dict[str, deque[ClockOffset]] = {}
         self._left: dict[int, int] = {}  # probes, by rank
         self._recorded: dict[str, ClockOffset] = {}
 
     def probe(self, ranks: Sequence[int], now: float) -> list[Action]:
-        """Measure the clocks of these ranks' hosts anew."""
-        self._left.update(dict.fromkeys(ranks, _PROBES - 1))
-        return [Send(tuple(ranks), ClockProbe(now))] if ranks else []
+        """Measure the clocks of these ranks' hosts anew, each by the first of them."""
+        self._ranks.clear()
+        for rank, host in sorted(self._hosts.items()):
+            self._ranks.setdefault(host, []).append(rank)
+        first_of = {self._hosts[rank]: rank for rank in sorted(ranks, reverse=True)}
+        firsts = tuple(sorted(first_of.values()))
+        self._left.update(dict.fromkeys(firsts, _PROBES - 1))
+        return [Send(firsts, ClockProbe(now))] if firsts else []
 
     def handle(self, reply: ClockReply, now: float) -> list[Action]:
         """An agent has answered: ask it again, or note what is known now of its host's clock."""
@@ -73,4 +79,4 @@ class ClockOffsets:
             return []
         self._recorded[host] = best
         offset, error = round(best.offset_s, 6), round(best.error_s + _UNIT_S, 6)
-        return [RecordClock(other, offset, error) for other in sorted(self._hosts) if self._hosts[other] == host]
+        return [RecordClock(other, offset, error) for other in self._ranks.get(host, (rank,))]
