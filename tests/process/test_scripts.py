@@ -21,7 +21,7 @@ from harness import TIME_LIMIT, extended
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrun.spec.job.hosts import expand_node_list
+from jaxrun.spec.backends.slurm_allocation import expand_node_list
 
 ROOT = Path(__file__).parents[2]
 

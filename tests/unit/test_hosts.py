@@ -8,15 +8,14 @@ import subprocess
 import pytest
 
 from jaxrun.errors import UsageError
-from jaxrun.spec.job.hosts import (
+from jaxrun.spec.backends.hosts import (
     HostSlots,
-    expand_counts,
-    expand_node_list,
     parse_host_list,
     parse_hostfile,
     place_ranks,
     read_hostfile,
 )
+from jaxrun.spec.backends.slurm_allocation import expand_counts, expand_node_list
 
 
 def slots(*pairs):
@@ -32,7 +31,6 @@ def slots(*pairs):
         ("h1:2,h2:1,h1:1", slots(("h1", 3), ("h2", 1))),
         ("h1,h1:3", slots(("h1", 4))),
         ("10.1.0.4:2,node-7.rack_2.example.org", slots(("10.1.0.4", 2), ("node-7.rack_2.example.org", None))),
-        ("[fd00::1]:2,[fe80::1%eth0]", slots(("fd00::1", 2), ("fe80::1%eth0", None))),
     ],
 )
 def test_a_host_list_is_read_as_mpirun_reads_it(text, expected):
@@ -47,8 +45,7 @@ def test_a_host_list_is_read_as_mpirun_reads_it(text, expected):
         ("h1:x", "'h1:x'", "h1:4,h2:4"),
         ("h1:0", "'h1:0'", "leave the host out"),
         ("h1 h2", "'h1 h2'", "h1:4,h2:4"),
-        ("h1:4:4", "'h1:4:4'", "[fd00::1]:4"),
-        ("fd00::1", "'fd00::1'", "[fd00::1]:4"),
+        ("h1:4:4", "'h1:4:4'", "h1:4,h2:4"),
         ("[h1]:2", "'[h1]:2'", "h1:4,h2:4"),
         ("me@h1", "'me@h1'", "~/.ssh/config"),
         ("h1:9999999", "'h1:9999999'", "h1:4,h2:4"),
@@ -67,14 +64,11 @@ h1 slots=4 max_slots=8   # two sockets\r
   h2   slots = 2\tmax-slots=2
 h3:4
 h4
-[fd00::5]:2
 h6 max_slots=3
 h7
 h7
 h3:1"""
-    assert parse_hostfile(text, "hosts") == slots(
-        ("h1", 4), ("h2", 2), ("h3", 5), ("h4", None), ("fd00::5", 2), ("h6", 3), ("h7", 2)
-    )
+    assert parse_hostfile(text, "hosts") == slots(("h1", 4), ("h2", 2), ("h3", 5), ("h4", None), ("h6", 3), ("h7", 2))
 
 
 @pytest.mark.parametrize(
@@ -83,10 +77,6 @@ h3:1"""
         ("h1 slots=four", "'slots=four' is neither slots=NUMBER nor max_slots=NUMBER"),
         ("h1 slots=2 binding=user:1", "'binding=user:1' is neither"),
         ("h1 slots=0", "'slots=0' has no slot"),
-        ("h1 slots=2 slots=3", "slots is given twice"),
-        ("h1:2 slots=2", "slots is given twice"),
-        ("h1 max_slots=2 max-slots=2", "max_slots is given twice"),
-        ("h1 slots=4 max_slots=2", "max_slots=2 is less than its 4 slots"),
         ("h1,h2", "'h1,h2' is not a host"),
         ("me@h1 slots=2", "'me@h1' names a user"),
     ],

@@ -9,10 +9,9 @@ import pytest
 from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.protocol.env import AgentEnv
 from jaxrun.spec.backends import mpirun
-from jaxrun.spec.backends.mpi_hosts import place_on_hosts
+from jaxrun.spec.backends.hosts import HostSlots, place_on_hosts
 from jaxrun.spec.backends.mpirun import forwarded_variables, plan
 from jaxrun.spec.backends.slurm_allocation import Allocation
-from jaxrun.spec.job.hosts import HostSlots
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import AGENT_ARGV
 
@@ -232,7 +231,7 @@ def test_an_mpirun_that_is_no_program_is_named(install, tmp_path):
             ",".join(f"a-host-with-a-rather-long-name-{number}" for number in range(4000)),
             r"would have \d{6} bytes, more than 100000.*--mpi-args '--hostfile FILE'",
         ),
-        ("[fd00::1]:2", r"cannot take the address \[fd00::1\]; give this host a name"),
+        ("[fd00::1]:2", r"'\[fd00::1\]:2' is not a host; expected hosts such as"),
     ],
     ids=["too many", "IPv6"],
 )

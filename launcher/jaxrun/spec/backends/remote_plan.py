@@ -91,6 +91,19 @@ def replan(plan: Plan, placement: Sequence[str], spares: Sequence[str], environ:
     )
 
 
+def count_without_spares(job: Job, there: int) -> int:
+    """How many of the hosts that are there the job runs on, beside its --spares. Raises UsageError if too few are."""
+    wanted = job.hosts or there - job.spares
+    if wanted < 1 or wanted + job.spares > there:
+        jobs = f"-N {job.hosts} and " if job.hosts else ""
+        raise UsageError(
+            f"{jobs}--spares {job.spares} {'take' if jobs else 'leave'} "
+            + (f"{wanted + job.spares} hosts" if jobs else "no host for the job")
+            + f", but there {'is' if there == 1 else 'are'} {plural(there, 'host')}; name more, or give fewer spares"
+        )
+    return wanted
+
+
 @dataclass(frozen=True, slots=True)
 class HostChoice:
     """Where the next attempt runs.

@@ -18,10 +18,9 @@ from dataclasses import dataclass, replace
 
 from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.protocol.settings import STDIN_RANK_0
-from jaxrun.spec.backends.remote_plan import plan_remote
+from jaxrun.spec.backends.remote_plan import count_without_spares, plan_remote
 from jaxrun.spec.backends.sbatch import check_slurm_args, has_option, sbatch_options
 from jaxrun.spec.backends.slurm_allocation import Allocation, read_allocation, spread_tasks
-from jaxrun.spec.job.hosts import count_without_spares
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import AGENT_ARGV, LaunchCommand, Plan
 from jaxrun.text import UNKNOWN_HOST, plural

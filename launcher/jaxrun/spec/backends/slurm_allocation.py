@@ -10,9 +10,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
+from math import prod
 
 from jaxrun.errors import UsageError
-from jaxrun.spec.job.hosts import expand_counts, expand_node_list
+
+_NODE = re.compile(r"(?:[A-Za-z0-9_.-]|\[[^\[\]]*\])+")
+_RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
+_COUNT = re.compile(r"([0-9]{1,6})(?:\(x([1-9][0-9]{0,5})\))?")
+_MAX_NODES = 1 << 16  # Slurm's own limit; a longer list is a typing error
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +118,48 @@ def _number(environ: Mapping[str, str], name: str, otherwise: int = 0) -> int:
     if not text.isdecimal():
         raise UsageError(f"{name}={text!r} is not a number, as Slurm would set it; unset it")
     return int(text)
+
+
+# ---- lists as Slurm writes them
+
+
+def expand_node_list(text: str) -> tuple[str, ...]:
+    """Expand Slurm's "rack[1-2]n[01-16],login1", the last bracket fastest. Raises UsageError if it is no list."""
+    nodes: list[str] = []
+    for name in re.split(r",(?![^\[\]]*\])", text):
+        if not _NODE.fullmatch(name):
+            raise UsageError(f"{text!r} is not a list of Slurm nodes such as rack[1-2]n[01-16],login1: see {name!r}")
+        parts = [
+            _numbers(part[1:-1], text) if part[0] == "[" else [part] for part in re.findall(r"\[.*?\]|[^\[]+", name)
+        ]
+        if len(nodes) + prod(map(len, parts)) > _MAX_NODES:
+            raise UsageError(f"{text!r} names more than {_MAX_NODES} nodes")
+        nodes += map("".join, product(*parts))
+    return tuple(nodes)
+
+
+def _numbers(ranges: str, text: str) -> list[str]:
+    """Expand "1,07-11" to 1, 07, 08, 09, 10, 11: each number as wide as the first of its range."""
+    numbers: list[str] = []
+    for part in ranges.split(","):
+        match = _RANGE.fullmatch(part)
+        if match is None or int(match[2] or match[1]) < int(match[1]):
+            raise UsageError(
+                f"{text!r} is not a list of Slurm nodes: [{ranges}] needs numbers such as 1,3-5, see {part!r}"
+            )
+        span = range(int(match[1]), int(match[2] or match[1]) + 1)
+        if len(numbers) + len(span) > _MAX_NODES:
+            raise UsageError(f"{text!r} names more than {_MAX_NODES} nodes")
+        numbers += [f"{number:0{len(match[1])}}" for number in span]
+    return numbers
+
+
+def expand_counts(text: str) -> tuple[int, ...]:
+    """Expand Slurm's "2(x3),1" to 2, 2, 2, 1. Raises UsageError if it is no list of counts."""
+    counts: list[int] = []
+    for part in text.split(","):
+        match = _COUNT.fullmatch(part)
+        if match is None:
+            raise UsageError(f"{text!r} is not a list of counts by Slurm, such as 2(x3),1: see {part!r}")
+        counts += [int(match[1])] * int(match[2] or 1)
+    return tuple(counts)

@@ -1,4 +1,4 @@
-"""Parses lists of hosts as mpirun and Slurm write them, and places ranks on hosts.
+"""Parses lists of hosts as mpirun takes them, and places ranks on hosts.
 
 The rules are those of mpirun: a host that is named again gets more slots, a name alone counts for one slot where others
 have a number, and ranks fill the hosts block by block.
@@ -8,52 +8,33 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from itertools import product
-from math import prod
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxrun.errors import UsageError
-from jaxrun.text import plural
+from jaxrun.spec.backends.remote_plan import count_without_spares
+from jaxrun.spec.backends.slurm_allocation import Allocation, spread_tasks
+from jaxrun.text import UNKNOWN_HOST, plural
 
 if TYPE_CHECKING:
     from jaxrun.spec.job.job import Job
 
-_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
-_ADDRESS = r"[0-9A-Fa-f]*:[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?"
-_HOST = re.compile(rf"(?:(?P<name>{_NAME})|\[(?P<address>{_ADDRESS})\])(?::(?P<slots>[0-9]{{1,6}}))?")
+_HOST = re.compile(r"(?P<name>[A-Za-z0-9_][A-Za-z0-9_.-]*)(?::(?P<slots>[0-9]{1,6}))?")
 _SETTING = re.compile(r"(?P<key>slots|max[_-]slots)=(?P<value>[0-9]{1,6})")
-_NODE = re.compile(r"(?:[A-Za-z0-9_.-]|\[[^\[\]]*\])+")
-_RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
-_COUNT = re.compile(r"([0-9]{1,6})(?:\(x([1-9][0-9]{0,5})\))?")
-_MAX_NODES = 1 << 16  # Slurm's own limit; a longer list is a typing error
 _MAX_HOSTS_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
 class HostSlots:
-    """A host (an IPv6 address without brackets) and how many processes it can take; None where nothing was said."""
+    """A host and how many processes it can take; None where nothing was said."""
 
     name: str
     slots: int | None
 
 
-def count_without_spares(job: Job, there: int) -> int:
-    """How many of the hosts that are there the job runs on, beside its --spares. Raises UsageError if too few are."""
-    wanted = job.hosts or there - job.spares
-    if wanted < 1 or wanted + job.spares > there:
-        jobs = f"-N {job.hosts} and " if job.hosts else ""
-        raise UsageError(
-            f"{jobs}--spares {job.spares} {'take' if jobs else 'leave'} "
-            + (f"{wanted + job.spares} hosts" if jobs else "no host for the job")
-            + f", but there {'is' if there == 1 else 'are'} {plural(there, 'host')}; name more, or give fewer spares"
-        )
-    return wanted
-
-
 def parse_host_list(text: str) -> tuple[HostSlots, ...]:
-    """Parse -H: "h1:4,h2:4", "h1,h2", "[fd00::1]:2". Raises UsageError that names the part that is wrong."""
+    """Parse -H: "h1:4,h2:4", "h1,h2". Raises UsageError that names the part that is wrong."""
     try:
         return _merge_duplicates([_parse_host(part.strip()) for part in text.split(",")])
     except ValueError as reason:
@@ -100,27 +81,19 @@ def _parse_host(text: str) -> HostSlots:
     if match is None:
         if "@" in text:
             raise ValueError(f"{text!r} names a user, which not every mpirun takes; name the user in ~/.ssh/config")
-        if text.count(":") > 1 and "[" not in text:
-            raise ValueError(f"{text!r} is ambiguous; write an IPv6 address in brackets, as in [fd00::1]:4")
         raise ValueError(f"{text!r} is not a host")
-    return HostSlots(match["name"] or match["address"], _at_least_one(text, match["slots"]))
+    return HostSlots(match["name"], _at_least_one(text, match["slots"]))
 
 
 def _with_settings(host: HostSlots, words: Iterable[str]) -> HostSlots:
     """Apply Open MPI's `slots` and `max_slots` to `host`; as in Open MPI, the limit alone is also the number."""
-    given: dict[str, int | None] = {} if host.slots is None else {"slots": host.slots}
+    given: dict[str, int | None] = {}
     for word in words:
         match = _SETTING.fullmatch(word)
         if match is None:
             raise ValueError(f"{word!r} is neither slots=NUMBER nor max_slots=NUMBER")
-        key = match["key"].replace("-", "_")
-        if key in given:
-            raise ValueError(f"{key} is given twice")
-        given[key] = _at_least_one(word, match["value"])
-    limit, slots = given.get("max_slots"), given.get("slots")
-    if limit is not None and slots is not None and limit < slots:
-        raise ValueError(f"max_slots={limit} is less than its {plural(slots, 'slot')}")
-    return HostSlots(host.name, limit if slots is None else slots)
+        given[match["key"].replace("-", "_")] = _at_least_one(word, match["value"])
+    return HostSlots(host.name, host.slots or given.get("slots") or given.get("max_slots"))
 
 
 def _at_least_one(text: str, number: str | None) -> int | None:
@@ -178,43 +151,68 @@ def _too_many(hosts: Sequence[HostSlots], room: Sequence[int], processes: int, p
     return f"-n {processes}, but {there} ({names}); lower -n, name more hosts, or give them more slots, such as {more}"
 
 
-def expand_node_list(text: str) -> tuple[str, ...]:
-    """Expand Slurm's "rack[1-2]n[01-16],login1", the last bracket fastest. Raises UsageError if it is no list."""
-    nodes: list[str] = []
-    for name in re.split(r",(?![^\[\]]*\])", text):
-        if not _NODE.fullmatch(name):
-            raise UsageError(f"{text!r} is not a list of Slurm nodes such as rack[1-2]n[01-16],login1: see {name!r}")
-        parts = [
-            _numbers(part[1:-1], text) if part[0] == "[" else [part] for part in re.findall(r"\[.*?\]|[^\[]+", name)
-        ]
-        if len(nodes) + prod(map(len, parts)) > _MAX_NODES:
-            raise UsageError(f"{text!r} names more than {_MAX_NODES} nodes")
-        nodes += map("".join, product(*parts))
-    return tuple(nodes)
+# ---- under mpirun: by -H or --hostfile, by Slurm's allocation, or as mpirun itself knows
 
 
-def _numbers(ranges: str, text: str) -> list[str]:
-    """Expand "1,07-11" to 1, 07, 08, 09, 10, 11: each number as wide as the first of its range."""
-    numbers: list[str] = []
-    for part in ranges.split(","):
-        match = _RANGE.fullmatch(part)
-        if match is None or int(match[2] or match[1]) < int(match[1]):
-            raise UsageError(
-                f"{text!r} is not a list of Slurm nodes: [{ranges}] needs numbers such as 1,3-5, see {part!r}"
-            )
-        span = range(int(match[1]), int(match[2] or match[1]) + 1)
-        if len(numbers) + len(span) > _MAX_NODES:
-            raise UsageError(f"{text!r} names more than {_MAX_NODES} nodes")
-        numbers += [f"{number:0{len(match[1])}}" for number in span]
-    return numbers
+def named_hosts(job: Job) -> tuple[HostSlots, ...]:
+    """Return the hosts of -H or --hostfile."""
+    return read_hostfile(job.hostfile) if job.hostfile else parse_host_list(job.host_list) if job.host_list else ()
 
 
-def expand_counts(text: str) -> tuple[int, ...]:
-    """Expand Slurm's "2(x3),1" to 2, 2, 2, 1. Raises UsageError if it is no list of counts."""
-    counts: list[int] = []
-    for part in text.split(","):
-        match = _COUNT.fullmatch(part)
-        if match is None:
-            raise UsageError(f"{text!r} is not a list of counts by Slurm, such as 2(x3),1: see {part!r}")
-        counts += [int(match[1])] * int(match[2] or 1)
-    return tuple(counts)
+def place_on_hosts(job: Job, named: Sequence[HostSlots], allocation: Allocation | None) -> tuple[str, ...]:
+    """Return the host of each rank, UNKNOWN_HOST where only mpirun knows. Raises UsageError if numbers do not fit."""
+    if job.placement:
+        return job.placement
+    hosts = named or (_allocated_hosts(job, allocation) if allocation else ())
+    if not hosts:
+        return (UNKNOWN_HOST,) * _process_count(job)
+    if job.spares:
+        job = replace(job, hosts=count_without_spares(job, len(hosts)))
+    if job.hosts is None:
+        return place_ranks(hosts, job.processes, job.processes_per_host)
+    if job.hosts > len(hosts):
+        there = f"there {'is' if len(hosts) == 1 else 'are'} {plural(len(hosts), 'host')}"
+        raise UsageError(f"-N {job.hosts}, but {there}; lower -N, or name more hosts")
+    return _place_on_each(job, hosts[: job.hosts])
+
+
+def spare_hosts(job: Job, named: Sequence[HostSlots], allocation: Allocation | None) -> tuple[str, ...]:
+    """Return the hosts behind those of the job that wait to take the place of one."""
+    if not job.spares:
+        return ()
+    names = [host.name for host in named] or list(allocation.nodes if allocation else ())
+    used = count_without_spares(job, len(names)) if names else 0
+    return tuple(names[used : used + job.spares])
+
+
+def _allocated_hosts(job: Job, allocation: Allocation) -> tuple[HostSlots, ...]:
+    """Return the nodes of the allocation, with a slot for each task that srun would put there, unless all are alike."""
+    alike = job.processes_per_host or (job.hosts and job.processes)
+    processes = None if alike else job.processes or allocation.tasks
+    if processes is None:
+        return tuple(HostSlots(node, None) for node in allocation.nodes)
+    counts = spread_tasks(processes, [cpus // (allocation.cpus_per_task or 1) for cpus in allocation.cpus])
+    return tuple(HostSlots(node, count) for node, count in zip(allocation.nodes, counts, strict=True) if count)
+
+
+def _place_on_each(job: Job, hosts: Sequence[HostSlots]) -> tuple[str, ...]:
+    """Place at least one rank on each of the hosts of -N."""
+    processes, each = job.processes, job.processes_per_host
+    if processes is None or each is not None:
+        return place_ranks(hosts, processes, each)
+    place_ranks(hosts, processes, None)  # refuses more than there are slots
+    unlimited = all(host.slots is None for host in hosts)
+    counts = spread_tasks(processes, [processes if unlimited else host.slots or 1 for host in hosts])
+    return tuple(host.name for host, count in zip(hosts, counts, strict=True) for _ in range(count))
+
+
+def _process_count(job: Job) -> int:
+    """Return the number of processes where only mpirun knows the hosts. Raises UsageError if it is not given."""
+    if job.hosts is not None:
+        raise UsageError(f"-N {job.hosts} needs the names of the hosts; give them with -H or --hostfile")
+    if job.processes is None:
+        raise UsageError(
+            "--backend mpirun cannot tell how many processes are wanted: say how many with -n, or on which hosts with "
+            "-H h1:4,h2:4 or --hostfile FILE"
+        )
+    return job.processes
