@@ -21,8 +21,7 @@ from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head
 from jaxrun.controller.head.head_state import TimeLimits
 from jaxrun.controller.supervisor.attempts import AttemptContext
-from jaxrun.controller.supervisor.dispatch import Dispatcher
-from jaxrun.controller.supervisor.executor import Executor
+from jaxrun.controller.supervisor.executor import Dispatcher, Executor
 from jaxrun.controller.supervisor.local import LocalLink, setup_of
 from jaxrun.controller.supervisor.terminal import Terminal
 from jaxrun.node.agent.agent import Agent

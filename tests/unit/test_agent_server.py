@@ -13,9 +13,9 @@ from listener_thread import frame, wait_until
 
 from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
 from jaxrun.controller.supervisor import loss_watch
+from jaxrun.controller.supervisor.agent_receiver import SpareAgents
 from jaxrun.controller.supervisor.executor import Executor
 from jaxrun.controller.supervisor.server import AgentServer
-from jaxrun.controller.supervisor.spare_agents import SpareAgents
 from jaxrun.node.channel.connection import HEAD_TO_AGENT, Connection
 from jaxrun.node.channel.host_addresses import HostAddress
 from jaxrun.node.channel.listener import listen_on_tcp

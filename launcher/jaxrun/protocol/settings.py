@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection
 from dataclasses import Field, dataclass, field, fields
+from functools import cache
 from typing import Any
 
 from jaxrun.errors import UsageError
@@ -79,7 +80,12 @@ def option(title: str, text: str, *, default: Any = None, **attributes: Any) -> 
 
 def options_of(record: Any) -> list[tuple[Field[Any], Option]]:
     """Return the fields of a dataclass that have an option, and these options."""
-    return [(each, each.metadata["option"]) for each in fields(record) if "option" in each.metadata]
+    return _options_of(record if isinstance(record, type) else type(record))
+
+
+@cache
+def _options_of(kind: type[Any]) -> list[tuple[Field[Any], Option]]:
+    return [(each, each.metadata["option"]) for each in fields(kind) if "option" in each.metadata]
 
 
 def check_values(record: Any) -> None:

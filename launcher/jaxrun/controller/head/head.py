@@ -32,7 +32,7 @@ from jaxrun.controller.head.head_state import PROGRESS_INTERVAL_S, HeadState, Jo
 from jaxrun.controller.head.health_checks import HealthChecks
 from jaxrun.controller.head.interruption import Interruption, InterruptionEvent
 from jaxrun.controller.head.queries import RankQueries
-from jaxrun.controller.head.requests import Profiles, Requests
+from jaxrun.controller.head.requests import RequestEvent, Requests
 from jaxrun.controller.head.shutdown import JobShutdown
 from jaxrun.controller.head.startup import Startup, StartupEvent
 from jaxrun.controller.head.straggler_detector import StragglerDetector
@@ -52,9 +52,9 @@ from jaxrun.protocol.debugger_messages import DebuggerMessage
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF
 from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, RankReply, RecorderSnapshot
 from jaxrun.protocol.stop_messages import StopMessageToHead
-from jaxrun.protocol.worker_messages import Call, Done, Failed, ProfileEnded
+from jaxrun.protocol.worker_messages import Call, Done, Failed
 from jaxrun.records.event_log.actions import Action, PrintLine
-from jaxrun.records.event_log.events import AgentLost, Event, FaultRequested, Requested, TerminalLine, Tick
+from jaxrun.records.event_log.events import AgentLost, Event, FaultRequested, TerminalLine, Tick
 from jaxrun.spec.job.fault_spec import FaultSpec
 
 _END_REASONS = {
@@ -94,8 +94,7 @@ class Head:
         self._divergence = divergence = DivergenceDetector(state, queries)
         clocks = ClockOffsets(workers.hosts) if registry is not None else None
         self._stragglers = stragglers = StragglerDetector(state, queries, clocks)
-        self._profiles = Profiles(state, queries)
-        self._requests = Requests(state, queries, divergence, stragglers, self._profiles)
+        self._requests = Requests(state, queries, divergence, stragglers)
         self._faults = FaultInjector(state, chaos)
         self._shutdown = shutdown = JobShutdown(state, divergence.reports)
         self._conclusion = Conclusion(state, shutdown, divergence, stragglers, self._faults)
@@ -110,8 +109,7 @@ class Head:
         table: dict[Any, Callable[[Any, float], list[Action]]] = {
             Tick: self._on_tick,
             InterruptionEvent: self._interruption.handle,
-            Requested: self._requests.handle,
-            ProfileEnded: self._profiles.handle_ended,
+            RequestEvent: self._requests.handle,
             FaultRequested: self._faults.handle_request,
             FaultNotInjected: self._faults.handle_not_injected,
             TerminalLine: self._debugger.handle_line,
@@ -219,7 +217,7 @@ class Head:
 
     def _on_program_ended(self, rank: int, now: float) -> list[Action]:
         """A rank's program has ended, well or not."""
-        return [*self._leave_if_all_ended(now), *self._profiles.remove_rank(rank)]
+        return [*self._leave_if_all_ended(now), *self._requests.remove_rank(rank)]
 
     def _leave_if_all_ended(self, now: float) -> list[Action]:
         if self.phase not in (JobPhase.RUNNING, JobPhase.TERMINATING) or not self._workers.any_live:

@@ -19,6 +19,7 @@ from jaxrun.records.event_log.actions import Action, AnswerRequest, Send
 from jaxrun.records.event_log.events import Requested
 from jaxrun.text import format_ranks, format_ranks_on_hosts, plural
 
+RequestEvent = Requested | ProfileEnded
 _PHASES = {JobPhase.STARTING: "starting", JobPhase.RUNNING: "running"}
 
 
@@ -31,15 +32,20 @@ class Requests:
         queries: RankQueries,
         divergence: DivergenceDetector,
         stragglers: StragglerDetector,
-        profiles: Profiles,
     ) -> None:
         self._state = state
         self._queries = queries
         self._divergence = divergence
         self._stragglers = stragglers
-        self._profiles = profiles
+        self._profiles = Profiles(state, queries)
 
-    def handle(self, event: Requested, now: float) -> list[Action]:
+    def remove_rank(self, rank: int) -> list[Action]:
+        """Nothing more is to be expected of this rank."""
+        return self._profiles.remove_rank(rank)
+
+    def handle(self, event: RequestEvent, now: float) -> list[Action]:
+        if isinstance(event, ProfileEnded):
+            return self._profiles.handle_ended(event)
         number, workers = event.number, self._state.workers
         if self._state.phase is JobPhase.CONCLUDING:
             return [AnswerRequest(number, Answer(AnswerState.REFUSED, "the job is ending"))]
@@ -142,7 +148,7 @@ class Profiles:
         ]
         return [*orders, AnswerRequest(profile.number, Answer(AnswerState.PROGRESS, _describe(calls)))]
 
-    def handle_ended(self, event: ProfileEnded, now: float) -> list[Action]:
+    def handle_ended(self, event: ProfileEnded) -> list[Action]:
         """A rank has written its profile, or says why it has not."""
         profile = self._current
         if profile is None or event.session != profile.request.session or event.rank not in profile.waiting:

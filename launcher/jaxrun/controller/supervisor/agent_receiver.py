@@ -5,13 +5,14 @@ Peers that were turned away at the port are logged many in one line: no stranger
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from jaxrun.controller.head.agent_registry import AgentRegistry
 from jaxrun.controller.supervisor.connections import AgentConnection, AgentConnections
-from jaxrun.errors import ProtocolError
+from jaxrun.errors import NotUniformError, ProtocolError, UnavailableError
 from jaxrun.node.channel.connection import AGENT_TO_HEAD
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.node.channel.listener import Peer
@@ -23,6 +24,7 @@ from jaxrun.protocol.agent_messages import (
     JobInfo,
     NextAttempt,
     Shutdown,
+    StartWorker,
 )
 from jaxrun.records.event_log.events import AgentTurnedAway, BadMessage, PeersDropped, check_event
 
@@ -185,3 +187,67 @@ class DroppedPeers:
             self._record(PeersDropped(self._count, self._last))
             self._count = 0
             self._next_line = self._clock() + _INTERVAL_S
+
+
+class SpareAgents:
+    """The agents of one launch command that wait on spare hosts, by their numbers.
+
+    They report as the others do, and keep a process that has imported jax. They have no rank, and the head knows
+    nothing of them: they hold up no start, and the loss of one is no failure.
+
+    hosts:       those of all agents, as the launch command was told to place them
+    lost_hosts:  on which one has gone
+    """
+
+    def __init__(self, hosts: Sequence[str], registry: AgentRegistry) -> None:
+        """`registry` is that of the ranks."""
+        self.hosts = hosts
+        self._registry = registry
+        self._reports: dict[int, AgentReport] = {}
+        self._prepared: set[int] = set()
+        self.lost_hosts: set[str] = set()
+
+    @property
+    def ready(self) -> set[int]:
+        """Those that have reported, and can take a rank."""
+        return set(self._reports)
+
+    def begin_attempt(self, registry: AgentRegistry) -> None:
+        """The ranks report to this registry from now on."""
+        self._registry = registry
+
+    def add(self, report: AgentReport) -> str:
+        """Count on an agent; returns why it cannot be used, if so."""
+        try:
+            self._registry.check_installation(report)
+        except UnavailableError as error:
+            return str(error)
+        self._reports[report.rank] = report
+        return ""
+
+    def lose(self, number: int) -> bool:
+        """The agent has gone; returns whether it is the first of its host."""
+        self._reports.pop(number, None)
+        is_first = self.host_of(number) not in self.lost_hosts
+        self.lost_hosts.add(self.host_of(number))
+        return is_first
+
+    def host_of(self, number: int) -> str:
+        return self.hosts[number] if number < len(self.hosts) else "?"
+
+    def preparations(self, waiting: Collection[int]) -> list[tuple[int, StartWorker]]:
+        """What those that wait prepare for, where that is known by now, and they were not told before."""
+        if not self._registry.complete:
+            return []
+        told: list[tuple[int, StartWorker]] = []
+        for host in {self.host_of(number) for number in self.ready.intersection(waiting) - self._prepared}:
+            numbers = sorted(number for number in waiting if self.host_of(number) == host)
+            if not all(number in self._reports for number in numbers):
+                continue
+            self._prepared.update(numbers)
+            try:
+                starts = self._registry.prepare([self._reports[number] for number in numbers])
+            except NotUniformError:  # the attempt in which it takes a rank says why
+                continue
+            told += zip(numbers, starts, strict=True)
+        return told

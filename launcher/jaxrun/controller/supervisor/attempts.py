@@ -24,7 +24,7 @@ from jaxrun.clock import Clock
 from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head
 from jaxrun.controller.head.head_state import TimeLimits
-from jaxrun.controller.supervisor.dispatch import Dispatcher
+from jaxrun.controller.supervisor.executor import Dispatcher
 from jaxrun.controller.supervisor.job_report import describe_restart, open_output, report_verdict
 from jaxrun.controller.supervisor.parent_link import ParentLink
 from jaxrun.controller.supervisor.terminal import Terminal, why_no_terminal

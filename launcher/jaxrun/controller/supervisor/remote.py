@@ -13,10 +13,10 @@ from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
 from jaxrun.analysis.diagnosis.root_cause import find_culprits
 from jaxrun.analysis.verdict.restarts import Stop
 from jaxrun.controller.head.agent_registry import AgentRegistry
+from jaxrun.controller.supervisor.agent_receiver import SpareAgents
 from jaxrun.controller.supervisor.executor import Executor
 from jaxrun.controller.supervisor.launch_process import LaunchProcess, abort_job
 from jaxrun.controller.supervisor.server import AgentServer
-from jaxrun.controller.supervisor.spare_agents import SpareAgents
 from jaxrun.errors import JaxrunError, UnavailableError
 from jaxrun.node.channel.host_addresses import HostAddress, describe_addresses
 from jaxrun.node.channel.listener import listen_on_tcp

@@ -10,12 +10,11 @@ import signal
 from dataclasses import replace
 
 from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
-from jaxrun.controller.supervisor.agent_receiver import AgentReceiver, DroppedPeers
+from jaxrun.controller.supervisor.agent_receiver import AgentReceiver, DroppedPeers, SpareAgents
 from jaxrun.controller.supervisor.connections import AgentConnection, AgentConnections, RemoteOutput
 from jaxrun.controller.supervisor.executor import Executor
 from jaxrun.controller.supervisor.launch_process import LaunchProcess
 from jaxrun.controller.supervisor.loss_watch import LossWatch
-from jaxrun.controller.supervisor.spare_agents import SpareAgents
 from jaxrun.node.agent.agent import LISTENER, MESSAGES, OUTPUT
 from jaxrun.node.channel.listener import Listener
 from jaxrun.protocol.agent_messages import (

@@ -5,6 +5,7 @@ What is wrong with one value alone is said where its option is declared (job.py,
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from jaxrun.errors import UsageError
@@ -16,26 +17,55 @@ if TYPE_CHECKING:
 def check_combinations(job: Job) -> None:
     """Raise UsageError if the options of a job do not fit each other."""
     _check_program(job.program, job.module)
-    _check_process_counts(job.processes, job.hosts, job.processes_per_host)
-    _check_host_rank(job)
-    _check_hosts_to_lose(job)
-    if job.timeout is not None and job.save_time is not None and job.save_time >= job.timeout:
-        raise UsageError(
-            f"--save-time {job.save_time:g} leaves nothing of --timeout {job.timeout:g}; give a shorter --save-time"
-        )
-    if job.live and (job.sbatch or job.submit):
-        raise UsageError("--live is for a job that runs on this terminal, not for one of --sbatch or --submit")
-    if job.requeue and job.no_run_dir:
-        raise UsageError("--requeue needs the run directory, in which the job goes on; leave --no-run-dir out")
-    pairs = (
-        (job.max_restarts and job.pdb, f"--pdb and --max-restarts {job.max_restarts}"),
+    for is_wrong, text in (*_counts(job), *_needs(job), *_contradictions(job)):
+        if is_wrong:
+            raise UsageError(text)
+
+
+def _counts(job: Job) -> Iterator[tuple[bool, str]]:
+    """The numbers that do not come out even, or leave nothing."""
+    n, hosts, each, rank = job.processes, job.hosts, job.processes_per_host, job.host_rank
+    if n is not None and hosts is not None:
+        yield n < hosts, f"-n {n} leaves hosts of -N {hosts} without a process; give -N {n} or less"
+    if n is not None and each is not None:
+        wanted = "a multiple of" if hosts is None else f"-N {hosts} x"
+        is_wrong = n % each != 0 or (hosts is not None and n != hosts * each)
+        yield is_wrong, f"-n {n} is not {wanted} --processes-per-host {each}; leave one of them out"
+    if rank is not None and hosts is not None:
+        numbers = f"whose numbers are 0 to {hosts - 1}"
+        yield not 0 <= rank < hosts, f"--host-rank {rank} is not one of --hosts {hosts}, {numbers}"
+    if job.min_hosts and hosts:
+        yield job.min_hosts > hosts, f"--min-hosts {job.min_hosts} is more than -N {hosts}; give a smaller number"
+    if job.timeout is not None and job.save_time is not None:
+        least = f"--save-time {job.save_time:g} leaves nothing of --timeout {job.timeout:g}"
+        yield job.save_time >= job.timeout, f"{least}; give a shorter --save-time"
+
+
+def _needs(job: Job) -> Iterator[tuple[bool, str]]:
+    """Options that mean something only with another one, or where the job runs in a certain way."""
+    by_hand, restarts = job.host_rank is not None, job.max_restarts > 0
+    again = "needs --max-restarts: a job that has lost a host is started again"
+    is_handed_over = job.sbatch is not None or job.submit
+    yield by_hand and job.hosts is None, f"--host-rank {job.host_rank} needs --hosts: how many there are"
+    text = f"--head {job.head} needs --host-rank: which of the --hosts this one is, from 0"
+    yield bool(job.head) and not by_hand, text
+    yield job.spares > 0 and not restarts, f"--spares {job.spares} {again}"
+    yield job.min_hosts is not None and not restarts, f"--min-hosts {job.min_hosts} {again}"
+    text = "--live is for a job that runs on this terminal, not for one of --sbatch or --submit"
+    yield job.live and is_handed_over, text
+    text = "--requeue needs the run directory, in which the job goes on; leave --no-run-dir out"
+    yield job.requeue and job.no_run_dir, text
+
+
+def _contradictions(job: Job) -> Iterator[tuple[bool, str]]:
+    """Options of which a job has one at most."""
+    for is_wrong, both in (
+        (job.pdb and job.max_restarts, f"--pdb and --max-restarts {job.max_restarts}"),
         (job.run_dir is not None and job.no_run_dir, f"--run-dir {job.run_dir} and --no-run-dir"),
         (job.quiet_ranks and job.only_ranks, "--quiet-ranks and --only-rank"),
         (job.host_list and job.hostfile, f"--host {job.host_list} and --hostfile {job.hostfile}"),
-    )
-    for contradict, both in pairs:
-        if contradict:
-            raise UsageError(f"{both} contradict; give one of them")
+    ):
+        yield bool(is_wrong), f"{both} contradict; give one of them"
 
 
 def check_rank_options(job: Job, size: int) -> None:
@@ -63,34 +93,3 @@ def _check_program(program: tuple[str, ...], module: bool) -> None:
         )
     if name.startswith("-"):
         raise UsageError(f"a program cannot be called {name!r}; write ./{name} if it is a file of that name")
-
-
-def _check_process_counts(processes: int | None, hosts: int | None, per_host: int | None) -> None:
-    if processes is None:
-        return
-    if hosts is not None and processes < hosts:
-        raise UsageError(f"-n {processes} leaves hosts of -N {hosts} without a process; give -N {processes} or less")
-    if per_host is not None and (processes % per_host or (hosts is not None and processes != hosts * per_host)):
-        wanted = "a multiple of" if hosts is None else f"-N {hosts} x"
-        raise UsageError(f"-n {processes} is not {wanted} --processes-per-host {per_host}; leave one of them out")
-
-
-def _check_host_rank(job: Job) -> None:
-    if job.host_rank is None:
-        if job.head:
-            raise UsageError(f"--head {job.head} needs --host-rank: which of the --hosts this one is, from 0")
-        return
-    if job.hosts is None:
-        raise UsageError(f"--host-rank {job.host_rank} needs --hosts: how many there are")
-    if not 0 <= job.host_rank < job.hosts:
-        raise UsageError(
-            f"--host-rank {job.host_rank} is not one of --hosts {job.hosts}, whose numbers are 0 to {job.hosts - 1}"
-        )
-
-
-def _check_hosts_to_lose(job: Job) -> None:
-    for option, wanted in (("--spares", job.spares), ("--min-hosts", job.min_hosts)):
-        if wanted and not job.max_restarts:
-            raise UsageError(f"{option} {wanted} needs --max-restarts: a job that has lost a host is started again")
-    if job.min_hosts and job.hosts and job.min_hosts > job.hosts:
-        raise UsageError(f"--min-hosts {job.min_hosts} is more than -N {job.hosts}; give a smaller number")
