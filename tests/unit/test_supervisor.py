@@ -4,6 +4,7 @@ import os
 import select
 import signal
 import socket
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -11,14 +12,22 @@ import pytest
 from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
 from jaxrun.analysis.verdict.decide import decide
 from jaxrun.controller.head.head_state import JobPhase
+from jaxrun.controller.supervisor.executor import Executor
 from jaxrun.controller.supervisor.job_report import open_output, report_verdict
 from jaxrun.controller.supervisor.loss_watch import Evidence, LossWatch, explain_losses
 from jaxrun.controller.supervisor.parent_link import ParentLink
 from jaxrun.errors import UsageError
+from jaxrun.node.agent.signals import SignalPipe
 from jaxrun.protocol.agent_messages import AgentSignalled, StartFailed, WorkerExited
 from jaxrun.protocol.names import CONTROL_FD
-from jaxrun.records.event_log.actions import PrintLine
-from jaxrun.records.event_log.events import AgentLost, FaultRequested, ParentExited, SignalRequested
+from jaxrun.records.event_log.actions import Finish, PrintLine
+from jaxrun.records.event_log.events import (
+    AgentLost,
+    FaultRequested,
+    LauncherSignalled,
+    ParentExited,
+    SignalRequested,
+)
 from jaxrun.records.rundir.rundir import RunDir
 from jaxrun.spec.backends.local import plan
 from jaxrun.spec.job.devices import Machine
@@ -166,6 +175,36 @@ def test_verbose_names_the_variables_that_the_program_does_not_see(verbose, capf
     assert open_output(made, environ, RunDir(None)).close()
     line = "jaxrun: variables not passed on to the program: JAX_PROCESS_ID\n"
     assert (line in capfd.readouterr().err) == verbose
+
+
+def test_a_signal_that_comes_as_an_attempt_ends_is_for_the_next():
+    over = Finish(JobOutcome(EndReason.OK))
+    dispatcher = SimpleNamespace(handle=lambda event: [over], deadline=lambda: None)
+    nobody = SimpleNamespace(attach=lambda *words: None)
+    output = SimpleNamespace(congested=False, flush_due=lambda: None)
+    link = SimpleNamespace(complete=lambda outcome: outcome, seen=[])
+    with SignalPipe((signal.SIGCHLD, signal.SIGINT)) as signals:
+        executor = Executor(
+            SimpleNamespace(
+                dispatcher=dispatcher,
+                output=output,
+                signals=signals,
+                clock=time.time,
+                parent=None,
+                terminal=nobody,
+                guard=nobody,
+            )
+        )
+
+        def on_signal(signum):
+            link.seen.append(signum)
+            executor.handle(LauncherSignalled(signum))
+
+        link.on_signal = on_signal
+        link.start = lambda: [os.kill(os.getpid(), signum) for signum in (signal.SIGCHLD, signal.SIGINT)]
+        assert executor.run(link) == over.outcome
+        assert link.seen == [signal.SIGCHLD] and signals.stop_requested
+        assert signals.receive() == [signal.SIGINT]
 
 
 # ---- what the process that has started the launcher wants of it

@@ -186,8 +186,12 @@ class Executor:
         self._execute_all(self._dispatcher.handle(event))
 
     def _on_signals(self) -> None:
-        for signum in self.context.signals.receive():
-            self._link.on_signal(signum)
+        """Handle those that have arrived; what comes once this attempt is over is for whatever follows it."""
+        arrived = self.context.signals.receive()
+        while arrived and self._outcome is None:
+            self._link.on_signal(arrived.pop(0))
+        if arrived:
+            self.context.signals.put_back(arrived)
 
     def _execute_all(self, actions: Iterable[Action]) -> None:
         actions = list(actions)

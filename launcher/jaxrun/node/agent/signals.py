@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 from collections.abc import Iterable
@@ -70,6 +71,11 @@ class SignalPipe:
             return []
         # Python writes every signal that has a handler, also those of handlers that others have installed.
         return [number for number in arrived if number in self._signums]
+
+    def put_back(self, signums: Iterable[int]) -> None:
+        """Have `receive` return these again, after any that have arrived meanwhile."""
+        with contextlib.suppress(BlockingIOError):  # thousands have arrived meanwhile
+            self._writing.send(bytes(signums))
 
 
 def _ignore(signum: int, frame: FrameType | None) -> None:
