@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -154,7 +155,8 @@ class Agent:
                 self.exit(-signal.SIGKILL)
                 self._crowd.reached("told", of=self._crowd.size - 1)
             case ClockProbe():
-                self.say(ClockReply(self.rank, message.asked_at, time.time()))
+                with suppress(OSError):  # the head may have ended the job meanwhile
+                    self.say(ClockReply(self.rank, message.asked_at, time.time()))
             case Shutdown():
                 self._crowd.dismiss(self)
 
