@@ -73,11 +73,15 @@ class GangScript:
         """As a terminal does it: all processes of its group are meant."""
         os.killpg(self.process.pid, signal.SIGINT)
 
-    def end(self, status: int = 0) -> tuple[str, str]:
-        """The rest of stdout and stderr; it ends with this status, and leaves no process and no file."""
+    def end(self, status: int = 0, *, unclosed: bool = False) -> tuple[str, str]:
+        """The rest of stdout and stderr; it ends with this status, and leaves no process and no file.
+
+        unclosed:  a Ctrl-C may have come between the making of a socket and its name: Python closes it, and warns
+        """
         out, err = self.process.communicate(timeout=TIME_LIMIT)
         assert self.process.returncode == status, (out, err)
-        assert "Warning" not in err, err
+        warnings = re.findall(r"\w*Warning: .*", err)
+        assert not warnings or (unclosed and all(one.startswith("ResourceWarning: ") for one in warnings)), err
         self.vanish()
         return out, err
 
@@ -333,7 +337,7 @@ gang.run(sleep)
     running.wait_for("caught False ((2, 2), (2, 2)) False")
     running.wait_for("[1] asleep")
     running.interrupt()
-    _, err = running.end(-signal.SIGINT)
+    _, err = running.end(-signal.SIGINT, unclosed=True)
     assert "ranks 0-1 did not come back from the last call" in err
     assert err.rstrip().endswith("KeyboardInterrupt")
 
