@@ -74,6 +74,17 @@ def test_it_shows_who_is_late_once_or_until_the_end_of_the_job(tmp_path):
         assert "is over; how it went: jaxrun explain" in top(job.run_dir, status=2)
 
 
+def test_a_terminal_that_knows_no_other_letters_than_ascii_shows_what_it_can(tmp_path):
+    (tmp_path / "waits.py").write_text(WAITS.replace('"ready"', '"gr\\xfc\\xdfe"'))
+    ascii_only = {**SCREEN, "env": {**SCREEN["env"], "PYTHONIOENCODING": "ascii"}}
+    with started(tmp_path, "-n", "1", "waits.py") as job:
+        job.wait_for_output("gr\xfc\xdfe")
+        with TerminalSession(tmp_path, "top", str(job.run_dir), **ascii_only) as screen:
+            screen.wait_for("gr??e")
+            screen.type("q")
+            assert screen.end() == 0
+
+
 def test_live_has_the_terminal_until_the_job_is_over_and_then_the_verdict_is_printed(tmp_path):
     (tmp_path / "waits.py").write_text(WAITS)
     with TerminalSession(tmp_path, "--live", "--run-dir", "run", "-n", "2", "waits.py", **SCREEN) as screen:

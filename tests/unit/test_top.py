@@ -239,6 +239,11 @@ def test_what_is_not_known_is_a_hyphen():
     assert lay_out([row], 80, {})[1].plain.split() == ["0", "waits", "-", "-", "-"]
 
 
+def test_a_terminal_without_other_letters_gets_a_sparkline_of_ascii():
+    lines = plain(render(view([sample(0)]), 80, 24, lambda rank: "", plain=True))
+    assert "".join(lines).isascii()
+
+
 def test_long_texts_are_cut_and_say_so():
     shown = plain(render_pages("\n".join(f"  {n} {'x' * 100}" for n in range(40)), 80, 24))
     assert len(shown) == 24 and shown[-2] == "… 18 more lines: jaxrun stacks" and shown[0].endswith("x…")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import select
 import signal
@@ -43,7 +44,7 @@ def show_once(job: RunningJob, environ: Mapping[str, str]) -> None:
     time.sleep(INTERVAL_S)
     feed.update()
     console = _console(environ)
-    _print(console, render(feed.view(), console.width, None, feed.last_line))
+    _print(console, render(feed.view(), console.width, None, feed.last_line, plain=_is_plain(console)))
 
 
 def watch(job: RunningJob, environ: Mapping[str, str], *, verdict_follows: bool = False) -> None:
@@ -106,7 +107,8 @@ class _Screen:
     def print_last(self) -> None:
         """Leave on the terminal what was shown last."""
         view = replace(self._feed.view(), phase="over after")
-        _print(self.console, render(view, self.console.width, None, self._feed.last_line))
+        plain = _is_plain(self.console)
+        _print(self.console, render(view, self.console.width, None, self._feed.last_line, plain=plain))
 
     def _on_key(self, key: str) -> None:
         if self._pages:
@@ -121,7 +123,7 @@ class _Screen:
         width, height = self.console.size
         if self._pages:
             return render_pages(without_controls(self._pages), width, height)
-        return render(self._feed.view(), width, height, self._feed.last_line)
+        return render(self._feed.view(), width, height, self._feed.last_line, plain=_is_plain(self.console))
 
 
 class Keyboard:
@@ -161,6 +163,8 @@ def _end(signum: int, frame: FrameType | None) -> NoReturn:
 def _console(environ: Mapping[str, str]) -> Console:
     """The terminal, with colours where it wants them; or the pipe or file in its place."""
     terminal = TerminalFormat.at(1, environ)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a letter that it cannot show, as in what a rank has written
     return Console(
         width=PROSE_WIDTH if terminal.width is None else None,
         no_color=not terminal.colour,
@@ -168,6 +172,10 @@ def _console(environ: Mapping[str, str]) -> Console:
         markup=False,
         emoji=False,
     )
+
+
+def _is_plain(console: Console) -> bool:
+    return not console.encoding.startswith("utf")
 
 
 def join_lines(lines: Iterable[Text]) -> Text:

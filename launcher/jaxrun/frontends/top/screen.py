@@ -21,7 +21,7 @@ _PACE_WIDTH = 16
 _NOTE_LINES = 3
 _ALL_ROWS = 64  # that are printed where there is no screen to fill
 _KEYS = "s stacks   q quit"
-_BARS = "▁▂▃▄▅▆▇█"
+_BARS, _PLAIN_BARS = "▁▂▃▄▅▆▇█", "_.:-=+*#"
 _GAP = 2  # between columns
 _UNKNOWN = "-"
 _INDENT = " " * 6
@@ -53,12 +53,13 @@ class View:
     note: str = ""
 
 
-def render(view: View, width: int, height: int | None, last_line: LastLine) -> list[Text]:
+def render(view: View, width: int, height: int | None, last_line: LastLine, *, plain: bool = False) -> list[Text]:
     """All lines of the screen; with `height` None as many as it takes, without the line of the keys.
 
     last_line:  returns what a rank wrote last
+    plain:      the terminal shows nothing but ASCII
     """
-    lines = [_title(view, width), _pace(view, width), *_note(view, width), Text()]
+    lines = [_title(view, width), _pace(view, width, _PLAIN_BARS if plain else _BARS), *_note(view, width), Text()]
     room = _ALL_ROWS if height is None else max(1, height - len(lines) - 2)  # the titles, and the keys
     lines += _rows_that_fit(view, width, room, last_line) if view.samples else []
     if height is None:
@@ -95,13 +96,13 @@ def _title(view: View, width: int) -> Text:
     return Text.assemble(_cut(f"jaxrun top  {view.name}", width - len(rest), "bold"), rest)
 
 
-def _pace(view: View, width: int) -> Text:
+def _pace(view: View, width: int, bars: str) -> Text:
     hosts = len({sample.host for sample in view.samples})
     ranks = plural(len(view.samples), "rank") if view.samples else ""
     ranks += f" on {hosts} hosts" if hosts > 1 else ""
     pace = format_pace(view.pace_now, view.calls_per_step).ljust(_PACE_WIDTH)
     room = width - len(pace) - len(ranks) - 3
-    line = sparkline(view.pace, room) if len(view.pace) > 1 else ""
+    line = sparkline(view.pace, room, bars) if len(view.pace) > 1 else ""
     return Text.assemble(f"{pace} ", (line, "cyan"), " " * (room - len(line) + 2), ranks)
 
 
@@ -110,13 +111,13 @@ def _note(view: View, width: int) -> list[Text]:
     return [_cut(line, width, "yellow") for line in lines]
 
 
-def sparkline(values: list[float], width: int) -> str:
-    """The last values as at most `width` bars, the highest for the largest of them."""
+def sparkline(values: list[float], width: int, bars: str = _BARS) -> str:
+    """The last values as at most `width` of these bars, the highest for the largest of them."""
     shown = values[-width:] if width > 0 else []
     largest = max(shown, default=0.0)
     if largest <= 0.0:
-        return _BARS[0] * len(shown)
-    return "".join(_BARS[round(value / largest * (len(_BARS) - 1))] for value in shown)
+        return bars[0] * len(shown)
+    return "".join(bars[round(value / largest * (len(bars) - 1))] for value in shown)
 
 
 def format_pace(calls_per_second: float | None, calls_per_step: int) -> str:
