@@ -81,9 +81,9 @@ class Guard:
         def replace() -> None:
             loop.remove_reader(self._held)
             self._let_go()
-            notify("the guard, which cleans up after a kill -9 of jaxrun, has died; starting another")
             self._start()
             self.attach(loop, order, notify)
+            notify("the guard, which cleans up after a kill -9 of jaxrun, has died; starting another")
 
         loop.add_reader(self._held, order, replace)  # the end of a pipe that nobody reads any more is ready
 
