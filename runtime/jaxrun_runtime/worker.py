@@ -27,11 +27,11 @@ from jaxrun_runtime import (
     interrupts,
     join,
     linux,
-    pitfalls,
     program,
     shutdown,
     signal_handlers,
     stopping,
+    unsupported,
 )
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
 
@@ -113,7 +113,7 @@ def _handle_error(env: WorkerEnv, channel: AgentChannel, stage: WorkerStage, err
     """Report the error and exit, unless it is a sys.exit with status 0."""
     if not isinstance(error, SystemExit) or program.exit_status(error):
         interrupts.deactivate()
-    if isinstance(error, (DivergenceError, pitfalls.ExecError, EOFError, KeyboardInterrupt)):
+    if isinstance(error, (DivergenceError, unsupported.ExecError, EOFError, KeyboardInterrupt)):
         from jaxrun_runtime.lockstep import call_sites
 
         call_sites.trim_to_user_frames(error)
@@ -193,7 +193,7 @@ def _watch_program(env: WorkerEnv, channel: AgentChannel) -> None:
     debugger.relay_debuggers(channel, env.rank)
     stopping.connect(env, channel)
     checkpoints.connect(env, channel)
-    pitfalls.explain(env)
+    unsupported.explain(env)
 
 
 def _warn(env: WorkerEnv, text: str) -> None:

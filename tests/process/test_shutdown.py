@@ -185,7 +185,7 @@ def test_a_program_may_not_replace_its_rank_but_a_child_of_its(cases):
     failure = cases["executes"].failure()
     assert (failure.error, failure.status) == ("ExecError", 1)
     assert "os.execv would replace this process by" in failure.message and "jaxrun --env" in failure.message
-    assert "pitfalls" not in failure.traceback.replace("pitfalls.ExecError", "")
+    assert "unsupported" not in failure.traceback.replace("unsupported.ExecError", "")
     assert cases["executes-in-a-child"].out == "3\n"
 
 

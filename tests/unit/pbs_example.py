@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from jaxrun.errors import UnavailableError, UsageError
-from jaxrun.spec.backends.hosts import place_ranks, read_hostfile
+from jaxrun.spec.backends.mpi_hosts import place_ranks, read_hostfile
 from jaxrun.spec.backends.remote_plan import plan_remote
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import AGENT_ARGV, LaunchCommand, Plan

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from jaxrun.errors import UsageError
-from jaxrun.spec.backends.hosts import (
+from jaxrun.spec.backends.mpi_hosts import (
     HostSlots,
     parse_host_list,
     parse_hostfile,

@@ -9,7 +9,7 @@ import pytest
 from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.protocol.env import AgentEnv
 from jaxrun.spec.backends import mpirun
-from jaxrun.spec.backends.hosts import HostSlots, place_on_hosts
+from jaxrun.spec.backends.mpi_hosts import HostSlots, place_on_hosts
 from jaxrun.spec.backends.mpirun import forwarded_variables, plan
 from jaxrun.spec.backends.slurm_allocation import Allocation
 from jaxrun.spec.job.job import Job

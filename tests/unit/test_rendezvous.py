@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrun.controller.supervisor.by_hand import MeetingPlace
+from jaxrun.controller.supervisor.by_hand import Rendezvous
 from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.node.channel.host_addresses import HostAddress, describe_addresses, list_addresses, select_addresses
@@ -225,12 +225,12 @@ def test_a_refusal_reaches_the_user_when_no_head_is_found(file):
 
 def test_what_is_given_by_hand_wins_over_the_file(file):
     given = (Address("h2", 41),)
-    assert MeetingPlace("given", (), file).find_head() is None
+    assert Rendezvous("given", (), file).find_head() is None
     file.write(TOKEN, "h1:40")
-    assert MeetingPlace("", (), file).find_head() == HeadAddress(TOKEN, (Address("h1", 40),))
-    assert MeetingPlace("given", (), file).find_head() == HeadAddress("given", (Address("h1", 40),))
-    assert MeetingPlace("", given, file).find_head() == HeadAddress(TOKEN, given)
-    assert MeetingPlace("given", given, file).find_head() == HeadAddress("given", given)
+    assert Rendezvous("", (), file).find_head() == HeadAddress(TOKEN, (Address("h1", 40),))
+    assert Rendezvous("given", (), file).find_head() == HeadAddress("given", (Address("h1", 40),))
+    assert Rendezvous("", given, file).find_head() == HeadAddress(TOKEN, given)
+    assert Rendezvous("given", given, file).find_head() == HeadAddress("given", given)
 
 
 @pytest.mark.parametrize(

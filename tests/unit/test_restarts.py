@@ -6,7 +6,7 @@ from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome, WorkerOutco
 from jaxrun.analysis.verdict.restarts import AlikeFailure, AttemptEnd, Restart, Stop, decide_restart, summarize_end
 from jaxrun.errors import UsageError
 from jaxrun.protocol.worker_messages import Failed, WorkerStage
-from jaxrun.spec.backends.hosts import HostSlots, place_on_hosts, spare_hosts
+from jaxrun.spec.backends.mpi_hosts import HostSlots, place_on_hosts, spare_hosts
 from jaxrun.spec.backends.remote_plan import HostChoice, agents_by_rank, assign_agents, replace_hosts
 from jaxrun.spec.job.job import Job
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxrun.protocol.env import WorkerEnv
-from jaxrun_runtime import env_watch, pitfalls
+from jaxrun_runtime import env_watch, unsupported
 from jaxrun_runtime.env_watch import say_instead
 from jaxrun_runtime.import_watch import ImportWatch
 from jaxrun_runtime.make_mesh import _describe, _over_several_hosts
@@ -204,7 +204,7 @@ def mpi4py(monkeypatch, tmp_path):
 
 @pytest.mark.usefixtures("mpi4py")
 def test_rank_0_says_once_that_mpi_does_not_know_the_others(capsys):
-    pitfalls.warn_of_singletons(ENV)
+    unsupported.warn_of_singletons(ENV)
     importlib.import_module("mpi4py")
     assert capsys.readouterr().err == ""
     importlib.import_module("mpi4py.MPI")
@@ -222,6 +222,6 @@ def test_other_ranks_a_single_process_and_ranks_that_an_mpi_has_started_say_noth
 ):
     if variable:
         monkeypatch.setenv(variable, "0")
-    pitfalls.warn_of_singletons(replace(ENV, **changes))
+    unsupported.warn_of_singletons(replace(ENV, **changes))
     importlib.import_module("mpi4py.MPI")
     assert capsys.readouterr().err == ""

@@ -29,7 +29,7 @@ from jaxrun.protocol.worker_messages import Interrupted
 from jaxrun.records.event_log.events import TerminalLine
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import LaunchCommand
-from jaxrun_runtime.pitfalls import explain_missing_input
+from jaxrun_runtime.unsupported import explain_missing_input
 
 
 def stop_at_breakpoint(job, *ranks):

@@ -35,7 +35,7 @@ _MAX_ANCESTORS = 8  # that are examined; a wrapper script or two may stand among
 
 
 @dataclass(frozen=True, slots=True)
-class MeetingPlace:
+class Rendezvous:
     """Where the parts of a job meet; `token` and `head` are empty where people have not given them."""
 
     token: str
@@ -43,7 +43,7 @@ class MeetingPlace:
     file: RendezvousFile
 
     @classmethod
-    def of(cls, environ: Mapping[str, str], head: str, file: RendezvousFile) -> MeetingPlace:
+    def of(cls, environ: Mapping[str, str], head: str, file: RendezvousFile) -> Rendezvous:
         """`head` is the "host:port" of --head."""
         return cls(auth.read_given_token(environ), parse_addresses(head) if head else (), file)
 
@@ -85,15 +85,17 @@ def attach(
         info = cluster_env.combine_with_options(found, rank, size)
     if info.engine == BY_OPTIONS and not (head or directory):
         raise UsageError("--rank and --size need --head HOST:PORT, where rank 0 listens; give the same on all ranks")
-    place = MeetingPlace.of(environ, head, rendezvous_file(info, directory or Path.cwd()))
+    rendezvous = Rendezvous.of(environ, head, rendezvous_file(info, directory or Path.cwd()))
     if info.rank == 0:  # its agent is started as those of all other ranks are
         plan = plan_attached(job, info, environ, os.urandom(16).hex())
-        return run(plan, environ, endpoint=place.endpoint(in_file=True))  # other ranks may have been told less
+        return run(plan, environ, endpoint=rendezvous.endpoint(in_file=True))  # other ranks may have been told less
     not_found = (
-        f"rank 0 has not left its address in {place.file.path}. Do all hosts share this directory? "
+        f"rank 0 has not left its address in {rendezvous.file.path}. Do all hosts share this directory? "
         f"--rendezvous names another; or give --head host:port, and {TOKEN} in the environment, alike on all ranks"
     )
-    return agent.run(place.find_head, [info.rank], info.size, job.init_timeout, environ, not_found, command=job.program)
+    return agent.run(
+        rendezvous.find_head, [info.rank], info.size, job.init_timeout, environ, not_found, command=job.program
+    )
 
 
 def run_host(plan: Plan, environ: Mapping[str, str]) -> int:
@@ -101,29 +103,29 @@ def run_host(plan: Plan, environ: Mapping[str, str]) -> int:
     job = plan.job
     # All that is alike on all hosts, even where they disagree on the job's size: they must meet to be told.
     file = rendezvous_file(RankInfo(BY_OPTIONS, 0, 0, job.head), job.rendezvous or Path.cwd())
-    place = MeetingPlace.of(environ, job.head, file)
+    rendezvous = Rendezvous.of(environ, job.head, file)
     if job.host_rank != 0:
-        return _join_host_0(plan, environ, place)
-    if place.head:
-        _check_is_head(place.head)
-    return run(plan, environ, endpoint=place.endpoint(in_file=not place.is_given))
+        return _join_host_0(plan, environ, rendezvous)
+    if rendezvous.head:
+        _check_is_head(rendezvous.head)
+    return run(plan, environ, endpoint=rendezvous.endpoint(in_file=not rendezvous.is_given))
 
 
-def _join_host_0(plan: Plan, environ: Mapping[str, str], place: MeetingPlace) -> int:
+def _join_host_0(plan: Plan, environ: Mapping[str, str], rendezvous: Rendezvous) -> int:
     job = plan.job
     ranks = [worker.rank for worker in plan.workers if worker.host == f"--host-rank {job.host_rank}"]
-    where = f"the head at {job.head}" if place.is_given else f"the head that {place.file.path} names"
+    where = f"the head at {job.head}" if rendezvous.is_given else f"the head that {rendezvous.file.path} names"
     print_notice(f"host {job.host_rank} of {job.hosts}: {format_ranks(ranks)} of {len(plan.workers)} join {where}")
     print_notice("their output, and how the job goes, are shown on host 0")
     not_found = (
-        f"host 0 has not left its address in {place.file.path}. Is it started, in a directory that all hosts share, "
-        "and with the same --head? Where they share none, set one secret on all hosts, and say where host 0 listens: "
-        f"export {TOKEN}=…; jaxrun … --head host:port"
+        f"host 0 has not left its address in {rendezvous.file.path}. Is it started, in a directory that all hosts "
+        "share, and with the same --head? Where they share none, set one secret on all hosts, and say where host 0 "
+        f"listens: export {TOKEN}=…; jaxrun … --head host:port"
     )
     said: list[str] = []
     try:
         status = agent.run(
-            place.find_head,
+            rendezvous.find_head,
             ranks,
             len(plan.workers),
             job.init_timeout,

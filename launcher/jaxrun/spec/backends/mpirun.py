@@ -18,8 +18,8 @@ from pathlib import Path
 from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.protocol.env import AgentEnv
 from jaxrun.spec.backends import mpi_families
-from jaxrun.spec.backends.hosts import named_hosts, place_on_hosts, spare_hosts
 from jaxrun.spec.backends.mpi_families import MpiFamily, MpirunRequest
+from jaxrun.spec.backends.mpi_hosts import named_hosts, place_on_hosts, spare_hosts
 from jaxrun.spec.backends.remote_plan import plan_remote
 from jaxrun.spec.backends.slurm_allocation import expand_node_list, read_allocation
 from jaxrun.spec.job.environment import inherited_job_variables
