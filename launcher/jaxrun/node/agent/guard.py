@@ -204,7 +204,7 @@ def _sweep(groups: set[int], find: Callable[[], set[int]]) -> None:
         found = find().union(*map(group_members, groups))
         if not found:
             return
-        spared = set(filter(is_tracker, found)) if waited < TRACKER_GRACE_S else set()
-        for pid in found - spared:
+        kept = set(filter(is_tracker, found)) if waited < TRACKER_GRACE_S else set()
+        for pid in found - kept:
             kill(pid)
         time.sleep(_SWEEP_PAUSE_S)

@@ -2,7 +2,7 @@
 
 The agent or launcher is a subreaper, which inherits the orphans among its descendants. Once it has been killed, these
 are nobody's: the guard remembers them (Descendants). Python's resource trackers unlink the shared memory that processes
-leave behind, as soon as the last of them has died, and then end: so they are spared for a moment.
+leave behind, as soon as the last of them has died, and then end: so they are given a moment.
 """
 
 from __future__ import annotations
@@ -109,10 +109,10 @@ def kill_all(timeout: float = 5.0, *, keep: Collection[int] = ()) -> list[int]:
             left = descendants(os.getpid()) - wanted
             if wanted and not left:
                 break
-            spared = set(filter(is_tracker, left)) if waited < TRACKER_GRACE_S else set()
-            for pid in left - spared:
+            kept = set(filter(is_tracker, left)) if waited < TRACKER_GRACE_S else set()
+            for pid in left - kept:
                 kill(pid)
-            killed |= left - spared
+            killed |= left - kept
             time.sleep(_POLL_S)
     return sorted(killed)
 
