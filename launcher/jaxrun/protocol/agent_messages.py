@@ -34,7 +34,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from jaxrun.protocol.probe_messages import HostFacts, PeerResults, ProbePeers
+from jaxrun.protocol.probe_messages import CheckHost, HostChecked, HostFacts, PeerResults, ProbePeers
 from jaxrun.protocol.settings import WorkerSettings
 from jaxrun.protocol.snapshot_messages import (
     ProgramDetailsReply,
@@ -303,6 +303,7 @@ AgentEvent = (
     | AgentReport
     | HostFacts
     | PeerResults
+    | HostChecked
     | WorkerSpawned
     | WorkerExited
     | StartFailed
@@ -313,8 +314,10 @@ AgentEvent = (
     | ProgramDetailsReply
     | ClockReply
 )
-AgentOrder = StartWorker | ProbePeers | SignalWorker | InjectFault | RankQuery | ProgramDetailsRequest | ClockProbe
+AgentOrder = (
+    StartWorker | ProbePeers | CheckHost | SignalWorker | InjectFault | RankQuery | ProgramDetailsRequest | ClockProbe
+)
 AgentMessage = AgentEvent | FirstOutput | ForkingDeclined | WorkerToAgent  # wherever the head is
 AgentToHead = AgentMessage | OutputChunk | StreamEnded
 HeadToAgent = JobInfo | AgentRefused | AgentOrder | ToRanks | OutputCredit | NextAttempt | Shutdown | AgentToWorker
-AGENT_ALONE = (AgentConnected, AgentReport, AgentSignalled, HostFacts, PeerResults)
+AGENT_ALONE = (AgentConnected, AgentReport, AgentSignalled, HostFacts, PeerResults, HostChecked)

@@ -113,6 +113,7 @@ class JobOutcome:
     straggler:                       the rank or host that held the others up, if one did
     stop_requested:                  somebody has asked for the end, too
     faults_left:                     the faults of --chaos that were not injected
+    failed_checks:                   the hosts that have failed --host-check: why, by the rank that was asked
     saved_step:                      the last step of which the program has said that its checkpoint is complete
     """
 
@@ -134,4 +135,5 @@ class JobOutcome:
     straggler: Straggler | None = None
     stop_requested: bool = False
     faults_left: tuple[FaultSpec, ...] = ()
+    failed_checks: Mapping[int, str] = field(default_factory=dict)
     saved_step: int | None = None

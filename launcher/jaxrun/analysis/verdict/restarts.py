@@ -22,6 +22,7 @@ _PLACE = re.compile(r'^\s*File "([^"]+)", line ([0-9]+)', re.MULTILINE)
 _HOPELESS_ERRORS = ("ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError")
 # The classes of failures that --restart-on tells apart.
 _EXCEPTION, _LOST, _STALL = "exceptions and exit codes", "lost", "stall"
+_HOST_CHECK = "host check"  # no program has run, and another host may take the place
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +84,17 @@ def decide_restart(
 ) -> Restart | Stop:
     """What comes after the last attempt of the history, which begins with the attempt of the number given."""
     last = history[-1]
-    if not max_restarts or last.kind == EndReason.OK:
+    is_check = last.kind == _HOST_CHECK
+    if last.kind == EndReason.OK or not (max_restarts or is_check):
         return Stop()
     if last.hopeless:
         return Stop(last.hopeless)
-    if restart_on != "failure" and last.kind not in _allowed(restart_on):
+    if restart_on != "failure" and last.kind not in _allowed(restart_on) and not is_check:
         return Stop(f"--restart-on {restart_on} leaves this out")
     used, best, progressed = 0, None, False
     for end in history:
+        if end.kind == _HOST_CHECK:
+            continue
         progressed = end.saved_step is not None and (best is None or end.saved_step > best)
         if progressed:
             used, best = 0, end.saved_step
@@ -116,6 +120,8 @@ def summarize_end(outcome: JobOutcome, *, has_run_before: bool) -> AttemptEnd:
             end = AttemptEnd(_EXCEPTION, AlikeFailure(), saved_step=saved)
         case EndReason.FAILED if find_culprits(outcome.workers):
             end = _summarize_failure(outcome)
+        case EndReason.UNAVAILABLE if outcome.failed_checks:
+            end = AttemptEnd(_HOST_CHECK, saved_step=saved)
         case EndReason.UNAVAILABLE if has_run_before:
             end = AttemptEnd(_LOST, saved_step=saved)
         case _:

@@ -30,6 +30,7 @@ from jaxrun.controller.head.divergence_detector import DivergenceDetector
 from jaxrun.controller.head.fault_injection import FaultInjector
 from jaxrun.controller.head.head_state import PROGRESS_INTERVAL_S, HeadState, JobPhase, TimeLimits, Timeout
 from jaxrun.controller.head.health_checks import HealthChecks
+from jaxrun.controller.head.host_checks import CHECK_GRACE_S, HostCheckError
 from jaxrun.controller.head.interruption import Interruption, InterruptionEvent
 from jaxrun.controller.head.queries import RankQueries
 from jaxrun.controller.head.requests import RequestEvent, Requests
@@ -166,10 +167,16 @@ class Head:
     def _on_startup(self, event: StartupEvent, now: float) -> list[Action]:
         if self.phase is not JobPhase.STARTING:
             return []
+        was_checking = self._startup.is_checking
         try:
             actions = self._startup.handle(event)
+        except HostCheckError as error:
+            outcome = JobOutcome(EndReason.UNAVAILABLE, text=str(error), failed_checks=error.failed, decided_at=now)
+            return self._shutdown.abort(outcome, now)
         except tuple(_END_REASONS) as error:
             return self._abort(_END_REASONS[type(error)], str(error), now)
+        if was_checking or self._startup.is_checking:  # each check may last as long as all the rest of the start-up
+            self._state.timeouts.start(Timeout.STARTUP, now + self._state.limits.init + CHECK_GRACE_S)
         if not self._startup.complete:
             return actions
         self._state.phase = JobPhase.RUNNING

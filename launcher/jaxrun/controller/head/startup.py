@@ -2,7 +2,8 @@
 
 AgentConnected of an agent      ──▶ nothing yet                   but its host is known, and its end would be noticed
 AgentReport of every agent      ──▶ StartWorker to all            only with agents on other hosts (agent_registry.py);
-                                                                  where the job asks for it, HostProbes come before
+                                                                  where the job asks for it, HostProbes and
+                                                                  HostChecks (host_checks.py) come before
 Hello of every rank             ──▶ StartCoordinator to rank 0    versions, program and settings must be the same
 CoordinatorReady of rank 0      ──▶ Join to the others
 DeviceReport of every rank      ──▶ Run to all                    JAX must show the job that was asked for
@@ -14,15 +15,16 @@ from collections.abc import Collection, Iterable
 
 from jaxrun.controller.head import consistency
 from jaxrun.controller.head.agent_registry import AgentRegistry, reachable_address
+from jaxrun.controller.head.host_checks import HostChecks
 from jaxrun.errors import NotUniformError, UnavailableError
 from jaxrun.protocol.addresses import Address
 from jaxrun.protocol.agent_messages import AgentConnected, AgentReport
-from jaxrun.protocol.probe_messages import HostFacts, PeerResults, ProbePeers
+from jaxrun.protocol.probe_messages import HostChecked, HostFacts, PeerResults, ProbePeers
 from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, Hello, Join, Run, StartCoordinator
 from jaxrun.records.event_log.actions import Action, PrintLine, Send
 from jaxrun.text import format_ranks_on_hosts
 
-AgentStartupEvent = AgentReport | HostFacts | PeerResults
+AgentStartupEvent = AgentReport | HostFacts | PeerResults | HostChecked
 StartupEvent = AgentConnected | AgentStartupEvent | Hello | CoordinatorReady | DeviceReport
 _BY_HAND_HINT = "is jaxrun started there, with the same --hosts, --head and JAXRUN_TOKEN, and a --host-rank of its own?"
 
@@ -46,6 +48,7 @@ class Startup:
         self._interface = interface
         self._registry = registry
         self._probes = HostProbes(registry) if registry is not None else None
+        self._checks = HostChecks(registry.plan) if registry is not None else None
         self._hellos: dict[int, Hello] = {}
         self._device_reports: dict[int, DeviceReport] = {}
 
@@ -59,6 +62,11 @@ class Startup:
         """The platform that all ranks report, which have joined."""
         return next(report.platform for report in self._device_reports.values())
 
+    @property
+    def is_checking(self) -> bool:
+        """Whether commands of --host-check run."""
+        return self._checks is not None and bool(self._checks.awaited)
+
     def has_hello(self, rank: int) -> bool:
         return rank in self._hellos
 
@@ -69,7 +77,7 @@ class Startup:
                 if event.rank in self._hosts:  # else its report says why it is not
                     self._hosts[event.rank] = event.host
                 return []
-            case AgentReport() | HostFacts() | PeerResults():
+            case AgentReport() | HostFacts() | PeerResults() | HostChecked():
                 return self._on_agent_event(event)
             case Hello():
                 return self._on_hello(event)
@@ -106,6 +114,8 @@ class Startup:
             return "starting agents", self._registry.reports
         if self._probes is not None and not self._probes.complete:
             return "probing the network", self._probes.ready
+        if self._checks is not None and self._checks.awaited:
+            return "checking the hosts", self._hosts.keys() - self._checks.awaited
         return ("joining", self._device_reports) if self._all_started else ("starting", self._hellos)
 
     def _absent(self, present: Collection[int]) -> Iterable[int]:
@@ -116,7 +126,7 @@ class Startup:
         return len(self._hellos) == len(self._hosts)
 
     def _on_agent_event(self, event: AgentStartupEvent) -> list[Action]:
-        if self._registry is None or self._probes is None:
+        if self._registry is None or self._probes is None or self._checks is None:
             raise NotUniformError(
                 f"an agent reports as rank {event.rank}, but this job has no such rank; start the job again"
             )
@@ -124,12 +134,20 @@ class Startup:
         if isinstance(event, AgentReport):
             self._registry.add(event)
             self._hosts[event.rank] = event.host
+        elif isinstance(event, HostChecked):
+            if not self.is_checking:
+                return []  # nobody has asked
+            self._checks.handle(event, self._hosts)
         elif self._probes.complete:
             return []  # nobody has asked
         else:
             orders += self._probes.handle(event)
         if not (self._registry.complete and self._probes.complete):
             return orders
+        if not self._checks.complete:
+            if self.is_checking:
+                return orders
+            return [*orders, *self._checks.begin(self._registry.first_ranks(), self._hosts)]
         assignment = self._registry.assign()
         self._expected, self._interface = assignment.expected, assignment.interface
         notes = [PrintLine(note) for note in assignment.notes]

@@ -22,6 +22,7 @@ from jaxrun.node.agent.agent import SIGNALS
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.protocol.agent_messages import AgentMessage, FirstOutput, ForkingDeclined, SignalWorker
 from jaxrun.protocol.env import REQUEST_SIGNAL
+from jaxrun.protocol.probe_messages import HostChecked
 from jaxrun.protocol.requests import Answer, AnswerState, Request
 from jaxrun.records.event_log.actions import (
     Action,
@@ -47,6 +48,7 @@ from jaxrun.records.event_log.events import (
     TerminalLine,
     Tick,
 )
+from jaxrun.records.rundir.rundir import to_file_name
 
 if TYPE_CHECKING:
     from jaxrun.controller.supervisor.attempts import AttemptContext
@@ -60,6 +62,8 @@ class RunFiles(Protocol):
         """The directory as people may type it; None where there is none."""
 
     def record(self, event: LoggedEvent) -> None: ...
+
+    def write_text(self, name: str, text: str) -> None: ...
 
     def take_requests(self) -> list[tuple[str, Request | None]]:
         """What others have asked since the last call, by number; None for what is not understood."""
@@ -101,6 +105,11 @@ class Dispatcher:
     def record(self, message: LoggedMessage, to: tuple[int, ...] = ()) -> None:
         """Log what the head need not know, or what it has sent to these ranks."""
         self._files.record(LoggedEvent(self._clock(), message, self._attempt, to))
+
+    def record_check(self, result: HostChecked) -> None:
+        """Keep what --host-check has printed on a host."""
+        folder = f"attempt-{self._attempt}/" if self._attempt > 1 else ""
+        self._files.write_text(f"{folder}host-check-{to_file_name(self.hosts[result.rank])}.log", result.output)
 
     def _handle_requests(self) -> list[Action]:
         actions: list[Action] = []

@@ -49,7 +49,8 @@ def open_output(plan: Plan, environ: Mapping[str, str], directory: RunDir, held:
     directory.on_write_error(lambda text: output.print_line(f"jaxrun: {text}"))
     directory.write_text(rundir.JOB_FILE, to_json(plan, {"host": os.uname().nodename, "pid": os.getpid()}))
     where = [f"run dir {directory.shown_path}"] if directory.path else []
-    for line in (plan_summary(plan), *where, *(_notes(plan) if plan.job.verbose else ())):
+    excluded = [plan.exclusion] if plan.exclusion else []
+    for line in (plan_summary(plan), *where, *excluded, *(_notes(plan) if plan.job.verbose else ())):
         output.print_line(f"jaxrun: {line}", dim=True)
     return output
 

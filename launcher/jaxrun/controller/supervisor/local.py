@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxrun.analysis.diagnosis.outcome import JobOutcome
+from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
+from jaxrun.analysis.verdict.restarts import Stop
 from jaxrun.controller.supervisor.executor import Executor
 from jaxrun.node.agent.agent import Agent
 from jaxrun.node.agent.process_tree import kill_all
@@ -41,12 +42,14 @@ class LocalAgent:
     def make_registry(self, plan: Plan) -> None:
         """There is none: this machine is known."""
 
-    def next_plan(self, plan: Plan, outcome: JobOutcome) -> Plan:
-        return plan
+    def next_plan(self, plan: Plan, outcome: JobOutcome) -> Plan | Stop:
+        return Stop() if outcome.failed_checks else plan
 
     def run(self, context: AttemptContext) -> JobOutcome:
         """Run the workers to their end; nothing that they started is left, and all their output is handed over."""
         plan, guard = context.plan, context.guard
+        if plan.job.host_check and (failure := self._check_hosts(context)):
+            return failure
         self._wait_for_gpus(context)
         setup = setup_of(plan, self._environ, self._directory.name, context.log_dir)
         server = self._fork_servers.take(setup, start=self._forks and plan.attempt > 1)
@@ -66,6 +69,24 @@ class LocalAgent:
         agent.close()
         executor.loop.close()
         return outcome
+
+    def _check_hosts(self, context: AttemptContext) -> JobOutcome | None:
+        """Run --host-check for each of the hosts that this machine acts as; how the job ends if one fails."""
+        from jaxrun.controller.head.host_checks import HostCheckError, HostChecks
+        from jaxrun.node.agent.host_check import check_host
+
+        plan, hosts, checks = context.plan, context.plan.host_of, HostChecks(context.plan)
+        env, failed = plan.base_env(self._environ), dict[int, str]()
+        for rank in (worker.rank for worker in plan.workers if worker.local_rank == 0):
+            order = checks.order(rank, hosts[rank])
+            result = check_host(order, env, plan.job_id, lambda: context.signals.stop_requested)
+            if result is not None:
+                context.dispatcher.record_check(result)
+                context.dispatcher.record(result)
+                failed |= {rank: result.failure} if result.failure else {}
+        if not failed:
+            return None
+        return JobOutcome(EndReason.UNAVAILABLE, text=str(HostCheckError(failed, hosts)), failed_checks=failed)
 
     def _wait_for_gpus(self, context: AttemptContext) -> None:
         """Before the first of several attempts, note how much of the GPUs is used; before the others, wait for it."""

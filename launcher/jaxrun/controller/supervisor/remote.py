@@ -27,6 +27,7 @@ from jaxrun.protocol.agent_messages import JobInfo
 from jaxrun.protocol.env import AgentEnv
 from jaxrun.protocol.settings import STDIN_NONE
 from jaxrun.records.rundir.rundir import RunDir, attempt_directory
+from jaxrun.spec.backends.quarantine import add_to_quarantine
 from jaxrun.spec.backends.remote_plan import agents_by_rank, assign_agents, replace_hosts, replan
 from jaxrun.spec.job.layout import wanted_platforms
 from jaxrun.spec.job.plan import Plan
@@ -70,6 +71,7 @@ class RemoteAgents:
         self._launch: LaunchProcess | None = None
         self._registry: AgentRegistry | None = None
         self._spares: SpareAgents | None = None
+        self._quarantined: set[str] = set()
         self._retired: list[LaunchProcess] = []  # of earlier attempts; they have been told to end
         self._user_env = {**environ, **plan.job.env}
         platforms, restarts = wanted_platforms(plan.job, self._user_env), plan.job.max_restarts > 0
@@ -100,9 +102,14 @@ class RemoteAgents:
     def next_plan(self, plan: Plan, outcome: JobOutcome) -> Plan | Stop:
         """The plan of another attempt, without the hosts that were lost where others can take their places."""
         if plan.is_started_by_hand:
+            if outcome.failed_checks:
+                return Stop()
             return plan if self._serves(plan) else Stop("agents are gone that jaxrun did not start")
         placement, spares = [worker.host for worker in plan.workers], self._usable_spares(plan)
         choice = replace_hosts(placement, spares, self._lost_hosts(plan, outcome), plan.job.min_hosts)
+        if failed := {plan.host_of[rank] for rank in outcome.failed_checks} - {*choice.left_out}:
+            why = f"no spare host is left for {', '.join(sorted(failed))}"
+            return Stop(why if plan.job.spares or plan.job.min_hosts else "")
         same_hosts = not choice.left_out and spares == plan.spare_hosts
         if same_hosts and (self._serves(plan) or _has_own_agents(plan)):
             return plan
@@ -153,7 +160,10 @@ class RemoteAgents:
             spares=self._spares,
             earlier=earlier,
         )
-        return executor.run(self._server)
+        outcome = executor.run(self._server)
+        if outcome.reason is not EndReason.INTERRUPTED:  # a second Ctrl-C waits for no host
+            self._quarantine(self._plan, outcome, context)
+        return outcome
 
     def stop(self, exit_code: int) -> None:
         """Dismiss the agents: they end with 0, or, where somebody else started them, with `exit_code`.
@@ -183,10 +193,29 @@ class RemoteAgents:
         """The hosts that cannot be used: lost by silence or otherwise, or without an agent that has reported."""
         culprits = {worker.rank for worker in find_culprits(outcome.workers)} if outcome.workers else set()
         lost = {worker.rank for worker in outcome.workers if worker.lost_reason and worker.rank in culprits}
-        lost.update(outcome.unanswered)
+        lost.update(outcome.unanswered, outcome.failed_checks)
         if outcome.reason is EndReason.UNAVAILABLE and self._registry is not None and self._registry.reports:
             lost.update(rank for rank in plan.host_of if rank not in self._registry.reports)
         return {host for rank, host in plan.host_of.items() if rank in lost}
+
+    def _quarantine(self, plan: Plan, outcome: JobOutcome, context: AttemptContext) -> None:
+        """Write the hosts that were lost, or have failed --host-check, to the file of --quarantine."""
+        path, hosts, found = plan.job.quarantine, plan.host_of, dict[str, str]()
+        if self._spares is not None:
+            found |= dict.fromkeys(self._spares.lost_hosts, "lost while it waited as a spare host")
+        lost = [worker for worker in find_culprits(outcome.workers) if worker.lost_reason]  # no victims of mpirun's end
+        found |= {hosts[worker.rank]: f"lost: {worker.lost_reason}" for worker in lost}
+        found |= {hosts[rank]: f"failed --host-check: {why}" for rank, why in outcome.failed_checks.items()}
+        found = {host: why for host, why in found.items() if host not in self._quarantined}
+        self._quarantined.update(found)
+        if path is None or not found:
+            return
+        text = f"{', '.join(found)} added to {path} (--quarantine); to use a host again, delete its line there"
+        try:
+            add_to_quarantine(path, found)
+        except OSError as error:
+            text = f"{', '.join(found)} could not be added to {path} (--quarantine): {error.strerror}"
+        context.output.print_line(f"jaxrun: {text}")
 
     def _serves(self, plan: Plan) -> bool:
         """Whether the launch command runs, and all agents are there that the ranks of this plan need."""

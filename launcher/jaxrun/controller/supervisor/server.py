@@ -10,6 +10,7 @@ import signal
 from dataclasses import replace
 
 from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
+from jaxrun.controller.head.startup import AgentStartupEvent
 from jaxrun.controller.supervisor.agent_receiver import AgentReceiver, DroppedPeers, SpareAgents
 from jaxrun.controller.supervisor.connections import AgentConnection, AgentConnections, RemoteOutput
 from jaxrun.controller.supervisor.executor import Executor
@@ -33,7 +34,7 @@ from jaxrun.protocol.agent_messages import (
     WorkerExited,
 )
 from jaxrun.protocol.env import REQUEST_SIGNAL
-from jaxrun.protocol.probe_messages import HostFacts, PeerResults
+from jaxrun.protocol.probe_messages import HostChecked, PeerResults
 from jaxrun.protocol.worker_messages import Failed, Run
 from jaxrun.records.event_log.actions import MessageToRank, RecordClock
 from jaxrun.records.event_log.events import AgentLost, LaunchCommandEnded, LauncherSignalled, SpareLost, SpareReported
@@ -161,7 +162,7 @@ class AgentServer:
 
     def _on_message(self, number: int, connection: AgentConnection, message: AgentToHead) -> None:
         ranks = self.connections.ranks_of(number)
-        if isinstance(message, PeerResults):
+        if isinstance(message, PeerResults | HostChecked):
             ranks = ranks[:1]  # which was asked
         if not ranks:
             if isinstance(message, AgentReport):
@@ -172,7 +173,7 @@ class AgentServer:
         else:
             self._on_worker_message(connection, message)
 
-    def _on_agent_event(self, event: AgentConnected | AgentReport | AgentSignalled | HostFacts | PeerResults) -> None:
+    def _on_agent_event(self, event: AgentConnected | AgentSignalled | AgentStartupEvent) -> None:
         match event:
             case AgentSignalled():
                 self._losses.hold(event, probe=True)
@@ -182,6 +183,9 @@ class AgentServer:
                 self._launch.slurm_step = self._launch.slurm_step or event.slurm_step
                 self._executor.handle(event)
                 self._prepare_spares()
+            case HostChecked():
+                self._dispatcher.record_check(event)
+                self._executor.handle(event)
             case _:
                 self._executor.handle(event)
 

@@ -44,7 +44,7 @@ from jaxrun.protocol.agent_messages import (
 )
 from jaxrun.protocol.codec import MessageDecoder, message_types
 from jaxrun.protocol.connect import HeadAddress, connect
-from jaxrun.protocol.probe_messages import ProbePeers
+from jaxrun.protocol.probe_messages import CheckHost, ProbePeers
 from jaxrun.protocol.worker_messages import AgentToWorker
 from jaxrun.text import format_ranks
 
@@ -161,6 +161,8 @@ class _AgentJob:
                             self._send_facts(report)
                     case ProbePeers():
                         self._probe_peers(message)
+                    case CheckHost() if index == len(messages):  # else the head wants something else by now
+                        self._check_host(message)
                     case AgentRefused():
                         raise NotUniformError(message.reason)
                     case StartWorker(waits=True):
@@ -191,6 +193,18 @@ class _AgentJob:
         assert self._peer_server is not None
         self._peer_server.start(len(order.addresses))
         self._connection.send(probe_peers(self._number, peer_token(self._token), order))
+
+    def _check_host(self, order: CheckHost) -> None:
+        """Run the command of --host-check, and tell the head how it ends."""
+        from jaxrun.node.agent.host_check import check_host
+
+        job_id = self._info.job_id
+        guard = Guard(job_marker(job_id), self._ranks)
+        try:
+            if result := check_host(order, self._environ, job_id, self._is_stopped):
+                self._connection.send(replace(result, rank=self._number))
+        finally:
+            guard.disarm()
 
     def report_again(self, order: NextAttempt) -> _Order:
         """Report for the next attempt, in which nothing of the earlier one is left, and wait for what comes."""

@@ -8,12 +8,14 @@ from jaxrun.analysis.diagnosis.outcome import JobOutcome
 from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.protocol.agent_messages import ClockProbe, InjectFault, NextAttempt, Shutdown, StartWorker
-from jaxrun.protocol.probe_messages import ProbePeers
+from jaxrun.protocol.probe_messages import CheckHost, ProbePeers
 from jaxrun.protocol.requests import Answer
 from jaxrun.protocol.snapshot_messages import ProgramDetailsRequest, RankQuery
 from jaxrun.protocol.worker_messages import AgentToWorker
 
-MessageToRank = ProbePeers | StartWorker | InjectFault | RankQuery | ProgramDetailsRequest | ClockProbe | AgentToWorker
+MessageToRank = (
+    ProbePeers | CheckHost | StartWorker | InjectFault | RankQuery | ProgramDetailsRequest | ClockProbe | AgentToWorker
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from jaxrun.protocol.agent_messages import (
     WorkerSpawned,
 )
 from jaxrun.protocol.codec import field_values, from_content, message_types, to_content
-from jaxrun.protocol.probe_messages import HostFacts, PeerResults
+from jaxrun.protocol.probe_messages import HostChecked, HostFacts, PeerResults
 from jaxrun.protocol.requests import ProfileRequest, StacksRequest
 from jaxrun.protocol.stop_messages import CheckpointSaved, StopPolled, StopReached, StopRequested
 from jaxrun.protocol.worker_messages import DeviceReport, Done, Failed, Hello, ProfileEnded, ThreadFailed
@@ -63,6 +63,7 @@ _Received = (
     | AgentReport
     | HostFacts
     | PeerResults
+    | HostChecked
     | AgentLost
     | StartFailed
     | AgentSignalled
@@ -97,6 +98,7 @@ _EMPTIED: Mapping[type, Mapping[str, Any]] = {
     Failed: {"traceback": ""},
     ThreadFailed: {"traceback": ""},
     StartFailed: {"traceback": ""},
+    HostChecked: {"output": ""},
     WorkerExited: {"crash_dump": "", "stderr_tail": ""},
 }
 

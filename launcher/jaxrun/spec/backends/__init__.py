@@ -7,7 +7,7 @@ that starts agents on other hosts fills in a LaunchCommand and lets remote_plan.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -71,6 +71,10 @@ def check_options(job: Job) -> None:
 
 def make_plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
     """Let the backend of `job` decide what to start. Raises what its `plan` raises."""
+    if (job.exclude_hosts or job.quarantine) and not job.placement:
+        from jaxrun.spec.backends.quarantine import excluded_hosts
+
+        job = replace(job, excluded=excluded_hosts(job))
     plan: Plan = import_module(_backend(job.backend).module).plan(job, environ, job_id)
     return plan
 

@@ -20,8 +20,8 @@ from jaxrun.protocol.env import AgentEnv
 from jaxrun.spec.backends import mpi_families
 from jaxrun.spec.backends.mpi_families import MpiFamily, MpirunRequest
 from jaxrun.spec.backends.mpi_hosts import named_hosts, place_on_hosts, spare_hosts
-from jaxrun.spec.backends.remote_plan import plan_remote
-from jaxrun.spec.backends.slurm_allocation import expand_node_list, read_allocation
+from jaxrun.spec.backends.remote_plan import leave_out, plan_remote
+from jaxrun.spec.backends.slurm_allocation import expand_node_list, read_allocation, without_nodes
 from jaxrun.spec.job.environment import inherited_job_variables
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import AGENT_ARGV, LaunchCommand, Plan
@@ -46,6 +46,9 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
     named = named_hosts(job)
     hosts_given = named or mpi_families.option_names(job.mpi_args) & _HOST_OPTIONS
     allocation = None if hosts_given else read_allocation(environ)
+    job, left_out = leave_out(job, [host.name for host in named] or (allocation.nodes if allocation else ()))
+    named = tuple(host for host in named if host.name not in left_out)
+    allocation = allocation and without_nodes(allocation, left_out)
     hosts = place_on_hosts(job, named, allocation)
     path = find_mpirun(job.mpirun, environ)
     family, title = identify_mpirun(path, environ)
@@ -70,7 +73,7 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
     if mpi_families.user_chose(family.placement_choices, request):
         hosts = (UNKNOWN_HOST,) * len(hosts)
     spares = spare_hosts(job, named, allocation)
-    return plan_remote(job, environ, job_id, command, hosts, _notes(family, title, request), spares)
+    return plan_remote(job, environ, job_id, command, hosts, _notes(family, title, request), spares, left_out)
 
 
 def find_mpirun(given: str, environ: Mapping[str, str]) -> str:

@@ -31,17 +31,19 @@ def plan_remote(
     hosts: Sequence[str],
     notes: Sequence[str] = (),
     spares: Sequence[str] = (),
+    left_out: Sequence[str] = (),
 ) -> Plan:
     """Plan a job of `len(hosts)` processes; `hosts[rank]` is where a rank is expected, UNKNOWN_HOST if not known.
 
-    `spares` are hosts that may take the place of another.
+    `spares` are hosts that may take the place of another; `left_out` are those that leave_out has found.
     """
     if job.min_hosts is not None and job.min_hosts > len(set(hosts)):
         raise UsageError(
             f"--min-hosts {job.min_hosts}, but the job has {plural(len(set(hosts)), 'host')} to begin with"
         )
-    if (job.spares or job.min_hosts) and UNKNOWN_HOST in hosts:
-        option = "--spares" if job.spares else "--min-hosts"
+    by_name = {"--spares": job.spares, "--min-hosts": job.min_hosts, "--exclude-hosts": job.exclude_hosts}
+    option = next((option for option, value in (*by_name.items(), ("--quarantine", job.quarantine)) if value), "")
+    if option and UNKNOWN_HOST in hosts:
         raise UsageError(
             f"{option} needs the names of the hosts, on which jaxrun places the ranks itself; give -H, or use Slurm"
         )
@@ -66,7 +68,34 @@ def plan_remote(
         launch_command=command,
         spare_hosts=tuple(spares),
         agents=agents_by_rank(len(hosts), len(command.agent_hosts)),
+        left_out=tuple(left_out),
+        exclusion=describe_left_out(job, left_out) if left_out else "",
     )
+
+
+def leave_out(job: Job, offered: Sequence[str]) -> tuple[Job, tuple[str, ...]]:
+    """Leave the excluded ones of these hosts out: returns the job for the others, and the names.
+
+    They take the place of spare hosts, and then, down to --min-hosts, of the job's own. Raises UsageError.
+    """
+    left_out = tuple(host for host in offered if host in job.excluded)
+    if not left_out:
+        return job, ()
+    there, wanted = len(offered) - len(left_out), job.hosts or len(offered) - job.spares
+    hosts = min(there, job.hosts) if job.hosts else None
+    if there < max(1, job.min_hosts or job.hosts or 1):
+        raise UsageError(
+            f"{plural(there, 'host')} of {len(offered)} {'is' if there == 1 else 'are'} left, too few for the job, "
+            f"which goes {describe_left_out(job, left_out)}; or name more, or ask for fewer with -N or --min-hosts"
+        )
+    processes = job.processes * hosts // job.hosts if job.processes and job.hosts and hosts else job.processes
+    return replace(job, hosts=hosts, processes=processes, spares=max(0, min(job.spares, there - wanted))), left_out
+
+
+def describe_left_out(job: Job, left_out: Sequence[str]) -> str:
+    """`without h3 (bad-hosts: lost); to use a host again, delete its line in bad-hosts`."""
+    again = f"; to use a host again, delete its line in {job.quarantine}" if job.quarantine else ""
+    return f"without {', '.join(f'{host} ({job.excluded[host]})' for host in left_out)}{again}"
 
 
 def replan(plan: Plan, placement: Sequence[str], spares: Sequence[str], environ: Mapping[str, str]) -> Plan:

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from jaxrun.errors import UsageError
+from jaxrun.spec.backends.quarantine import excluded_hosts
 from jaxrun.spec.backends.slurm_job import parse_time_limit
 from jaxrun.spec.job.env_options import mask_secret
 from jaxrun.spec.job.job import Job
@@ -60,6 +61,7 @@ def sbatch_options(job: Job) -> list[str]:
         ("partition", job.partition),
         ("time", job.time_limit),
         ("account", job.account),
+        ("exclude", ",".join(excluded_hosts(job))),
     )
     words = [f"--{name}={shlex.quote(str(value))}" for name, value in values if value]
     if job.max_restarts:

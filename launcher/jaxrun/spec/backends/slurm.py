@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 
 from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.protocol.settings import STDIN_RANK_0
-from jaxrun.spec.backends.remote_plan import count_without_spares, plan_remote
+from jaxrun.spec.backends.remote_plan import count_without_spares, leave_out, plan_remote
 from jaxrun.spec.backends.sbatch import check_slurm_args, has_option, sbatch_options
-from jaxrun.spec.backends.slurm_allocation import Allocation, read_allocation, spread_tasks
+from jaxrun.spec.backends.slurm_allocation import Allocation, read_allocation, spread_tasks, without_nodes
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import AGENT_ARGV, LaunchCommand, Plan
 from jaxrun.text import UNKNOWN_HOST, plural
@@ -67,6 +67,8 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
     if allocation is None:
         raise UsageError(_no_allocation_message(job))
     check_slurm_args(job.slurm_args)
+    job, left_out = leave_out(job, allocation.nodes)
+    allocation = without_nodes(allocation, left_out)
     spares = job.spare_hosts
     room = dict(zip(allocation.nodes, allocation.cpus, strict=True))
     if job.placement:
@@ -90,7 +92,7 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
         passes_stdin=True,
         agent_hosts=(*hosts, *waiting) if outlives_loss else (),
     )
-    planned = plan_remote(job, environ, job_id, command, hosts, _notes(job, allocation), spares)
+    planned = plan_remote(job, environ, job_id, command, hosts, _notes(job, allocation), spares, left_out)
     return replace(planned, requeue_id=_requeue_id(allocation, environ)) if job.requeue else planned
 
 

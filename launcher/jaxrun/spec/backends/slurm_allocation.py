@@ -8,8 +8,8 @@ means nothing.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
@@ -74,6 +74,13 @@ def read_allocation(environ: Mapping[str, str]) -> Allocation | None:
         gpus=_gpus(environ, len(nodes)),
         in_step=in_step,
     )
+
+
+def without_nodes(allocation: Allocation, left_out: Collection[str]) -> Allocation:
+    """The allocation as if it had been made without these nodes."""
+    kept = {node: cpus for node, cpus in zip(allocation.nodes, allocation.cpus, strict=True) if node not in left_out}
+    tasks = allocation.tasks and allocation.tasks * len(kept) // len(allocation.nodes)
+    return replace(allocation, nodes=tuple(kept), cpus=tuple(kept.values()), tasks=tasks)
 
 
 def spread_tasks(processes: int, room: Sequence[int]) -> tuple[int, ...]:

@@ -44,13 +44,14 @@ def _counts(job: Job) -> Iterator[tuple[bool, str]]:
 def _needs(job: Job) -> Iterator[tuple[bool, str]]:
     """Options that mean something only with another one, or where the job runs in a certain way."""
     by_hand, restarts = job.host_rank is not None, job.max_restarts > 0
-    again = "needs --max-restarts: a job that has lost a host is started again"
+    again = "needs --max-restarts or --host-check: a job that has lost a host is started again"
+    replaces = restarts or job.host_check
     is_handed_over = job.sbatch is not None or job.submit
     yield by_hand and job.hosts is None, f"--host-rank {job.host_rank} needs --hosts: how many there are"
     text = f"--head {job.head} needs --host-rank: which of the --hosts this one is, from 0"
     yield bool(job.head) and not by_hand, text
-    yield job.spares > 0 and not restarts, f"--spares {job.spares} {again}"
-    yield job.min_hosts is not None and not restarts, f"--min-hosts {job.min_hosts} {again}"
+    yield job.spares > 0 and not replaces, f"--spares {job.spares} {again}"
+    yield job.min_hosts is not None and not replaces, f"--min-hosts {job.min_hosts} {again}"
     text = "--live is for a job that runs on this terminal, not for one of --sbatch or --submit"
     yield job.live and is_handed_over, text
     text = "--requeue needs the run directory, in which the job goes on; leave --no-run-dir out"

@@ -67,6 +67,7 @@ class Job(WorkerSettings):
     program:       the path or module name, then its arguments
     placement:     the host of each rank, where it is decided already: after the loss of a host
     spare_hosts:   those that are left then to take another's place
+    excluded:      the hosts to do without, and why
     env:           variables to add to every worker
     probe_hosts:   first have the agents on other hosts report them, and connect to each other
     """
@@ -303,6 +304,28 @@ class Job(WorkerSettings):
         needs="spares",
         recorded=True,
     )
+    host_check: str = _failure(
+        "--host-check",
+        "Run this command of a shell on each host before each attempt, for --init-timeout at most. A host where it "
+        "fails is left out as a lost one is.",
+        default="",
+        metavar="CMD",
+        doctor=False,
+        recorded=True,
+    )
+    exclude_hosts: str = _failure(
+        "--exclude-hosts",
+        "Do without these hosts of -H, of the hostfile or of Slurm: h3,h7 or h[3,7].",
+        default="",
+        metavar="HOSTS",
+        needs="spares",
+    )
+    quarantine: Path | None = _failure(
+        "--quarantine",
+        "Do without the hosts in this file, and add those that are lost or fail --host-check.",
+        metavar="FILE",
+        needs="spares",
+    )
     chaos: tuple[FaultSpec, ...] = _failure(
         "--chaos",
         "Inject faults, to test recovery: kill:1@2s, pause:0-3@1.5s or kill:any@1s-4s. The time counts from when the "
@@ -313,6 +336,7 @@ class Job(WorkerSettings):
     )
     placement: tuple[str, ...] = ()
     spare_hosts: tuple[str, ...] = ()
+    excluded: Mapping[str, str] = field(default_factory=dict)
     probe_hosts: bool = False
 
     def __post_init__(self) -> None:

@@ -85,7 +85,8 @@ class Plan:
     ends_at:        with --save-time, when Slurm ends the job, in seconds since the epoch; None where it does not
     spare_hosts:    that may take the place of a lost one
     agents:         the ranks of each agent, by its number; none while it waits on a spare host
-    left_out:       the hosts that were lost and are used no longer; host_notes: what has replaced them, in words
+    left_out:       the hosts that are excluded, or were lost, and are not used; host_notes: what has replaced the lost
+    exclusion:      which hosts were excluded, and why, in words
     """
 
     job: Job
@@ -106,6 +107,7 @@ class Plan:
     agents: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     host_notes: tuple[str, ...] = ()
+    exclusion: str = ""
     requeue_id: str = ""
 
     @property

@@ -50,7 +50,7 @@ def render_plan(plan: Plan, environ: Mapping[str, str]) -> str:
     common, own, later = _worker_variables(plan)
     changed = {name: value for name, value in plan.set_env.items() if environ.get(name) != value}
     lines = [shlex.join(plan.argv), ""]
-    lines += [f"{plan_summary(plan)}; {_start_method(plan)}", *(f"note: {note}" for note in plan.notes), ""]
+    lines += [f"{plan_summary(plan)}; {_start_method(plan)}", *_notes(plan), ""]
     lines += format_columns([_COLUMNS, *(_row(plan, worker) for worker in plan.workers)])
     lines += ["", "variables that jaxrun sets in every worker:"]
     lines += [f"  {_assignment(name, value)}" for name, value in sorted((changed | common).items())]
@@ -69,7 +69,7 @@ def _render_remote_plan(plan: Plan, command: LaunchCommand) -> str:
     later = ", ".join(name for name in AgentEnv.variable_names() if name not in (JOB_ID, TOKEN))
     lines = [shlex.join(command.argv), ""]
     lines += [f"{plan_summary(plan)}; each agent starts its worker: {shlex.join(plan.argv)}"]
-    lines += [*(f"note: {note}" for note in plan.notes), ""]
+    lines += [*_notes(plan), ""]
     lines += format_columns([_COLUMNS[:3], *rows])
     lines += ["", f"variables that jaxrun sets for {command.title}:"]
     values = {**plan.set_env, **command.set_env, JOB_ID: plan.job_id, TOKEN: "-"}
@@ -81,6 +81,11 @@ def _render_remote_plan(plan: Plan, command: LaunchCommand) -> str:
         lines += ["", f"variables that jaxrun takes away: {', '.join(removed)}"]
     lines += ["", "devices, threads and the coordinator's address are decided when all agents have reported."]
     return "\n".join(lines) + "\n"
+
+
+def _notes(plan: Plan) -> list[str]:
+    check = f"before each attempt each host runs --host-check: {plan.job.host_check}" if plan.job.host_check else ""
+    return [f"note: {note}" for note in (check, plan.exclusion, *plan.notes) if note]
 
 
 def _worker_variables(plan: Plan) -> tuple[dict[str, str], list[dict[str, str]], list[str]]:

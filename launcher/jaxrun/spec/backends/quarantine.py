@@ -1,0 +1,55 @@
+"""The hosts that a job does without: those of --exclude-hosts, and of the file of --quarantine, which jobs share.
+
+A line of the file is a host, the time, and why it is there; what comes after `#` is a remark.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jaxrun.errors import UsageError
+from jaxrun.spec.backends.slurm_allocation import expand_node_list
+
+if TYPE_CHECKING:
+    from jaxrun.spec.job.job import Job
+
+
+def excluded_hosts(job: Job) -> dict[str, str]:
+    """The hosts that the job does without, and why. Raises UsageError."""
+    excluded = _read(job.quarantine) if job.quarantine else {}
+    return excluded | dict.fromkeys(_parse(job.exclude_hosts, "--exclude-hosts"), "--exclude-hosts")
+
+
+def _parse(text: str, source: str) -> tuple[str, ...]:
+    try:
+        return expand_node_list(text) if text else ()
+    except UsageError as error:
+        raise UsageError(f"{source}: {error}") from None
+
+
+def _read(path: Path) -> dict[str, str]:
+    """The hosts of a file, which need not be there yet."""
+    try:
+        text = path.read_text() if path.exists() else ""
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise OSError(0, "it, or its directory, cannot be written")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", "it is no text")
+        raise UsageError(f"--quarantine {path} cannot be used: {reason}; name a file of your own") from None
+    found: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        hosts, _, reason = line.partition("#")[0].strip().partition(" ")
+        found |= dict.fromkeys(_parse(hosts, f"--quarantine {path}, line {number}"), f"{path}: {reason.strip()}")
+    return found
+
+
+def add_to_quarantine(path: Path, reasons: Mapping[str, str]) -> None:
+    """Append a line for each host, by one write, as other jobs may do the same. Raises OSError."""
+    now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    lines = [f"{host} {now} {' '.join(reason.replace('#', ' ').split())}\n" for host, reason in reasons.items()]
+    with open(path, "ab", buffering=0) as file:
+        file.write("".join(lines).encode())

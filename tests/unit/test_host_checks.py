@@ -1,0 +1,218 @@
+"""--host-check before the workers start, and hosts that are excluded: what head, restarts and plans make of them."""
+
+import re
+from dataclasses import replace
+
+import pytest
+from simulation import make_registry, report
+
+from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
+from jaxrun.analysis.verdict.restarts import AttemptEnd, Restart, Stop, decide_restart, summarize_end
+from jaxrun.controller.head.consistency import Expected
+from jaxrun.controller.head.head import Head
+from jaxrun.controller.head.head_state import TimeLimits
+from jaxrun.errors import UsageError
+from jaxrun.protocol.agent_messages import StartWorker
+from jaxrun.protocol.probe_messages import CheckHost, HostChecked
+from jaxrun.records.event_log.actions import Finish, PrintLine, Send
+from jaxrun.records.event_log.events import Tick
+from jaxrun.spec.backends import make_plan
+from jaxrun.spec.backends.quarantine import add_to_quarantine, excluded_hosts
+from jaxrun.spec.backends.remote_plan import leave_out
+from jaxrun.spec.backends.sbatch import sbatch_options
+from jaxrun.spec.job.job import Job
+
+INIT = 60.0
+
+
+def started(hosts, **wanted):
+    """The head of a job with a rank on each of these hosts, whose agents have reported at 1 s; and what it does."""
+    registry = make_registry(len(hosts), init_timeout=INIT, env={"COLOUR": "blue"}, **wanted)
+    names = dict.fromkeys(range(len(hosts)), "?")
+    head = Head(names, Expected(len(hosts), "", "cpu", 1), TimeLimits(INIT, None, 5.0, 30.0), "", 0.0, registry)
+    actions = [action for rank, host in enumerate(hosts) for action in head.handle(report(rank, host, len(hosts)), 1.0)]
+    return head, actions
+
+
+def sent(actions, kind):
+    return [
+        (action.ranks, action.message)
+        for action in actions
+        if isinstance(action, Send) and type(action.message) is kind
+    ]
+
+
+def test_one_agent_of_each_host_is_asked_and_the_workers_start_once_all_are_good():
+    head, actions = started(["h1", "h1", "h2"], host_check="nvidia-smi -q")
+    variables = {"COLOUR": "blue", "JAXRUN_ATTEMPT": "1"}
+    assert [(action.ranks, action.message) for action in actions] == [
+        ((rank,), CheckHost(rank, "nvidia-smi -q", INIT, {**variables, "JAXRUN_HOST": host}))
+        for rank, host in ((0, "h1"), (2, "h2"))
+    ]
+    assert head.handle(HostChecked(2), 3.0) == []
+    (line,) = (action for action in head.handle(Tick(), 4.0) if isinstance(action, PrintLine))
+    assert line.text == "checking the hosts: 2 of 3 ranks after 4 s, waiting for rank 0 (h1)"
+    assert len(sent(head.handle(HostChecked(0), 5.0), StartWorker)) == 3
+    assert head.handle(HostChecked(0, "exited with status 1"), 6.0) == []  # nobody has asked
+
+
+def test_without_a_check_nobody_is_asked():
+    _, actions = started(["h1", "h2"])
+    assert len(sent(actions, StartWorker)) == 2 and not sent(actions, CheckHost)
+
+
+def test_hosts_that_fail_are_named_all_with_the_last_line_and_no_worker_starts():
+    head, _ = started(["h1", "h2", "h3"], host_check="check")
+    assert head.handle(HostChecked(2, "exited with status 3: Xid 79"), 2.0) == head.handle(HostChecked(0), 2.0) == []
+    (end,) = head.handle(HostChecked(1, "was killed by SIGKILL (9)"), 2.0)
+    assert isinstance(end, Finish)
+    assert (end.outcome.reason, end.outcome.failed_checks.keys()) == (EndReason.UNAVAILABLE, {1, 2})
+    assert end.outcome.text == (
+        "h2 failed --host-check: was killed by SIGKILL (9); h3 failed --host-check: exited with status 3: Xid 79"
+    )
+
+
+def test_the_time_for_the_start_counts_anew_with_and_after_the_checks():
+    head, _ = started(["h1", "h2"], host_check="check")
+    assert head.handle(Tick(), INIT + 1) and head.phase.name == "STARTING"  # 1 s after the agents' own limit
+    head.handle(HostChecked(0), INIT + 2)
+    head.handle(HostChecked(1), INIT + 2)
+    head.handle(Tick(), 2 * INIT)
+    assert head.phase.name == "STARTING"
+    head.handle(Tick(), 3 * INIT)
+    assert head.phase.name == "OVER"
+
+
+def test_agents_that_never_answer_end_the_job():
+    head, _ = started(["h1", "h2"], host_check="check")
+    head.handle(HostChecked(0), 2.0)
+    actions = head.handle(Tick(), 2.0 + INIT + 30)
+    (text,) = [action.outcome.text for action in actions if isinstance(action, Finish)]
+    assert "missing: rank 1 (h2)" in text
+
+
+# ---- another attempt
+
+FAILED = summarize_end(
+    JobOutcome(EndReason.UNAVAILABLE, failed_checks={1: "exited with status 1"}), has_run_before=False
+)
+LOST = AttemptEnd("lost")
+
+
+def decide(*history, most=0, on="failure"):
+    return decide_restart(history, most, on)
+
+
+def test_another_attempt_follows_a_failed_check_and_is_none_of_max_restarts():
+    assert decide(FAILED) == Restart(2) and decide(FAILED, FAILED) == Restart(3)
+    assert decide(FAILED, on="stall") == Restart(2)
+    assert decide(FAILED, LOST) == Stop()
+    assert decide(FAILED, LOST, most=1) == Restart(3)
+    assert isinstance(decide(LOST, FAILED, LOST, most=1), Stop)
+
+
+def test_no_attempt_follows_a_failed_check_once_the_job_was_asked_to_stop():
+    outcome = JobOutcome(EndReason.UNAVAILABLE, failed_checks={0: "x"}, stop_requested=True)
+    assert isinstance(decide(summarize_end(outcome, has_run_before=False)), Stop)
+
+
+# ---- hosts that are excluded
+
+
+def job(**wanted):
+    return Job(**{"program": ("train.py",), "backend": "mpirun", **wanted})
+
+
+def test_what_is_added_to_a_quarantine_is_excluded_with_its_reason(tmp_path):
+    path = tmp_path / "bad"
+    assert excluded_hosts(job(quarantine=path)) == {} and not path.exists()
+    path.write_text("# ours\nn[07-08] since May  # a remark\n\n")
+    add_to_quarantine(path, {"h3": "lost: its\nhost # is gone", "h4": "failed"})
+    found = excluded_hosts(job(quarantine=path, exclude_hosts="h[5,9]"))
+    assert list(found) == ["n07", "n08", "h3", "h4", "h5", "h9"]
+    assert (found["n07"], found["h9"]) == (f"{path}: since May", "--exclude-hosts")
+    assert re.fullmatch(rf"{path}: \d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\dZ lost: its host is gone", found["h3"])
+    assert path.read_text().count("\n") == 5
+
+
+def test_what_cannot_be_read_is_refused(tmp_path):
+    bad = tmp_path / "bad"
+    bad.write_text("h1 lost\nh[2 lost\n")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    for wanted, text in (
+        ({"quarantine": bad}, rf"--quarantine {bad}, line 2: 'h\[2' is not a list"),
+        ({"quarantine": tmp_path}, "cannot be used: Is a directory"),
+        ({"quarantine": tmp_path / "no" / "file"}, "cannot be used: it, or its directory, cannot be written"),
+        ({"quarantine": tmp_path / "binary"}, "cannot be used: it is no text"),
+        ({"exclude_hosts": "h3;h4"}, "--exclude-hosts: 'h3;h4' is not a list"),
+    ):
+        with pytest.raises(UsageError, match=text):
+            excluded_hosts(job(**wanted))
+
+
+OFFERED = ("h1", "h2", "h3", "h4")
+# The excluded hosts, the request, and of the job that is left: hosts, processes, spares.
+LEFT = {
+    "one of all": ("h2", {}, (None, None, 0)),
+    "a spare host": ("h2", {"spares": 1, "max_restarts": 1}, (None, None, 0)),
+    "one that is not needed": ("h1", {"hosts": 3, "processes": 6}, (3, 6, 0)),
+    "one of two spares": ("h1", {"hosts": 2, "spares": 2, "max_restarts": 1}, (2, None, 1)),
+    "more than --min-hosts": ("h[1-2]", {"hosts": 4, "processes": 8, "min_hosts": 2, "max_restarts": 1}, (2, 4, 0)),
+}
+
+
+@pytest.mark.parametrize(("excluded", "wanted", "left"), LEFT.values(), ids=LEFT)
+def test_excluded_hosts_take_the_places_of_spare_ones_and_then_of_the_jobs_own(excluded, wanted, left):
+    asked = job(exclude_hosts=excluded, **wanted)
+    made, names = leave_out(replace(asked, excluded=excluded_hosts(asked)), OFFERED)
+    assert (made.hosts, made.processes, made.spares) == left
+    assert names == tuple(excluded_hosts(asked))
+
+
+@pytest.mark.parametrize("wanted", [{"hosts": 4}, {"min_hosts": 4, "max_restarts": 1}], ids=str)
+def test_too_few_hosts_are_refused_by_name(wanted):
+    with pytest.raises(UsageError, match=r"^3 hosts of 4 are left, too few for the job, .* h3 \(--exclude-hosts\)"):
+        leave_out(job(excluded={"h3": "--exclude-hosts"}, **wanted), OFFERED)
+
+
+SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "h[1-3]", "SLURM_JOB_CPUS_PER_NODE": "2(x3)", "SLURM_NTASKS": "6"}
+
+
+@pytest.fixture
+def programs(tmp_path):
+    """A PATH with an mpirun and an srun."""
+    for name in ("mpirun", "srun"):
+        (tmp_path / name).write_text("#!/bin/sh\necho 'mpirun (Open MPI) 5.0.11'\n")
+        (tmp_path / name).chmod(0o755)
+    return f"{tmp_path}:/usr/bin:/bin"
+
+
+@pytest.mark.parametrize(
+    ("backend", "wanted", "environ"),
+    [
+        ("mpirun", {"host_list": "h1:2,h2:2,h3:2"}, {}),
+        ("mpirun", {}, SLURM),
+        ("slurm", {}, SLURM),
+        ("slurm", {"spares": 1, "host_check": "true"}, {**SLURM, "SLURM_JOB_NODELIST": "h[1-3]"}),
+    ],
+    ids=["-H", "mpirun in Slurm", "Slurm", "a spare host"],
+)
+def test_no_rank_is_on_an_excluded_host_and_the_plan_says_why(programs, backend, wanted, environ):
+    environ = {**environ, "PATH": programs}
+    made = make_plan(job(backend=backend, exclude_hosts="h2,h9", **wanted), environ, "ab" * 16)
+    assert [worker.host for worker in made.workers] == ["h1", "h1", "h3", "h3"]
+    assert (made.left_out, made.exclusion) == (("h2",), "without h2 (--exclude-hosts)")
+    assert not any("h2" in word for word in made.launch_command.argv)
+
+
+@pytest.mark.parametrize("wanted", [{"exclude_hosts": "h3"}, {"quarantine": "bad"}], ids=str)
+def test_hosts_that_only_mpirun_knows_cannot_be_excluded(programs, tmp_path, wanted):
+    wanted = {name: tmp_path / value if name == "quarantine" else value for name, value in wanted.items()}
+    with pytest.raises(UsageError, match="needs the names of the hosts"):
+        make_plan(job(processes=2, **wanted), {"PATH": programs}, "ab" * 16)
+
+
+def test_sbatch_is_told_too(tmp_path):
+    add_to_quarantine(tmp_path / "bad", {"h7": "lost"})
+    options = sbatch_options(job(backend="slurm", hosts=2, exclude_hosts="h3", quarantine=tmp_path / "bad"))
+    assert "--exclude=h7,h3" in options
