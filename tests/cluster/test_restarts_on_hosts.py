@@ -79,7 +79,7 @@ def test_a_job_is_started_again(bed: Bed, tmp_path: Path, engine: Engine, victim
 @pytest.mark.parametrize("engine", [OPEN_MPI_5, extended(MPICH)], ids=["Open MPI 5", "MPICH"])  # which notices late
 @pytest.mark.usefixtures("mended")
 def test_a_spare_host_takes_the_place_of_one_that_loses_its_power(bed: Bed, tmp_path: Path, engine: Engine) -> None:
-    with started(bed, engine, tmp_path, "--spares", "1") as job:
+    with started(bed, engine, tmp_path, "--spares", "1", "--quarantine", "bad") as job:
         job.wait_for_output("ready", count=2)
         bed.run("off", "h2")
         result = job.result()
@@ -89,11 +89,13 @@ def test_a_spare_host_takes_the_place_of_one_that_loses_its_power(bed: Bed, tmp_
     verdict = result.verdict()
     assert (verdict["outcome"], verdict["left_out"]) == ("ok", ["h2"])
     assert "rank 1 of 2 on h2 was lost" in str(verdict["earlier"][0]["headline"])  # type: ignore[index]
+    (line,) = (tmp_path / "bad").read_text().splitlines()
+    assert line.startswith("h2 ") and " lost: " in line
 
 
 @pytest.mark.usefixtures("mended")
 def test_an_agent_that_waits_takes_the_rank_of_a_host_that_loses_its_power(bed: Bed, tmp_path: Path) -> None:
-    with started(bed, SLURM, tmp_path, "--spares", "1") as job:
+    with started(bed, SLURM, tmp_path, "--spares", "1", "--quarantine", "bad") as job:
         job.wait_for_output("ready", count=2)
         job.wait_for_event("SpareReported")
         bed.run("off", "h2")
@@ -103,6 +105,8 @@ def test_an_agent_that_waits_takes_the_rank_of_a_host_that_loses_its_power(bed: 
         result.code == 0 and "h3 takes the place of h2" in result.err and not re.search("starting .* again", result.err)
     ), result
     assert hosts_of_second_attempt(job.run_dir) == ["h1", "h3"]
+    (line,) = (tmp_path / "bad").read_text().splitlines()
+    assert line.startswith("h2 ") and " lost: " in line
     (spare,) = result.events("SpareReported")
     reports = agents(result)
     (of_rank_0,) = (report for report in reports[:2] if report[0] == 0)

@@ -41,7 +41,7 @@ def endless():
 
 
 def check(command, timeout=60.0, **variables):
-    return CheckHost(0, command, timeout, variables)
+    return CheckHost(0, command, timeout, {"JAXRUN_RANK": "0", **variables})
 
 
 @pytest.mark.parametrize(

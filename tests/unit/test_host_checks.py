@@ -46,7 +46,7 @@ def test_one_agent_of_each_host_is_asked_and_the_workers_start_once_all_are_good
     head, actions = started(["h1", "h1", "h2"], host_check="nvidia-smi -q")
     variables = {"COLOUR": "blue", "JAXRUN_ATTEMPT": "1"}
     assert [(action.ranks, action.message) for action in actions] == [
-        ((rank,), CheckHost(rank, "nvidia-smi -q", INIT, {**variables, "JAXRUN_HOST": host}))
+        ((rank,), CheckHost(rank, "nvidia-smi -q", INIT, {**variables, "JAXRUN_HOST": host, "JAXRUN_RANK": str(rank)}))
         for rank, host in ((0, "h1"), (2, "h2"))
     ]
     assert head.handle(HostChecked(2), 3.0) == []

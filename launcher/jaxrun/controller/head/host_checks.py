@@ -37,8 +37,9 @@ class HostChecks:
     def order(self, rank: int, host: str) -> CheckHost:
         """What the agent of this rank is to do."""
         job = self._plan.job
-        told = {f"{RESERVED_PREFIX}HOST": host, f"{RESERVED_PREFIX}ATTEMPT": str(self._plan.attempt)}
-        return CheckHost(rank, job.host_check, job.init_timeout, {**job.env, **told})
+        told = {"HOST": host, "RANK": str(rank), "ATTEMPT": str(self._plan.attempt)}  # by the rank, guards find it
+        variables = {f"{RESERVED_PREFIX}{name}": value for name, value in told.items()}
+        return CheckHost(rank, job.host_check, job.init_timeout, {**job.env, **variables})
 
     def begin(self, ranks: Collection[int], hosts: Mapping[int, str]) -> list[Send]:
         """Ask these ranks."""
