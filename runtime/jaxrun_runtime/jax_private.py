@@ -12,6 +12,7 @@ jax that has been imported.
 | no warning about proxies       | the flag jax_check_proxy_envs            | the warning                    |
 | initialize() by the program    | jax._src.distributed.initialize          | only jax.distributed's is empty |
 | variables set in the program   | jax.config.values, jax.config.meta       | they do nothing                |
+| its coordinator's TLS          | the option jax_mtls_cert_file and others | the coordinator is open        |
 | a mesh over several hosts      | jax._src.sharding_impls.make_mesh        | only jax.make_mesh lays it     |
 
 Those that --lockstep needs are in lockstep/jax_hooks.py.
@@ -28,6 +29,7 @@ from jaxrun.protocol.flight_file import LOCKSTEP_OFF
 
 _KEY_VALUE_CALLS = ("key_value_set", "blocking_key_value_get")
 _NONCE_KEY = "jaxrun/nonce"
+_CERTIFICATE_OPTIONS = ("jax_mtls_cert_file", "jax_mtls_key_file", "jax_mtls_ca_file", "jax_mtls_peer_uri_prefix")
 _TRUE, _FALSE = {"y", "yes", "t", "true", "on", "1"}, {"n", "no", "f", "false", "off", "0"}  # as JAX reads them
 
 
@@ -72,6 +74,13 @@ def silence_proxy_warning() -> bool:
         return False
     _lookup("jax", "config").update("jax_check_proxy_envs", False)
     return True
+
+
+def certificate_options() -> dict[str, str | None]:
+    """JAX's options for certificates of its coordinator, by name; empty if it lacks one of them."""
+    values = getattr(_lookup("jax", "config"), "values", {})
+    found = {name: values[name] for name in _CERTIFICATE_OPTIONS if name in values}
+    return found if len(found) == len(_CERTIFICATE_OPTIONS) else {}
 
 
 def replace_make_mesh(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:

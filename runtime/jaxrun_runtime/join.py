@@ -30,6 +30,7 @@ from jaxrun.protocol.names import COORDINATOR_ADDRESS, MASTER_ADDR, MASTER_PORT,
 from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, Hello, Join, StartCoordinator
 from jaxrun_runtime import jax_private, program
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
+from jaxrun_runtime.coordinator_tls import RankKey, initialize_arguments
 
 _log = logging.getLogger("jaxrun")
 _COORDINATOR_POLL_INTERVAL_S = 0.001  # while the coordinator does not listen yet
@@ -39,7 +40,7 @@ _RELEVANT_NAMES = ("PYTHONHASHSEED", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICE
 _DIFFERS_BY_RANK = (COORDINATOR_ADDRESS, PROCESS_ID, "JAX_LOCAL_DEVICE_IDS", "NCCL_HOSTID")
 
 
-def build_hello(env: WorkerEnv, argv: list[str], environ: Mapping[str, str], started: float) -> Hello:
+def build_hello(env: WorkerEnv, argv: list[str], environ: Mapping[str, str], started: float, key: RankKey) -> Hello:
     """The Hello of this process. Imports jax. `started`: when the process started, in seconds since the epoch."""
     import jax
     import jaxlib.version
@@ -60,6 +61,8 @@ def build_hello(env: WorkerEnv, argv: list[str], environ: Mapping[str, str], sta
         versions=versions,
         program_hash=hash_program(argv),
         environment=relevant_variables(environ),
+        public_key=key.public,
+        why_no_key=key.why_none,
     )
 
 
@@ -120,16 +123,17 @@ class PortReservation:
         self._socket.close()
 
 
-def join(env: WorkerEnv, channel: AgentChannel, order: StartCoordinator | Join) -> float:
+def join(env: WorkerEnv, channel: AgentChannel, order: StartCoordinator | Join, key: RankKey) -> float:
     """Join as rank 0 (StartCoordinator) or as another rank. Returns the time of completion, seconds since the epoch."""
+    tls = initialize_arguments(key, order.certificate)
     if isinstance(order, StartCoordinator):
         jax_private.set_gloo_address(order.interface)
         master_port = _reserve_master_port(order.interface) if env.torch_env else 0
-        _start_coordinator(env, channel, order.interface, master_port)
+        _start_coordinator(env, channel, order.interface, master_port, **tls)
     else:
         jax_private.set_gloo_address(local_address_towards(order.address))
         master_port = order.master_port
-        _initialize(env, order.address)
+        _initialize(env, order.address, **tls)
     if env.torch_env:
         os.environ[MASTER_ADDR] = os.environ[COORDINATOR_ADDRESS].rpartition(":")[0].strip("[]")
         os.environ[MASTER_PORT] = str(master_port)
@@ -180,7 +184,7 @@ def _reserve_master_port(interface: str) -> int:
     return port
 
 
-def _start_coordinator(env: WorkerEnv, channel: AgentChannel, interface: str, master_port: int) -> None:
+def _start_coordinator(env: WorkerEnv, channel: AgentChannel, interface: str, master_port: int, **tls: str) -> None:
     """Start the coordinator and join it; a thread sends CoordinatorReady as soon as it listens."""
     port = PortReservation(interface)
     joined = threading.Event()
@@ -195,7 +199,7 @@ def _start_coordinator(env: WorkerEnv, channel: AgentChannel, interface: str, ma
     announcer = threading.Thread(target=announce, name="jaxrun-announce", daemon=True)
     announcer.start()
     try:
-        _initialize(env, port.address, coordinator_bind_address=port.address)
+        _initialize(env, port.address, coordinator_bind_address=port.address, **tls)
     finally:
         joined.set()  # ends the thread if the coordinator has failed, or is closed already in a job of one process
         announcer.join()
@@ -233,6 +237,7 @@ def _accept_initialize_by_program(env: WorkerEnv) -> None:
         _log.debug("jax.distributed.initialize: jaxrun has joined rank %d of %d already", env.rank, env.size)
         ours = {"num_processes": env.size, "process_id": env.rank}
         other = [f"{name}={given[name]}" for name in ours if given.get(name) not in (None, ours[name])]
+        other += [f"{name}={value}" for name, value in given.items() if name.startswith("mtls_") and value]
         if other:
             _log.warning(
                 "the program called jax.distributed.initialize(%s), but jaxrun has joined this process "

@@ -22,6 +22,7 @@ from jaxrun.protocol.worker_messages import Interrupted, Join, Run, StartCoordin
 from jaxrun_runtime import (
     DivergenceError,
     checkpoints,
+    coordinator_tls,
     debugger,
     failure_report,
     interrupts,
@@ -63,12 +64,13 @@ def _run_stages(env: WorkerEnv, argv: list[str], started: float, forked_by: int,
         cores = os.sched_getaffinity(0)
         _apply_host_settings(env)
         _import_jax(env)
-        channel.send(join.build_hello(env, argv, os.environ, started))
+        key = coordinator_tls.make_key(env)
+        channel.send(join.build_hello(env, argv, os.environ, started, key))
         stage = WorkerStage.JOIN
         _keep_compiled_programs(env, cores)
         order = channel.receive(StartCoordinator, Join)
         _die_with_agent(channel, forked_by)
-        joined = join.join(env, channel, order)
+        joined = join.join(env, channel, order, key)
         stage = WorkerStage.PROVE
         channel.send(join.report_devices(env, joined))
         _install_lockstep(env, channel)

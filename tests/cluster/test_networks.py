@@ -15,12 +15,23 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
+import harness
 import pytest
 from cluster_fixture import HOSTS, READY, RUNS, TIME_LIMIT, Bed, Job, JobRunner
 from harness import extended, write_fake_runtime
-from launch_modes import LAUNCHED, MPICH, OPEN_MPI_5, LaunchMode
+from launch_modes import ATTACHED, LAUNCHED, MPICH, OPEN_MPI_5, SLURM, LaunchMode
 
 STRANGERS = str(Path(__file__).with_name("strangers.py"))
+COORDINATOR_STRANGER = str(Path(harness.__file__).with_name("coordinator_stranger.py"))
+WAITS = """
+import os, time, jax, jax.numpy as jnp
+from jax.experimental import multihost_utils
+if jax.process_index() == 0:
+    print(os.environ["JAX_COORDINATOR_ADDRESS"], flush=True)
+while not os.path.exists("go"):
+    time.sleep(0.01)
+print(multihost_utils.process_allgather(jnp.array([jax.process_index() + 1.0])).sum())
+"""
 OURS = "jaxruns-test"  # the name of what the tests themselves run on the hosts
 PORT = "7777"
 TOKEN = {"JAXRUN_TOKEN": "5" * 64, "NO_COLOR": "1"}
@@ -153,7 +164,48 @@ def test_a_gang_works_where_there_is_no_ipv4(machine: None) -> None:
     assert (done.returncode, done.stdout) == (0, "[0, 1]\n"), done
 
 
-# ---- strangers
+# ---- strangers at JAX's coordinator
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        LaunchMode(OPEN_MPI_5, LAUNCHED),
+        LaunchMode(SLURM, LAUNCHED),
+        extended(LaunchMode(OPEN_MPI_5, ATTACHED)),
+        extended(LaunchMode(SLURM, ATTACHED)),
+    ],
+    ids=str,
+)
+def test_a_stranger_on_another_host_gets_nothing_from_the_coordinator(
+    make_runner: Callable[[LaunchMode], JobRunner], tmp_path: Path, mode: LaunchMode
+) -> None:
+    """Without TLS, nor by TLS without a certificate. The job then computes something over all hosts."""
+    (tmp_path / "waits.py").write_text(WAITS)
+    with make_runner(mode).started("waits.py") as job:
+        job.wait_for_output(":", count=1)
+        answers = job.bed.inside("ctl", sys.executable, COORDINATOR_STRANGER, job.log(0).strip())
+        (tmp_path / "go").touch()
+        result = job.result()
+        job.gone()
+    assert (result.code, answers) == (0, "b'' b''\n"), result
+    assert [line.split()[1] for line in result.out.splitlines() if ":" not in line] == ["6.0"] * 3, result
+
+
+@pytest.mark.extended
+def test_a_stranger_is_let_in_where_the_coordinator_is_to_be_open(
+    make_runner: Callable[[LaunchMode], JobRunner], tmp_path: Path
+) -> None:
+    """By which the test above could fail."""
+    (tmp_path / "waits.py").write_text(WAITS)
+    with make_runner(LaunchMode(SLURM, LAUNCHED)).started("--coordinator-tls", "off", "waits.py") as job:
+        job.wait_for_output(":", count=1)
+        answers = job.bed.inside("ctl", sys.executable, COORDINATOR_STRANGER, job.log(0).strip())
+        (tmp_path / "go").touch()
+        assert job.result().code == 0 and answers.startswith("b'\\x00") and answers.endswith(" b''\n")
+
+
+# ---- strangers at the head
 
 
 def attached(

@@ -2,12 +2,14 @@
 
 import contextlib
 import errno
+import inspect
 import os
 import socket
 import struct
 import subprocess
 import threading
 
+import jax
 import pytest
 from harness_worker import IPV6, RANK_THREADS
 
@@ -15,6 +17,7 @@ from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, StartCoordinator
 from jaxrun.spec.job.environment import common_variables
 from jaxrun_runtime import jax_private, join
+from jaxrun_runtime.coordinator_tls import RankKey
 from jaxrun_runtime.join import PortReservation
 
 pytestmark = pytest.mark.jax_version
@@ -70,7 +73,7 @@ def test_a_coordinator_that_fails_leaves_no_thread_waiting_for_it(monkeypatch):
     monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "")  # which it sets
     env = WorkerEnv("ab" * 16, 0, 2, 0, 2, host="h1", channel_fd=3, stacks_fd=4, flight_fd=5, init_timeout=60.0)
     with pytest.raises(RuntimeError, match="no coordinator"):
-        join.join(env, None, StartCoordinator("127.0.0.1"))
+        join.join(env, None, StartCoordinator("127.0.0.1"), RankKey())
     assert not [thread for thread in threading.enumerate() if thread.name == "jaxrun-announce"]
 
 
@@ -236,6 +239,7 @@ _INITIALIZE = {
     "wrong-size": ("jax.distributed.initialize(num_processes=99)", "initialize(num_processes=99)"),
     "wrong-both": ("jax.distributed.initialize('h:1', 99, 98)", "initialize(num_processes=99, process_id=98)"),
     "unknown": ("jax.distributed.initialize(no_such_argument=1)", None),
+    "certificate": ("if jax.__version_info__ >= (0, 12): jax.distributed.initialize(mtls_key_file='k')", None),
     "debug": ("import logging; logging.basicConfig(level='DEBUG'); jax.distributed.initialize()", None),
 }
 
@@ -261,6 +265,11 @@ def test_an_argument_that_jax_does_not_know_is_the_error_that_it_always_is(initi
     failure = initialized["unknown"].failure()
     assert failure.error == "TypeError"
     assert "no_such_argument" in failure.message
+
+
+def test_certificates_that_come_too_late_are_told(initialized):
+    has_tls = "mtls_key_file" in inspect.signature(jax.distributed.initialize).parameters
+    assert ("initialize(mtls_key_file=k), but jaxrun has joined" in initialized["certificate"].err) == has_tls
 
 
 def test_debug_logging_reports_that_jaxrun_has_joined(initialized):

@@ -76,6 +76,7 @@ class Simulation:
         chaos="",
         no_terminal="",
         requeue=False,
+        tls=False,
     ):
         self.size = size
         self.hosts = hosts or dict.fromkeys(range(size), "h1")
@@ -103,7 +104,7 @@ class Simulation:
         self._clock = 0.0
         self._due = []  # (time, number, event)
         self._number = itertools.count()
-        expected = Expected(size, JOB_ID, platform, local_devices)
+        expected = Expected(size, JOB_ID, platform, local_devices, tls)
         signal_grace = 30.0 if grace is None else grace
         limits = TimeLimits(
             init, job, 5.0 if grace is None else grace, signal_grace, stall, stall_notice, save, ends_at

@@ -107,7 +107,7 @@ def test_worker_settings_reach_it_through_its_environment():
 def test_what_workers_are_told_is_alike_in_the_job_in_their_environment_and_in_job_json():
     told = WorkerSettings(
         lockstep="off", make_mesh="jax", compile="each", compile_cache="/c", stdin="none",
-        verbose=True, torch_env=True, pdb=True, init_timeout=5.0
+        verbose=True, torch_env=True, pdb=True, init_timeout=5.0, coordinator_tls="on"
     )  # fmt: skip
     assert all(getattr(told, field.name) != field.default for field in fields(WorkerSettings))
     plan = _plan(job=Job(program=("p",), **asdict(told)))

@@ -32,6 +32,7 @@ MAKE_MESH_JAXRUN, MAKE_MESH_JAX = MAKE_MESH_MODES = ("jaxrun", "jax")  # who lay
 # Who compiles a program that the ranks of a host have in common: one of them where that is safe, or each.
 COMPILE_AUTO, COMPILE_EACH = COMPILE_MODES = ("auto", "each")
 STDIN_RANK_0, STDIN_NONE = "0", "none"  # who has jaxrun's standard input, besides other numbers
+TLS_AUTO, TLS_ON, TLS_OFF = TLS_MODES = ("auto", "on", "off")  # whether only ranks of the job reach JAX's coordinator
 CACHE_OFF, CACHE_AUTO = "off", "auto"  # where compiled programs are kept, besides a directory
 
 
@@ -173,6 +174,15 @@ class WorkerSettings:
         group=START,
         metavar="DIR|auto|off",
         check=_check_compile_cache,
+        recorded=True,
+    )
+    coordinator_tls: str = option(
+        "--coordinator-tls",
+        "Keep strangers out of JAX's coordinator, by mutual TLS, which JAX has since 0.12: on, off, or where the job "
+        "has several hosts (auto). [default: {default}]",
+        default=TLS_AUTO,
+        group=START,
+        choices=TLS_MODES,
         recorded=True,
     )
     verbose: bool = option("-v/--verbose", "Say what jaxrun does.", default=False, group=OUTPUT)

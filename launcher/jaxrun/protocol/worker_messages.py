@@ -36,7 +36,11 @@ from jaxrun.protocol.stop_messages import StopMessageToHead, StopMessageToRank
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A worker has started (`started_at`) and imported jax; `versions` and `environment` must be alike on all ranks."""
+    """A worker has started (`started_at`) and imported jax; `versions` and `environment` must be alike on all ranks.
+
+    public_key:  of the key that it has made to join by TLS, a compressed point of P-256 in hex; empty if it has none
+    why_no_key:  why it cannot join by TLS, if people are to be told
+    """
 
     rank: int
     host: str
@@ -46,13 +50,30 @@ class Hello:
     versions: Mapping[str, str]
     program_hash: str
     environment: Mapping[str, str]
+    public_key: str = ""
+    why_no_key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """By which a rank joins with the key of its Hello; `chain` and `ca` are PEM.
+
+    chain:  the rank's own
+    ca:     of the authority that has signed those of all ranks
+    peers:  how the names (URI) of all ranks begin
+    """
+
+    chain: str
+    ca: str
+    peers: str
 
 
 @dataclass(frozen=True, slots=True)
 class StartCoordinator:
-    """Open the coordinator on a free port of `interface` (an address of rank 0's host)."""
+    """Open the coordinator on a free port of `interface` (an address of rank 0's host), with a certificate by TLS."""
 
     interface: str
+    certificate: Certificate | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +90,14 @@ class CoordinatorReady:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Connect to the coordinator at `address` ("host:port"); it listens. `master_port` as in CoordinatorReady."""
+    """Connect to the coordinator at `address` ("host:port"), with a certificate by TLS; it listens.
+
+    `master_port` as in CoordinatorReady.
+    """
 
     address: str
     master_port: int = 0
+    certificate: Certificate | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from jaxrun.errors import NotUniformError, UnavailableError, UsageError
 from jaxrun.protocol.addresses import LOOPBACK, LOOPBACK_6
 from jaxrun.protocol.agent_messages import AgentReport, StartWorker
 from jaxrun.protocol.env import attempt_nonce
+from jaxrun.protocol.settings import TLS_ON
 from jaxrun.spec.job.devices import Gpus, Machine
 from jaxrun.spec.job.environment import worker_variables
 from jaxrun.spec.job.layout import FORKED_PLATFORMS, Layout, decide_layout
@@ -113,7 +114,8 @@ class AgentRegistry:
         any_layout = layouts[0]
         replace(self.job, platform=any_layout.platform)  # which is valid, or does not exist
         nonce = attempt_nonce(self.plan.job_id, self.plan.attempt)
-        expected = Expected(self.size, nonce, any_layout.platform, any_layout.devices_per_process)
+        tls, devices = self.job.coordinator_tls == TLS_ON, any_layout.devices_per_process
+        expected = Expected(self.size, nonce, any_layout.platform, devices, tls)
         by_rank = sorted(starts, key=lambda start: start.rank)
         return Assignment(tuple(by_rank), expected, interface, self._notes(layouts))
 

@@ -15,18 +15,23 @@ from jaxrun.text import format_columns, format_ranks, format_ranks_on_hosts, has
 _NOT_SET = "(not set)"
 # Hosts may number their devices differently; a difference that matters shows in the device counts.
 _MAY_DIFFER = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-# Each host may have its own, but XLA takes them only where every process has one.
-_ON_ALL_OR_NONE = ("JAX_PARTITION_INDEX", "JAX_SLICE_INDEX")
+_CERTIFICATES = ("JAX_MTLS_CERT_FILE", "JAX_MTLS_KEY_FILE", "JAX_MTLS_CA_FILE")
+# Each host may have its own, but JAX and XLA take them only where every process has one.
+_ON_ALL_OR_NONE = ("JAX_PARTITION_INDEX", "JAX_SLICE_INDEX", *_CERTIFICATES)
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What every worker must be; `nonce` is that of the attempt; `local_devices` is None where only JAX can tell."""
+    """What every worker must be; `nonce` is that of the attempt; `local_devices` is None where only JAX can tell.
+
+    tls: whether the job is not to run if a worker cannot join by TLS
+    """
 
     size: int
     nonce: str
     platform: str
     local_devices: int | None
+    tls: bool = False
 
 
 def describe_duplicate_rank(known: Hello, other: Hello) -> str:
@@ -58,6 +63,16 @@ def compare_hellos(hellos: Mapping[int, Hello]) -> str:
         lines += _table({rank: f"{name} {table.get(name, _NOT_SET)}" for rank, table in tables.items()}, _hosts(hellos))
     lines.append("every process must run the same program with the same versions and settings.")
     return "\n".join(lines)
+
+
+def describe_missing_keys(hellos: Mapping[int, Hello]) -> str:
+    """Why JAX's coordinator stays open to strangers, where a rank should join by TLS and cannot; "" if all can."""
+    return _describe_differences(
+        "JAX's coordinator cannot be closed to strangers (--coordinator-tls)",
+        {rank: hello.why_no_key for rank, hello in hellos.items() if hello.why_no_key},
+        _hosts(hellos),
+        "install what is missing there, or give --coordinator-tls off.",
+    )
 
 
 def check_device_reports(reports: Mapping[int, DeviceReport], hellos: Mapping[int, Hello], expected: Expected) -> str:

@@ -4,7 +4,8 @@ AgentConnected of an agent      ──▶ nothing yet                   but its 
 AgentReport of every agent      ──▶ StartWorker to all            only with agents on other hosts (agent_registry.py);
                                                                   where the job asks for it, HostProbes and
                                                                   HostChecks (host_checks.py) come before
-Hello of every rank             ──▶ StartCoordinator to rank 0    versions, program and settings must be the same
+Hello of every rank             ──▶ StartCoordinator to rank 0    versions, program and settings must be the same;
+                                                                  where all ranks have keys, with certificates of them
 CoordinatorReady of rank 0      ──▶ Join to the others
 DeviceReport of every rank      ──▶ Run to all                    JAX must show the job that was asked for
 """
@@ -12,9 +13,11 @@ DeviceReport of every rank      ──▶ Run to all                    JAX must
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 
 from jaxrun.controller.head import consistency
 from jaxrun.controller.head.agent_registry import AgentRegistry, reachable_address
+from jaxrun.controller.head.certificates import CertificateAuthority
 from jaxrun.controller.head.host_checks import HostChecks
 from jaxrun.errors import NotUniformError, UnavailableError
 from jaxrun.protocol.addresses import Address
@@ -51,6 +54,7 @@ class Startup:
         self._checks = HostChecks(registry.plan) if registry is not None else None
         self._hellos: dict[int, Hello] = {}
         self._device_reports: dict[int, DeviceReport] = {}
+        self._authority: CertificateAuthority | None = None
 
     @property
     def complete(self) -> bool:
@@ -82,8 +86,7 @@ class Startup:
             case Hello():
                 return self._on_hello(event)
             case CoordinatorReady():
-                others = tuple(rank for rank in self._hosts if rank != event.rank)
-                return [Send(others, Join(event.address, event.master_port))] if others else []
+                return self._order_to_join(event)
         self._device_reports[event.rank] = event
         if not self.complete:
             return []
@@ -157,10 +160,26 @@ class Startup:
         known = self._hellos.setdefault(hello.rank, hello)
         if known is not hello:
             raise NotUniformError(consistency.describe_duplicate_rank(known, hello))
+        if hello.public_key:  # at once, as the last ones wait for this
+            self._authority = self._authority or CertificateAuthority(self._expected.nonce)
+            self._authority.certify(hello)
         if not self._all_started:
             return []
-        _refuse(consistency.compare_hellos(self._hellos))
-        return [Send((0,), StartCoordinator(self._interface))]
+        open_because = consistency.describe_missing_keys(self._hellos)
+        _refuse(consistency.compare_hellos(self._hellos) or (open_because if self._expected.tls else ""))
+        if self._authority is not None and len(self._authority.issued) < len(self._hosts):
+            self._authority = None
+        certificate = self._authority.issued[0] if self._authority is not None else None
+        notes = [PrintLine(open_because)] if open_because else []
+        return [*notes, Send((0,), StartCoordinator(self._interface, certificate))]
+
+    def _order_to_join(self, ready: CoordinatorReady) -> list[Action]:
+        """Rank 0's coordinator is ready for the others."""
+        others = tuple(rank for rank in self._hosts if rank != ready.rank)
+        order = Join(ready.address, ready.master_port)
+        if self._authority is not None:
+            return [Send((rank,), replace(order, certificate=self._authority.issued.get(rank))) for rank in others]
+        return [Send(others, order)] if others else []
 
 
 def _refuse(difference: str) -> None:

@@ -94,7 +94,7 @@ LOGGED_TYPES = message_types(LoggedMessage)
 _ENCODER = json.JSONEncoder(ensure_ascii=False, default=to_content)
 _EMPTIED: Mapping[type, Mapping[str, Any]] = {
     AgentReport: {"cpus": ()},
-    Hello: {"environment": {}},
+    Hello: {"environment": {}, "public_key": ""},
     Failed: {"traceback": ""},
     ThreadFailed: {"traceback": ""},
     StartFailed: {"traceback": ""},

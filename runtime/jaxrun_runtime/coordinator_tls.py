@@ -1,0 +1,72 @@
+"""A rank's part in closing JAX's coordinator to strangers, by mutual TLS: its key, which never leaves this process.
+
+The public half goes to the head in the Hello, and a certificate for it comes back with the order to join. JAX reads key
+and certificates from files. These are in memory only: nobody else can open them, and they are gone with this process,
+however it ends.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+from jaxrun.protocol.env import WorkerEnv
+from jaxrun.protocol.settings import TLS_AUTO, TLS_ON
+from jaxrun.protocol.worker_messages import Certificate
+from jaxrun_runtime import jax_private
+
+
+@dataclass(frozen=True, slots=True)
+class RankKey:
+    """The key of this rank, or none.
+
+    private:   as PEM
+    public:    a compressed point of P-256, in hex
+    why_none:  why it has none, if people are to be told
+    """
+
+    private: bytes = field(default=b"", repr=False)
+    public: str = ""
+    why_none: str = ""
+
+
+def make_key(env: WorkerEnv) -> RankKey:
+    """The key of this rank, where the job wants one, and JAX has been given no certificates otherwise.
+
+    jax has been imported; `cryptography` is only if it is needed."""
+    has_several_hosts = env.local_size < env.size and not env.simulated_boot_id
+    is_wanted = env.coordinator_tls == TLS_ON or (env.coordinator_tls == TLS_AUTO and has_several_hosts)
+    options = jax_private.certificate_options()
+    if not is_wanted or any(options.values()):
+        return RankKey()
+    if not options:
+        why = jax_private.lacks("TLS for its coordinator; jax 0.12 has it") if env.coordinator_tls == TLS_ON else ""
+        return RankKey(why_none=why)
+    try:
+        from cryptography.hazmat.primitives.asymmetric import ec
+        from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+    except ImportError as error:
+        return RankKey(why_none=str(error))
+    key = ec.generate_private_key(ec.SECP256R1())
+    secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    point = key.public_key().public_bytes(Encoding.X962, PublicFormat.CompressedPoint)
+    return RankKey(secret, point.hex())
+
+
+def initialize_arguments(key: RankKey, certificate: Certificate | None) -> dict[str, str]:
+    """Those of jax.distributed.initialize by which it joins with this certificate; none without one."""
+    if certificate is None:
+        return {}
+    return {
+        "mtls_cert_file": _file_in_memory("certificate", certificate.chain.encode()),
+        "mtls_key_file": _file_in_memory("key", key.private),
+        "mtls_ca_file": _file_in_memory("ca", certificate.ca.encode()),
+        "mtls_peer_uri_prefix": certificate.peers,
+    }
+
+
+def _file_in_memory(name: str, content: bytes) -> str:
+    """The path of a file that this process has open until its end, as JAX reads it again from time to time."""
+    file = os.memfd_create(f"coordinator-{name}")
+    os.write(file, content)
+    return f"/proc/self/fd/{file}"
