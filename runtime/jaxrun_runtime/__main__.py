@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
 import time
 
 from jaxrun.errors import ProtocolError
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun_runtime import worker
+
+
+def _has_descriptors(env: WorkerEnv) -> bool:
+    try:
+        os.fstat(env.stacks_fd), os.fstat(env.flight_fd)
+        return stat.S_ISSOCK(os.fstat(env.channel_fd).st_mode)
+    except OSError:
+        return False
 
 
 def main() -> None:
@@ -18,6 +27,11 @@ def main() -> None:
         env = WorkerEnv.from_env(os.environ)
     except ProtocolError as error:
         sys.exit(f"jaxrun_runtime: {error}")
+    if not _has_descriptors(env):
+        sys.exit(
+            f"jaxrun_runtime: rank {env.rank} does not have the descriptors of its agent: the command of --wrap closes "
+            "what it inherits; give it the option that keeps descriptors, or use another command"
+        )
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     worker.run_worker(env, sys.argv[1:], started)
 

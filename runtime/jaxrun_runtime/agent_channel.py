@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from typing import TypeVar
@@ -108,6 +109,11 @@ class AgentChannel:
             return False
         except OSError:
             return True
+
+    @property
+    def agent_pid(self) -> int:
+        """The process that has made the channel; 0 where its number means nothing here, in a process namespace."""
+        return int.from_bytes(self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4), sys.byteorder)
 
     def in_owner_process(self) -> bool:
         """Whether this is the worker itself, and not a process that its program has forked."""

@@ -208,9 +208,11 @@ def _die_with_agent(channel: AgentChannel, forked_by: int) -> None:
 
     The fork server exits at this time. Only then is the agent this worker's parent.
     """
-    while os.getppid() == forked_by and not channel.is_agent_gone():
+    while forked_by and os.getppid() == forked_by and not channel.is_agent_gone():
         time.sleep(_FORK_SERVER_POLL_INTERVAL_S)
-    linux.die_with_parent()
+    # A wrapper that is the parent (--wrap) may start its child in a thread that ends, by which the kernel goes.
+    if os.getppid() == channel.agent_pid != 0:
+        linux.die_with_parent()
     if channel.is_agent_gone():
         raise AgentDisconnected
 

@@ -75,7 +75,9 @@ def test_the_programs_frames_and_what_is_below_them_are_shown_innermost_last():
 
 
 def test_the_stacks_of_a_stopped_process_note_that_c_frames_are_missing():
-    text = format_dump(json.dumps([thread(frame("step", "/job/train.py", 23))]), "", HERE, stopped=True)
+    text = format_dump(
+        json.dumps([thread(frame("step", "/job/train.py", 23))]), "", HERE, without_c="a stopped process"
+    )
     assert text == '  (a stopped process is seen without C frames)\n  File "/job/train.py", line 23, in step'
     assert format_dump("[]", "", HERE) == "  no frames"
 

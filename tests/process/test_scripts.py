@@ -172,8 +172,8 @@ def test_without_root_it_says_what_it_needs_and_why() -> None:
 
 def test_missing_packages_are_named_once_with_the_way_to_install_them() -> None:
     missing = requirements.missing_packages({"ip": "/sbin/ip", "unshare": "u", "nsenter": "n"}.get)
-    assert missing == ["munge", "slurm-wlm"]
-    with pytest.raises(state.Refusal, match=r"apt-get install --no-install-recommends munge slurm-wlm$"):
+    assert missing == ["bubblewrap", "munge", "slurm-wlm"]
+    with pytest.raises(state.Refusal, match=r"apt-get install --no-install-recommends bubblewrap munge slurm-wlm$"):
         requirements.require_packages(missing)
 
 

@@ -198,6 +198,6 @@ def test_without_the_protocols_variables_the_error_says_how_to_start_a_worker():
     result = subprocess.run([sys.executable, "-m", "jaxrun_runtime", "x.py"], capture_output=True, text=True, env=env)
     assert result.returncode == 1
     assert result.stderr == (
-        "jaxrun_runtime: JAXRUN_JOB_ID is not set: this process was not started by jaxrun. "
-        "Start the program with: jaxrun -n PROCESSES PROGRAM\n"
+        "jaxrun_runtime: JAXRUN_JOB_ID is not set: this process was not started by jaxrun, or the command of --wrap "
+        "passes on no variables. Start the program with: jaxrun -n PROCESSES PROGRAM\n"
     )

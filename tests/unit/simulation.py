@@ -77,6 +77,7 @@ class Simulation:
         no_terminal="",
         requeue=False,
         tls=False,
+        unhurried=False,
     ):
         self.size = size
         self.hosts = hosts or dict.fromkeys(range(size), "h1")
@@ -107,7 +108,7 @@ class Simulation:
         expected = Expected(size, JOB_ID, platform, local_devices, tls)
         signal_grace = 30.0 if grace is None else grace
         limits = TimeLimits(
-            init, job, 5.0 if grace is None else grace, signal_grace, stall, stall_notice, save, ends_at
+            init, job, 5.0 if grace is None else grace, signal_grace, stall, stall_notice, save, ends_at, unhurried
         )
         faults = parse_faults(chaos) if chaos else ()
         options = {"lockstep": lockstep, "chaos": faults, "no_terminal": no_terminal, "requeue": requeue}

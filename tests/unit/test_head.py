@@ -309,3 +309,10 @@ def test_any_order_of_events_ends_in_one_finish_once_all_have_ended(simulate, si
     job.exit(0, *(rank for rank in range(size) if rank not in job.exited))
     assert job.head.phase is JobPhase.OVER
     assert job.statuses == [job.exited[rank] for rank in range(size)]
+
+
+def test_commands_around_ranks_may_take_their_time_once_all_programs_have_ended(simulate):
+    job = simulate(2, unhurried=True).run().done(0, 1).wait(600)
+    assert not job.killed
+    job.exit(0, 1).exit(0, 0).wait(1)
+    assert job.outcome.reason == "ok"

@@ -132,6 +132,7 @@ class StartWorker:
     attempt:      which attempt to run the job this is, from 1; restart_reason: why the one before it ended
     fork:         whether it may be forked from a process that has imported jax
     waits:        whether the agent has no rank yet, and only starts the process that has imported jax
+    wrap:         the words of the command inside which it is started (--wrap)
     """
 
     rank: int
@@ -150,6 +151,7 @@ class StartWorker:
     restart_reason: str = ""
     fork: bool = False
     waits: bool = False
+    wrap: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

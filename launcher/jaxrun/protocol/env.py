@@ -128,8 +128,8 @@ def _from_variables(kind: type[WorkerEnv | AgentEnv], env: Mapping[str, str]) ->
     missing = [name for name in (JOB_ID, *(_variable_name(field.name) for field in fields(kind))) if name not in env]
     if missing:
         raise ProtocolError(
-            f"{missing[0]} is not set: this process was not started by jaxrun. "
-            "Start the program with: jaxrun -n PROCESSES PROGRAM"
+            f"{missing[0]} is not set: this process was not started by jaxrun, or the command of --wrap passes on no "
+            "variables. Start the program with: jaxrun -n PROCESSES PROGRAM"
         )
     for field in fields(kind):
         name = _variable_name(field.name)

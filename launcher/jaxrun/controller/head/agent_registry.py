@@ -189,7 +189,8 @@ class AgentRegistry:
                 settings=self.job.worker_settings,
                 attempt=self.plan.attempt,
                 restart_reason=self.plan.restart_reason,
-                fork=layout.platform in FORKED_PLATFORMS and not self.job.no_fork,
+                fork=layout.platform in FORKED_PLATFORMS and not self.job.why_no_fork,
+                wrap=self.job.wrap,
             )
 
     def _notes(self, layouts: Mapping[int, Layout]) -> tuple[str, ...]:

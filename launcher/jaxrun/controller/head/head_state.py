@@ -62,6 +62,7 @@ class TimeLimits:
     stall_notice:  without progress, until people are told who waits for whom
     save:          before the end of `job` and before `ends_at`, for the program to stop by itself
     ends_at:       when a scheduler ends the job, in seconds since the epoch
+    unhurried:     once all programs have ended, no `grace` holds: commands around the ranks still write their files
     """
 
     init: float
@@ -72,6 +73,7 @@ class TimeLimits:
     stall_notice: float | None = None
     save: float | None = None
     ends_at: float | None = None
+    unhurried: bool = False
 
     def at_start(self, now: float) -> dict[Timeout, float]:
         """What runs from the start of the job on, `now`, and when it expires."""

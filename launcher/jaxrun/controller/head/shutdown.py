@@ -48,8 +48,11 @@ class JobShutdown:
 
     def leave(self, now: float) -> list[Action]:
         """All programs have ended: let the workers exit, rank 0 and its coordinator last."""
-        until = max(now + self._state.limits.grace, self._state.timeouts.at(Timeout.GRACE) or 0.0)
-        self._state.enter(JobPhase.LEAVING, {Timeout.GRACE: until, Timeout.PROGRESS: now + FIRST_PROGRESS_S})
+        limits, until = self._state.limits, self._state.timeouts.at(Timeout.GRACE)
+        if not limits.unhurried:
+            until = max(now + limits.grace, until or 0.0)
+        grace = {} if until is None else {Timeout.GRACE: until}
+        self._state.enter(JobPhase.LEAVING, grace | {Timeout.PROGRESS: now + FIRST_PROGRESS_S})
         live = self._workers.live
         return [Send(tuple(rank for rank in live if rank != 0) or live, Exit())]
 

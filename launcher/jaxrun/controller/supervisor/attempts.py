@@ -191,6 +191,7 @@ def _make_head(plan: Plan, registry: AgentRegistry | None, began: float, before:
         stall_notice=job.stall_notice,
         save=job.save_time,
         ends_at=plan.ends_at,
+        unhurried=bool(job.wrap) and job.grace is None,
     )
     interface = "" if registry else loopback_address()
     return Head(

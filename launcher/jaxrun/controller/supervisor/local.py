@@ -110,7 +110,7 @@ class LocalAgent:
 def setup_of(plan: Plan, environ: Mapping[str, str], run_dir: str = "", flight_dir: Path | None = None) -> WorkerSetup:
     """How the workers of a plan are started; `environ` is the launcher's own."""
     told = tuple(plan.worker_env(worker, run_dir=run_dir) for worker in plan.workers)
-    return WorkerSetup(plan.argv, plan.base_env(environ), told, flight_dir)
+    return WorkerSetup(plan.argv, plan.base_env(environ), told, flight_dir, plan.job.wrap)
 
 
 class LocalLink:

@@ -197,7 +197,7 @@ class Agent:
         self._report_all(self._snapshots.poll())
 
     def _reap(self) -> None:
-        by_pid = {worker.pid: worker for worker in self._workers if worker.live}
+        by_pid = {worker.child: worker for worker in self._workers if worker.live}
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -209,6 +209,7 @@ class Agent:
     def _on_exit(self, worker: WorkerProcess, status: int) -> None:
         worker.status = status
         self._on_channel(worker)  # its last messages come before its exit
+        status = worker.set_status_of_rank()
         self._loop.remove_reader(worker.pipes.channel.fileno())
         self._pipes.finish(worker.rank)
         crashed = status < 0 and status != -signal.SIGKILL

@@ -1,7 +1,7 @@
 """Reads the C frames of workers by py-spy, where it is installed; it runs while the agent goes on.
 
 py-spy halts a process by ptrace while it reads: for a tenth of a second, or for a whole one where symbols of JAX's
-library are needed. Of a process that a signal has stopped it reads no C frames.
+library are needed. Of a process that a signal has stopped it reads no C frames, nor in a process namespace.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ class PySpy:
     def __init__(self, pid: int, now: float, *, stopped: bool = False, program: str | None = None) -> None:
         """`stopped`: by a signal; `program`: by default the one of this Python or in PATH; `now`: of any clock."""
         self.deadline = now + NATIVE_STACKS_TIMEOUT_S
-        self._pid = pid
-        self._stopped = stopped
+        self._pid, self._inner_pid = pid, pid_in_namespace(pid)
+        self._without_c = "a stopped process" if stopped else ""
+        if not stopped and self._inner_pid != pid:  # py-spy would ask the kernel for the threads of the inner numbers
+            self._without_c = "a process in a process namespace"
         self._trouble = ""
         self._process: subprocess.Popen[bytes] | None = None
         self._out, self._err = (os.memfd_create(f"py-spy-{pid}") for _ in range(2))
@@ -37,8 +39,8 @@ class PySpy:
         if program is None:
             self._trouble = f"py-spy is not installed for {sys.executable}; install it: pip install py-spy"
             return
-        how = "--nonblocking" if stopped else "--native"
-        command = [program, "dump", "--json", how, "--pid", str(pid)]
+        how = ["--nonblocking"] if stopped else [] if self._without_c else ["--native"]
+        command = [program, "dump", "--json", *how, "--pid", str(pid)]
         try:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self._out, stderr=self._err)
         except OSError as error:
@@ -54,7 +56,7 @@ class PySpy:
 
     def text(self) -> str:
         """Return the frames that it wrote, or why there are none; to be called once."""
-        dump = format_dump(_content(self._out), _content(self._err), self._pid, stopped=self._stopped)
+        dump = format_dump(_content(self._out), _content(self._err), self._inner_pid, without_c=self._without_c)
         self.close()
         return f"  {self._trouble}" if self._trouble else dump
 
@@ -72,13 +74,16 @@ def find_pyspy() -> str | None:
     return shutil.which("py-spy", path=os.path.dirname(sys.executable)) or shutil.which("py-spy")
 
 
-def format_dump(out: str, err: str, pid: int, *, stopped: bool = False) -> str:
-    """Format py-spy's output like a traceback: innermost last, the main thread first; or say why there is none."""
+def format_dump(out: str, err: str, pid: int, *, without_c: str = "") -> str:
+    """Format py-spy's output like a traceback: innermost last, the main thread first; or say why there is none.
+
+    `pid` is what the process calls itself; `without_c`: what is seen without C frames.
+    """
     try:
         threads = json.loads(out)
         main = [thread for thread in threads if thread["os_thread_id"] == pid]
         others = [thread for thread in threads if thread not in main and any(map(_is_shown, _pythons(thread)))]
-        lines = ["  (a stopped process is seen without C frames)"] if stopped else []
+        lines = [f"  ({without_c} is seen without C frames)"] if without_c else []
         for thread in main:
             lines += _lines(thread["frames"])
         for thread in others:
@@ -133,6 +138,15 @@ def _restriction() -> str:
         with open(_YAMA) as file:
             return file.read().strip().strip("0")
     return ""
+
+
+def pid_in_namespace(pid: int) -> int:
+    """What a process calls itself: in a process namespace of its own, as containers have, it is another number."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as file:
+        for line in file:
+            if line.startswith("NSpid:"):
+                return int(line.split()[-1])
+    return pid
 
 
 def _content(fd: int) -> str:

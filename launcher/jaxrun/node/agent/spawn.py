@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import mmap
 import os
+import re
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,7 @@ from jaxrun.spec.job.environment import inherited_job_variables
 
 _PIPE_BYTES = 2**20
 _F_SETPIPE_SZ = 1031
+_PLACEHOLDER = re.compile("%([rlh%])")  # in the words of --wrap
 _NEW_FLIGHT = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -76,12 +78,24 @@ class WorkerSetup:
     environ:     the environment that they share
     workers:     what each one is told besides; its descriptors are known when it is spawned
     flight_dir:  where this host can write their flight recorders; None for nowhere
+    wrap:        the words of the command inside which each is started, with %r, %l and %h; none without --wrap
     """
 
     argv: tuple[str, ...]
     environ: Mapping[str, str]
     workers: tuple[WorkerEnv, ...]
     flight_dir: Path | None = None
+    wrap: tuple[str, ...] = ()
+
+    def command_of(self, worker: WorkerEnv) -> tuple[str, ...]:
+        """The whole command that starts this worker; its first word is a path, if it is to be found."""
+        if not self.wrap:
+            return self.argv
+        import shutil
+
+        values = {"r": str(worker.rank), "l": str(worker.local_rank), "h": worker.host, "%": "%"}
+        first, *words = (_PLACEHOLDER.sub(lambda match: values[match[1]], word) for word in self.wrap)
+        return (shutil.which(first, path=self.environ.get("PATH")) or first, *words, *self.argv)
 
 
 def setup_of_orders(starts: Sequence[StartWorker], job_id: str, environ: Mapping[str, str]) -> WorkerSetup:
@@ -93,6 +107,7 @@ def setup_of_orders(starts: Sequence[StartWorker], job_id: str, environ: Mapping
         environ={**kept, **first.environment, JOB_ID: job_id},
         workers=tuple(_worker_env(start, job_id) for start in starts),
         flight_dir=_make_log_dir(first.log_dir),
+        wrap=first.wrap,
     )
 
 
@@ -132,7 +147,7 @@ def spawn(setup: WorkerSetup, worker: WorkerEnv) -> tuple[int, WorkerPipes]:
     for descriptor in (ends.channel, *files):
         os.set_inheritable(descriptor, True)
     try:
-        pid = start_process(setup.argv, env, (ends.stdin, ends.stdout, ends.stderr))
+        pid = start_process(setup.command_of(worker), env, (ends.stdin, ends.stdout, ends.stderr))
     except OSError:
         pipes.close()
         raise
@@ -158,6 +173,8 @@ def _connect(setup: WorkerSetup, worker: WorkerEnv) -> tuple[WorkerPipes, Worker
     flight = _open_flight_recorder(rank, setup.flight_dir if recorded else None)
     stdin = open_stdin(worker.stdin, rank)
     ours.setblocking(False)
+    if setup.wrap:
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, True)  # each message then says which process has sent it
     ends = WorkerEnds(stdin, stdout, stderr, theirs.detach(), stacks, flight)
     return WorkerPipes(ours, out, err, stacks, flight), ends
 

@@ -92,7 +92,8 @@ class WorkerGroup:
                 pid, pipes = spawn.spawn(self.setup, worker)
             except OSError as error:
                 return [*events, self._start_failed(worker.rank, error)]
-            self._workers[worker.rank] = WorkerProcess(worker.rank, pipes, pid)
+            wrapper = pid if self.setup.wrap else 0
+            self._workers[worker.rank] = WorkerProcess(worker.rank, pipes, pid, wrapper=wrapper)
             events.append(WorkerSpawned(worker.rank, pid))
         return events
 
@@ -145,7 +146,9 @@ class WorkerGroup:
             ends.close()
 
     def _start_failed(self, rank: int, error: OSError) -> StartFailed:
-        return StartFailed(f"rank {rank} could not be started: {error.strerror} ({self.setup.argv[0]})")
+        return StartFailed(
+            f"rank {rank} could not be started: {error.strerror} ({error.filename or self.setup.argv[0]})"
+        )
 
     def _leave_fork_server(self) -> None:
         """All workers are forked: the server ends, and leaves a successor where one is wanted."""

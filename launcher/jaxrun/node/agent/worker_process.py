@@ -5,36 +5,46 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from dataclasses import dataclass, field
+import socket
+import struct
+from dataclasses import dataclass, field, replace
 
 from jaxrun.analysis.lockstep.reader import FlightReader
-from jaxrun.node.agent.process_tree import children, kill_group
+from jaxrun.errors import EXIT_SIGNAL_BASE
+from jaxrun.node.agent.process_tree import children, descendants, kill_group
 from jaxrun.node.agent.spawn import WorkerPipes
 from jaxrun.protocol.codec import MessageDecoder, encode, message_types
 from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.snapshot_messages import ProcessState
-from jaxrun.protocol.worker_messages import AgentToWorker, WorkerToAgent
+from jaxrun.protocol.worker_messages import AgentToWorker, Failed, Hello, WorkerToAgent
 from jaxrun.spec.job.fault_spec import KILL
 
 _RECEIVE_BYTES = 65536
 _MAX_STACKS_BYTES = 2**20
 _NS_PER_S = 1e9
+_CREDENTIALS = struct.Struct("3i")  # process, user and group, as the kernel writes them
 _DEAF_STATES = frozenset(map(str, ProcessState))
 
 
 @dataclass(slots=True)
 class WorkerProcess:
-    """A worker, from the request to start it on; `pid` is 0 until it is known, `status` None until it was reaped."""
+    """A worker, from the request to start it on; `pid` is 0 until it is known, `status` None until it was reaped.
+
+    wrapper:  the command of --wrap, the child of the agent, which may become the rank (exec) or start it; 0 without
+              one. `pid` is that of the rank, as this host counts, from its first message on, and the wrapper's before
+    """
 
     rank: int
     pipes: WorkerPipes
     pid: int = 0
     status: int | None = None
+    wrapper: int = 0
     killed: bool = False  # by its agent
     _decoder: MessageDecoder[WorkerToAgent] = field(
         default_factory=lambda: MessageDecoder(message_types(WorkerToAgent))
     )
     _stacks_read: int = 0
+    _has_failed: bool = False
     flight: FlightReader = field(init=False)
     _last_progress: object = None
 
@@ -44,6 +54,11 @@ class WorkerProcess:
     @property
     def live(self) -> bool:
         return self.pid != 0 and self.status is None
+
+    @property
+    def child(self) -> int:
+        """The process that the agent reaps."""
+        return self.wrapper or self.pid
 
     def send(self, message: AgentToWorker) -> None:
         """Send the message; to a worker that has gone nothing is sent, its exit is noticed elsewhere."""
@@ -55,14 +70,37 @@ class WorkerProcess:
         messages: list[WorkerToAgent] = []
         while True:
             try:
-                data = self.pipes.channel.recv(_RECEIVE_BYTES)
+                data = self._read_channel()
             except BlockingIOError:
                 return messages
             except OSError:
                 return messages or None
             if not data:
                 return messages or None
-            messages += self._decoder.feed(data)
+            messages += map(self._complete, self._decoder.feed(data))
+
+    def _read_channel(self) -> bytes:
+        """Receive, and learn from the kernel which process has sent it, as a rank inside a wrapper is another one."""
+        if not self.wrapper:
+            return self.pipes.channel.recv(_RECEIVE_BYTES)
+        data, ancillary, *_ = self.pipes.channel.recvmsg(_RECEIVE_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size))
+        for _, kind, content in ancillary:
+            if kind == socket.SCM_CREDENTIALS and data:
+                self.pid = _CREDENTIALS.unpack(content)[0]
+        return data
+
+    def _complete(self, message: WorkerToAgent) -> WorkerToAgent:
+        """In a process namespace of its own a rank knows no number that means something here."""
+        self._has_failed |= isinstance(message, Failed)
+        return replace(message, pid=self.pid) if isinstance(message, Hello) and self.wrapper else message
+
+    def set_status_of_rank(self) -> int:
+        """Make of the status of a wrapper that of the rank: where a signal has killed that, 128 and its number."""
+        assert self.status is not None
+        signum = self.status - EXIT_SIGNAL_BASE
+        if self.wrapper and not self._has_failed and signum in signal.valid_signals():
+            self.status = -signum
+        return self.status
 
     def signal(self, signum: int) -> None:
         """Send a signal to the worker; SIGKILL also to its session's group but for resource trackers."""
@@ -70,14 +108,21 @@ class WorkerProcess:
             return
         if signum == signal.SIGKILL:
             self.killed = True
-            kill_group(self.pid)
+            for group in {self.child, self.pid} if self._is_running else {self.child}:
+                kill_group(group)
             return
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(self.pid, signum)
+        if self._is_running:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(self.pid, signum)
+
+    @property
+    def _is_running(self) -> bool:
+        """Whether the number of the rank's process is its own: inside a wrapper it may be free since its end."""
+        return self.pid == self.child or self.pid in descendants(self.child)
 
     def inject_fault(self, kind: str) -> str:
         """Inject a fault (job/fault_spec.py), as if it came from outside; returns why that was not possible."""
-        if not self.live:
+        if not self.live or not self._is_running:
             return "it has no process"
         self.killed |= kind == KILL
         with contextlib.suppress(ProcessLookupError):  # its exit is noticed elsewhere

@@ -157,7 +157,7 @@ def _add_to_rank(rank: RankLog, event: LoggedEvent, stopped: bool) -> None:
             rank.pid = message.pid
             rank.process_started = min(time, rank.process_started or time)
         case Hello():
-            rank.host = message.host
+            rank.host, rank.pid = message.host, message.pid  # which inside a wrapper is not that of the spawned process
             # It may be heard before what has forked it says so.
             rank.process_started = min(_seconds(message.started_at) + rank.offset, rank.process_started or time)
         case DeviceReport():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
 
 from jaxrun import RUNTIME
+from jaxrun.errors import UsageError
 from jaxrun.spec.job.combinations import check_rank_options
 from jaxrun.spec.job.devices import Machine, probe_machine
 from jaxrun.spec.job.environment import inherited_job_variables, worker_variables
@@ -23,6 +25,7 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str, machine: Machine | N
     given = {**environ, **job.env}
     machine = machine or probe_machine(wanted_platforms(job, given), given)
     layout = decide_layout(job, machine, given)
+    _check_wrap(job, given)
     check_rank_options(job, layout.processes)
     set_env = {**job.env, **worker_variables(job, layout, given, cores=len(machine.cores))}
     fresh = _why_fresh_interpreters(job, layout)
@@ -63,6 +66,12 @@ def _workers(job: Job, layout: Layout, machine: Machine, job_id: str) -> tuple[W
     return tuple(workers)
 
 
+def _check_wrap(job: Job, environ: Mapping[str, str]) -> None:
+    """Raise UsageError if the command of --wrap is not there."""
+    if job.wrap and "%" not in job.wrap[0] and shutil.which(job.wrap[0], path=environ.get("PATH")) is None:
+        raise UsageError(f"--wrap: there is no command {job.wrap[0]!r} on PATH; install it, or give its path")
+
+
 def _boot_id(job_id: str, host: str) -> str:
     import uuid
 
@@ -72,4 +81,4 @@ def _boot_id(job_id: str, host: str) -> str:
 def _why_fresh_interpreters(job: Job, layout: Layout) -> str:
     if layout.platform not in FORKED_PLATFORMS:
         return f"{layout.platform} devices have not been tried after a fork"
-    return job.no_fork
+    return job.why_no_fork

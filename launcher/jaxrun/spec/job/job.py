@@ -143,6 +143,14 @@ class Job(WorkerSettings):
         flag_value="--no-fork was given",
         attach=False,
     )
+    wrap: tuple[str, ...] = _start(
+        "--wrap",
+        "Start each rank inside this command, quoted as in a shell: 'nsys profile -o out.%r'. %r, %l and %h are its "
+        "rank, local rank and host, %% is %. May be repeated: the first is the outermost.",
+        default=(),
+        metavar="WORDS",
+        recorded=True,
+    )
     host_rank: int | None = _by_hand(
         "--host-rank",
         "The number of this host, from 0. Host 0 has rank 0 and the head.",
@@ -346,6 +354,11 @@ class Job(WorkerSettings):
     @property
     def worker_settings(self) -> WorkerSettings:
         return WorkerSettings(**{each.name: getattr(self, each.name) for each in fields(WorkerSettings)})
+
+    @property
+    def why_no_fork(self) -> str:
+        """Why each rank is a fresh interpreter, whatever its platform; empty where it may be forked."""
+        return self.no_fork or (f"--wrap starts each rank inside {self.wrap[0]}" if self.wrap else "")
 
     @property
     def failure_grace(self) -> float:

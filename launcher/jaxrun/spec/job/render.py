@@ -49,7 +49,7 @@ def render_plan(plan: Plan, environ: Mapping[str, str]) -> str:
         return _render_remote_plan(plan, plan.launch_command)
     common, own, later = _worker_variables(plan)
     changed = {name: value for name, value in plan.set_env.items() if environ.get(name) != value}
-    lines = [shlex.join(plan.argv), ""]
+    lines = [shlex.join((*plan.job.wrap, *plan.argv)), ""]
     lines += [f"{plan_summary(plan)}; {_start_method(plan)}", *_notes(plan), ""]
     lines += format_columns([_COLUMNS, *(_row(plan, worker) for worker in plan.workers)])
     lines += ["", "variables that jaxrun sets in every worker:"]
@@ -68,7 +68,7 @@ def _render_remote_plan(plan: Plan, command: LaunchCommand) -> str:
     rows = [(str(w.rank), w.host, f"{w.local_rank} of {w.local_size}") for w in plan.workers]
     later = ", ".join(name for name in AgentEnv.variable_names() if name not in (JOB_ID, TOKEN))
     lines = [shlex.join(command.argv), ""]
-    lines += [f"{plan_summary(plan)}; each agent starts its worker: {shlex.join(plan.argv)}"]
+    lines += [f"{plan_summary(plan)}; each agent starts its worker: {shlex.join((*plan.job.wrap, *plan.argv))}"]
     lines += [*_notes(plan), ""]
     lines += format_columns([_COLUMNS[:3], *rows])
     lines += ["", f"variables that jaxrun sets for {command.title}:"]

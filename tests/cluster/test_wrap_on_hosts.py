@@ -1,0 +1,76 @@
+"""Ranks on several hosts, each inside a container without privileges that has process numbers of its own (--wrap)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from cluster_fixture import HOSTS, READY, RUNS, JobRunner
+from launch_modes import ALL, ATTACHED, BASIC, LAUNCHED, OPEN_MPI_5, SLURM, LaunchMode
+
+SANDBOX = ("--wrap", "bwrap --dev-bind / / --unshare-pid --proc /proc --new-session")
+MODES = [
+    pytest.param(mode, id=str(mode), marks=() if mode in BASIC else pytest.mark.extended)
+    for mode in ALL
+    if mode.engine in (OPEN_MPI_5, SLURM)
+]
+
+
+@pytest.fixture
+def runner(request, make_runner) -> JobRunner:
+    return make_runner(request.param)
+
+
+@pytest.mark.parametrize("runner", MODES, indirect=True)
+def test_a_rank_that_is_killed_is_named_and_nothing_is_left(runner: JobRunner) -> None:
+    with runner.by_hand(*SANDBOX, code=RUNS + READY, rank_1="run(); os.kill(os.getpid(), signal.SIGKILL)") as job:
+        result = job.result()
+        job.gone()
+    assert "rank 1 of 3 on h2 was killed by SIGKILL (9)" in result.err, result
+    if runner.mode.direction == LAUNCHED:
+        assert result.code == 137
+
+
+@pytest.mark.parametrize("runner", MODES, indirect=True)
+def test_stacks_come_and_nothing_is_left_after_ctrl_c_or_kill_9(runner: JobRunner) -> None:
+    with runner.by_hand(*SANDBOX, "--grace", "0.5") as job:
+        job.wait_for_output("ready")
+        hosts = sorted(event["host"] for event in job.events("Hello"))
+        assert hosts == list(HOSTS)
+        for event in job.events("Hello"):  # the number inside is 2
+            assert b"jaxrun_runtime" in Path(f"/proc/{event['pid']}/cmdline").read_bytes()
+        head = runner.mode.host if runner.mode.direction == LAUNCHED else HOSTS[0]
+        shown = runner.bed.inside(head, sys.executable, "-m", "jaxrun", "stacks", str(job.run_dir))
+        assert "3 ranks  0-2" in shown and "worker_by_hand.py" in shown, shown
+        os.kill(job.launcher(), signal.SIGKILL if runner.mode.direction == ATTACHED else signal.SIGINT)
+        result = job.result()
+        job.gone()
+    assert result.code != 0
+    if runner.mode.direction == LAUNCHED:
+        assert result.code == 130 and "interrupted by Ctrl-C (SIGINT)" in result.err, result
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(
+    "runner", [LaunchMode(OPEN_MPI_5, LAUNCHED), LaunchMode(SLURM, LAUNCHED)], ids=str, indirect=True
+)
+def test_jax_joins_from_inside(runner: JobRunner) -> None:
+    (runner.directory / "hello.py").write_text(
+        "import os, jax\nfrom jax.experimental import multihost_utils\n"
+        "print(multihost_utils.process_allgather(jax.numpy.ones(1)).sum(), os.getpid())\n"
+    )
+    result = runner.jaxrun(*SANDBOX, "hello.py")
+    assert result.code == 0 and result.out.count("3.0 2") == 3, result
+
+
+@pytest.mark.parametrize("runner", [LaunchMode(SLURM, LAUNCHED)], ids=str, indirect=True)
+def test_a_command_that_a_host_lacks_is_told(runner: JobRunner) -> None:
+    with runner.by_hand("--wrap", "no-such-command") as job:
+        result = job.result()
+        job.gone()
+    assert result.code == 69 and "could not be started: No such file or directory (no-such-command)" in result.err, (
+        result
+    )

@@ -1,0 +1,157 @@
+"""Ranks inside another command (--wrap): one that becomes the rank, one that starts it, one that keeps it apart."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from harness import MISBEHAVE, TIME_LIMIT, Job, extended, is_alive, jaxrun, started, wait_until, write_fake_runtime
+
+RUNS = "run(); print('ready', flush=True); "
+WAITS = RUNS + "time.sleep(1000)"
+FORKS = """sh -c '"$@"; exit $?' sh"""  # says 128 + n of a signal n, as bwrap does
+SANDBOX = "bwrap --dev-bind / / --unshare-pid --proc /proc --new-session"  # numbers and sessions of its own
+needs_bwrap = pytest.mark.skipif(not shutil.which("bwrap"), reason="bubblewrap is not installed (scripts/testbed)")
+# The shell stands for all that start the rank.
+WRAPS = [pytest.param(FORKS, id="forks"), pytest.param(SANDBOX, id="sandbox", marks=needs_bwrap)]
+
+
+def words(wrap: str, codes: Sequence[str], *options: str) -> tuple[str, ...]:
+    return ("-n", str(len(codes)), "--wrap", wrap, "--grace", "2", *options, "by_hand.py", *codes)
+
+
+def pids(job: Job) -> list[int]:
+    """Of the ranks, as they are in the log."""
+    job.wait_for_event("Hello", 2)
+    return [event["pid"] for event in sorted(job.events("Hello"), key=lambda event: event["rank"])]
+
+
+@pytest.mark.parametrize("wrap", WRAPS)
+@pytest.mark.parametrize(
+    ("code", "status", "text"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "was killed by SIGKILL (9)"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", 139, "crashed with SIGSEGV (11)"),
+        ("os._exit(7)", 7, "exited with status 7"),
+        ("fail('bad record', 137)", 137, "raised ValueError"),
+    ],
+)
+def test_how_a_rank_ends_is_known_through_the_command(
+    tmp_path: Path, wrap: str, code: str, status: int, text: str
+) -> None:
+    result = jaxrun(tmp_path, *words(wrap, [WAITS, f"run(); {code}; os._exit(1)"]), env=write_fake_runtime(tmp_path))
+    assert result.code == status and f"rank 1 of 2 {text}" in result.err, result
+
+
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_stacks_and_signals_reach_the_rank_itself(tmp_path: Path, wrap: str) -> None:
+    code = "signal.signal(signal.SIGUSR1, lambda *_: print('USR1', flush=True)); " + WAITS
+    with started(tmp_path, *words(wrap, [code] * 2), env=write_fake_runtime(tmp_path)) as job:
+        job.wait_for_output("ready", 2)
+        job.process.send_signal(signal.SIGUSR1)
+        job.wait_for_output("USR1", 2)
+        command = [sys.executable, "-m", "jaxrun", "stacks", str(job.run_dir)]
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=TIME_LIMIT)
+        assert "2 ranks  0-1" in shown.stdout and "worker_by_hand.py" in shown.stdout, shown
+        job.process.send_signal(signal.SIGINT)
+        result = job.end()
+    assert result.code == 130, result
+    assert "all ranks ended by themselves" in result.err, result
+
+
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_the_number_of_its_process_is_the_one_of_this_host(tmp_path: Path, wrap: str) -> None:
+    with started(tmp_path, *words(wrap, [WAITS] * 2), env=write_fake_runtime(tmp_path)) as job:
+        job.wait_for_output("ready", 2)
+        for rank, pid in enumerate(pids(job)):
+            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            assert f"JAXRUN_RANK={rank}".encode() in variables
+            assert b"jaxrun_runtime" in Path(f"/proc/{pid}/cmdline").read_bytes()
+            assert Path(f"/proc/{pid}/cmdline").read_bytes().startswith(os.fsencode(sys.executable))
+
+
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_chaos_stops_the_rank_itself(tmp_path: Path, wrap: str) -> None:
+    with started(tmp_path, *words(wrap, [WAITS] * 2, "--chaos", "pause:1@0s"), env=write_fake_runtime(tmp_path)) as job:
+        rank_0, rank_1 = pids(job)
+        job.wait_until(lambda: state(rank_1) == "T", "the pause")
+        assert state(rank_0) != "T"
+        job.process.send_signal(signal.SIGTERM)
+        assert job.end().code == 143
+
+
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_the_end_of_the_command_is_that_of_the_rank(tmp_path: Path, wrap: str) -> None:
+    with started(tmp_path, *words(wrap, [WAITS] * 2), env=write_fake_runtime(tmp_path)) as job:
+        job.wait_for_output("ready", 2)
+        spawned = {event["rank"]: event["pid"] for event in job.events("WorkerSpawned")}
+        os.kill(spawned[1], signal.SIGKILL)
+        result = job.end()  # the rank may have outlived it, but not the job
+    assert result.code == 137 and "rank 1 of 2 was killed by SIGKILL" in result.err, result
+
+
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_nothing_is_left_of_a_job_whose_launcher_is_killed(tmp_path: Path, wrap: str) -> None:
+    with started(tmp_path, *words(wrap, [WAITS] * 2), env=write_fake_runtime(tmp_path)) as job:
+        job.wait_for_output("ready", 2)
+        left = [*job.processes(), *pids(job)]
+        job.process.kill()
+        wait_until(lambda: not any(map(is_alive, left)), left)
+
+
+def test_the_words_have_rank_local_rank_and_host(tmp_path: Path) -> None:
+    says = """sh -c 'echo "$1 $2" >&2; shift 2; exec "$@"' sh"""
+    wrap = ("--wrap", f"{says} %r-%l-%h 100%%r", "--wrap", "env INNER=%r")
+    code = "run(); print('inner', os.environ['INNER'], flush=True); done()"
+    options = (*wrap, "-n", "2", "--simulate-hosts", "2")
+    result = jaxrun(tmp_path, *options, "by_hand.py", code, code, env=write_fake_runtime(tmp_path))
+    assert result.code == 0, result
+    for rank in range(2):
+        assert f"{rank}-0-h{rank + 1} 100%r\n" in (tmp_path / f"run/rank-000{rank}.err").read_text()
+        assert (tmp_path / f"run/rank-000{rank}.out").read_text() == f"inner {rank}\n"
+
+
+@pytest.mark.parametrize(
+    ("wrap", "code", "text"),
+    [
+        ("no-such-command -x", 2, "--wrap: there is no command 'no-such-command' on PATH"),
+        ("sh -c 'x", 2, "cannot be split into words"),
+        ("no-%r", 69, "rank 0 could not be started: No such file or directory (no-0)"),
+        (f"{sys.executable} closer.py", 1, "the command of --wrap closes what it inherits"),
+        ("env -i", 1, "the command of --wrap passes on no variables"),
+        ("true", 1, "exited with status 0 before the end of its program"),
+    ],
+)
+def test_a_command_in_which_no_rank_can_be_is_told(tmp_path: Path, wrap: str, code: int, text: str) -> None:
+    (tmp_path / "closer.py").write_text("import os, sys; os.closerange(3, 100); os.execv(sys.argv[1], sys.argv[1:])")
+    result = jaxrun(tmp_path, "-n", "2", "--wrap", wrap, MISBEHAVE, "--steps", "3")
+    assert result.code == code and text in result.err, result
+
+
+@pytest.mark.parametrize(
+    ("wrap", "tool"),
+    [
+        extended(SANDBOX, "bwrap", id="bubblewrap"),
+        extended("perf record -q -o perf.%r", "perf", id="perf"),
+        extended("numactl --localalloc", "numactl", id="numactl"),
+        extended("unshare --pid --fork", "unshare", id="unshare"),
+    ],
+)
+def test_real_tools_with_jax(tmp_path: Path, wrap: str, tool: str) -> None:
+    if not shutil.which(tool):
+        pytest.skip(f"{tool} is not installed")
+    result = jaxrun(
+        tmp_path, "-n", "2", "--wrap", wrap, "--init-timeout", "200s", MISBEHAVE, "--after", "3", "--raise", "bad"
+    )
+    assert result.code == 1 and "rank 1 of 2 raised Trouble" in result.err, result
+
+
+def state(pid: int) -> str:
+    """As the kernel says it: T for a process that a signal has stopped."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
