@@ -14,8 +14,8 @@
 | run_dir    | pathlib.Path of the job's run directory, or None               | None           |
 | is_main    | rank == 0                                                      | True           |
 
-shard and batches give each process its rows of the data. should_stop, saved and attempt are for jobs that survive
-preemption and restarts (docs/surviving.md). --lockstep strict raises DivergenceError.
+shard and batches give each process its rows of the data. should_stop, saved, attempt, snapshot and restore are for
+jobs that survive preemption, restarts and lost hosts (docs/surviving.md). --lockstep strict raises DivergenceError.
 
 This package imports neither jax nor numpy; `shard` and `batches` import numpy when they are first used.
 """
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from jaxrun_runtime.checkpoints import saved as saved
     from jaxrun_runtime.data import batches as batches
     from jaxrun_runtime.data import shard as shard
+    from jaxrun_runtime.state_snapshots.snapshots import restore as restore
+    from jaxrun_runtime.state_snapshots.snapshots import snapshot as snapshot
     from jaxrun_runtime.stopping import should_stop as should_stop
 
     rank: int
@@ -54,6 +56,8 @@ _FUNCTIONS = {
     "should_stop": "stopping",
     "saved": "checkpoints",
     "attempt": "checkpoints",
+    "snapshot": "state_snapshots.snapshots",
+    "restore": "state_snapshots.snapshots",
 }
 _NAMES = ("rank", "size", "local_rank", "local_size", "host", "run_dir", "is_main")
 

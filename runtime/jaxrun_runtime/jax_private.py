@@ -7,7 +7,7 @@ jax that has been imported.
 | what                           | private name                             | without it                     |
 |--------------------------------|------------------------------------------|--------------------------------|
 | exit without JAX's barrier     | jax._src.api.clean_up                    | an exit waits for all ranks    |
-| the coordinator's key-values   | jax._src.distributed.global_state.client | no check of the coordinator    |
+| the coordinator's key-values   | jax._src.distributed.global_state.client | no check of it, no snapshots   |
 | Gloo publishes a given address | jaxlib._jax.make_gloo_tcp_collectives    | it publishes the host name's   |
 | no warning about proxies       | the flag jax_check_proxy_envs            | the warning                    |
 | initialize() by the program    | jax._src.distributed.initialize          | only jax.distributed's is empty |
@@ -30,6 +30,7 @@ from jaxrun.protocol.flight_file import LOCKSTEP_OFF
 _KEY_VALUE_CALLS = ("key_value_set", "blocking_key_value_get")
 _NONCE_KEY = "jaxrun/nonce"
 _CERTIFICATE_OPTIONS = ("jax_mtls_cert_file", "jax_mtls_key_file", "jax_mtls_ca_file", "jax_mtls_peer_uri_prefix")
+_DAY_MS = 86_400_000
 _TRUE, _FALSE = {"y", "yes", "t", "true", "on", "1"}, {"n", "no", "f", "false", "off", "0"}  # as JAX reads them
 
 
@@ -103,6 +104,28 @@ def exchange_nonce(rank: int, nonce: str, timeout: float) -> str | None:
     if rank == 0:
         client.key_value_set(_NONCE_KEY, nonce)  # type: ignore[union-attr]
     return str(client.blocking_key_value_get(_NONCE_KEY, int(timeout * 1000)))  # type: ignore[union-attr]
+
+
+def exchange(name: str, rank: int, size: int, text: str) -> list[str]:
+    """The texts that all ranks give under this name, which is used once, by rank; waits for all of them.
+
+    Raises RuntimeError if this JAX offers no key-value table.
+    """
+    client = _table_client()
+    client.key_value_set(f"{name}/{rank}", text)
+    return [str(client.blocking_key_value_get(f"{name}/{other}", _DAY_MS)) for other in range(size)]
+
+
+def wait_at_barrier(name: str) -> None:
+    """Wait until all ranks have come to the barrier of this name, which is used once. Raises RuntimeError."""
+    _table_client().wait_at_barrier(name, _DAY_MS)
+
+
+def _table_client() -> Any:
+    client = getattr(_lookup("jax._src.distributed", "global_state"), "client", None)
+    if not all(hasattr(client, call) for call in (*_KEY_VALUE_CALLS, "wait_at_barrier")):
+        raise RuntimeError(lacks("the ranks cannot agree on snapshots"))
+    return client
 
 
 def find_option(variable: str) -> str | None:

@@ -295,9 +295,10 @@ class NextAttempt:
 
 @dataclass(frozen=True, slots=True)
 class Shutdown:
-    """The job is over: the agent ends with this status."""
+    """The agent ends with this status: the job is over, or goes on with other agents."""
 
     status: int
+    job_goes_on: bool = False
 
 
 AgentEvent = (

@@ -73,6 +73,11 @@ def new_token() -> str:
     return secrets.token_hex(_TOKEN_BYTES)
 
 
+def derive_rank_token(token: str) -> str:
+    """What the ranks of a job prove to each other; it does not tell them the job's token."""
+    return hmac.digest(token.encode(), b"jaxrun ranks", "sha256").hex()
+
+
 def read_given_token(environ: Mapping[str, str]) -> str:
     """Return the token that people have given, the same on all hosts; empty where they have not.
 

@@ -1,10 +1,14 @@
-"""The directories of compiled programs. What is in them is executed, so nobody else may write to them.
+"""The directories of compiled programs, and of snapshots. What is in them is executed, or gone on with.
+
+So nobody else may write to them.
 
     --compile-cache DIR, or ~/.cache/jaxrun/compiled    for the next attempt and the next job
     /dev/shm/jaxrun-UID/JOB-ATTEMPT-HOST/               for the other ranks of a host, during an attempt (--compile)
+    /dev/shm/jaxrun-UID/JOB-snapshots-HOST/             for the next attempt (runtime/jaxrun_runtime/state_snapshots)
 
-Those in memory are made by the first rank that has something to share, and removed by whoever has ended the ranks. The
-upper one must be this user's own, and nobody else may enter it: below it no name is anybody else's.
+Those in memory are made by the first rank that has something to share. The first kind is removed by whoever has ended
+the ranks, the second by whoever knows that the job is over. The upper one must be this user's own, and nobody else may
+enter it: below it no name is anybody else's.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -22,6 +27,9 @@ from jaxrun.text import format_user
 
 _WRITABLE_BY_OTHERS = 0o022
 _MEMORY = "/dev/shm"
+_SNAPSHOTS = "-snapshots-"
+_ABANDONED_S = 600.0  # after which snapshots that no process holds are of no job any more
+_LOOK_S = 0.5
 _TRIES = 5  # while another process removes the directory, or a rank that is still there adds something
 
 
@@ -59,6 +67,24 @@ def shared_directory(job_id: str, attempt: int, host: str) -> str:
     return f"{job_id}-{attempt}-{host.replace('/', '_')}"
 
 
+def snapshot_directory(job_id: str, host: str) -> str:
+    """The name of the directory of the snapshots that are on `host`; nobody need have made it."""
+    return f"{job_id}{_SNAPSHOTS}{host.replace('/', '_')}"
+
+
+_held: dict[str, int] = {}
+
+
+def hold_directory(name: str) -> None:
+    """Keep the directory, if it is there, from being taken for an abandoned one, for as long as this process lives."""
+    if name not in _held:
+        with contextlib.suppress(OSError), _own() as own:
+            directory = open_private_directory(name, own)
+            os.utime(directory)  # so that it is kept for a while longer, too
+            _share(directory)
+            _held[name] = directory
+
+
 def open_shared_directory(name: str) -> int:
     """Make the directory unless another rank has; returns a descriptor, which knows no other one of the same name.
 
@@ -88,7 +114,7 @@ def _open_below(own: int, name: str) -> int:
         os.close(directory)
         raise
     if is_first:
-        _remove_unused(own)
+        _remove_unused(own, name.partition("-")[0])
     return directory
 
 
@@ -102,9 +128,11 @@ def _share(directory: int) -> None:
         pass
 
 
-def _remove_unused(own: int) -> None:
-    """Remove what jobs have left that were killed together with their guards."""
+def _remove_unused(own: int, job_id: str) -> None:
+    """Remove what jobs other than this one have left that were killed together with their guards."""
     for name in os.listdir(own):
+        if _SNAPSHOTS in name and (name.startswith(f"{job_id}-") or _is_recent(name, own)):
+            continue
         with contextlib.suppress(OSError):
             directory = open_private_directory(name, own)
             try:
@@ -114,18 +142,42 @@ def _remove_unused(own: int) -> None:
                 os.close(directory)
 
 
+def _is_recent(name: str, own: int) -> bool:
+    with contextlib.suppress(OSError):
+        return time.time() - os.stat(name, dir_fd=own, follow_symlinks=False).st_mtime < _ABANDONED_S
+    return False
+
+
 def remove_shared_directory(name: str) -> None:
     """Remove the directory with all that is in it, if it is there, and the one above it if no other job uses it."""
     with contextlib.suppress(OSError), _own() as own:
         _remove(name, own)
 
 
-def remove_all_of_job(job_id: str) -> None:
-    """Remove what any attempt of the job has left on this machine."""
+def remove_all_of_job(job_id: str, *, snapshots: bool = True) -> None:
+    """Remove what any attempt of the job has left on this machine; its snapshots, too, unless they are to stay."""
     with contextlib.suppress(OSError), _own() as own:
         for name in os.listdir(own):
-            if name.startswith(f"{job_id}-"):
+            if name.startswith(f"{job_id}-") and (snapshots or _SNAPSHOTS not in name):
                 _remove(name, own)
+
+
+def remove_unless_held(name: str, seconds: float) -> None:
+    """Remove the directory, if it is there, unless a process holds it now, or comes to do so within `seconds`."""
+    until = time.monotonic() + seconds
+    while True:
+        with contextlib.suppress(BlockingIOError, FileNotFoundError), _own() as own:
+            directory = open_private_directory(name, own)
+            try:
+                fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if time.monotonic() >= until:
+                    _remove(name, own)
+            finally:
+                os.close(directory)
+            if time.monotonic() < until:
+                time.sleep(_LOOK_S)
+                continue
+        return
 
 
 def _remove(name: str, own: int) -> None:

@@ -16,6 +16,7 @@
 | JAXRUN_RUN_DIR           | where the job leaves its files; empty with --no-run-dir                      |
 | JAXRUN_CHANNEL_FD        | the inherited socket to the agent (see worker_messages.py)                  |
 | JAXRUN_STACKS_FD         | an inherited file into which the worker's fault handler writes stacks       |
+| JAXRUN_RANK_TOKEN        | the secret by which the ranks of an attempt know each other                  |
 | JAXRUN_FLIGHT_FD         | an inherited file that is the worker's flight recorder (see flight_file.py) |
 
 and a variable for each field of settings.WorkerSettings, such as JAXRUN_LOCKSTEP.
@@ -67,6 +68,7 @@ class WorkerEnv(WorkerSettings):
     cpus: tuple[int, ...] = ()
     attempt: int = 1
     restart_reason: str = ""
+    rank_token: str = ""
 
     @property
     def nonce(self) -> str:

@@ -30,6 +30,7 @@ _SIGNS = {
         r"nccl\b.{0,300}?(?:process exited|network error|remote error|closed by remote peer)",
         r"ncclremoteerror",
         r"remote process exited or there was a network error",
+        r"the connection to rank \d+, for snapshots, was lost",
     ),
     Fate.ENDED: (
         r"terminating process because the jax distributed service detected fatal errors",

@@ -33,6 +33,7 @@ from jaxrun.node.agent.guard import Guard
 from jaxrun.node.agent.process_tree import become_subreaper, kill_all
 from jaxrun.node.agent.signals import LAUNCHER_SIGNALS, SignalPipe
 from jaxrun.protocol.addresses import loopback_address
+from jaxrun.protocol.compiled_programs import remove_all_of_job
 from jaxrun.protocol.env import attempt_nonce
 from jaxrun.protocol.settings import TLS_ON
 from jaxrun.records.event_log.event_log import LoggedEvent
@@ -234,5 +235,6 @@ def supervise(
         finally:
             agents.stop(exit_code)
             kill_all(keep=(guard.pid,))
+            remove_all_of_job(plan.job_id)
             guard.disarm()
     return exit_code

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from jaxrun.node.agent.spawn import WorkerSetup
 from jaxrun.node.agent.worker_group import ForkServers, WorkerGroup
 from jaxrun.node.forkserver.client import ForkServer
 from jaxrun.protocol.agent_messages import SignalWorker
+from jaxrun.protocol.auth import new_token
 from jaxrun.records.event_log.actions import MessageToRank
 from jaxrun.records.event_log.events import LauncherSignalled
 from jaxrun.records.rundir.rundir import RunDir
@@ -109,7 +111,8 @@ class LocalAgent:
 
 def setup_of(plan: Plan, environ: Mapping[str, str], run_dir: str = "", flight_dir: Path | None = None) -> WorkerSetup:
     """How the workers of a plan are started; `environ` is the launcher's own."""
-    told = tuple(plan.worker_env(worker, run_dir=run_dir) for worker in plan.workers)
+    token = new_token()
+    told = tuple(replace(plan.worker_env(worker, run_dir=run_dir), rank_token=token) for worker in plan.workers)
     return WorkerSetup(plan.argv, plan.base_env(environ), told, flight_dir, plan.job.wrap)
 
 

@@ -261,7 +261,7 @@ class RemoteAgents:
     def _retire(self, launch: LaunchProcess) -> None:
         """Have the agents and the launch command end, and wait for neither: they may be stuck with a lost host."""
         if self._server is not None:
-            self._server.shut_down_agents(0)
+            self._server.shut_down_agents(0, job_goes_on=True)
             self._server.close(wait=False)
             self._server = None
         launch.ask_to_end()

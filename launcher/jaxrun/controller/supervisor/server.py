@@ -125,12 +125,12 @@ class AgentServer:
             and (ranks or number in self._spares.ready)
         }
 
-    def shut_down_agents(self, status: int) -> None:
+    def shut_down_agents(self, status: int, *, job_goes_on: bool = False) -> None:
         """Tell all agents to end with `status`, and note what is known of them."""
         launch = self._launch
         launch.all_reported = self.all_reported
         launch.has_silent = bool(self.silent_ranks) or len(self.connections.live) < len(launch.command.agent_hosts)
-        self.connections.send_all(Shutdown(status))
+        self.connections.send_all(Shutdown(status, job_goes_on))
         self.connections.flush(_SHUTDOWN_SEND_S)
 
     @property

@@ -19,7 +19,7 @@ from typing import NoReturn
 
 from jaxrun.node.agent.process_tree import TRACKER_GRACE_S, Descendants, children, group_members, is_tracker, kill
 from jaxrun.node.channel.event_loop import EventLoop
-from jaxrun.protocol.compiled_programs import remove_all_of_job
+from jaxrun.protocol.compiled_programs import remove_all_of_job, remove_unless_held
 from jaxrun.protocol.names import JOB_ID, RANK
 
 _SWEEP_TIMEOUT_S = 2.0
@@ -27,6 +27,7 @@ _SWEEP_PAUSE_S = 0.02
 _ADOPTION_TIMEOUT_S = 1.0  # for the kernel to give the owner's children another parent, once its files are closed
 _AGENTS_GRACE_S = 1.0  # for agents to notice that the head is gone, and to end what their ranks have started
 _TERM_GRACE_S = 1.5
+_NEXT_ATTEMPT_S = 60.0  # for another agent of the job to come, and hold the snapshots on this host
 _LOOK_PAUSE_S = 0.1  # between two looks at the owner's descendants
 _DESCENDANTS_SHARE = 0.005  # of one core at most, to look at all; else only at children, whom orphans have joined
 _DISARM = b"."
@@ -44,6 +45,7 @@ class Guard:
         launch_mark: str = "",
         sigterm: bool = True,
         job_id: str = "",
+        snapshots: str = "",
     ) -> None:
         """Fork the guard: to be called while the owner has one thread and has started nothing.
 
@@ -51,9 +53,10 @@ class Guard:
         `ranks` alone if any are given, and all that the owner has started. Without one, only the process groups of
         `add` are; and with a `launch_mark` the children of the owner that have this one, if `sigterm` after a SIGTERM,
         by which an mpirun or srun ends what it has started on other hosts, too. What the ranks of `job_id` have shared
-        in memory is removed.
+        in memory is removed; but where the owner is an agent, and the job may go on without it, the directory
+        `snapshots` only if no other agent comes to use it.
         """
-        self._orders = mark, ranks, launch_mark, sigterm, job_id
+        self._orders = mark, ranks, launch_mark, sigterm, job_id, snapshots
         self._groups: list[int] = []
         self._start()
 
@@ -122,7 +125,7 @@ def find_marked(mark: str, *any_of: str) -> Iterable[int]:
 
 
 def _watch(
-    pipe: int, owner: int, mark: str, ranks: Sequence[int], launch_mark: str, sigterm: bool, job_id: str
+    pipe: int, owner: int, mark: str, ranks: Sequence[int], launch_mark: str, sigterm: bool, job_id: str, snapshots: str
 ) -> NoReturn:
     try:
         os.setsid()  # a terminal's Ctrl-C is for the owner alone
@@ -149,7 +152,9 @@ def _watch(
                 _terminate(groups)
         _sweep(groups, lambda: descent.living() | _find(mark, ranks) if descent is not None else set())
         if job_id:
-            remove_all_of_job(job_id)
+            remove_all_of_job(job_id, snapshots=not snapshots)
+        if snapshots:
+            remove_unless_held(snapshots, _NEXT_ATTEMPT_S)
     finally:
         os._exit(0)
 

@@ -42,7 +42,9 @@ from jaxrun.protocol.agent_messages import (
     StartWorker,
     ToRanks,
 )
+from jaxrun.protocol.auth import derive_rank_token
 from jaxrun.protocol.codec import MessageDecoder, message_types
+from jaxrun.protocol.compiled_programs import remove_shared_directory, snapshot_directory
 from jaxrun.protocol.connect import HeadAddress, connect
 from jaxrun.protocol.probe_messages import CheckHost, ProbePeers
 from jaxrun.protocol.worker_messages import AgentToWorker
@@ -99,6 +101,7 @@ def run(
                 order = job.wait_for_order()
             while not isinstance(order, Shutdown):
                 order = job.report_again(order) if isinstance(order, NextAttempt) else job.supervise_workers(order)
+            job.remove_snapshots(order)
             if order is HEAD_LOST:
                 on_lost(f"the head at {address} was lost: its host is gone, or jaxrun there was killed")
             return order.status
@@ -134,6 +137,7 @@ class _AgentJob:
         self.peers = contextlib.ExitStack()  # which ends it
         self._fork_servers = ForkServers()
         self._gpu_memory: GpuMemory | None = None
+        self._snapshots = ""  # the directory of those on this host, once it has had ranks
 
     def wait_for_order(self) -> _Order:
         """Report what is there, and what more is asked for; wait for what the head decides.
@@ -215,6 +219,11 @@ class _AgentJob:
         self._connection.send(replace(self._report(self._info, self._number), attempt=order.attempt))
         return self.wait_for_order()
 
+    def remove_snapshots(self, order: Shutdown) -> None:
+        """Remove the snapshots of this host, unless other agents go on with the job."""
+        if self._snapshots and not order.job_goes_on:
+            remove_shared_directory(self._snapshots)
+
     def _on_stop(self, signum: int) -> Shutdown | None:
         """A signal asks for the end: the head decides, unless somebody at a terminal insists."""
         if self._stops_left == 0:
@@ -227,7 +236,7 @@ class _AgentJob:
     def _prepare(self, start: StartWorker) -> None:
         """Start the process from which the worker is forked that this agent may get in a later attempt."""
         if start.fork:
-            self._fork_servers.prepare(setup_of_orders((start,), self._info.job_id, self._environ))
+            self._fork_servers.prepare(setup_of_orders((start,), self._info.job_id, self._environ, ""))
 
     def _log(self, text: str) -> None:
         """Write to the log of the engine, as agents have no other screen between two attempts."""
@@ -240,9 +249,11 @@ class _AgentJob:
     def supervise_workers(self, starts: tuple[StartWorker, ...]) -> _Order:
         """Start the workers and serve them until the head ends attempt or job, or is lost; returns its order."""
         job_id, first = self._info.job_id, starts[0]
-        guard = Guard(job_marker(job_id), self._ranks, job_id=job_id)  # forks, so it comes before any thread
+        self._snapshots = snapshot_directory(job_id, first.host)
+        # Forks, so it comes before any thread.
+        guard = Guard(job_marker(job_id), self._ranks, job_id=job_id, snapshots=self._snapshots)
         try:
-            setup = setup_of_orders(starts, job_id, self._environ)
+            setup = setup_of_orders(starts, job_id, self._environ, derive_rank_token(self._token))
             server = self._fork_servers.take(setup, start=first.fork and len(starts) > 1)  # one import of jax for all
             successors = self._fork_servers if first.fork and self._info.restarts else None
             workers = WorkerGroup(setup, server, successors=successors)

@@ -98,14 +98,16 @@ class WorkerSetup:
         return (shutil.which(first, path=self.environ.get("PATH")) or first, *words, *self.argv)
 
 
-def setup_of_orders(starts: Sequence[StartWorker], job_id: str, environ: Mapping[str, str]) -> WorkerSetup:
+def setup_of_orders(
+    starts: Sequence[StartWorker], job_id: str, environ: Mapping[str, str], rank_token: str
+) -> WorkerSetup:
     """How the workers of this agent are started, which have the same host; their logs have a directory then."""
     unset, first = inherited_job_variables(environ), starts[0]
     kept = {name: value for name, value in environ.items() if name not in unset}
     return WorkerSetup(
         argv=(sys.executable, "-m", RUNTIME, *first.program),
         environ={**kept, **first.environment, JOB_ID: job_id},
-        workers=tuple(_worker_env(start, job_id) for start in starts),
+        workers=tuple(_worker_env(start, job_id, rank_token) for start in starts),
         flight_dir=_make_log_dir(first.log_dir),
         wrap=first.wrap,
     )
@@ -120,7 +122,7 @@ def _make_log_dir(name: str) -> Path | None:
     return Path(name)
 
 
-def _worker_env(start: StartWorker, job_id: str) -> WorkerEnv:
+def _worker_env(start: StartWorker, job_id: str, rank_token: str) -> WorkerEnv:
     return WorkerEnv(
         job_id=job_id,
         rank=start.rank,
@@ -135,6 +137,7 @@ def _worker_env(start: StartWorker, job_id: str) -> WorkerEnv:
         local_device_ids=start.local_device_ids,
         attempt=start.attempt,
         restart_reason=start.restart_reason,
+        rank_token=rank_token,
         **asdict(start.settings),
     )
 

@@ -12,7 +12,12 @@ from jaxrun.node.agent.worker_process import WorkerProcess
 from jaxrun.node.forkserver import early
 from jaxrun.node.forkserver.client import ForkServer
 from jaxrun.protocol.agent_messages import AgentEvent, StartFailed, WorkerSpawned
-from jaxrun.protocol.compiled_programs import remove_shared_directory, shared_directory
+from jaxrun.protocol.compiled_programs import (
+    hold_directory,
+    remove_shared_directory,
+    shared_directory,
+    snapshot_directory,
+)
 from jaxrun.protocol.forkserver_messages import ForkDeclined, SuccessorForked, WorkerForked
 
 _CONCURRENT_FORKS = 16  # requests that the fork server's socket surely holds while it still imports jax
@@ -59,6 +64,7 @@ class WorkerGroup:
 
     def start(self) -> list[AgentEvent]:
         """Start the workers, or ask the fork server for them; returns what the head is to know of it."""
+        self._hold_snapshots()
         if self._fork_server is None:
             return self.start_fresh()
         try:
@@ -109,6 +115,12 @@ class WorkerGroup:
             process.close()
         for job in {(worker.job_id, worker.attempt, worker.host) for worker in self.setup.workers}:
             remove_shared_directory(shared_directory(*job))
+        self._hold_snapshots()
+
+    def _hold_snapshots(self) -> None:
+        """Keep what the ranks of an attempt have left in memory for those of the next one."""
+        for job_id, host in {(worker.job_id, worker.host) for worker in self.setup.workers}:
+            hold_directory(snapshot_directory(job_id, host))
 
     def _on_answer(self, answer: WorkerForked | SuccessorForked | ForkDeclined | None) -> list[AgentEvent]:
         if isinstance(answer, WorkerForked):
