@@ -99,7 +99,7 @@ class HostMemory:
             manifest = from_content(Manifest, json.loads(text)) if digest(text) == checksum else None
             if manifest and all(digest(self.read(name, at, size)) == known for at, size, known in manifest.checksums):
                 return manifest
-        except (OSError, ValueError, ProtocolError):
+        except (OSError, OverflowError, ValueError, ProtocolError):
             pass
         return None
 

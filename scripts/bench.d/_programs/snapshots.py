@@ -1,7 +1,8 @@
-"""`snapshots.py HOW STEPS EVERY SECONDS MIB`: steps of so many seconds over a state of so many MiB, cut over all ranks.
+"""`snapshots.py HOW STEPS EVERY SECONDS MIB FILE`: steps of so many seconds, and a state of so many MiB over all ranks.
 
-HOW is "nothing", "snapshot" or "orbax": what becomes of the state after every EVERY steps. `notes` has how long the
-steps took all together, in seconds, the last snapshot's background included, and how long the calls of them did.
+HOW is "nothing", "snapshot" or "orbax": what becomes of the state once in EVERY steps. FILE has how much work a step
+is, once a run has found out. `notes` has how many seconds all steps took, how many of them the calls that save, and how
+much CPU time of rank 0 each of these is, in the background too; that is measured apart from the steps.
 """
 
 import json
@@ -16,8 +17,10 @@ from jax.experimental.multihost_utils import sync_global_devices
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxrun_runtime as jr
+from jaxrun_runtime.state_snapshots import snapshots
 
-how, steps, every, seconds, mib = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]), int(sys.argv[5])
+how, known = sys.argv[1], Path(sys.argv[6])
+steps, every, seconds, mib = int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]), int(sys.argv[5])
 mesh = Mesh(np.array(jax.devices()), ("data",))
 split = NamedSharding(mesh, PartitionSpec("data"))
 make = jax.jit(lambda: [jnp.full(mib * 2**20 // 4 // 16, float(n)) for n in range(16)], out_shardings=[split] * 16)
@@ -41,12 +44,10 @@ state = one_step(make(), 1)
 burn(work, 5).block_until_ready()
 began = time.monotonic()
 burn(work, 20).block_until_ready()
-times = max(1, int(20 * seconds / (time.monotonic() - began)))
-if Path("times").exists():
-    times = int(Path("times").read_text())  # as many as in the run before
-elif jr.rank == 0:
-    Path("times").write_text(str(times))
-times = int(np.asarray(jax.experimental.multihost_utils.broadcast_one_to_all(np.int32(times))))
+if not known.exists() and jr.rank == 0:
+    known.write_text(str(max(1, int(20 * seconds / (time.monotonic() - began)))))
+sync_global_devices("known")
+times = int(known.read_text())  # as many in each run
 manager = None
 if how == "orbax":
     import orbax.checkpoint as ocp
@@ -61,22 +62,26 @@ def save(number):
         manager.save(number, args=ocp.args.StandardSave(state))
 
 
-for number in range(-2, 0):  # the memory is taken, and the files are made
-    state = one_step(state, times)
-    save(number + 3)
-if manager is not None:
-    manager.wait_until_finished()
+def cpu_of_a_save(number):
+    before = time.process_time()
+    save(number)
+    if manager is not None:
+        manager.wait_until_finished()
+    if how == "snapshot":
+        snapshots._keeper()._wait()
+    return time.process_time() - before
+
+
+cpu = [cpu_of_a_save(number) for number in range(3)][-1]  # by then the memory is taken, and the files are made
 sync_global_devices("warm")
-began, in_calls, each = time.monotonic(), 0.0, []
+began, in_calls = time.monotonic(), 0.0
 for number in range(10, 10 + steps):
-    at = time.monotonic()
     state = one_step(state, times)
     if number % every == every // 2:
         called = time.monotonic()
         save(number)
         in_calls += time.monotonic() - called
-    each.append(time.monotonic() - at)
 total = time.monotonic() - began
 if jr.rank == 0:
-    Path("notes").write_text(json.dumps({"total": total, "in_calls": in_calls, "steps": each}))
+    Path("notes").write_text(json.dumps({"total": total, "in_calls": in_calls, "cpu": cpu}))
 sync_global_devices("done")
