@@ -20,6 +20,7 @@ _DELETING = {
     "jaxrun/records/rundir/rundir.py": "files of a run",
     "jaxrun_runtime/compile_cache/set_up.py": "old compiled programs on disk",
     "jaxrun_runtime/compile_cache/shared_programs.py": "old compiled programs in memory",
+    "jaxrun_runtime/state_snapshots/host_memory.py": "old snapshots in memory",
 }
 _DELETERS = {"unlink", "rmdir", "rmtree", "removedirs", "TemporaryDirectory"}
 
