@@ -28,6 +28,7 @@ from typing import Any
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.names import COORDINATOR_ADDRESS, MASTER_ADDR, MASTER_PORT, PROCESS_ID
 from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, Hello, Join, StartCoordinator
+from jaxrun.text import format_ranges
 from jaxrun_runtime import jax_private, program
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
 from jaxrun_runtime.coordinator_tls import RankKey, initialize_arguments
@@ -167,7 +168,14 @@ def report_devices(env: WorkerEnv, joined: float) -> DeviceReport:
         nonce=env.nonce if nonce is None else nonce,
         joined_at=joined,
         time=time.time(),
+        cores=_bound_to(),
     )
+
+
+def _bound_to() -> str:
+    """The cores of this process, unless it may run on all of its host."""
+    cores = os.sched_getaffinity(0)
+    return format_ranges(cores, ",") if len(cores) < (os.cpu_count() or 0) else ""
 
 
 def _reserve_master_port(interface: str) -> int:

@@ -133,8 +133,8 @@ def _handle_error(env: WorkerEnv, channel: AgentChannel, stage: WorkerStage, err
 
 def _apply_host_settings(env: WorkerEnv) -> None:
     """Bind the process to its cores, and give it the identity of its simulated host."""
-    if env.cpus:
-        os.sched_setaffinity(0, env.cpus)
+    if cores := os.sched_getaffinity(0) & set(env.cpus):  # others are those that --wrap numactl leaves out
+        os.sched_setaffinity(0, cores)
     if not env.simulated_boot_id:
         return
     try:

@@ -20,13 +20,14 @@ class NVMLError(Exception):
 
 @dataclass
 class Device:
-    """A GPU, or a MIG device; `load` and `memory` (used, all) are None where NVML does not know them."""
+    """A GPU, or a MIG device; `load`, `memory` (used, all) and `pci` are None where NVML does not know them."""
 
     uuid: str
     name: str = "NVIDIA H200"
     load: float | None = 0.0
     memory: tuple[int, int] | None = (0, 141 * 2**30)
     slots: list["Device | None"] = field(default_factory=list)  # for MIG devices
+    pci: str | None = None
 
 
 cards = [Device("GPU-11111111-0000-0000-0000-000000000000")]
@@ -66,6 +67,10 @@ def nvmlDeviceGetUtilizationRates(device):
 def nvmlDeviceGetMemoryInfo(device):
     used, total = known(device.memory)
     return SimpleNamespace(used=used, total=total)
+
+
+def nvmlDeviceGetPciInfo(device):
+    return SimpleNamespace(busId=known(device.pci).encode())
 
 
 def nvmlDeviceGetMaxMigDeviceCount(device):

@@ -71,7 +71,7 @@ def driver(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", made)
     spec.loader.exec_module(made)
     mig = made.Device("MIG-2", load=None, memory=(2 * GIB, 10 * GIB))
-    whole = made.Device("GPU-0", "NVIDIA Thing", 97.0, (GIB, 80 * GIB))
+    whole = made.Device("GPU-0", "NVIDIA Thing", 97.0, (GIB, 80 * GIB), pci="00000001:3B:00.0")
     made.cards = [whole, made.Device("GPU-1", load=None, memory=None, slots=[None, None, mig, None])]
     yield made
     made.goes_on.set()
@@ -83,7 +83,7 @@ def driver(monkeypatch):
 def test_nvml_tells_gpus_their_mig_devices_and_what_is_used_of_them(driver):
     assert ask_nvml(LIMIT_S) == NvmlReading(
         driver.DRIVER,
-        (GpuCard("GPU-0", "NVIDIA Thing"), GpuCard("GPU-1", "NVIDIA H200", ("MIG-2",))),
+        (GpuCard("GPU-0", "NVIDIA Thing", pci="0001:3b:00.0"), GpuCard("GPU-1", "NVIDIA H200", ("MIG-2",))),
         {"GPU-0": GpuUsage(97.0, GIB, 80 * GIB), "GPU-1": GpuUsage(), "MIG-2": GpuUsage(-1.0, 2 * GIB, 10 * GIB)},
     )
     assert driver.is_open == 0
@@ -104,7 +104,7 @@ def test_for_the_cpu_no_driver_is_asked_and_automatically_only_one_of_which_ther
     assert probe_machine(["cpu"], {}).gpus == {}
     monkeypatch.setattr(nvml, "_DRIVER_FILES", ())
     assert probe_machine(["cuda", "cpu"], {}).gpus == {"cuda": devices.Gpus(trouble=nvml.NO_DRIVER)}
-    found = {"cuda": devices.Gpus(("NVIDIA Thing",), "NVML", "CUDA_VISIBLE_DEVICES=0", ("GPU-0",))}
+    found = {"cuda": devices.Gpus(("NVIDIA Thing",), "NVML", "CUDA_VISIBLE_DEVICES=0", ("GPU-0",), cores=("",))}
     assert probe_machine(["cuda"], {"CUDA_VISIBLE_DEVICES": "0"}).gpus == found
     monkeypatch.setattr(nvml, "_DRIVER_FILES", ("/",))
     assert probe_machine(["cuda", "cpu"], {"CUDA_VISIBLE_DEVICES": "0"}).gpus == found

@@ -93,6 +93,7 @@ class AgentReport:
     can_write_run_dir:      whether the job's run directory is writable on this host
     command:                the program and arguments that a person has typed there; empty where an engine started it
     attempt:                the attempt that the agent is ready for, if it has been told of one
+    gpu_cores:              next to each GPU, as the kernel lists them; all_cores: how many its host has
     slurm_step:             the step of which it is a task, "12.0"; empty outside of Slurm
     """
 
@@ -118,6 +119,8 @@ class AgentReport:
     attempt: int = 1
     slurm_step: str = ""
     gpu_trouble: str = ""
+    gpu_cores: tuple[str, ...] = ()
+    all_cores: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +135,7 @@ class StartWorker:
     attempt:      which attempt to run the job this is, from 1; restart_reason: why the one before it ended
     fork:         whether it may be forked from a process that has imported jax
     waits:        whether the agent has no rank yet, and only starts the process that has imported jax
+    cpus:         the cores that it stays on; empty for all
     wrap:         the words of the command inside which it is started (--wrap)
     """
 
@@ -151,6 +155,7 @@ class StartWorker:
     restart_reason: str = ""
     fork: bool = False
     waits: bool = False
+    cpus: tuple[int, ...] = ()
     wrap: tuple[str, ...] = ()
 
 

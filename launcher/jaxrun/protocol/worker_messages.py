@@ -102,7 +102,10 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class DeviceReport:
-    """What JAX reports once this process has joined; `nonce` is the job id that the coordinator holds."""
+    """What JAX reports once this process has joined; `nonce` is the job id that the coordinator holds.
+
+    cores:  on which it may run, "0-31,64-95"; empty for all of its host
+    """
 
     rank: int
     process_index: int
@@ -114,6 +117,7 @@ class DeviceReport:
     nonce: str
     joined_at: float
     time: float
+    cores: str = ""
 
 
 @dataclass(frozen=True, slots=True)

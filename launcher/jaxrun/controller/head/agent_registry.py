@@ -16,6 +16,7 @@ from jaxrun.protocol.addresses import LOOPBACK, LOOPBACK_6
 from jaxrun.protocol.agent_messages import AgentReport, StartWorker
 from jaxrun.protocol.env import attempt_nonce
 from jaxrun.protocol.settings import TLS_ON
+from jaxrun.spec.job.binding import RankCores, choose_cores
 from jaxrun.spec.job.devices import Gpus, Machine
 from jaxrun.spec.job.environment import worker_variables
 from jaxrun.spec.job.layout import FORKED_PLATFORMS, Layout, decide_layout
@@ -167,12 +168,12 @@ class AgentRegistry:
     ) -> Iterable[StartWorker]:
         shares_cores = len({report.cpus for report in host}) == 1
         index_of = {report.rank: index for group in _group_by_gpus(host) for index, report in enumerate(group)}
+        device_ids = {report.rank: _device_ids(layouts[report.rank], index_of[report.rank]) for report in host}
+        cpus = self._bind(host, layouts, device_ids)
         for local_rank, report in enumerate(host):
             layout = layouts[report.rank]
             cores = max(1, len(report.cpus) // len(host)) if shares_cores else len(report.cpus)
             job = replace(self.job, devices_per_process=layout.devices_per_process) if layout.gpus.names else self.job
-            count = layout.devices_per_process if layout.gpus.names and layout.devices_per_process else 0
-            first = index_of[report.rank] * count
             values = worker_variables(job, replace(layout, processes=1), self._user_env, cores=cores)
             yield StartWorker(
                 rank=report.rank,
@@ -182,7 +183,8 @@ class AgentRegistry:
                 host=report.host,
                 program=self.plan.program_argv,
                 environment={**self.job.env, **_bypass_proxies(values, interface)},
-                local_device_ids=tuple(range(first, first + count)),
+                local_device_ids=device_ids[report.rank],
+                cpus=cpus[local_rank],
                 run_dir=self._run_dir if report.can_write_run_dir else "",
                 log_dir=self._log_dir if report.can_write_run_dir else "",
                 show_output=self.job.shows(report.rank),
@@ -192,6 +194,17 @@ class AgentRegistry:
                 fork=layout.platform in FORKED_PLATFORMS and not self.job.why_no_fork,
                 wrap=self.job.wrap,
             )
+
+    def _bind(
+        self, host: Sequence[AgentReport], layouts: Mapping[int, Layout], device_ids: Mapping[int, tuple[int, ...]]
+    ) -> list[tuple[int, ...]]:
+        """The cores of each rank of one host."""
+        ranks = []
+        for report in host:
+            near = dict(enumerate(report.gpu_cores))
+            ranks.append(RankCores(report.cpus, tuple(near.get(ordinal, "") for ordinal in device_ids[report.rank])))
+        on_cpu = layouts[host[0].rank].platform == "cpu"
+        return choose_cores(self.job.bind, ranks, on_cpu=on_cpu, all_cores=host[0].all_cores)
 
     def _notes(self, layouts: Mapping[int, Layout]) -> tuple[str, ...]:
         hosts = {rank: report.host for rank, report in self.reports.items()}
@@ -218,6 +231,12 @@ def _bypass_proxies(values: Mapping[str, str], interface: str) -> dict[str, str]
     """Add the coordinator's address to those that gRPC must not look for behind a proxy."""
     name = "no_grpc_proxy"
     return {**values, name: f"{values[name]},{interface}"} if name in values else dict(values)
+
+
+def _device_ids(layout: Layout, index: int) -> tuple[int, ...]:
+    """The ordinals of a rank's GPUs, which is at `index` among those that share them."""
+    count = layout.devices_per_process if layout.gpus.names and layout.devices_per_process else 0
+    return tuple(range(index * count, (index + 1) * count))
 
 
 def _machine(report: AgentReport) -> Machine:

@@ -41,6 +41,8 @@ def make_report(
         gpu_ids=gpus.ids,
         gpu_limit=gpus.visible,
         gpu_trouble=gpus.trouble,
+        gpu_cores=gpus.cores,
+        all_cores=machine.all_cores,
         tpu=machine.tpu,
         cuda_plugin=machine.cuda_plugin,
         can_write_run_dir=bool(info.run_dir) and _is_of_job(Path(info.run_dir), info.job_id),

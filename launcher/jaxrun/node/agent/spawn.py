@@ -135,6 +135,7 @@ def _worker_env(start: StartWorker, job_id: str, rank_token: str) -> WorkerEnv:
         flight_fd=-1,
         run_dir=start.run_dir,
         local_device_ids=start.local_device_ids,
+        cpus=start.cpus,
         attempt=start.attempt,
         restart_reason=start.restart_reason,
         rank_token=rank_token,

@@ -19,7 +19,7 @@ from jaxrun.records.rundir import recorders
 from jaxrun.records.rundir.recorded_files import find_run_dir, read_job_events, read_text
 from jaxrun.records.rundir.rundir import EVENTS_FILE, VERDICT_FILE, attempt_directory
 from jaxrun.terminal import A_FILE, TerminalFormat
-from jaxrun.text import UNKNOWN_HOST, format_ranks_on_hosts, format_status, has_several_hosts, plural
+from jaxrun.text import UNKNOWN_HOST, format_ranks_on_hosts, format_status, group_alike, has_several_hosts, plural
 
 STEPS = ("spawned", "imported", "joined", "proved", "first output", "ended")
 _TRACE_CALLS = 400_000  # of all ranks: some 100 MB, which Perfetto opens in a few seconds
@@ -51,6 +51,7 @@ def explain_run(path: Path | None, terminal: TerminalFormat = A_FILE) -> str:
         _format_verdict(path, last, terminal),
         recorders.format_recorders(logs, last.hosts, divergences=not (path / VERDICT_FILE).exists()),
         format_table(last),
+        _format_cores(last),
         f"(left out: {plural(events.damaged, 'unreadable line')} of {EVENTS_FILE})" if events.damaged else "",
     ]
     return "\n\n".join(filter(None, parts))
@@ -88,6 +89,15 @@ def format_table(log: AttemptLog) -> str:
             who = format_ranks_on_hosts([rank], log.hosts) if rank in log.hosts else f"rank {rank}"
             lines.append(f"* slowest: {who}, {step} {behind:.2f} s after the median")
     return "\n".join(lines)
+
+
+def _format_cores(log: AttemptLog) -> str:
+    """Which ranks stay on which cores, `ranks 0-1: 0-31`, where they do not have all of their hosts."""
+    bound = {rank: of.cores for rank, of in log.ranks.items() if of.cores}
+    if not bound:
+        return ""
+    who = [f"  {format_ranks_on_hosts(ranks, log.hosts)}: {cores}" for cores, ranks in group_alike(bound)]
+    return "\n".join(["cores that ranks stay on (XLA has as many threads; --bind):", *who[:_MAX_FULL_TABLE_RANKS]])
 
 
 def _format_progress(log: AttemptLog) -> str:

@@ -35,6 +35,7 @@ class RankLog:
     offset, clock_error:  what is to be added to times of its own clock, and how wrong that may be, in seconds
     at:                   when the launcher first had each message of the rank, by the message's type
     process_started, joined:  when its process began, and when it had joined the others
+    cores:                on which it might run; empty for all of its host
     """
 
     host: str = ""
@@ -45,6 +46,7 @@ class RankLog:
     at: dict[type, float] = field(default_factory=dict)
     process_started: float | None = None
     joined: float | None = None
+    cores: str = ""
     marks: list[Moment] = field(default_factory=list)
     output: list[Span] = field(default_factory=list)
     profiles: list[Span] = field(default_factory=list)
@@ -162,6 +164,7 @@ def _add_to_rank(rank: RankLog, event: LoggedEvent, stopped: bool) -> None:
             rank.process_started = min(_seconds(message.started_at) + rank.offset, rank.process_started or time)
         case DeviceReport():
             rank.joined = _seconds(message.joined_at) + rank.offset
+            rank.cores = message.cores
         case Failed():
             rank.marks.append(Moment(time, message.error or "failed", message.message, is_failure=True))
         case AgentLost():

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from jaxrun import RUNTIME
 from jaxrun.errors import UsageError
+from jaxrun.spec.job.binding import RankCores, choose_cores
 from jaxrun.spec.job.combinations import check_rank_options
 from jaxrun.spec.job.devices import Machine, probe_machine
 from jaxrun.spec.job.environment import inherited_job_variables, worker_variables
@@ -46,12 +47,13 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str, machine: Machine | N
 def _workers(job: Job, layout: Layout, machine: Machine, job_id: str) -> tuple[Worker, ...]:
     hosts = max(1, job.simulated_hosts)
     size = layout.processes // hosts
-    # Measured: staying on one core pays when CPU workers outnumber the cores, and costs when they do not.
-    crowded = layout.platform == "cpu" and layout.processes > len(machine.cores)
+    devices = layout.devices_per_process if layout.gpus.names and layout.devices_per_process else 0
+    near = [layout.gpus.cores[rank * devices : (rank + 1) * devices] for rank in range(layout.processes)]
+    ranks = [RankCores(machine.cores, gpus) for gpus in near]
+    cpus = choose_cores(job.bind, ranks, on_cpu=layout.platform == "cpu", all_cores=machine.all_cores)
     workers = []
     for rank in range(layout.processes):
         host = f"h{rank // size + 1}" if job.simulated_hosts else machine.host
-        devices = layout.devices_per_process if layout.gpus.names and layout.devices_per_process else 0
         workers.append(
             Worker(
                 rank=rank,
@@ -59,7 +61,7 @@ def _workers(job: Job, layout: Layout, machine: Machine, job_id: str) -> tuple[W
                 local_size=size,
                 host=host,
                 local_device_ids=tuple(range(rank * devices, (rank + 1) * devices)),
-                cpus=(machine.cores[rank % len(machine.cores)],) if crowded else (),
+                cpus=cpus[rank],
                 simulated_boot_id=_boot_id(job_id, host) if job.simulated_hosts else "",
             )
         )

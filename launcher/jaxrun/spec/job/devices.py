@@ -16,6 +16,8 @@ from jaxrun.spec.job.nvml import NO_DRIVER, GpuCard, NvmlReading, ask_nvml, has_
 CUDA_VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 _ROCM_VISIBLE_VARIABLES = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 _KFD_NODES = "/sys/class/kfd/kfd/topology/nodes/*"
+PCI_DEVICES = "/sys/bus/pci/devices"
+_SIBLINGS = "/sys/devices/system/cpu/cpu0/topology/thread_siblings_list"
 _NVML_TIMEOUT_S = 30.0
 
 
@@ -26,6 +28,7 @@ class Gpus:
     source:   what counted them, "NVML"
     visible:  the setting that limits them, "CUDA_VISIBLE_DEVICES=2,3"; empty if nothing does
     ids:      UUIDs, which tell them apart on their host
+    cores:    next to each, as the kernel lists them, "0-31,64-95"; empty where it does not
     trouble:  why they could not be counted; empty if they could
     """
 
@@ -34,13 +37,15 @@ class Gpus:
     visible: str = ""
     ids: tuple[str, ...] = ()
     trouble: str = ""
+    cores: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
     """What a job may use on this machine.
 
-    cores:        the cores that this process may run on
+    cores:        the cores that this process may run on, hardware threads of one core side by side
+    all_cores:    how many the machine has
     gpus:         the visible GPUs by platform ("cuda", "rocm"); a platform that was not probed is left out
     tpu:          whether there are TPU chips
     cuda_plugin:  whether JAX's plugin for CUDA is installed
@@ -51,6 +56,7 @@ class Machine:
     gpus: Mapping[str, Gpus] = field(default_factory=dict)
     tpu: bool = False
     cuda_plugin: bool = True
+    all_cores: int = 0
 
 
 def probe_machine(platforms: Iterable[str], environ: Mapping[str, str]) -> Machine:
@@ -67,11 +73,33 @@ def probe_machine(platforms: Iterable[str], environ: Mapping[str, str]) -> Machi
         gpus["rocm"] = rocm_gpus(environ, amd_cards())
     return Machine(
         host=os.uname().nodename,
-        cores=tuple(sorted(os.sched_getaffinity(0))),
+        cores=_usable_cores(),
         gpus=gpus,
         tpu="tpu" in wanted and has_tpu(environ),
         cuda_plugin="cuda" in wanted and _has_cuda_plugin(),
+        all_cores=os.cpu_count() or 0,
     )
+
+
+def _usable_cores() -> tuple[int, ...]:
+    """Hardware threads of one core have numbers side by side, or, as on most PCs, as far apart as those of core 0."""
+    siblings = list(map(int, re.findall(r"[0-9]+", _read(_SIBLINGS))))
+    apart = siblings[1] - siblings[0] if len(siblings) > 1 else 1
+    cores = sorted(os.sched_getaffinity(0))
+    return tuple(sorted(cores, key=lambda core: core % apart) if apart > 1 else cores)
+
+
+def _cores_near(card: GpuCard, folder: str) -> str:
+    """The cores on the NUMA node of a card."""
+    return _read(os.path.join(folder, card.pci, "local_cpulist")) if card.pci else ""
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
 
 
 def _has_cuda_plugin() -> bool:
@@ -83,25 +111,28 @@ def _has_cuda_plugin() -> bool:
     return any(name.startswith("xla_cuda") for folder in folders for name in os.listdir(folder))
 
 
-def cuda_gpus(environ: Mapping[str, str], reading: NvmlReading) -> Gpus:
-    """Return the NVIDIA GPUs that `environ` leaves visible."""
+def cuda_gpus(environ: Mapping[str, str], reading: NvmlReading, pci_devices: str = PCI_DEVICES) -> Gpus:
+    """Return the NVIDIA GPUs that `environ` leaves visible; `pci_devices` is the kernel's directory of all devices."""
     if reading.trouble:
         return Gpus(trouble=reading.trouble)
     value = environ.get(CUDA_VISIBLE_VARIABLE)
     setting = "" if value is None else f"{CUDA_VISIBLE_VARIABLE}={value}"
     seen = visible_devices(reading.cards, value)
-    return Gpus(tuple(name for _, name in seen), "NVML", setting, tuple(uuid for uuid, _ in seen))
+    cards = {uuid: card for card in reading.cards for uuid in (card.uuid, *card.mig)}
+    cores = tuple(_cores_near(cards[uuid], pci_devices) for uuid, _ in seen)
+    return Gpus(tuple(name for _, name in seen), "NVML", setting, tuple(uuid for uuid, _ in seen), cores=cores)
 
 
-def rocm_gpus(environ: Mapping[str, str], cards: tuple[GpuCard, ...]) -> Gpus:
+def rocm_gpus(environ: Mapping[str, str], cards: tuple[GpuCard, ...], pci_devices: str = PCI_DEVICES) -> Gpus:
     """Return the AMD GPUs that `environ` leaves visible; each variable selects among what the one before it leaves."""
-    settings = []
+    settings, places = [], {card.uuid: card for card in cards}
     for variable in _ROCM_VISIBLE_VARIABLES:
         if variable in environ:
             settings.append(f"{variable}={environ[variable]}")
             cards = tuple(GpuCard(uuid, name) for uuid, name in visible_devices(cards, environ[variable]))
     names, ids = tuple(card.name for card in cards), tuple(card.uuid for card in cards)
-    return Gpus(names, "kfd", " ".join(settings), ids)
+    cores = tuple(_cores_near(places[uuid], pci_devices) for uuid in ids)
+    return Gpus(names, "kfd", " ".join(settings), ids, cores=cores)
 
 
 def visible_devices(cards: tuple[GpuCard, ...], value: str | None) -> list[tuple[str, str]]:
@@ -146,7 +177,9 @@ def amd_cards(pattern: str = _KFD_NODES) -> tuple[GpuCard, ...]:
         except OSError:
             continue  # a node that this container may not use
         if int(properties.get("simd_count", "0")) > 0:
-            cards.append(GpuCard(f"GPU-{int(properties.get('unique_id', '0')):x}", "AMD GPU"))
+            domain, place = (int(properties.get(name, "0")) for name in ("domain", "location_id"))
+            pci = f"{domain:04x}:{place >> 8:02x}:{place >> 3 & 31:02x}.{place & 7}"
+            cards.append(GpuCard(f"GPU-{int(properties.get('unique_id', '0')):x}", "AMD GPU", pci=pci))
     return tuple(cards)
 
 

@@ -26,6 +26,7 @@ from jaxrun.protocol.settings import (
     positive_seconds,
 )
 from jaxrun.spec.backends import BACKENDS
+from jaxrun.spec.job.binding import BIND_AUTO, BIND_MODES
 from jaxrun.spec.job.combinations import check_combinations
 from jaxrun.text import Ranks
 
@@ -142,6 +143,15 @@ class Job(WorkerSettings):
         default="",
         flag_value="--no-fork was given",
         attach=False,
+    )
+    bind: str = _start(
+        "--bind",
+        "Keep each rank on the cores next to its GPUs (gpu), or on a share of its own (cores); auto: gpu, unless Slurm "
+        "or mpirun has bound it, and one core each where CPU ranks outnumber them. XLA starts as many threads. "
+        "[default: {default}]",
+        default=BIND_AUTO,
+        choices=BIND_MODES,
+        recorded=True,
     )
     wrap: tuple[str, ...] = _start(
         "--wrap",

@@ -18,11 +18,12 @@ _UNKNOWN = -1
 
 @dataclass(frozen=True, slots=True)
 class GpuCard:
-    """A GPU as the driver lists it; `mig` holds the UUIDs of its MIG devices."""
+    """A GPU as the driver lists it; `mig` holds the UUIDs of its MIG devices, `pci` its address, "0000:3b:00.0"."""
 
     uuid: str
     name: str
     mig: tuple[str, ...] = ()
+    pci: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,15 @@ def _read_nvml() -> NvmlReading:
 
 def _card(nvml: Any, handle: Any, mig: tuple[Any, ...]) -> GpuCard:
     name = _text(nvml.nvmlDeviceGetName(handle))
-    return GpuCard(_uuid(nvml, handle), name, tuple(_uuid(nvml, device) for device in mig))
+    return GpuCard(_uuid(nvml, handle), name, tuple(_uuid(nvml, device) for device in mig), _pci_address(nvml, handle))
+
+
+def _pci_address(nvml: Any, handle: Any) -> str:
+    """As the kernel writes it: NVML has 00000000:3B:00.0. Empty where there is none."""
+    with suppress(nvml.NVMLError):
+        domain, _, rest = _text(nvml.nvmlDeviceGetPciInfo(handle).busId).lower().partition(":")
+        return f"{int(domain, 16):04x}:{rest}"
+    return ""
 
 
 def _mig_devices(nvml: Any, handle: Any) -> Iterator[Any]:

@@ -10,7 +10,7 @@ from jaxrun.protocol.names import COORDINATOR_ADDRESS, JOB_ID, MASTER_ADDR, MAST
 from jaxrun.spec.job.env_options import mask_secret
 from jaxrun.spec.job.fault_spec import CHAOS_OPTION
 from jaxrun.spec.job.plan import LaunchCommand, Plan, Worker
-from jaxrun.text import UNKNOWN_HOST, format_columns, plural
+from jaxrun.text import UNKNOWN_HOST, format_columns, format_ranges, plural
 
 _UNKNOWN_YET = "?"
 _COLUMNS = ("rank", "host", "local rank", "devices", "cores")
@@ -79,7 +79,7 @@ def _render_remote_plan(plan: Plan, command: LaunchCommand) -> str:
         lines += ["", f"variables that each agent sets for its worker, as torchrun does: {', '.join(TORCH_VARIABLES)}"]
     if removed := (*plan.unset_env, *command.unset_env):
         lines += ["", f"variables that jaxrun takes away: {', '.join(removed)}"]
-    lines += ["", "devices, threads and the coordinator's address are decided when all agents have reported."]
+    lines += ["", "devices, cores, threads and the coordinator's address are decided when all agents have reported."]
     return "\n".join(lines) + "\n"
 
 
@@ -108,7 +108,7 @@ def _row(plan: Plan, worker: Worker) -> tuple[str, ...]:
         devices += f" ({', '.join(names)})"
     else:
         devices = f"{plan.job.platform} x {plan.local_devices or 'all'}"
-    cores = ",".join(map(str, worker.cpus)) or "all"
+    cores = format_ranges(worker.cpus, ",") or "all"
     return str(worker.rank), worker.host, f"{worker.local_rank} of {worker.local_size}", devices, cores
 
 
