@@ -24,7 +24,7 @@ KILL_WAIT = 5
 PREEMPTION_GRACE = 60
 # Seconds that a credential is valid: a job that is requeued waits so long. The default is 120.
 CREDENTIAL_LIFE = 5
-PATIENCE = 30.0
+PATIENCE = 90.0  # seconds; on a busy machine Slurm needs 40 to end what ran on a host that was cut off
 
 
 def slurm_conf(place: Place, hosts_up: int, memory: int) -> str:

@@ -209,7 +209,7 @@ def _from_content(content: Mapping[str, Any]) -> Flight:
         sites={int(number): tuple(map(str, stack)) for number, stack in content.get("sites", ())},
         unknown_programs=int(content.get("unknown", 0)),
         trouble=str(content.get("trouble", "")),
-        agreement_cost=(int(agreed[0]), float(agreed[1])),
+        agreement_cost=(int(float(agreed[0])), float(agreed[1])),  # a number that no float can be raises
     )
 
 
