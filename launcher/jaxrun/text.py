@@ -98,6 +98,21 @@ def format_seconds(value: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
+def format_sizes(sizes: Iterable[tuple[int, float]], *, is_over: bool = True) -> str:
+    """Write `size: 3 hosts 2 min 10 s, 2 hosts 14 min 0 s, 3 hosts since`; empty where the number was always the same.
+
+    The last size has a time, too, if all is over.
+    """
+    merged: list[tuple[int, float]] = []
+    for hosts, seconds in sizes:
+        before = merged.pop()[1] if merged and merged[-1][0] == hosts else 0.0
+        merged.append((hosts, before + seconds))
+    texts = [f"{plural(hosts, 'host')} {format_seconds(seconds)}" for hosts, seconds in merged]
+    if not is_over and texts:
+        texts[-1] = f"{plural(merged[-1][0], 'host')} since"
+    return f"size: {', '.join(texts)}" if len(texts) > 1 else ""
+
+
 def parse_seconds(text: str) -> float | None:
     """Parse 90, 1.5, 90s, 5m or 1h30m as seconds; None where it is no time. A sign, inf and nan are numbers, too."""
     with contextlib.suppress(ValueError):

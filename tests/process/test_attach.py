@@ -277,3 +277,32 @@ def test_agents_that_jaxrun_did_not_start_cannot_be_replaced(hosts, tmp_path) ->
     words = ["-n", "2", "--max-restarts", "2", "program.py"]
     first, _ = ended(hosts(words, words))
     assert first[0] == 69 and "not restarted: agents are gone that jaxrun did not start." in first[2], first
+
+
+GROWS = """
+import time
+import jaxrun_runtime as jr
+print("attempt", jr.attempt().number, "of", jr.attempt().size, "ranks", flush=True)
+while jr.attempt().number < 3 and not jr.should_stop():
+    time.sleep(0.01)
+"""
+
+
+def test_a_host_that_is_gone_is_done_without_until_its_command_is_typed_again(hosts, tmp_path) -> None:
+    (tmp_path / "program.py").write_text(GROWS)
+    words = ["-n", "2", "--min-hosts", "1", "--max-restarts", "1", "--grow", "0.5s", "program.py"]
+    processes = hosts(words, words, env=TOKEN)
+    wait_for_run(tmp_path, 1)
+    processes[1].kill()
+    log = "jaxrun-runs/*/attempt-2/rank-0000.out"
+    wait_until(lambda: any("of 1 ranks" in path.read_text() for path in tmp_path.glob(log)))
+    hosts(["--host-rank", "1", *words], env=TOKEN)  # the third of the commands
+    (code, out, err), _, (code_again, _, err_again) = ended(processes)
+    assert (code, code_again) == (0, 0), (err, err_again)
+    assert sorted(line for line in out.splitlines() if "attempt 3" in line) == [
+        f"[{r}] attempt 3 of 2 ranks" for r in (0, 1)
+    ]
+    assert "is left out: 1 rank on 1 host; the same command, typed there again, takes it back" in err
+    assert "is there again: asked rank 0 to stop" in err and "is taken back: 2 ranks on 2 hosts" in err
+    verdict = json.loads(next(tmp_path.glob("jaxrun-runs/*/verdict.json")).read_text())
+    assert [earlier["outcome"] for earlier in verdict["earlier"]] == ["lost", "grown"]

@@ -35,6 +35,7 @@ _PUBLIC_SURFACE = {
     "jaxrun.spec.job.plan": "what the job of a doctor will be; it is run by its caller",
     "jaxrun.spec.backends": "which backends there are",
     "jaxrun.spec.backends.slurm_allocation": "what Slurm has given, for the doctor",
+    "jaxrun.records.history.job_log": "the event log, by attempt",
     "jaxrun.analysis.verdict.verdict": "how a job has ended",
     "jaxrun.analysis.verdict.report": "the same in one line",
     "jaxrun.analysis.diagnosis.consequences": "which errors only follow the end of another rank",

@@ -29,6 +29,7 @@ from jaxrun.protocol.worker_messages import (
 from jaxrun.records.event_log.actions import (
     AnswerRequest,
     Finish,
+    LookForHosts,
     PrintLine,
     PrintSnapshot,
     PrintStallNotice,
@@ -78,6 +79,7 @@ class Simulation:
         requeue=False,
         tls=False,
         unhurried=False,
+        grow=None,
     ):
         self.size = size
         self.hosts = hosts or dict.fromkeys(range(size), "h1")
@@ -95,6 +97,7 @@ class Simulation:
         self.stacks = {}  # rank → dump, for those that answer
         self.terminal = []  # what debuggers have written
         self.answered = []  # (number of a request, answer)
+        self.searches = []  # when hosts were looked for
         self.reads = 0  # lines that were asked for
         self.answers = True  # whether any do
         self.cpu = lambda now: 0.0  # seconds that each rank has used by then
@@ -108,7 +111,16 @@ class Simulation:
         expected = Expected(size, JOB_ID, platform, local_devices, tls)
         signal_grace = 30.0 if grace is None else grace
         limits = TimeLimits(
-            init, job, 5.0 if grace is None else grace, signal_grace, stall, stall_notice, save, ends_at, unhurried
+            init,
+            job,
+            5.0 if grace is None else grace,
+            signal_grace,
+            stall,
+            stall_notice,
+            save,
+            ends_at,
+            unhurried,
+            grow,
         )
         faults = parse_faults(chaos) if chaos else ()
         options = {"lockstep": lockstep, "chaos": faults, "no_terminal": no_terminal, "requeue": requeue}
@@ -255,6 +267,8 @@ class Simulation:
                 self.answered.append((action.number, action.answer))
             case ShowTerminalText():
                 self.terminal.append(action.text)
+            case LookForHosts():
+                self.searches.append(self.now)
             case ReadTerminalLine():
                 self.reads += 1
             case Finish():

@@ -130,6 +130,7 @@ class Server:
             verbose=False,
             attached=False,
             spares=self.spares,
+            find_hosts=None,
             earlier=earlier,
         )
         self._thread = threading.Thread(target=executor.run, args=(self.server,))

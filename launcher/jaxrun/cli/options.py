@@ -64,12 +64,12 @@ def job_options(command: click.Command) -> list[JobOption]:
 
 
 class Time(click.ParamType):  # type: ignore[type-arg]  # click 8.1 has none
-    """Seconds as a number, or with units: 90s, 5m, 1h30m."""
+    """Seconds as a number, or with units: 90s, 5m, 1h30m; "never" is 0, where that means so."""
 
     name = "time"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        seconds = value if isinstance(value, float) else parse_seconds(str(value))
+        seconds = value if isinstance(value, float) else 0.0 if value == "never" else parse_seconds(str(value))
         if seconds is None:
             self.fail(f"{value!r} is not a time; write seconds, or 90s, 5m, 1h30m", param, ctx)
         return seconds

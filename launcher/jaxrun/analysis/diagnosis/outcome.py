@@ -95,6 +95,7 @@ class EndReason(enum.StrEnum):
     EARLY_EXIT = "early-exit"  # some ranks have finished, and the others wait for them
     INTERRUPTED = "interrupted"
     PREEMPTED = "preempted"  # told to stop, and all ranks ended well after it; with --requeue, or were killed
+    GROWN = "grown"  # told to stop, as more hosts are there
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,10 @@ def decide(
             verdict = _describe_early_exit(verdict, outcome, decided)
         case EndReason.INTERRUPTED:
             verdict = replace(verdict, headline=_describe_interruption(outcome, decided, started))
+        case EndReason.GROWN:
+            verdict = replace(
+                verdict, headline=f"the program ended with status 0 as should_stop told it: {outcome.text}"
+            )
         case EndReason.PREEMPTED:
             verdict = replace(verdict, headline=_describe_preemption(outcome))
     verdict = _add_straggler(_add_divergence(verdict, outcome), outcome)

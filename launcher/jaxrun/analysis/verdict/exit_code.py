@@ -34,6 +34,7 @@ _EXIT_CODES = {
     EndReason.STALL: EXIT_TIMEOUT,
     EndReason.EARLY_EXIT: EXIT_TIMEOUT,
     EndReason.PREEMPTED: EXIT_PREEMPTED,
+    EndReason.GROWN: EXIT_PREEMPTED,  # where no attempt follows
 }
 
 

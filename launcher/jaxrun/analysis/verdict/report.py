@@ -8,7 +8,7 @@ from pathlib import Path
 from jaxrun.analysis.diagnosis.consequences import Fate
 from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.terminal import A_FILE, TerminalFormat, wrap_prose
-from jaxrun.text import agree, format_ranks, format_seconds, group_alike, plural
+from jaxrun.text import agree, format_ranks, format_seconds, format_sizes, group_alike, plural
 
 _MAX_TRACEBACK = 8_000  # characters that are shown; the rank's log holds all of them
 
@@ -24,7 +24,8 @@ def format_report(
     divergence = [*_divergence(verdict, divergence_left)]
     if verdict.outcome == "ok":
         done = [terminal.dim(f"jaxrun: {_done(verdict)}")]
-        return "\n".join([*done, *(terminal.rewrap(line) for line in (*verdict.details, *divergence))])
+        size = format_sizes(verdict.sizes)
+        return "\n".join([*done, *(terminal.rewrap(line) for line in (*verdict.details, *divergence, size) if line)])
     lines = [terminal.red(terminal.rewrap(f"jaxrun: {verdict.headline}"))]
     if verdict.intro or verdict.traceback:
         traceback = _clip(verdict.traceback.rstrip("\n"), verdict, run_dir)
@@ -44,6 +45,8 @@ def _context(verdict: Verdict, run_dir: Path | None) -> Iterator[str]:
     """The other ranks, where to read more, and the exit code."""
     if verdict.victims:
         yield _victims(verdict.victims, verdict.stopping)
+    if size := format_sizes(verdict.sizes):
+        yield size
     if run_dir is not None:
         yield f"logs: {run_dir / verdict.log if verdict.log else run_dir}"
         yield f"again: jaxrun explain {run_dir}"

@@ -23,6 +23,7 @@ _HOPELESS_ERRORS = ("ModuleNotFoundError", "SyntaxError", "IndentationError", "T
 # The classes of failures that --restart-on tells apart.
 _EXCEPTION, _LOST, _STALL = "exceptions and exit codes", "lost", "stall"
 _HOST_CHECK = "host check"  # no program has run, and another host may take the place
+_NOT_COUNTED = (_HOST_CHECK, EndReason.GROWN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,21 +85,19 @@ def decide_restart(
 ) -> Restart | Stop:
     """What comes after the last attempt of the history, which begins with the attempt of the number given."""
     last = history[-1]
-    is_check = last.kind == _HOST_CHECK
-    if last.kind == EndReason.OK or not (max_restarts or is_check):
+    is_counted = last.kind not in _NOT_COUNTED
+    if last.kind == EndReason.OK or not (max_restarts or last.kind == _HOST_CHECK):
         return Stop()
     if last.hopeless:
         return Stop(last.hopeless)
-    if restart_on != "failure" and last.kind not in _allowed(restart_on) and not is_check:
+    if restart_on != "failure" and last.kind not in _allowed(restart_on) and is_counted:
         return Stop(f"--restart-on {restart_on} leaves this out")
     used, best, progressed = 0, None, False
     for end in history:
-        if end.kind == _HOST_CHECK:
-            continue
         progressed = end.saved_step is not None and (best is None or end.saved_step > best)
         if progressed:
             used, best = 0, end.saved_step
-        used += 1
+        used += end.kind not in _NOT_COUNTED
     before = history[-2] if len(history) > 1 else None
     if before is not None and last.failure is not None and last.failure == before.failure and not progressed:
         return Stop(f"it {last.failure} twice in a row, and saved no step in between: that is a bug, not bad luck")
@@ -112,8 +111,8 @@ def summarize_end(outcome: JobOutcome, *, has_run_before: bool) -> AttemptEnd:
     """What counts of this end; `has_run_before`: the program has run in an earlier attempt."""
     saved = outcome.saved_step
     match outcome.reason:
-        case EndReason.OK:
-            return AttemptEnd(EndReason.OK, saved_step=saved)
+        case EndReason.OK | EndReason.GROWN:
+            return AttemptEnd(outcome.reason, saved_step=saved)
         case EndReason.STALL:
             end = AttemptEnd(_STALL, saved_step=saved)
         case EndReason.EARLY_EXIT:

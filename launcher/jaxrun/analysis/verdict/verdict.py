@@ -19,7 +19,7 @@ class Verdict:
 
     outcome:    "ok", "failed" (an exception), "killed" (a signal), "exited" (a status without an exception),
                 "diverged" (brought down by being out of step), "lost" (a host), "early-exit", "timeout", "stall",
-                "refused", "unavailable", "interrupted" or "preempted"
+                "refused", "unavailable", "interrupted", "preempted" or "grown" (stopped to go on with more hosts)
     hosts:      each rank's host; its length is the job's size
     culprits:   the ranks that failed in the same way, lowest first; empty where no rank caused the end
     intro:      a line above the traceback; may be empty
@@ -73,6 +73,15 @@ class Verdict:
     def seconds(self) -> float:
         """How long the job took, all attempts together, as far as that is known."""
         return self.before + sum(filter(None, (self.startup, self.run, self.stopping)))
+
+    @property
+    def sizes(self) -> list[tuple[int, float]]:
+        """How many hosts each attempt had, and for how many seconds, until the next began."""
+        attempts = [*self.earlier, self]
+        ends = [*(following.before for following in attempts[1:]), self.seconds]
+        return [
+            (len(set(one.hosts.values())), max(0.0, end - one.before)) for one, end in zip(attempts, ends, strict=True)
+        ]
 
 
 def to_json(verdict: Verdict) -> str:

@@ -78,17 +78,23 @@ class AgentRegistry:
     def add(self, report: AgentReport) -> None:
         """Raises NotUniformError or UnavailableError if this agent cannot be one of the job's."""
         by_hand, size = self.job.host_rank is not None, self.size
-        if report.size != (self.plan.agent_count or size):
-            raise NotUniformError(_describe_other_size(report, size, by_hand=by_hand))
+        self.check_command(report)
         if report.rank >= size:
             raise NotUniformError(describe_unknown_rank(report.rank, size))
         known = self.reports.setdefault(report.rank, report)
         if known is not report:
             host_rank = report.rank * (self.job.hosts or 1) // size if by_hand else None
             raise NotUniformError(_describe_duplicate(known, report, host_rank))
+        self.check_installation(report)
+
+    def check_command(self, report: AgentReport) -> None:
+        """Raises NotUniformError if this agent was started for a job of another size, or with another program."""
+        by_hand = self.job.host_rank is not None
+        size = len(self.plan.whole) if by_hand else self.size
+        if report.size != (self.plan.agent_count or size):
+            raise NotUniformError(_describe_other_size(report, size, by_hand=by_hand))
         if report.command and report.command != self.job.program:
             raise NotUniformError(_describe_other_program(report, self.job.program))
-        self.check_installation(report)
 
     def check_installation(self, report: AgentReport) -> None:
         """Raises UnavailableError if this agent cannot start workers of the job."""

@@ -68,7 +68,9 @@ class Conclusion:
             straggler=state.straggler,
         )
         if outcome.reason is EndReason.OK and state.stop.was_reached:
-            return replace(outcome, reason=EndReason.PREEMPTED, text=state.stop.reason)
+            return replace(
+                outcome, reason=EndReason.GROWN if state.stop.grows else EndReason.PREEMPTED, text=state.stop.reason
+            )
         is_preempted = outcome.reason is EndReason.INTERRUPTED and all(map(self._gave_way, outcome.workers))
         told_by = (signal.SIGTERM, signal.SIGUSR2) if self._state.requeue else (signal.SIGTERM,)
         return replace(outcome, reason=EndReason.PREEMPTED) if is_preempted and outcome.signum in told_by else outcome

@@ -28,6 +28,7 @@ from jaxrun.controller.head.consistency import Expected, describe_unknown_rank
 from jaxrun.controller.head.debugger import DebuggerTurns
 from jaxrun.controller.head.divergence_detector import DivergenceDetector
 from jaxrun.controller.head.fault_injection import FaultInjector
+from jaxrun.controller.head.growth import Growth
 from jaxrun.controller.head.head_state import PROGRESS_INTERVAL_S, HeadState, JobPhase, TimeLimits, Timeout
 from jaxrun.controller.head.health_checks import HealthChecks
 from jaxrun.controller.head.host_checks import CHECK_GRACE_S, HostCheckError
@@ -55,7 +56,7 @@ from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, RankReply, Re
 from jaxrun.protocol.stop_messages import StopMessageToHead
 from jaxrun.protocol.worker_messages import Call, Done, Failed
 from jaxrun.records.event_log.actions import Action, PrintLine
-from jaxrun.records.event_log.events import AgentLost, Event, FaultRequested, TerminalLine, Tick
+from jaxrun.records.event_log.events import AgentLost, Event, FaultRequested, HostsFound, TerminalLine, Tick
 from jaxrun.spec.job.fault_spec import FaultSpec
 
 _END_REASONS = {
@@ -100,6 +101,7 @@ class Head:
         self._shutdown = shutdown = JobShutdown(state, divergence.reports)
         self._conclusion = Conclusion(state, shutdown, divergence, stragglers, self._faults)
         self._checks = HealthChecks(state, queries, divergence, stragglers, shutdown)
+        self._growth = Growth(state)
         self._debugger = DebuggerTurns(state, self._checks, shutdown)
         self._interruption = Interruption(state, shutdown, queries, divergence, self._checks)
         self._handlers = self._make_handlers()
@@ -111,6 +113,7 @@ class Head:
             Tick: self._on_tick,
             InterruptionEvent: self._interruption.handle,
             RequestEvent: self._requests.handle,
+            HostsFound: self._growth.handle,
             FaultRequested: self._faults.handle_request,
             FaultNotInjected: self._faults.handle_not_injected,
             TerminalLine: self._debugger.handle_line,
@@ -183,6 +186,7 @@ class Head:
         self._state.run_at = now
         self._state.timeouts.cancel(Timeout.STARTUP, Timeout.PROGRESS)
         self._checks.start(self._startup.platform, now)
+        self._growth.start(now)
         return [*actions, PrintLine("", status=True), *self._stragglers.start(now)]
 
     def _on_start_failed(self, event: StartFailed, now: float) -> list[Action]:
@@ -269,6 +273,8 @@ class Head:
             case Timeout.TIME_LIMIT_NEAR:
                 left = self._state.limits.save or 0.0
                 return self._interruption.begin_stop(f"time limit in {left:g} s", now, left)
+            case Timeout.GROW:
+                return self._growth.on_timeout(now)
             case Timeout.UNANSWERED:
                 self._shutdown.give_up_unanswered(now)
                 return self._leave_if_all_ended(now)

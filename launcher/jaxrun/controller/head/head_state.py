@@ -48,6 +48,7 @@ class Timeout(enum.Enum):
     STALL_CHECK = enum.auto()  # --stall-timeout, --stall-notice: is there any progress?
     EARLY_EXIT_CHECK = enum.auto()  # some ranks have finished: do the others wait for them?
     DIVERGENCE_CHECK = enum.auto()  # do the flight recorders agree?
+    GROW = enum.auto()  # --grow: are there more hosts again?
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,7 @@ class TimeLimits:
     save:          before the end of `job` and before `ends_at`, for the program to stop by itself
     ends_at:       when a scheduler ends the job, in seconds since the epoch
     unhurried:     once all programs have ended, no `grace` holds: commands around the ranks still write their files
+    grow:          of the program on fewer hosts, until others are looked for
     """
 
     init: float
@@ -74,6 +76,7 @@ class TimeLimits:
     save: float | None = None
     ends_at: float | None = None
     unhurried: bool = False
+    grow: float | None = None
 
     def at_start(self, now: float) -> dict[Timeout, float]:
         """What runs from the start of the job on, `now`, and when it expires."""

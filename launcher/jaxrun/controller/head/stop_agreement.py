@@ -15,10 +15,11 @@ from jaxrun.text import format_ranks
 
 
 class StopAgreement:
-    """`reason` is why the job is to stop; empty while it is not."""
+    """`reason` is why the job is to stop; empty while it is not. `grows`: only to be started on more hosts."""
 
     def __init__(self, workers: WorkerTable) -> None:
         self.reason = ""
+        self.grows = False
         self._workers = workers
         self._polling: set[int] = set()
         self._polls: dict[int, int] = {}
@@ -31,13 +32,20 @@ class StopAgreement:
         return tuple(rank for rank in self._workers.working if rank in self._polling)
 
     @property
+    def all_poll(self) -> bool:
+        """Whether the program polls on all ranks, so that they can agree."""
+        return self._workers.any_working and set(self._workers.working) <= self._polling
+
+    @property
     def was_reached(self) -> bool:
         """Whether a rank was told to stop."""
         return bool(self._steps)
 
-    def request(self, reason: str) -> list[Action]:
+    def request(self, reason: str, *, grows: bool = False) -> list[Action]:
         """Have the ranks stop, those that do not poll yet once they do."""
-        is_first, self.reason = not self.reason, self.reason or reason
+        is_first = not self.reason
+        if is_first or self.grows:  # that the job is to end counts more
+            self.reason, self.grows = reason, grows
         return [Send(self.polling, StopRequested(reason))] if is_first and self.polling else []
 
     def handle(self, event: StopPolled | PollCount | StopReached, now: float) -> list[Action]:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from jaxrun.controller.head.agent_registry import AgentRegistry
+from jaxrun.controller.head.host_checks import HostChecks
 from jaxrun.controller.supervisor.connections import AgentConnection, AgentConnections
 from jaxrun.errors import NotUniformError, ProtocolError, UnavailableError
 from jaxrun.node.channel.connection import AGENT_TO_HEAD
@@ -26,6 +27,7 @@ from jaxrun.protocol.agent_messages import (
     Shutdown,
     StartWorker,
 )
+from jaxrun.protocol.probe_messages import CheckHost
 from jaxrun.records.event_log.events import AgentTurnedAway, BadMessage, PeersDropped, check_event
 
 if TYPE_CHECKING:
@@ -204,6 +206,7 @@ class SpareAgents:
         self.hosts = hosts
         self._registry = registry
         self._reports: dict[int, AgentReport] = {}
+        self._unchecked: dict[int, AgentReport] = {}
         self._prepared: set[int] = set()
         self.lost_hosts: set[str] = set()
 
@@ -216,28 +219,44 @@ class SpareAgents:
         """The ranks report to this registry from now on."""
         self._registry = registry
 
+    def check(self, report: AgentReport) -> CheckHost | None:
+        """What the agent of a host that a person has brought back is to do before it counts."""
+        if self.hosts or not self._registry.job.host_check:
+            return None
+        self._unchecked[report.rank] = report
+        return HostChecks(self._registry.plan).order(report.rank, report.host)
+
+    def checked(self, number: int) -> AgentReport | None:
+        """The report of an agent that has answered."""
+        return self._unchecked.pop(number, None)
+
     def add(self, report: AgentReport) -> str:
         """Count on an agent; returns why it cannot be used, if so."""
         try:
             self._registry.check_installation(report)
-        except UnavailableError as error:
+            if not self.hosts:  # a person has typed it
+                self._registry.check_command(report)
+        except (UnavailableError, NotUniformError) as error:
             return str(error)
         self._reports[report.rank] = report
         return ""
 
     def lose(self, number: int) -> bool:
         """The agent has gone; returns whether it is the first of its host."""
+        host = self.host_of(number)
         self._reports.pop(number, None)
-        is_first = self.host_of(number) not in self.lost_hosts
-        self.lost_hosts.add(self.host_of(number))
+        is_first = host not in self.lost_hosts
+        self.lost_hosts.add(host)
         return is_first
 
     def host_of(self, number: int) -> str:
-        return self.hosts[number] if number < len(self.hosts) else "?"
+        if number < len(self.hosts):
+            return self.hosts[number]
+        return self._reports[number].host if number in self._reports else "?"
 
     def preparations(self, waiting: Collection[int]) -> list[tuple[int, StartWorker]]:
         """What those that wait prepare for, where that is known by now, and they were not told before."""
-        if not self._registry.complete:
+        if not self._registry.complete or not self.hosts:  # agents started by hand prepare nothing
             return []
         told: list[tuple[int, StartWorker]] = []
         for host in {self.host_of(number) for number in self.ready.intersection(waiting) - self._prepared}:

@@ -169,7 +169,8 @@ def _run_attempt(
 
 
 def _record_start(directory: RunDir, plan: Plan, began: float, listen_addresses: str) -> None:
-    directory.record(LoggedEvent(began, AttemptStarted(listen_addresses, plan.restart_reason), plan.attempt))
+    started = AttemptStarted(listen_addresses, plan.restart_reason, len(plan.hosts))
+    directory.record(LoggedEvent(began, started, plan.attempt))
 
 
 def _record_end(directory: RunDir, verdict: Verdict, ended: float) -> None:
@@ -193,6 +194,7 @@ def _make_head(plan: Plan, registry: AgentRegistry | None, began: float, before:
         save=job.save_time,
         ends_at=plan.ends_at,
         unhurried=bool(job.wrap) and job.grace is None,
+        grow=job.grow_after if plan.is_smaller else None,
     )
     interface = "" if registry else loopback_address()
     return Head(

@@ -28,6 +28,7 @@ from jaxrun.records.event_log.actions import (
     Action,
     AnswerRequest,
     Finish,
+    LookForHosts,
     MessageToRank,
     PrintLine,
     PrintSnapshot,
@@ -147,6 +148,9 @@ class AgentLink(Protocol):
     def send(self, ranks: tuple[int, ...], order: MessageToRank | SignalWorker) -> None:
         """Send an order to the agents of these ranks."""
 
+    def look_for_hosts(self) -> None:
+        """Look for hosts that the job lacks; HostsFound follows."""
+
     def on_signal(self, signum: int) -> None:
         """This process has got a signal."""
 
@@ -224,6 +228,8 @@ class Executor:
                 self.context.terminal.show(action.text)
             case ReadTerminalLine():
                 self.context.terminal.read_line()
+            case LookForHosts():
+                self._link.look_for_hosts()
             case Suspend():
                 self._suspend()
             case Finish():

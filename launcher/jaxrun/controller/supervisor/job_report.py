@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from jaxrun.analysis.diagnosis.outcome import JobOutcome
+from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
 from jaxrun.analysis.verdict import report
 from jaxrun.analysis.verdict.decide import format_divergences
 from jaxrun.analysis.verdict.restarts import Restart
@@ -67,6 +67,8 @@ def _notes(plan: Plan) -> Iterator[str]:
 def describe_restart(verdict: Verdict, restart: Restart, run_dir: Path | None, news: Sequence[str] = ()) -> str:
     """What is printed between two attempts: how the one has ended, where its last words are, and what has changed."""
     text = f"attempt {verdict.attempt} of {restart.most} failed: {verdict.headline.rstrip('.')}; restarting"
+    if verdict.outcome == EndReason.GROWN:
+        text = f"attempt {verdict.attempt} is over: {verdict.headline}; starting on more hosts"
     last = verdict.traceback.rstrip("\n").rpartition("\n")[2]
     where = f"its log: {run_dir / verdict.log}" if run_dir is not None and verdict.log else ""
     more = "; ".join(filter(None, (last, where, *news)))

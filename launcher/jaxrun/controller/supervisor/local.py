@@ -129,6 +129,9 @@ class LocalLink:
     def send(self, ranks: tuple[int, ...], order: MessageToRank | SignalWorker) -> None:
         self._agent.execute(ranks, order)
 
+    def look_for_hosts(self) -> None:
+        """The job has no other."""
+
     def on_signal(self, signum: int) -> None:
         if signum == signal.SIGCHLD:
             self._agent.on_child_exit()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,9 +16,10 @@ from jaxrun.analysis.verdict.restarts import Stop
 from jaxrun.controller.head.agent_registry import AgentRegistry
 from jaxrun.controller.supervisor.agent_receiver import SpareAgents
 from jaxrun.controller.supervisor.executor import Executor
+from jaxrun.controller.supervisor.host_search import HostSearch
 from jaxrun.controller.supervisor.launch_process import LaunchProcess, abort_job
 from jaxrun.controller.supervisor.server import AgentServer
-from jaxrun.errors import JaxrunError, UnavailableError
+from jaxrun.errors import JaxrunError, UnavailableError, UsageError
 from jaxrun.node.channel.host_addresses import HostAddress, describe_addresses
 from jaxrun.node.channel.listener import listen_on_tcp
 from jaxrun.node.channel.rendezvous import RendezvousFile
@@ -25,16 +27,29 @@ from jaxrun.protocol import auth
 from jaxrun.protocol.addresses import format_addresses
 from jaxrun.protocol.agent_messages import JobInfo
 from jaxrun.protocol.env import AgentEnv
+from jaxrun.protocol.names import RESERVED_PREFIX
 from jaxrun.protocol.settings import STDIN_NONE
 from jaxrun.records.rundir.rundir import RunDir, attempt_directory
-from jaxrun.spec.backends.quarantine import add_to_quarantine
-from jaxrun.spec.backends.remote_plan import agents_by_rank, assign_agents, replace_hosts, replan
+from jaxrun.spec.backends.by_hand import replan_by_hand
+from jaxrun.spec.backends.quarantine import add_to_quarantine, excluded_hosts
+from jaxrun.spec.backends.remote_plan import (
+    agents_by_rank,
+    assign_agents,
+    command_on,
+    describe_size,
+    replace_hosts,
+    replan,
+    take_back,
+)
 from jaxrun.spec.job.layout import wanted_platforms
-from jaxrun.spec.job.plan import Plan
+from jaxrun.spec.job.plan import LaunchCommand, Plan
 from jaxrun.terminal import print_notice
 
 if TYPE_CHECKING:
     from jaxrun.controller.supervisor.attempts import AttemptContext
+
+
+_LOOK_TIMEOUT_S = 20.0  # for one look whether a host is there again; ssh tries a dead one for minutes
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +87,8 @@ class RemoteAgents:
         self._registry: AgentRegistry | None = None
         self._spares: SpareAgents | None = None
         self._quarantined: set[str] = set()
+        self._found: tuple[str, ...] = ()  # hosts that the last attempt lacked, and that were there
+        self._search_commands: dict[str, LaunchCommand] = {}  # by host; to make one takes a while
         self._retired: list[LaunchProcess] = []  # of earlier attempts; they have been told to end
         self._user_env = {**environ, **plan.job.env}
         platforms, restarts = wanted_platforms(plan.job, self._user_env), plan.job.max_restarts > 0
@@ -102,29 +119,51 @@ class RemoteAgents:
     def next_plan(self, plan: Plan, outcome: JobOutcome) -> Plan | Stop:
         """The plan of another attempt, without the hosts that were lost where others can take their places."""
         if plan.is_started_by_hand:
-            if outcome.failed_checks:
-                return Stop()
-            return plan if self._serves(plan) else Stop("agents are gone that jaxrun did not start")
-        placement, spares = [worker.host for worker in plan.workers], self._usable_spares(plan)
-        choice = replace_hosts(placement, spares, self._lost_hosts(plan, outcome), plan.job.min_hosts)
+            return self._next_by_hand(plan, outcome)
+        placement, spares = tuple(worker.host for worker in plan.workers), self._usable_spares(plan)
+        lost = self._lost_hosts(plan, outcome)
+        choice = replace_hosts(placement, spares, lost, plan.job.min_hosts, plan.whole)
+        choice = take_back(choice, [host for host in self._found if host not in lost])
         if failed := {plan.host_of[rank] for rank in outcome.failed_checks} - {*choice.left_out}:
             why = f"no spare host is left for {', '.join(sorted(failed))}"
             return Stop(why if plan.job.spares or plan.job.min_hosts else "")
-        same_hosts = not choice.left_out and spares == plan.spare_hosts
+        same_hosts = choice.placement == placement and spares == plan.spare_hosts
         if same_hosts and (self._serves(plan) or _has_own_agents(plan)):
             return plan
         try:
             made = replan(plan, choice.placement, choice.spares, self._environ)
         except JaxrunError as error:
+            if outcome.reason is EndReason.GROWN and self._found:  # no reason to end
+                self._found = ()
+                return self.next_plan(plan, outcome)
             return Stop(f"the job cannot be placed on other hosts: {error}")
         agents = assign_agents(choice.placement, self._agents_left(), choice.spares)
         if agents is not None:
             made = replace(made, launch_command=plan.launch_command, agents=agents)
         return replace(
             made,
-            left_out=(*plan.left_out, *choice.left_out),
+            left_out=tuple(host for host in (*plan.left_out, *choice.left_out) if host not in choice.placement),
             host_notes=(*plan.host_notes, *choice.notes),
+            whole=choice.whole,
         )
+
+    def _next_by_hand(self, plan: Plan, outcome: JobOutcome) -> Plan | Stop:
+        """The plan of another attempt with the agents that are there: all that it had, or with --min-hosts others."""
+        assert self._server is not None
+        may_shrink = plan.job.min_hosts is not None and self._serves(plan, 0)
+        failed = {number for number, ranks in plan.agents.items() if outcome.failed_checks.keys() & set(ranks)}
+        made = replan_by_hand(plan, self._server.usable_agents - failed) if may_shrink else plan
+        if made is None or not self._serves(made) or (failed and made is plan):
+            return Stop("" if failed else "agents are gone that jaxrun did not start")
+        if made.agents == plan.agents:
+            return plan
+        lost = [host for host in plan.hosts if host not in made.hosts]
+        back = [host for host in made.hosts if host not in plan.hosts]
+        news = [*(f"{host} is left out" for host in lost), *(f"{host} is taken back" for host in back)]
+        again = "; the same command, typed there again, takes it back" if lost else ""
+        note = f"{', '.join(news)}: {describe_size([worker.host for worker in made.workers])}{again}"
+        left_out = tuple(host for host in (*plan.left_out, *lost) if host not in back)
+        return replace(made, left_out=left_out, host_notes=(*plan.host_notes, note))
 
     def run(self, context: AttemptContext) -> JobOutcome:
         """Serve the agents until the head says that the attempt is over: those that are there, or others, started now.
@@ -149,6 +188,7 @@ class RemoteAgents:
         if self._spares is None or earlier is None:
             self._spares = SpareAgents(self._plan.launch_command.agent_hosts, self._registry)
         self._spares.begin_attempt(self._registry)
+        self._found, self._search_commands = (), {}
         executor = Executor(replace(context, plan=self._plan))
         self._server = AgentServer(
             executor,
@@ -158,9 +198,12 @@ class RemoteAgents:
             verbose=self._plan.job.verbose,
             attached=bool(self._plan.launch_command.attached_to),
             spares=self._spares,
+            find_hosts=None if plan.is_started_by_hand else self._find_hosts,
             earlier=earlier,
         )
         outcome = executor.run(self._server)
+        self._retired += self._server.search.close()
+        self._found = self._server.search.found
         if outcome.reason is not EndReason.INTERRUPTED:  # a second Ctrl-C waits for no host
             self._quarantine(self._plan, outcome, context)
         return outcome
@@ -217,11 +260,35 @@ class RemoteAgents:
             text = f"{', '.join(found)} could not be added to {path} (--quarantine): {error.strerror}"
         context.output.print_line(f"jaxrun: {text}")
 
-    def _serves(self, plan: Plan) -> bool:
-        """Whether the launch command runs, and all agents are there that the ranks of this plan need."""
+    def _find_hosts(self, search: HostSearch) -> None:
+        """Look for the hosts that were lost, but those in quarantine, and with --host-check that fail it."""
+        plan, check = self._plan, [sys.executable, "-c", "import jaxrun"]
+        if plan.job.host_check:
+            check = ["/bin/sh", "-c", plan.job.host_check]
+
+        def start(host: str) -> LaunchProcess | None:
+            told = f"{RESERVED_PREFIX}HOST={host}", f"{RESERVED_PREFIX}ATTEMPT={plan.attempt + 1}"
+            words = ["/usr/bin/env", *told, *check]
+            commands = self._search_commands
+            try:
+                commands[host] = commands.get(host) or command_on(plan, host, words, self._environ)
+                return self._run_launch_command(commands[host], auth.new_token(), log=False)  # which opens nothing
+            except JaxrunError:
+                return None
+
+        try:
+            excluded = excluded_hosts(plan.job)
+        except UsageError:  # the file cannot be read now
+            excluded = dict.fromkeys(plan.left_out, "")
+        hosts = dict.fromkeys(host for host in plan.left_out if host not in (*plan.hosts, *excluded))
+        search.begin(hosts, start, plan.job.init_timeout if plan.job.host_check else _LOOK_TIMEOUT_S)
+
+    def _serves(self, plan: Plan, *agents: int) -> bool:
+        """Whether the launch command runs, and these `agents` are there, or all that the ranks of this plan need."""
         if self._server is None or self._launch is None or self._launch.reap():
             return False
-        return self._server.usable_agents >= {number for number, ranks in plan.agents.items() if ranks}
+        needed = agents or tuple(number for number, ranks in plan.agents.items() if ranks)
+        return self._server.usable_agents >= set(needed)
 
     def _agents_left(self) -> dict[int, str]:
         """The hosts of the agents that can go on without some others, by number."""
@@ -255,7 +322,8 @@ class RemoteAgents:
             context.output.print_line(f"jaxrun: listening at {self.listen_addresses}")
         if self._endpoint.rendezvous is not None:
             self._endpoint.rendezvous.write(self._token, self._addresses)
-        self._launch = self._run_launch_command()
+        assert self._plan.launch_command is not None
+        self._launch = self._run_launch_command(self._plan.launch_command, self._token)
         context.guard.add(self._launch.pid)
 
     def _retire(self, launch: LaunchProcess) -> None:
@@ -268,16 +336,16 @@ class RemoteAgents:
         self._retired.append(launch)
         self._launch = None
 
-    def _run_launch_command(self) -> LaunchProcess:
+    def _run_launch_command(self, command: LaunchCommand, token: str, *, log: bool = True) -> LaunchProcess:
         """Raises UnavailableError where it cannot be started."""
-        plan, command = self._plan, self._plan.launch_command
-        assert command is not None
-        agent_env = AgentEnv(plan.job_id, self._addresses, self._token, command.engine, plan.job.init_timeout).to_env()
+        plan = self._plan
+        agent_env = AgentEnv(plan.job_id, self._addresses, token, command.engine, plan.job.init_timeout).to_env()
         env = {**plan.base_env(self._environ), **command.set_env, **agent_env}
         for name in command.unset_env:
             env.pop(name, None)
         try:
-            return LaunchProcess(command, env, self._directory.path, has_stdin=plan.job.stdin != STDIN_NONE)
+            has_stdin = log and plan.job.stdin != STDIN_NONE
+            return LaunchProcess(command, env, self._directory.path if log else None, has_stdin=has_stdin)
         except OSError as error:
             raise UnavailableError(f"{command.argv[0]} could not be started: {error.strerror}") from None
 

@@ -7,6 +7,7 @@ that the kernel gives up (channel/connection.py), or as a probe that is not answ
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 
 from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
@@ -14,6 +15,7 @@ from jaxrun.controller.head.startup import AgentStartupEvent
 from jaxrun.controller.supervisor.agent_receiver import AgentReceiver, DroppedPeers, SpareAgents
 from jaxrun.controller.supervisor.connections import AgentConnection, AgentConnections, RemoteOutput
 from jaxrun.controller.supervisor.executor import Executor
+from jaxrun.controller.supervisor.host_search import HostSearch
 from jaxrun.controller.supervisor.launch_process import LaunchProcess
 from jaxrun.controller.supervisor.loss_watch import LossWatch
 from jaxrun.node.agent.agent import LISTENER, MESSAGES, OUTPUT
@@ -37,7 +39,14 @@ from jaxrun.protocol.env import REQUEST_SIGNAL
 from jaxrun.protocol.probe_messages import HostChecked, PeerResults
 from jaxrun.protocol.worker_messages import Failed, Run
 from jaxrun.records.event_log.actions import MessageToRank, RecordClock
-from jaxrun.records.event_log.events import AgentLost, LaunchCommandEnded, LauncherSignalled, SpareLost, SpareReported
+from jaxrun.records.event_log.events import (
+    AgentLost,
+    HostsFound,
+    LaunchCommandEnded,
+    LauncherSignalled,
+    SpareLost,
+    SpareReported,
+)
 
 _SHUTDOWN_SEND_S = 1.0  # for the last messages to leave
 _AGENT_EXIT_S = 1.0  # for the agents that answer to end, before the engine ends those that do not
@@ -56,10 +65,11 @@ class AgentServer:
         verbose: bool,
         attached: bool,
         spares: SpareAgents,
+        find_hosts: Callable[[HostSearch], None] | None,
         earlier: AgentConnections | None = None,
     ) -> None:
         """`job_info` is what each agent is sent first; `earlier` are the connections of the attempt before, if it has
-        left agents; `spares` are those that wait.
+        left agents; `spares` are those that wait; `find_hosts` begins a search for hosts that have no agent.
 
         `attached`: somebody else started this process beside the agents, and sends it the signals that they get."""
         context = executor.context
@@ -76,6 +86,8 @@ class AgentServer:
         self._spares = spares
         self.connections = AgentConnections(self._loop, self._agents)
         self._earlier = earlier
+        self._find_hosts = find_hosts
+        self.search = HostSearch(self._loop, self._clock, lambda hosts: executor.handle(HostsFound(hosts)))
         self._receiver = AgentReceiver(
             self._loop,
             MESSAGES,
@@ -158,6 +170,13 @@ class AgentServer:
         self._receiver.is_closed |= isinstance(order, Run)
         self.connections.send(ranks, order)
 
+    def look_for_hosts(self) -> None:
+        if self._find_hosts is not None:
+            self._find_hosts(self.search)
+            return
+        there = sorted(self.connections.waiting & self.usable_agents)
+        self._executor.handle(HostsFound(tuple(dict.fromkeys(map(self._spares.host_of, there)))))
+
     # ---- messages of agents
 
     def _on_message(self, number: int, connection: AgentConnection, message: AgentToHead) -> None:
@@ -167,6 +186,8 @@ class AgentServer:
         if not ranks:
             if isinstance(message, AgentReport):
                 self._on_spare_report(message)
+            elif isinstance(message, HostChecked) and (report := self._spares.checked(number)):
+                self._add_spare(report, message.failure and f"failed --host-check: {message.failure}")
         elif isinstance(message, AGENT_ALONE):  # the head knows ranks only
             for rank in ranks:
                 self._on_agent_event(replace(message, rank=rank))
@@ -206,7 +227,14 @@ class AgentServer:
 
     def _on_spare_report(self, report: AgentReport) -> None:
         self._dispatcher.record(SpareReported(report.rank, report.host, report.pid))
-        reason = self._spares.add(report)
+        if order := self._spares.check(report):
+            self.connections.send_to_agent(report.rank, order)
+        else:
+            self._add_spare(report)
+
+    def _add_spare(self, report: AgentReport, reason: str = "") -> None:
+        """An agent has reported, and `reason` says why it cannot be used, if something is known already."""
+        reason = reason or self._spares.add(report)
         if reason:
             self._output.print_line(f"jaxrun: spare host {report.host} cannot be used: {reason}")
         self._prepare_spares()
@@ -247,6 +275,7 @@ class AgentServer:
 
     def on_signal(self, signum: int) -> None:
         if signum == signal.SIGCHLD:
+            self.search.on_child_exit()
             if self._launch.status is None and self._launch.reap():
                 self._dispatcher.record(LaunchCommandEnded(self._launch.status or 0))
                 self._losses.hold(probe=True)

@@ -20,9 +20,10 @@ from jaxrun.frontends.top.samples import take_samples
 from jaxrun.frontends.top.screen import View
 from jaxrun.protocol.flight_file import NOTHING
 from jaxrun.records.event_log.event_log import parse_line
+from jaxrun.records.history.job_log import describe_sizes, read_attempts
 from jaxrun.records.output.noise import NoiseFilter
 from jaxrun.records.output.rank_logs import STREAMS, log_path
-from jaxrun.records.rundir.recorded_files import open_regular
+from jaxrun.records.rundir.recorded_files import open_regular, read_job_events
 from jaxrun.records.rundir.rundir import EVENTS_FILE, VERDICT_FILE, attempt_directory
 from jaxrun.records.rundir.running_job import RunningJob, request_overview
 from jaxrun.terminal import without_controls
@@ -49,6 +50,7 @@ class Feed:
         self._rates = CallRates()
         self._trouble = ""
         self._attempt = 1
+        self._sizes = ""
         self._lock = threading.Lock()
 
     def update(self) -> None:
@@ -61,6 +63,7 @@ class Feed:
         with self._lock:
             if attempt != self._attempt:
                 self._overviews.clear()
+                self._sizes = self._files.sizes()
             self._attempt, self._trouble = attempt, trouble
             if overview is not None:
                 self._overviews.append(overview)
@@ -89,7 +92,8 @@ class Feed:
         if not overviews:
             return View(name, "", self._attempt, seconds, (), [], None, 0, trouble or _ASKING)
         last = overviews[-1]
-        note = trouble or (format_straggler(last.straggler, last.hosts) + "." if last.straggler is not None else "")
+        straggler = format_straggler(last.straggler, last.hosts) + "." if last.straggler is not None else ""
+        note = " · ".join(filter(None, (self._sizes, trouble or straggler)))
         samples = take_samples(last, overviews[0] if len(overviews) > 1 else None, rate)
         return View(name, last.phase, self._attempt, seconds, samples, history, rate, last.calls_per_step, note)
 
@@ -152,6 +156,12 @@ class JobFiles:
                 file.readline()  # the header
                 return parse_line(file.readline()).time
         return None
+
+    def sizes(self) -> str:
+        """On how many hosts it has run over time; empty where the number was always the same."""
+        with contextlib.suppress(JaxrunError):
+            return describe_sizes(read_attempts(read_job_events(self.run_dir).events))
+        return ""
 
     def last_line(self, rank: int, attempt: int) -> str:
         """What the rank wrote last, to stdout or stderr; empty where nothing is known."""

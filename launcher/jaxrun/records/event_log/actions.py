@@ -106,6 +106,11 @@ class Suspend:
 
 
 @dataclass(frozen=True, slots=True)
+class LookForHosts:
+    """Look whether hosts that the job lacks are there again; answered by one HostsFound."""
+
+
+@dataclass(frozen=True, slots=True)
 class ReadTerminalLine:
     """Read a line from the terminal; answered by one TerminalLine."""
 
@@ -129,6 +134,7 @@ Action = (
     | RecordDivergence
     | RecordStraggler
     | ShowTerminalText
+    | LookForHosts
     | ReadTerminalLine
     | Suspend
     | Finish

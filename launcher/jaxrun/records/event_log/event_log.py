@@ -43,6 +43,7 @@ from jaxrun.records.event_log.events import (
     AgentLost,
     Event,
     FaultRequested,
+    HostsFound,
     LauncherNote,
     LauncherSignalled,
     ParentExited,
@@ -84,6 +85,7 @@ _Received = (
     | Resumed
     | SignalRequested
     | FaultRequested
+    | HostsFound
     | ParentExited
     | StacksRequest
     | ProfileRequest

@@ -85,6 +85,13 @@ class Requested:
 
 
 @dataclass(frozen=True, slots=True)
+class HostsFound:
+    """These hosts, on which the job does not run, are there again; the answer to LookForHosts."""
+
+    hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TerminalLine:
     """A line that was typed for a debugger; empty at the end of the input."""
 
@@ -104,6 +111,7 @@ LauncherEvent = (
     | FaultRequested
     | ParentExited
     | Requested
+    | HostsFound
     | TerminalLine
     | Tick
 )
@@ -115,10 +123,14 @@ Event = LauncherEvent | AgentEvent | WorkerToAgent
 
 @dataclass(frozen=True, slots=True)
 class AttemptStarted:
-    """An attempt begins; `listening`: where agents connect; `reason`: why there is another attempt than the first."""
+    """An attempt begins, on so many hosts.
+
+    listening: where agents connect; reason: why there is another attempt than the first
+    """
 
     listening: str = ""
     reason: str = ""
+    hosts: int = 0
 
 
 @dataclass(frozen=True, slots=True)

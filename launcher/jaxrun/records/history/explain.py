@@ -13,7 +13,7 @@ from jaxrun.protocol.agent_messages import FirstOutput, WorkerExited, WorkerSpaw
 from jaxrun.protocol.worker_messages import DeviceReport, Hello
 from jaxrun.records.history.chrome_trace import write_chrome_trace
 from jaxrun.records.history.collect import collect_job
-from jaxrun.records.history.job_log import AttemptLog, read_attempts
+from jaxrun.records.history.job_log import AttemptLog, describe_sizes, read_attempts
 from jaxrun.records.history.page import format_page
 from jaxrun.records.rundir import recorders
 from jaxrun.records.rundir.recorded_files import find_run_dir, read_job_events, read_text
@@ -41,7 +41,8 @@ def explain_run(path: Path | None, terminal: TerminalFormat = A_FILE) -> str:
     """
     path = find_run_dir(path)
     events = read_job_events(path)
-    *earlier, last = read_attempts(events.events) or [AttemptLog(1, 0.0, 0.0)]
+    *earlier, last = attempts = read_attempts(events.events) or [AttemptLog(1, 0.0, 0.0)]
+    is_over = (path / VERDICT_FILE).exists()
     logs = attempt_directory(path, last.number)
     ends = [
         f"attempt {log.number}: {log.outcome}{f'   {log.log}' if log.log else ''}" for log in earlier if log.outcome
@@ -49,7 +50,8 @@ def explain_run(path: Path | None, terminal: TerminalFormat = A_FILE) -> str:
     parts = [
         "\n".join(["earlier attempts:", *ends]) if ends else "",
         _format_verdict(path, last, terminal),
-        recorders.format_recorders(logs, last.hosts, divergences=not (path / VERDICT_FILE).exists()),
+        recorders.format_recorders(logs, last.hosts, divergences=not is_over),
+        "" if is_over else describe_sizes(attempts),
         format_table(last),
         _format_cores(last),
         f"(left out: {plural(events.damaged, 'unreadable line')} of {EVENTS_FILE})" if events.damaged else "",

@@ -22,7 +22,7 @@ from jaxrun.records.event_log.events import (
     StallNotice,
 )
 from jaxrun.records.history.job_trace import Moment, Span
-from jaxrun.text import format_ranks, format_signal, format_status
+from jaxrun.text import format_ranks, format_signal, format_sizes, format_status
 
 _MAX_S = 1e11  # some thousand years
 _MIN_OUTPUT_S = 0.001  # so that it can be seen
@@ -63,6 +63,7 @@ class AttemptLog:
 
     outcome, log:  how it ended, and the file to look at first, where another attempt followed
     stopped:       the ranks that jaxrun has killed
+    size:          how many hosts it had; 0 where nothing says so
     straggler:     the rank or host that holds the others up, as far as it was known
     last:          the last event
     """
@@ -72,6 +73,7 @@ class AttemptLog:
     end: float
     outcome: str = ""
     log: str = ""
+    size: int = 0
     ranks: dict[int, RankLog] = field(default_factory=dict)
     marks: list[Moment] = field(default_factory=list)
     stopped: set[int] = field(default_factory=set)
@@ -107,6 +109,12 @@ def read_attempts(events: Iterable[LoggedEvent]) -> list[AttemptLog]:
     return [attempts[number] for number in sorted(attempts)]
 
 
+def describe_sizes(attempts: Sequence[AttemptLog]) -> str:
+    """On how many hosts a job has run over time that is not over; empty where it was always the same."""
+    ends = [*(log.start for log in attempts[1:]), *(log.end for log in attempts[-1:])]
+    return format_sizes([(log.size, end - log.start) for log, end in zip(attempts, ends, strict=True)], is_over=False)
+
+
 def rank_phases(log: RankLog, attempt: AttemptLog) -> tuple[Span, ...]:
     """The phases of a rank that follow each other, to the attempt's end where it has not ended, and profiles within."""
     steps: Sequence[tuple[str, float | None]] = (
@@ -127,8 +135,10 @@ def rank_phases(log: RankLog, attempt: AttemptLog) -> tuple[Span, ...]:
 def _add(log: AttemptLog, event: LoggedEvent) -> None:
     message, time = event.message, event.time
     match message:
-        case AttemptStarted() if event.attempt > 1:
-            log.marks.append(Moment(time, f"attempt {event.attempt}", message.reason))
+        case AttemptStarted():
+            log.size = message.hosts
+            if event.attempt > 1:
+                log.marks.append(Moment(time, f"attempt {event.attempt}", message.reason))
         case AttemptEnded():
             log.outcome, log.log = message.headline, message.log
         case Straggler():

@@ -35,14 +35,14 @@ HOST_OPTIONS = ("hosts", "interface")
 
 BACKENDS = {
     "local": Backend("jaxrun.spec.backends.local", ("simulated hosts",)),
-    "mpirun": Backend("jaxrun.spec.backends.mpirun", (*HOST_OPTIONS, "spares", "mpirun")),
-    "slurm": Backend("jaxrun.spec.backends.slurm", (*HOST_OPTIONS, "spares", "slurm")),
+    "mpirun": Backend("jaxrun.spec.backends.mpirun", (*HOST_OPTIONS, "spares", "fewer hosts", "mpirun")),
+    "slurm": Backend("jaxrun.spec.backends.slurm", (*HOST_OPTIONS, "spares", "fewer hosts", "slurm")),
 }
 ATTACH = "attach"  # `jaxrun attach`, whose processes somebody else has started
 HOSTS = "hosts"  # a command on each host, which --host-rank tells apart
 _BY_HAND = {  # not for --backend
     ATTACH: Backend("", ("interface",)),
-    HOSTS: Backend("jaxrun.spec.backends.by_hand", (*HOST_OPTIONS, "by hand")),
+    HOSTS: Backend("jaxrun.spec.backends.by_hand", (*HOST_OPTIONS, "fewer hosts", "by hand")),
 }
 
 

@@ -7,11 +7,11 @@ many. supervisor/by_hand.py says how they meet.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from jaxrun.errors import UsageError
-from jaxrun.spec.backends.remote_plan import plan_remote
+from jaxrun.spec.backends.remote_plan import make_workers, plan_remote
 from jaxrun.spec.job.cluster_env import CLUSTER_ENVS, RankInfo
 from jaxrun.spec.job.devices import Machine, probe_machine
 from jaxrun.spec.job.job import Job
@@ -39,6 +39,22 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str, machine: Machine | N
     return replace(plan_remote(job, environ, job_id, command, hosts), agents=agents)
 
 
+def replan_by_hand(plan: Plan, there: Collection[int]) -> Plan | None:
+    """The same job on the hosts whose agents are there, by number; None where they are too few."""
+    each = len(plan.whole) // len(plan.agents)
+    numbers = [number for number in sorted(plan.agents) if number in there]
+    hosts = len(numbers)
+    if 0 not in numbers or hosts < (plan.job.min_hosts or len(plan.agents)):
+        return None
+    ranks = {number: tuple(range(index * each, (index + 1) * each)) for index, number in enumerate(numbers)}
+    return replace(
+        plan,
+        job=replace(plan.job, hosts=hosts, processes=hosts * each),
+        workers=make_workers([plan.whole[number] for number in numbers for _ in range(each)]),
+        agents={number: ranks.get(number, ()) for number in plan.agents},
+    )
+
+
 def _processes_of_each_host(job: Job, environ: Mapping[str, str], machine: Machine | None = None) -> int:
     """How many processes each host runs: what is asked for, else one per GPU of this host. Raises UsageError."""
     hosts, total, each = job.hosts or 1, job.processes, job.processes_per_host
@@ -50,7 +66,7 @@ def _processes_of_each_host(job: Job, environ: Mapping[str, str], machine: Machi
     if total is not None:
         each = total // hosts
     given = {**environ, **job.env}
-    here = replace(job, processes=each, hosts=1, host_rank=0, processes_per_host=None)
+    here = replace(job, processes=each, hosts=1, host_rank=0, processes_per_host=None, min_hosts=None, grow=None)
     machine = machine or probe_machine(wanted_platforms(job, given), given)
     return decide_layout(here, machine, given).processes
 

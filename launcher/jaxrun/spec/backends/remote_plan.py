@@ -15,11 +15,12 @@ from dataclasses import dataclass, replace
 
 from jaxrun import RUNTIME
 from jaxrun.errors import UsageError
+from jaxrun.protocol.settings import STDIN_NONE
 from jaxrun.spec.backends import make_plan
 from jaxrun.spec.job.combinations import check_rank_options
 from jaxrun.spec.job.environment import inherited_job_variables
 from jaxrun.spec.job.job import Job
-from jaxrun.spec.job.plan import LaunchCommand, Plan, Worker
+from jaxrun.spec.job.plan import AGENT_ARGV, LaunchCommand, Plan, Worker
 from jaxrun.text import UNKNOWN_HOST, plural
 
 
@@ -48,16 +49,10 @@ def plan_remote(
             f"{option} needs the names of the hosts, on which jaxrun places the ranks itself; give -H, or use Slurm"
         )
     check_rank_options(job, len(hosts))
-    sizes = Counter(hosts)
-    seen = dict.fromkeys(sizes, 0)
-    workers = []
-    for rank, host in enumerate(hosts):
-        workers.append(Worker(rank=rank, local_rank=seen[host], local_size=sizes[host], host=host))
-        seen[host] += 1
     return Plan(
         job=replace(job, processes=len(hosts)),
         job_id=job_id,
-        workers=tuple(workers),
+        workers=make_workers(hosts),
         argv=("python", "-m", RUNTIME, *(("-m",) if job.module else ()), *job.program),
         set_env=job.env,
         unset_env=inherited_job_variables(environ),
@@ -69,8 +64,20 @@ def plan_remote(
         spare_hosts=tuple(spares),
         agents=agents_by_rank(len(hosts), len(command.agent_hosts)),
         left_out=tuple(left_out),
+        whole=tuple(hosts),
         exclusion=describe_left_out(job, left_out) if left_out else "",
     )
+
+
+def make_workers(hosts: Sequence[str]) -> tuple[Worker, ...]:
+    """A worker for each rank, on the host with its number."""
+    sizes = Counter(hosts)
+    seen = dict.fromkeys(sizes, 0)
+    workers = []
+    for rank, host in enumerate(hosts):
+        workers.append(Worker(rank=rank, local_rank=seen[host], local_size=sizes[host], host=host))
+        seen[host] += 1
+    return tuple(workers)
 
 
 def leave_out(job: Job, offered: Sequence[str]) -> tuple[Job, tuple[str, ...]]:
@@ -120,6 +127,16 @@ def replan(plan: Plan, placement: Sequence[str], spares: Sequence[str], environ:
     )
 
 
+def command_on(plan: Plan, host: str, words: Sequence[str], environ: Mapping[str, str]) -> LaunchCommand:
+    """The command of the engine that runs these words on a host. Raises what the backend's `plan` raises."""
+    of_job = {"processes": 1, "hosts": None, "processes_per_host": None, "spares": 0, "min_hosts": None, "grow": None}
+    of_ranks = {"chaos": (), "quiet_ranks": (), "only_ranks": (), "stdin": STDIN_NONE}
+    job = replace(plan.job, placement=(host,), spare_hosts=(), **of_job, **of_ranks)  # type: ignore[arg-type]
+    command = make_plan(job, environ, plan.job_id).launch_command
+    assert command is not None
+    return replace(command, argv=(*command.argv[: -len(AGENT_ARGV)], *words))
+
+
 def count_without_spares(job: Job, there: int) -> int:
     """How many of the hosts that are there the job runs on, beside its --spares. Raises UsageError if too few are."""
     wanted = job.hosts or there - job.spares
@@ -141,12 +158,14 @@ class HostChoice:
     spares:     the hosts that are left to take another's place
     left_out:   those that it runs on no longer
     notes:      what was done, for people
+    whole:      the host of each rank when no host is missing
     """
 
     placement: tuple[str, ...]
     spares: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    whole: tuple[str, ...] = ()
 
 
 def agents_by_rank(size: int, count: int = 0) -> dict[int, tuple[int, ...]]:
@@ -173,21 +192,45 @@ def assign_agents(
 
 
 def replace_hosts(
-    placement: Sequence[str], spares: Sequence[str], bad: Collection[str], min_hosts: int | None
+    placement: Sequence[str],
+    spares: Sequence[str],
+    bad: Collection[str],
+    min_hosts: int | None,
+    whole: Sequence[str] = (),
 ) -> HostChoice:
     """Leave out the bad hosts, as long as there are spare ones, and then down to `min_hosts`; None: all are needed."""
-    places, left = list(placement), list(spares)
+    places, left, all_places = list(placement), list(spares), list(whole)
     left_out, notes = [], []
     for host in dict.fromkeys(name for name in placement if name in bad):
         if left:
             spare = left.pop(0)
-            places = [spare if name == host else name for name in places]
+            places, all_places = ([spare if name == host else name for name in one] for one in (places, all_places))
             notes.append(f"{spare} takes the place of {host}")
         elif min_hosts is not None and len(dict.fromkeys(places)) > min_hosts:
             places = [name for name in places if name != host]
-            hosts = len(dict.fromkeys(places))
-            notes.append(f"{host} is left out: {plural(len(places), 'rank')} on {plural(hosts, 'host')}")
+            notes.append(f"{host} is left out: {describe_size(places)}")
         else:
             continue
         left_out.append(host)
-    return HostChoice(tuple(places), tuple(left), tuple(left_out), tuple(notes))
+    return HostChoice(tuple(places), tuple(left), tuple(left_out), tuple(notes), tuple(all_places))
+
+
+def take_back(choice: HostChoice, there: Collection[str]) -> HostChoice:
+    """Put the hosts that are there again where hosts are missing, each in its own place if that is one of them."""
+    used = dict.fromkeys(choice.placement)
+    missing = [host for host in dict.fromkeys(choice.whole) if host not in used]
+    own = [host for host in missing if host in there]
+    others = [host for host in there if host not in used and host not in own]
+    places = dict.fromkeys(own) | dict(zip([host for host in missing if host not in own], others, strict=False))
+    taken = {host: other or host for host, other in places.items()}
+    if not taken:
+        return choice
+    whole = tuple(taken.get(host, host) for host in choice.whole)
+    placement = tuple(host for host in whole if host in used or host in taken.values())
+    note = f"{' and '.join(taken.values())} taken back: {describe_size(placement)}"
+    return replace(choice, placement=placement, whole=whole, notes=(*choice.notes, note))
+
+
+def describe_size(placement: Sequence[str]) -> str:
+    """`4 ranks on 2 hosts`."""
+    return f"{plural(len(placement), 'rank')} on {plural(len(dict.fromkeys(placement)), 'host')}"

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 _MAX_PROCESSES = 1_000_000  # a slip of the finger beyond
 FAILURE_GRACE_S = 5.0  # for exit handlers after a failure, and for a rank that a Ctrl-C does not reach
 SIGNAL_GRACE_S = 30.0  # after SIGTERM, or KeyboardInterrupt
+GROW_S = 600.0  # a stop and a start cost seconds to two minutes
 RESTART_ON = ("failure", "lost", "stall")  # any failure; lost hosts and signals; a stall
 PLATFORMS = ("auto", "cpu", "gpu", "cuda", "rocm", "tpu")
 
@@ -319,7 +320,16 @@ class Job(WorkerSettings):
         "--min-hosts",
         "If no spare host is left, continue as a smaller job on at least N hosts. [default: all]",
         check=at_least(1),
-        needs="spares",
+        needs="fewer hosts",
+        recorded=True,
+    )
+    grow: float | None = _failure(
+        "--grow",
+        "Once an attempt on fewer hosts (--min-hosts) has run this long, look for the others: if one is there again, "
+        "the program is asked to stop (should_stop) and started on more hosts. never: stay smaller. "
+        f"[default: {GROW_S / 60:g}m]",
+        check=_check_seconds_or_never,
+        needs="fewer hosts",
         recorded=True,
     )
     host_check: str = _failure(
@@ -377,6 +387,11 @@ class Job(WorkerSettings):
     @property
     def signal_grace(self) -> float:
         return max(SIGNAL_GRACE_S, self.save_time or 0.0) if self.grace is None else self.grace
+
+    @property
+    def grow_after(self) -> float | None:
+        """How long an attempt on fewer hosts runs at least; None where it is not stopped for more."""
+        return ((GROW_S if self.grow is None else self.grow) or None) if self.max_restarts else None
 
     @property
     def name(self) -> str:

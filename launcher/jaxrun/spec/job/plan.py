@@ -86,6 +86,7 @@ class Plan:
     spare_hosts:    that may take the place of a lost one
     agents:         the ranks of each agent, by its number; none while it waits on a spare host
     left_out:       the hosts that are excluded, or were lost, and are not used; host_notes: what has replaced the lost
+    whole:          the host of each rank when no host is missing
     exclusion:      which hosts were excluded, and why, in words
     """
 
@@ -107,6 +108,7 @@ class Plan:
     agents: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     host_notes: tuple[str, ...] = ()
+    whole: tuple[str, ...] = ()
     exclusion: str = ""
     requeue_id: str = ""
 
@@ -114,6 +116,11 @@ class Plan:
     def hosts(self) -> tuple[str, ...]:
         """Each host once, in the order of their first ranks."""
         return tuple(dict.fromkeys(worker.host for worker in self.workers))
+
+    @property
+    def is_smaller(self) -> bool:
+        """Whether it runs on fewer hosts than it could."""
+        return len(self.workers) < len(self.whole)
 
     @property
     def host_of(self) -> dict[int, str]:

@@ -1,0 +1,58 @@
+"""Has a job that runs on fewer hosts than it could stop at a common step, once others are there again.
+
+the attempt has run for --grow ──▶ LookForHosts ──▶ HostsFound ──▶ StopRequested to all ranks (stop_agreement.py)
+                                       └──────── none: later ─────────┘
+"""
+
+from __future__ import annotations
+
+from jaxrun.controller.head.head_state import HeadState, JobPhase, Timeout
+from jaxrun.records.event_log.actions import Action, LookForHosts, PrintLine
+from jaxrun.records.event_log.events import HostsFound
+from jaxrun.text import format_ranks
+
+LOOK_INTERVAL_S = 10.0  # an mpirun that finds no host takes some tenths of a second of one core
+
+
+class Growth:
+    """Times are seconds since the epoch."""
+
+    def __init__(self, state: HeadState) -> None:
+        self._state = state
+        self._is_said = False  # that the program does not poll
+
+    def start(self, now: float) -> None:
+        """The program runs; nobody looks for hosts before it has done so for a while."""
+        if self._state.limits.grow is not None:
+            self._state.timeouts.start(Timeout.GROW, now + self._state.limits.grow)
+
+    def on_timeout(self, now: float) -> list[Action]:
+        if self._is_ending:
+            return []
+        if self._is_said and not self._state.stop.all_poll:
+            return self._wait(now)
+        return [LookForHosts()]
+
+    def handle(self, event: HostsFound, now: float) -> list[Action]:
+        """These hosts are there, as was asked."""
+        stop = self._state.stop
+        if self._is_ending or not event.hosts:
+            return self._wait(now)
+        reason = f"{', '.join(event.hosts)} {'is' if len(event.hosts) == 1 else 'are'} there again"
+        if stop.all_poll:
+            asked = PrintLine(
+                f"{reason}: asked {format_ranks(stop.polling)} to stop (should_stop), to start on more hosts"
+            )
+            return [asked, *stop.request(reason, grows=True)]
+        said = PrintLine(f"{reason}; the job stays smaller, unless its program asks should_stop")
+        is_first, self._is_said = not self._is_said, True
+        return [*([said] if is_first else []), *self._wait(now)]
+
+    @property
+    def _is_ending(self) -> bool:
+        return self._state.phase is not JobPhase.RUNNING or bool(self._state.stop.reason)
+
+    def _wait(self, now: float) -> list[Action]:
+        if not self._is_ending:
+            self._state.timeouts.start(Timeout.GROW, now + LOOK_INTERVAL_S)
+        return []
