@@ -97,7 +97,7 @@ def _run_program(env: WorkerEnv, argv: list[str]) -> None:
     watch = EnvWatch(functools.partial(_warn, env))
     watch.start()
     try:
-        program.run(argv)
+        program.run(argv, env.staged)
     finally:
         watch.stop()
         if env.lockstep != LOCKSTEP_OFF:

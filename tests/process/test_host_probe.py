@@ -11,8 +11,8 @@ from contextlib import ExitStack, contextmanager
 import pytest
 from harness import TIME_LIMIT, is_dropped, wait_until
 
-from jaxrun.node.agent.host_probe import PeerServer, collect_facts, peer_token, probe_peers, try_to_write
-from jaxrun.protocol.auth import new_token
+from jaxrun.node.agent.host_probe import PeerServer, collect_facts, probe_peers, try_to_write
+from jaxrun.protocol.auth import new_token, peer_token
 from jaxrun.protocol.probe_messages import ProbePeers
 
 TOKEN = peer_token(new_token())

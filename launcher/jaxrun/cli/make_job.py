@@ -102,6 +102,10 @@ def _parse(value: Any, annotation: str, option: str) -> Any:
             from pathlib import Path
 
             return Path(value)
+        case "tuple[Path, ...]":
+            from pathlib import Path
+
+            return tuple(map(Path, value))
         case "Ranks":
             return parse_ranks(value, option)
         case "tuple[str, ...]":

@@ -127,11 +127,15 @@ def _list(directory: str | None) -> int:
     "Delete the run directories in DIR, except the newest N and those of jobs that still run. [default: jaxrun-runs]",
     click.Option(["--keep"], type=click.IntRange(min=0), metavar="N", help="How many of the newest to keep; required."),
     click.Option(["--dry-run"], is_flag=True, help="Only show what would be deleted."),
+    click.Option(["--staged"], is_flag=True, help="Instead delete this host's copies of --stage that no job uses."),
+    click.Option(["--stage-dir"], metavar="DIR", help="Where they are. [default: TMPDIR, else /tmp]"),
     _DIRECTORY,
 )
-def _clean(keep: int | None, dry_run: bool, directory: str | None) -> int:
+def _clean(keep: int | None, dry_run: bool, staged: bool, stage_dir: str | None, directory: str | None) -> int:
     from jaxrun.records.rundir import jobs
 
+    if staged:
+        return _clean_copies(stage_dir or "", dry_run=dry_run)
     if keep is None:
         raise UsageError(
             "--keep is missing; say how many of the newest run directories to keep: jaxrun clean --keep 20"
@@ -140,6 +144,19 @@ def _clean(keep: int | None, dry_run: bool, directory: str | None) -> int:
     lines, failed = jobs.clean(collection, found, keep, dry_run=dry_run)
     _show("\n".join(lines))
     return 1 if failed else 0
+
+
+def _clean_copies(stage_dir: str, *, dry_run: bool) -> int:
+    from jaxrun.node.staging.copies import Copies
+    from jaxrun.text import plural
+
+    try:
+        copies = Copies(stage_dir)
+    except OSError as error:
+        raise UsageError(f"cannot use {stage_dir or 'TMPDIR'}: {error.strerror}; is --stage-dir right?") from None
+    count, deleted = copies.remove_unused(dry_run=dry_run)
+    _show(f"{'would delete' if dry_run else 'deleted'} {deleted} of {plural(count, 'copy')} in {copies.path}")
+    return 0
 
 
 def _path(name: str | None) -> Path | None:

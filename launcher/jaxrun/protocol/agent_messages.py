@@ -4,7 +4,8 @@
                           ◀──────────    JobInfo | AgentRefused (right after the handshake, see auth.py)
     AgentConnected        ──────────▶                           (of several connections, this is the one)
     AgentReport           ──────────▶                           (what is there)
-                                                                (probe_messages.py, where the job asks for it)
+                                                                (probe_messages.py, stage_messages.py, where the job
+                                                                asks for it)
                           ◀──────────    StartWorker            (once all agents have reported)
     WorkerSpawned         ──────────▶
     FirstOutput, OutputChunk, StreamEnded ─▶
@@ -43,6 +44,7 @@ from jaxrun.protocol.snapshot_messages import (
     RankReply,
     RecorderSnapshot,
 )
+from jaxrun.protocol.stage_messages import CopyStaged, Stage, StagedCopied
 from jaxrun.protocol.worker_messages import AgentToWorker, WorkerToAgent
 
 
@@ -55,6 +57,7 @@ class JobInfo:
     platforms:  those to look for, best first
     restarts:   whether there may be several attempts
     probe:      whether HostFacts are to follow the report
+    stage:      what is to be on each host's disk before the workers start
     """
 
     job_id: str
@@ -62,6 +65,7 @@ class JobInfo:
     platforms: tuple[str, ...]
     restarts: bool = False
     probe: bool = False
+    stage: Stage | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,7 @@ class AgentReport:
     attempt:                the attempt that the agent is ready for, if it has been told of one
     gpu_cores:              next to each GPU, as the kernel lists them; all_cores: how many its host has
     slurm_step:             the step of which it is a task, "12.0"; empty outside of Slurm
+    stage_port:             where it gives others what is staged; 0 for nowhere
     """
 
     rank: int
@@ -121,6 +126,7 @@ class AgentReport:
     gpu_trouble: str = ""
     gpu_cores: tuple[str, ...] = ()
     all_cores: int = 0
+    stage_port: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,6 +318,7 @@ AgentEvent = (
     | HostFacts
     | PeerResults
     | HostChecked
+    | StagedCopied
     | WorkerSpawned
     | WorkerExited
     | StartFailed
@@ -323,9 +330,17 @@ AgentEvent = (
     | ClockReply
 )
 AgentOrder = (
-    StartWorker | ProbePeers | CheckHost | SignalWorker | InjectFault | RankQuery | ProgramDetailsRequest | ClockProbe
+    StartWorker
+    | ProbePeers
+    | CheckHost
+    | CopyStaged
+    | SignalWorker
+    | InjectFault
+    | RankQuery
+    | ProgramDetailsRequest
+    | ClockProbe
 )
 AgentMessage = AgentEvent | FirstOutput | ForkingDeclined | WorkerToAgent  # wherever the head is
 AgentToHead = AgentMessage | OutputChunk | StreamEnded
 HeadToAgent = JobInfo | AgentRefused | AgentOrder | ToRanks | OutputCredit | NextAttempt | Shutdown | AgentToWorker
-AGENT_ALONE = (AgentConnected, AgentReport, AgentSignalled, HostFacts, PeerResults, HostChecked)
+AGENT_ALONE = (AgentConnected, AgentReport, AgentSignalled, HostFacts, PeerResults, HostChecked, StagedCopied)

@@ -78,6 +78,11 @@ def derive_rank_token(token: str) -> str:
     return hmac.digest(token.encode(), b"jaxrun ranks", "sha256").hex()
 
 
+def peer_token(token: str) -> str:
+    """What the agents of a job prove to each other: another secret than what they prove to the head."""
+    return f"peers {token}"
+
+
 def read_given_token(environ: Mapping[str, str]) -> str:
     """Return the token that people have given, the same on all hosts; empty where they have not.
 

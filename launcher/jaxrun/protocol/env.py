@@ -13,6 +13,7 @@
 | JAXRUN_SIMULATED_BOOT_ID | the boot id to show instead of the machine's; empty on a real host           |
 | JAXRUN_LOCAL_DEVICE_IDS  | ordinals of the accelerators to take, "0,1"; empty for all                   |
 | JAXRUN_CPUS              | the cores to stay on, "0,1"; empty for all                                  |
+| JAXRUN_STAGED            | with --stage, the copies on this host as JSON, by their sources: {"/home/me/venv": …} |
 | JAXRUN_RUN_DIR           | where the job leaves its files; empty with --no-run-dir                      |
 | JAXRUN_CHANNEL_FD        | the inherited socket to the agent (see worker_messages.py)                  |
 | JAXRUN_STACKS_FD         | an inherited file into which the worker's fault handler writes stacks       |
@@ -69,6 +70,7 @@ class WorkerEnv(WorkerSettings):
     attempt: int = 1
     restart_reason: str = ""
     rank_token: str = ""
+    staged: str = ""
 
     @property
     def nonce(self) -> str:

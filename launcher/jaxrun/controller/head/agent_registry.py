@@ -16,6 +16,7 @@ from jaxrun.protocol.addresses import LOOPBACK, LOOPBACK_6
 from jaxrun.protocol.agent_messages import AgentReport, StartWorker
 from jaxrun.protocol.env import attempt_nonce
 from jaxrun.protocol.settings import TLS_ON
+from jaxrun.protocol.stage_messages import Stage
 from jaxrun.spec.job.binding import RankCores, choose_cores
 from jaxrun.spec.job.devices import Gpus, Machine
 from jaxrun.spec.job.environment import worker_variables
@@ -53,17 +54,22 @@ class AgentRegistry:
         run_dir: str = "",
         log_dir: str = "",
         listen_addresses: str = "",
+        stage: Stage | None = None,
+        stage_port: int = 0,
     ) -> None:
         """`user_env` is the environment that the user gives the workers; `version` is that of jaxrun.
 
         directory:         where the job was started; empty where the agents may be anywhere
         run_dir, log_dir:  that of the job, and that of the attempt's logs; empty where it leaves no files
         listen_addresses:  at which the head listens, as text for people
+        stage, stage_port: what is staged, and where the launcher gives it to agents
         """
         self.plan = plan
         self.job = plan.job
         self.size = len(plan.workers)
         self.listen_addresses = listen_addresses
+        self.stage = stage
+        self.stage_port = stage_port
         self._user_env = user_env
         self._version = version
         self._directory = directory

@@ -180,6 +180,10 @@ class Head:
             return self._abort(_END_REASONS[type(error)], str(error), now)
         if was_checking or self._startup.is_checking:  # each check may last as long as all the rest of the start-up
             self._state.timeouts.start(Timeout.STARTUP, now + self._state.limits.init + CHECK_GRACE_S)
+        if self._startup.is_staging:  # however long it takes: an agent that gets nothing any more says so
+            self._state.timeouts.hold(now, Timeout.STARTUP)
+        else:
+            self._state.timeouts.resume(now)
         if not self._startup.complete:
             return actions
         self._state.phase = JobPhase.RUNNING

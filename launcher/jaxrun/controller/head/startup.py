@@ -2,8 +2,9 @@
 
 AgentConnected of an agent      ──▶ nothing yet                   but its host is known, and its end would be noticed
 AgentReport of every agent      ──▶ StartWorker to all            only with agents on other hosts (agent_registry.py);
-                                                                  where the job asks for it, HostProbes and
-                                                                  HostChecks (host_checks.py) come before
+                                                                  where the job asks for it, HostProbes, HostChecks
+                                                                  (host_checks.py) and StagingRound (staging.py) come
+                                                                  before
 Hello of every rank             ──▶ StartCoordinator to rank 0    versions, program and settings must be the same;
                                                                   where all ranks have keys, with certificates of them
 CoordinatorReady of rank 0      ──▶ Join to the others
@@ -19,15 +20,17 @@ from jaxrun.controller.head import consistency
 from jaxrun.controller.head.agent_registry import AgentRegistry, reachable_address
 from jaxrun.controller.head.certificates import CertificateAuthority
 from jaxrun.controller.head.host_checks import HostChecks
+from jaxrun.controller.head.staging import StagingRound
 from jaxrun.errors import NotUniformError, UnavailableError
 from jaxrun.protocol.addresses import Address
 from jaxrun.protocol.agent_messages import AgentConnected, AgentReport
 from jaxrun.protocol.probe_messages import HostChecked, HostFacts, PeerResults, ProbePeers
+from jaxrun.protocol.stage_messages import StagedCopied
 from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, Hello, Join, Run, StartCoordinator
 from jaxrun.records.event_log.actions import Action, PrintLine, Send
 from jaxrun.text import format_ranks_on_hosts
 
-AgentStartupEvent = AgentReport | HostFacts | PeerResults | HostChecked
+AgentStartupEvent = AgentReport | HostFacts | PeerResults | HostChecked | StagedCopied
 StartupEvent = AgentConnected | AgentStartupEvent | Hello | CoordinatorReady | DeviceReport
 _BY_HAND_HINT = "is jaxrun started there, with the same --hosts, --head and JAXRUN_TOKEN, and a --host-rank of its own?"
 
@@ -52,6 +55,7 @@ class Startup:
         self._registry = registry
         self._probes = HostProbes(registry) if registry is not None else None
         self._checks = HostChecks(registry.plan) if registry is not None else None
+        self._staging = StagingRound(registry) if registry is not None else None
         self._hellos: dict[int, Hello] = {}
         self._device_reports: dict[int, DeviceReport] = {}
         self._authority: CertificateAuthority | None = None
@@ -60,6 +64,11 @@ class Startup:
     def complete(self) -> bool:
         """Whether every rank has joined, and the job is what was asked for."""
         return len(self._device_reports) == len(self._hosts)
+
+    @property
+    def is_staging(self) -> bool:
+        """Whether hosts copy what is staged, which may take long."""
+        return self._staging is not None and self._staging.is_running
 
     @property
     def platform(self) -> str:
@@ -81,7 +90,7 @@ class Startup:
                 if event.rank in self._hosts:  # else its report says why it is not
                     self._hosts[event.rank] = event.host
                 return []
-            case AgentReport() | HostFacts() | PeerResults() | HostChecked():
+            case AgentReport() | HostFacts() | PeerResults() | HostChecked() | StagedCopied():
                 return self._on_agent_event(event)
             case Hello():
                 return self._on_hello(event)
@@ -95,6 +104,8 @@ class Startup:
 
     def describe_progress(self, seconds: float) -> str:
         """Which ranks the start-up waits for after so many seconds, in one line."""
+        if self._staging is not None and self._staging.is_running:
+            return self._staging.describe_progress(seconds)
         step, present = self._step()
         absent = format_ranks_on_hosts(self._absent(present), self._hosts)
         return f"{step}: {len(present)} of {len(self._hosts)} ranks after {seconds:.0f} s, waiting for {absent}"
@@ -129,7 +140,7 @@ class Startup:
         return len(self._hellos) == len(self._hosts)
 
     def _on_agent_event(self, event: AgentStartupEvent) -> list[Action]:
-        if self._registry is None or self._probes is None or self._checks is None:
+        if self._registry is None or self._probes is None or self._checks is None or self._staging is None:
             raise NotUniformError(
                 f"an agent reports as rank {event.rank}, but this job has no such rank; start the job again"
             )
@@ -141,6 +152,10 @@ class Startup:
             if not self.is_checking:
                 return []  # nobody has asked
             self._checks.handle(event, self._hosts)
+        elif isinstance(event, StagedCopied):
+            if not self._staging.is_running:
+                return []  # nobody has asked
+            orders += self._staging.handle(event)
         elif self._probes.complete:
             return []  # nobody has asked
         else:
@@ -151,10 +166,12 @@ class Startup:
             if self.is_checking:
                 return orders
             return [*orders, *self._checks.begin(self._registry.first_ranks(), self._hosts)]
+        if not self._staging.complete:
+            return [*orders, *self._staging.begin()]
         assignment = self._registry.assign()
         self._expected, self._interface = assignment.expected, assignment.interface
         notes = [PrintLine(note) for note in assignment.notes]
-        return [*notes, *(Send((start.rank,), start) for start in assignment.starts)]
+        return [*orders, *notes, *(Send((start.rank,), start) for start in assignment.starts)]
 
     def _on_hello(self, hello: Hello) -> list[Action]:
         known = self._hellos.setdefault(hello.rank, hello)

@@ -21,10 +21,12 @@ from jaxrun.protocol.agent_messages import (
 )
 from jaxrun.protocol.codec import encode
 from jaxrun.protocol.probe_messages import ProbePeers
+from jaxrun.protocol.stage_messages import CopyStaged
 from jaxrun.protocol.worker_messages import Failed
 from jaxrun.records.output.output import Output
 
 AgentConnection = Connection[AgentToHead]
+_FOR_AGENTS = (StartWorker, ProbePeers, CopyStaged)
 
 
 class AgentConnections:
@@ -86,7 +88,7 @@ class AgentConnections:
     def send(self, ranks: Iterable[int], message: object) -> None:
         """Send to the agents of `ranks` that are still connected; names the ranks where they are not all of an agent's.
 
-        StartWorker has the rank in it, and ProbePeers is for the agent.
+        StartWorker has the rank in it; ProbePeers and CopyStaged are for the agent.
         """
         frame = encode(message)
         of_agents: dict[int, list[int]] = {}
@@ -95,7 +97,7 @@ class AgentConnections:
         for number, some in of_agents.items():
             connection = self._by_number.get(number)
             if connection is not None:
-                whole = len(some) == len(self.ranks_of(number)) or isinstance(message, (StartWorker, ProbePeers))
+                whole = len(some) == len(self.ranks_of(number)) or isinstance(message, _FOR_AGENTS)
                 self._send(connection, frame if whole else encode(ToRanks(tuple(some), frame)))
 
     def send_to_agent(self, number: int, message: object) -> None:

@@ -20,8 +20,9 @@ from jaxrun.controller.supervisor.host_search import HostSearch
 from jaxrun.controller.supervisor.launch_process import LaunchProcess, abort_job
 from jaxrun.controller.supervisor.server import AgentServer
 from jaxrun.errors import JaxrunError, UnavailableError, UsageError
+from jaxrun.node.agent.agent import LISTENER
 from jaxrun.node.channel.host_addresses import HostAddress, describe_addresses
-from jaxrun.node.channel.listener import listen_on_tcp
+from jaxrun.node.channel.listener import Listener, listen_on_tcp
 from jaxrun.node.channel.rendezvous import RendezvousFile
 from jaxrun.protocol import auth
 from jaxrun.protocol.addresses import format_addresses
@@ -47,6 +48,7 @@ from jaxrun.terminal import print_notice
 
 if TYPE_CHECKING:
     from jaxrun.controller.supervisor.attempts import AttemptContext
+    from jaxrun.controller.supervisor.staging import Staged
 
 
 _LOOK_TIMEOUT_S = 20.0  # for one look whether a host is there again; ssh tries a dead one for minutes
@@ -75,8 +77,12 @@ class RemoteAgents:
         directory: RunDir,
         offered: Sequence[HostAddress],
         endpoint: Endpoint | None = None,
+        staged: Staged | None = None,
     ) -> None:
-        """Listen; `offered` to agents are these addresses. UnavailableError where that cannot be."""
+        """Listen; `offered` to agents are these addresses, where they can also take what is staged.
+
+        Raises UnavailableError where that cannot be.
+        """
         self._plan = plan
         self._environ = environ
         self._directory = directory
@@ -92,10 +98,13 @@ class RemoteAgents:
         self._retired: list[LaunchProcess] = []  # of earlier attempts; they have been told to end
         self._user_env = {**environ, **plan.job.env}
         platforms, restarts = wanted_platforms(plan.job, self._user_env), plan.job.max_restarts > 0
-        self._job_info = JobInfo(plan.job_id, directory.name, platforms, restarts, probe=plan.job.probe_hosts)
-        self._listener = listen_on_tcp(
-            offered, self._token, everywhere=not plan.job.interface, port=self._endpoint.port
-        )
+        self._staged, everywhere = staged, not plan.job.interface
+        stage = staged.stage if staged is not None else None
+        self._job_info = JobInfo(plan.job_id, directory.name, platforms, restarts, plan.job.probe_hosts, stage)
+        self._listener = listen_on_tcp(offered, self._token, everywhere=everywhere, port=self._endpoint.port)
+        self._stage_listener: Listener | None = None
+        if staged is not None:
+            self._stage_listener = listen_on_tcp(offered, auth.peer_token(self._token), everywhere=everywhere)
         self.listen_addresses = describe_addresses(self._listener.addresses, offered)
 
     def make_registry(self, plan: Plan) -> AgentRegistry:
@@ -109,6 +118,8 @@ class RemoteAgents:
             run_dir=self._directory.name,
             log_dir=log_dir,
             listen_addresses=self.listen_addresses,
+            stage=self._job_info.stage,
+            stage_port=self._stage_listener.sockets[0].getsockname()[1] if self._stage_listener else 0,
         )
         return self._registry
 
@@ -190,6 +201,8 @@ class RemoteAgents:
         self._spares.begin_attempt(self._registry)
         self._found, self._search_commands = (), {}
         executor = Executor(replace(context, plan=self._plan))
+        if self._stage_listener is not None and self._staged is not None:
+            self._stage_listener.attach(executor.loop, LISTENER, self._staged.supply.serve)
         self._server = AgentServer(
             executor,
             self._listener,
@@ -228,6 +241,8 @@ class RemoteAgents:
         for launch in filter(None, (*self._retired, self._launch)):
             print_notice(launch.close())
         self._listener.close()
+        if self._stage_listener is not None:
+            self._stage_listener.close()
         hangs = server is not None and bool(server.silent_ranks - {0})
         if command is not None and command.attached_to and hangs:
             print_notice(abort_job(command.engine, exit_code, self._environ))
@@ -318,6 +333,8 @@ class RemoteAgents:
             self._retire(self._launch)
             self._token = auth.new_token()  # an agent of before that is late finds no way in
             self._listener.renew(self._token)
+            if self._stage_listener is not None:
+                self._stage_listener.renew(auth.peer_token(self._token))
         elif self._plan.job.verbose:
             context.output.print_line(f"jaxrun: listening at {self.listen_addresses}")
         if self._endpoint.rendezvous is not None:

@@ -47,6 +47,8 @@ def run(
 
 def _run_local(plan: Plan, environ: Mapping[str, str], started: float, early_server: EarlyServer | None) -> int:
     loopback_address()  # without one, nothing is made
+    if plan.job.stage:
+        plan = _use_copies(plan, environ)
     _check_compile_cache(plan, environ)
     directory = _open_run_dir(plan)
     held = start_screen(directory) if plan.job.live else None
@@ -60,11 +62,31 @@ def _run_local(plan: Plan, environ: Mapping[str, str], started: float, early_ser
     return supervise(plan, environ, directory, guard, agents, started, held)
 
 
+def _use_copies(plan: Plan, environ: Mapping[str, str]) -> Plan:
+    """The plan of workers that start from this machine's copies of what is staged, which are made now."""
+    from jaxrun.controller.supervisor.staging import stage_directories
+    from jaxrun.spec.job.staged import staged_argv, staged_variables
+
+    found = stage_directories(plan.job)
+    variables = staged_variables(plan.base_env(environ), found.paths)
+    return replace(
+        plan,
+        argv=staged_argv(plan.argv, found.paths),
+        set_env={**plan.set_env, **variables},
+        staged=found.paths,
+    )
+
+
 def _run_remote(plan: Plan, environ: Mapping[str, str], started: float, endpoint: Endpoint | None) -> int:
     from jaxrun.node.channel.host_addresses import list_addresses, select_addresses
 
     # An --interface that this host lacks is refused before anything is made.
     addresses = select_addresses(list_addresses(), plan.job.interface)
+    staged = None
+    if plan.job.stage:  # by threads, which have ended when a process forks
+        from jaxrun.controller.supervisor.staging import stage_directories
+
+        staged = stage_directories(plan.job)
     plan, directory = _continue_in_run_dir(plan)
     held = start_screen(directory) if plan.job.live else None
     sigterm = plan.launch_command is None or plan.launch_command.sigterm_at_start
@@ -74,7 +96,7 @@ def _run_remote(plan: Plan, environ: Mapping[str, str], started: float, endpoint
     from jaxrun.controller.supervisor.attempts import supervise
     from jaxrun.controller.supervisor.remote import RemoteAgents
 
-    agents = RemoteAgents(plan, environ, directory, addresses, endpoint)
+    agents = RemoteAgents(plan, environ, directory, addresses, endpoint, staged)
     return supervise(plan, environ, directory, guard, agents, started, held)
 
 

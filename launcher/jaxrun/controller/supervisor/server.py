@@ -37,6 +37,7 @@ from jaxrun.protocol.agent_messages import (
 )
 from jaxrun.protocol.env import REQUEST_SIGNAL
 from jaxrun.protocol.probe_messages import HostChecked, PeerResults
+from jaxrun.protocol.stage_messages import StagedCopied
 from jaxrun.protocol.worker_messages import Failed, Run
 from jaxrun.records.event_log.actions import MessageToRank, RecordClock
 from jaxrun.records.event_log.events import (
@@ -181,7 +182,7 @@ class AgentServer:
 
     def _on_message(self, number: int, connection: AgentConnection, message: AgentToHead) -> None:
         ranks = self.connections.ranks_of(number)
-        if isinstance(message, PeerResults | HostChecked):
+        if isinstance(message, PeerResults | HostChecked | StagedCopied):
             ranks = ranks[:1]  # which was asked
         if not ranks:
             if isinstance(message, AgentReport):

@@ -35,6 +35,7 @@ from jaxrun.protocol.agent_messages import (
 )
 from jaxrun.protocol.probe_messages import CheckHost, ProbePeers
 from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, ProgramDetailsRequest, RankQuery, RecorderSnapshot
+from jaxrun.protocol.stage_messages import CopyStaged
 from jaxrun.protocol.worker_messages import Done, Failed, ProfileCalls, Run, WorkerStage
 from jaxrun.records.event_log.actions import MessageToRank
 from jaxrun.records.event_log.events import check_event
@@ -117,7 +118,7 @@ class Agent:
             case ProfileCalls():
                 worker.send(message)
                 worker.flight.raise_orders()
-            case StartWorker() | ProbePeers() | CheckHost():
+            case StartWorker() | ProbePeers() | CheckHost() | CopyStaged():
                 raise AssertionError("this agent has its workers already")
             case _:
                 worker.send(message)

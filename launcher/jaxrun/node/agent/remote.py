@@ -42,16 +42,19 @@ from jaxrun.protocol.agent_messages import (
     StartWorker,
     ToRanks,
 )
-from jaxrun.protocol.auth import derive_rank_token
+from jaxrun.protocol.auth import derive_rank_token, peer_token
 from jaxrun.protocol.codec import MessageDecoder, message_types
 from jaxrun.protocol.compiled_programs import remove_shared_directory, snapshot_directory
 from jaxrun.protocol.connect import HeadAddress, connect
 from jaxrun.protocol.probe_messages import CheckHost, ProbePeers
+from jaxrun.protocol.stage_messages import CopyStaged
 from jaxrun.protocol.worker_messages import AgentToWorker
 from jaxrun.text import format_ranks
 
 if TYPE_CHECKING:
     from jaxrun.node.agent.host_probe import PeerServer
+    from jaxrun.node.staging.copies import Copy
+    from jaxrun.node.staging.host import HostStaging
 
 HEAD_LOST = Shutdown(EXIT_UNAVAILABLE)  # said by no head: known by its identity
 _Order = tuple[StartWorker, ...] | NextAttempt | Shutdown
@@ -97,8 +100,7 @@ def run(
             connection.send(AgentConnected(number, os.uname().nodename))  # what it reports takes a while to find out
             report = partial(make_report, size, head, environ, tuple(command))
             job = _AgentJob(number, ranks, connection, head.token, signals, environ, report, by_terminal=by_terminal)
-            with job.peers:  # before this process forks
-                order = job.wait_for_order()
+            order = job.wait_for_order()
             while not isinstance(order, Shutdown):
                 order = job.report_again(order) if isinstance(order, NextAttempt) else job.supervise_workers(order)
             job.remove_snapshots(order)
@@ -135,6 +137,8 @@ class _AgentJob:
         self._info = JobInfo("", "", ())
         self._peer_server: PeerServer | None = None
         self.peers = contextlib.ExitStack()  # which ends it
+        self._staging: HostStaging | None = None
+        self._copies: dict[str, Copy] = {}  # that are in use, by name
         self._fork_servers = ForkServers()
         self._gpu_memory: GpuMemory | None = None
         self._snapshots = ""  # the directory of those on this host, once it has had ranks
@@ -145,10 +149,16 @@ class _AgentJob:
         Signals are reported to the head: it decides that this agent ends. Raises NotUniformError if it refuses the
         agent.
         """
+        with self.peers:  # which have threads, so they end before this process forks
+            return self._wait_for_order()
+
+    def _wait_for_order(self) -> _Order:
         connection, signals = self._connection, self._signals
         starts: dict[int, StartWorker] = {}
         while True:
-            select.select([connection.fileno(), signals.fileno()], [], [])
+            waiting = [connection, signals, *([self._staging] if self._staging is not None else ())]
+            if self._staging in select.select(waiting, [], [])[0] and self._staging is not None:
+                connection.send(self._staging.result())
             for signum in signals.receive():
                 if signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) and (order := self._on_stop(signum)):
                     return order
@@ -157,7 +167,7 @@ class _AgentJob:
                 match message:
                     case JobInfo():
                         self._info = message
-                        report = self._report(message, self._number)
+                        report = self._make_report()
                         if report.gpu_names and message.restarts:
                             self._gpu_memory = GpuMemory.visible_with(self._environ)
                         connection.send(report)
@@ -167,6 +177,9 @@ class _AgentJob:
                         self._probe_peers(message)
                     case CheckHost() if index == len(messages):  # else the head wants something else by now
                         self._check_host(message)
+                    case CopyStaged():
+                        assert self._staging is not None
+                        self._staging.start(message)
                     case AgentRefused():
                         raise NotUniformError(message.reason)
                     case StartWorker(waits=True):
@@ -182,9 +195,33 @@ class _AgentJob:
             if connection.lost_reason:
                 return HEAD_LOST
 
+    def _make_report(self) -> AgentReport:
+        """What is there; where something is staged, this agent serves the others from now on."""
+        report, self._staging = self._report(self._info, self._number), None
+        if self._info.stage is None:
+            return report
+        from jaxrun.node.staging.host import HostStaging
+
+        ip = report.address if report.address != report.head_address else ""  # there the launcher has it
+        staging = HostStaging(self._info.stage, self._number, self._token, ip, self._copies)
+        self._staging = self.peers.enter_context(contextlib.closing(staging))
+        return replace(report, stage_port=staging.port)
+
+    def _staged(self) -> dict[str, str]:
+        """Where the copies of what is staged are on this host."""
+        if self._info.stage is None:
+            return {}
+        from jaxrun.node.staging.host import find_copies
+
+        try:
+            return find_copies(self._info.stage, self._copies)
+        except OSError as error:
+            self._log(f"the ranks start from where they would start without --stage: {error}")
+            return {}
+
     def _send_facts(self, report: AgentReport) -> None:
         """Tell the head what there is on this host, and where this agent answers the others."""
-        from jaxrun.node.agent.host_probe import PeerServer, collect_facts, peer_token
+        from jaxrun.node.agent.host_probe import PeerServer, collect_facts
 
         self._peer_server = self.peers.enter_context(contextlib.closing(PeerServer(peer_token(self._token))))
         seen, port = report.can_write_run_dir, self._peer_server.port
@@ -192,7 +229,7 @@ class _AgentJob:
 
     def _probe_peers(self, order: ProbePeers) -> None:
         """Try to connect to the other hosts, and tell the head; these are answered from now on."""
-        from jaxrun.node.agent.host_probe import peer_token, probe_peers
+        from jaxrun.node.agent.host_probe import probe_peers
 
         assert self._peer_server is not None
         self._peer_server.start(len(order.addresses))
@@ -216,8 +253,9 @@ class _AgentJob:
         kill_all(keep=self._fork_servers.pids)
         if self._gpu_memory is not None:
             self._gpu_memory.wait_until_free(self._log, self._is_stopped)
-        self._connection.send(replace(self._report(self._info, self._number), attempt=order.attempt))
-        return self.wait_for_order()
+        with self.peers:
+            self._connection.send(replace(self._make_report(), attempt=order.attempt))
+            return self._wait_for_order()
 
     def remove_snapshots(self, order: Shutdown) -> None:
         """Remove the snapshots of this host, unless other agents go on with the job."""
@@ -235,8 +273,8 @@ class _AgentJob:
 
     def _prepare(self, start: StartWorker) -> None:
         """Start the process from which the worker is forked that this agent may get in a later attempt."""
-        if start.fork:
-            self._fork_servers.prepare(setup_of_orders((start,), self._info.job_id, self._environ, ""))
+        if start.fork and self._info.stage is None:
+            self._fork_servers.prepare(setup_of_orders((start,), self._info.job_id, self._environ, "", {}))
 
     def _log(self, text: str) -> None:
         """Write to the log of the engine, as agents have no other screen between two attempts."""
@@ -253,7 +291,7 @@ class _AgentJob:
         # Forks, so it comes before any thread.
         guard = Guard(job_marker(job_id), self._ranks, job_id=job_id, snapshots=self._snapshots)
         try:
-            setup = setup_of_orders(starts, job_id, self._environ, derive_rank_token(self._token))
+            setup = setup_of_orders(starts, job_id, self._environ, derive_rank_token(self._token), self._staged())
             server = self._fork_servers.take(setup, start=first.fork and len(starts) > 1)  # one import of jax for all
             successors = self._fork_servers if first.fork and self._info.restarts else None
             workers = WorkerGroup(setup, server, successors=successors)

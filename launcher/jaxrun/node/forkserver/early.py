@@ -19,7 +19,8 @@ from jaxrun.spec.job.environment import interpreter_variables
 
 # Words of a command line with which nothing is forked; where one belongs to the program, only the time is lost.
 _WORDS_WITHOUT_FORK = frozenset(
-    ("-h", "--help", "--help-all", "-V", "--version", "--dry-run", "--no-fork", "--wrap", "--backend", "--host-rank")
+    ("-h", "--help", "--help-all", "-V", "--version", "--dry-run", "--no-fork")
+    + ("--wrap", "--stage", "--backend", "--host-rank")
 )
 
 
@@ -58,7 +59,7 @@ def server_for(
     program = program_of(argv)
     if early is not None:
         with contextlib.suppress(OSError):  # it has died, or the command line is too long for it
-            if fork and early.server.configure(program, environ):
+            if fork and argv[0] == sys.executable and early.server.configure(program, environ):
                 return early.server
         early.server.close()
     if fork:

@@ -11,10 +11,19 @@ from jaxrun.protocol.agent_messages import ClockProbe, InjectFault, NextAttempt,
 from jaxrun.protocol.probe_messages import CheckHost, ProbePeers
 from jaxrun.protocol.requests import Answer
 from jaxrun.protocol.snapshot_messages import ProgramDetailsRequest, RankQuery
+from jaxrun.protocol.stage_messages import CopyStaged
 from jaxrun.protocol.worker_messages import AgentToWorker
 
 MessageToRank = (
-    ProbePeers | CheckHost | StartWorker | InjectFault | RankQuery | ProgramDetailsRequest | ClockProbe | AgentToWorker
+    ProbePeers
+    | CheckHost
+    | CopyStaged
+    | StartWorker
+    | InjectFault
+    | RankQuery
+    | ProgramDetailsRequest
+    | ClockProbe
+    | AgentToWorker
 )
 
 

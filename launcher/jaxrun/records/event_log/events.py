@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from jaxrun.errors import ProtocolError
 from jaxrun.protocol.agent_messages import (
     AgentEvent,
+    AgentReport,
     AgentSignalled,
     AgentToHead,
     ClockReply,
@@ -246,7 +247,7 @@ def _is_possible(message: AgentToHead) -> bool:
             return 0 <= status <= _MAX_STATUS
         case ClockReply(asked_at=asked_at, time=time):
             return math.isfinite(asked_at) and math.isfinite(time)
-        case HostFacts(port=port):
+        case HostFacts(port=port) | AgentReport(stage_port=port):
             return 0 <= port <= _MAX_PORT
         case FaultNotInjected(kind=kind):
             return kind in FAULT_KINDS

@@ -162,6 +162,21 @@ class Job(WorkerSettings):
         metavar="WORDS",
         recorded=True,
     )
+    stage: tuple[Path, ...] = _start(
+        "--stage",
+        "First copy this directory to a local disk of each host, where the processes then start from; venv: that in "
+        "which jaxrun runs. May be repeated.",
+        default=(),
+        metavar="venv|DIR",
+        doctor=False,
+        recorded=True,
+    )
+    stage_dir: Path | None = _start(
+        "--stage-dir",
+        "Where --stage keeps the copies on each host. [default: TMPDIR, else /tmp]",
+        metavar="DIR",
+        doctor=False,
+    )
     host_rank: int | None = _by_hand(
         "--host-rank",
         "The number of this host, from 0. Host 0 has rank 0 and the head.",
