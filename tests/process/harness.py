@@ -8,7 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import time
+import venv
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -128,6 +130,16 @@ def write_fake_runtime(folder: Path) -> dict[str, str]:
     (package / "__init__.py").touch()
     (package / "__main__.py").write_text(_FAKE_RUNTIME)
     return {"PYTHONPATH": str(package.parent)}
+
+
+def make_environment(folder: Path) -> str:
+    """A small virtual environment with what this one has, which stays where it is; returns its Python."""
+    venv.EnvBuilder(symlinks=True).create(folder)
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    top = HERE.parents[1]
+    lines = (sysconfig.get_path("purelib"), str(top / "launcher"), str(top / "runtime"), "")
+    (folder / "lib" / version / "site-packages" / "elsewhere.pth").write_text("\n".join(lines))
+    return str(folder / "bin" / "python")
 
 
 _FAKE_RUNTIME = f"""
