@@ -20,13 +20,13 @@ from jaxrun.protocol.agent_messages import (
     ToRanks,
 )
 from jaxrun.protocol.codec import encode
-from jaxrun.protocol.probe_messages import ProbePeers
+from jaxrun.protocol.probe_messages import CheckHost, ProbePeers
 from jaxrun.protocol.stage_messages import CopyStaged
 from jaxrun.protocol.worker_messages import Failed
 from jaxrun.records.output.output import Output
 
 AgentConnection = Connection[AgentToHead]
-_FOR_AGENTS = (StartWorker, ProbePeers, CopyStaged)
+_FOR_AGENTS = (StartWorker, ProbePeers, CheckHost, CopyStaged)
 
 
 class AgentConnections:
@@ -88,7 +88,7 @@ class AgentConnections:
     def send(self, ranks: Iterable[int], message: object) -> None:
         """Send to the agents of `ranks` that are still connected; names the ranks where they are not all of an agent's.
 
-        StartWorker has the rank in it; ProbePeers and CopyStaged are for the agent.
+        StartWorker has the rank in it; ProbePeers, CheckHost and CopyStaged are for the agent.
         """
         frame = encode(message)
         of_agents: dict[int, list[int]] = {}
