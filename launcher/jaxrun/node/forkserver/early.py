@@ -19,8 +19,10 @@ from jaxrun.spec.job.environment import interpreter_variables
 
 # Words of a command line with which nothing is forked; where one belongs to the program, only the time is lost.
 _WORDS_WITHOUT_FORK = frozenset(
-    ("-h", "--help", "--help-all", "-V", "--version", "--dry-run", "--no-fork")
-    + ("--wrap", "--stage", "--backend", "--host-rank")
+    (
+        *("-h", "--help", "--help-all", "-V", "--version", "--dry-run"),
+        *("--no-fork", "--wrap", "--stage", "--backend", "--host-rank"),
+    )
 )
 
 
