@@ -44,8 +44,12 @@ def test_the_ranks_of_all_attempts_start_from_the_copies(tmp_path, project, opti
         (f"{path}/copy" for path in staged(tmp_path)), key=lambda copy: not os.path.exists(f"{copy}/bin")
     )
     wanted = (f"{env_copy}/bin/python", env_copy, f"{src_copy}/helper.py", env_copy, f"{src_copy}/train.py")
-    logs = sorted((tmp_path / "run").rglob("rank-*.out"))
-    assert [log.read_text() for log in logs] == [f"starts from {' '.join(wanted)}\n"] * 4
+    shown = f"starts from {' '.join(wanted)}\n"
+    first, second = (
+        [log.read_text() for log in folder.glob("rank-*.out")] for folder in (job.run_dir, job.run_dir / "attempt-2")
+    )
+    assert set(first) - {""} == {shown}  # the rank that fails last may be stopped before it shows anything
+    assert second == [shown] * 2
     assert result.err.count(" once: ") == 2
     top = Path(__file__).parents[2]
     assert "editable installs stay where they are: " in result.err and str(top / "launcher") in result.err
