@@ -28,6 +28,7 @@ from jaxrun_runtime import (
     interrupts,
     join,
     linux,
+    nccl_network,
     program,
     shutdown,
     signal_handlers,
@@ -72,11 +73,13 @@ def _run_stages(env: WorkerEnv, argv: list[str], started: float, forked_by: int,
         _die_with_agent(channel, forked_by)
         joined = join.join(env, channel, order, key)
         stage = WorkerStage.PROVE
-        channel.send(join.report_devices(env, joined))
+        devices = join.report_devices(env, joined)
+        channel.send(devices)
         _install_lockstep(env, channel)
         _allow_mesh_over_hosts(env)
         channel.receive(Run)
         _watch_program(env, channel)
+        nccl_network.watch(env, channel, devices.platform)
         stage = WorkerStage.PROGRAM
         interrupts.raise_in_program(lambda: _report_interrupt(env, channel))
         _run_program(env, argv)

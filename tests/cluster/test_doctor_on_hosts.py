@@ -11,10 +11,29 @@ from typing import Any
 
 import pytest
 from cluster_fixture import HOSTS, Bed, JobRunner
-from harness import Result, extended
+from harness import MADE_NVML, Result, extended, write_fake_runtime
 from launch_modes import BASIC, LAUNCHED, MPICH, OPEN_MPI_5, LaunchMode
 from state import address
 
+TELLS_TCP = (
+    "from jaxrun.protocol.worker_messages import NcclNetwork; "
+    "run('gpu'); send(NcclNetwork(rank, 0.0, 'Socket', '')); done()"
+)
+CPU_IS_GPU = """
+from jaxrun_runtime import nccl_network
+watch = nccl_network.watch
+nccl_network.watch = lambda env, channel, platform: watch(env, channel, "gpu")
+"""
+WRITES_AS_NCCL = """
+import os, threading
+from jax.experimental import multihost_utils
+multihost_utils.process_allgather(1)
+with open(os.environ["NCCL_DEBUG_FILE"], "w") as file:
+    print("n1:1:2 [0] NCCL INFO NET/OFI Selected Provider is cxi (found 4 nics)", file=file)
+    print("n1:1:2 [0] NCCL INFO Using network AWS Libfabric", file=file)
+(reports,) = (thread for thread in threading.enumerate() if thread.name == "jaxrun-nccl")
+reports.join()
+"""
 MakeRunner = Callable[[LaunchMode], JobRunner]
 BY_MPICH, BY_OPEN_MPI = LaunchMode(MPICH, LAUNCHED), LaunchMode(OPEN_MPI_5, LAUNCHED)
 
@@ -99,6 +118,57 @@ def test_two_hosts_that_do_not_reach_each_other_are_named_before_a_job_hangs_on_
     checks = {check: text for check, _, text in found(result)}
     assert checks["start"].startswith("the hosts cannot all connect to each other")
     assert "h2 cannot connect to h3" in checks["network"] and "h1" not in checks["network"]
+
+
+@pytest.mark.parametrize("mode", [BASIC[0], extended(BASIC[1])], ids=[str(mode) for mode in BASIC])
+def test_a_job_of_gpu_hosts_says_by_which_network_nccl_will_send(
+    bed: Bed, make_runner: MakeRunner, mode: LaunchMode
+) -> None:
+    """The GPUs are made, the interface and its name are real: a fabric whose devices a container would hide."""
+    runner = make_runner(mode)
+    given = write_fake_runtime(runner.directory)
+    variables = {"PYTHONPATH": f"{given['PYTHONPATH']}:{MADE_NVML}", "JAX_PROCESS_INDEX": "0"}
+    options = ("--platform", "cuda", "--env", "NCCL_SOCKET_IFNAME=ib", "by_hand.py")
+    with ExitStack() as stack:
+        for number, host in enumerate(HOSTS, 1):
+            stack.enter_context(interface(bed, host, "hsn0", f"10.78.0.{number}/24"))
+        result = runner.jaxrun(*options, *[TELLS_TCP] * 3, env=variables)
+    assert result.code == 0, result
+    assert result.err.count("jaxrun: warning: NCCL's network between hosts: Socket, TCP beside hsn0;") == 1, result
+    (line,) = (line for line in result.err.splitlines() if line.startswith("jaxrun: fabric"))
+    found = line.removeprefix("jaxrun: fabric: ").split("; ")
+    assert found == [
+        "1 NIC (hsn0), no net plugin",
+        "h1, h2, h3: hsn0 is there, but neither /sys/class/cxi nor /sys/class/infiniband: NCCL takes TCP",
+        "h1, h2, h3: NCCL_SOCKET_IFNAME=ib names no interface that is there",
+        "JAX_PROCESS_INDEX: 0 in all ranks, as $SLURM_PROCID is in a batch script",
+        "jaxrun doctor says what to do",
+    ]
+
+
+def test_the_network_that_nccl_has_taken_is_told_after_the_first_collective(make_runner: MakeRunner) -> None:
+    """Real ranks on the CPU that take it for a GPU, and write what NCCL would."""
+    runner = make_runner(BASIC[0])
+    (runner.directory / "sitecustomize.py").write_text(CPU_IS_GPU)
+    (runner.directory / "program.py").write_text(WRITES_AS_NCCL)
+    result = runner.jaxrun("program.py", env={"PYTHONPATH": str(runner.directory)})
+    assert result.code == 0, result
+    lines = [line for line in result.err.splitlines() if "NCCL" in line]
+    assert lines == ["jaxrun: NCCL's network between hosts: AWS Libfabric (cxi)"], result
+    assert {event["rank"] for event in result.events("NcclNetwork")} == {0, 1, 2} and result.out == "", result
+
+
+@contextmanager
+def interface(bed: Bed, host: str, name: str, address: str) -> Iterator[None]:
+    """Let a host have a network interface with an address, which leads nowhere."""
+    bed.inside(host, "ip", "link", "add", name, "type", "veth", "peer", "name", "far-end")
+    try:
+        bed.inside(host, "ip", "address", "add", address, "dev", name)
+        for end in (name, "far-end"):
+            bed.inside(host, "ip", "link", "set", end, "up")
+        yield
+    finally:
+        bed.inside(host, "ip", "link", "del", name)
 
 
 def jaxlib_metadata() -> Path:

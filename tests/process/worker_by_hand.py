@@ -53,8 +53,8 @@ class Worker:
         values |= {"versions": {}, "program_hash": "", "environment": {}}
         self.send(Hello(**{**values, **changes}))
 
-    def run(self):
-        """Everything up to Run."""
+    def run(self, platform="cpu"):
+        """Everything up to Run, with a device of this platform."""
         faulthandler.enable(self.env.stacks_fd)
         faulthandler.register(STACKS_SIGNAL, self.env.stacks_fd)
         self.hello()
@@ -62,7 +62,7 @@ class Worker:
         if self.rank == 0:
             self.send(CoordinatorReady(0, "127.0.0.1:1"))
         size, now = self.env.size, time.time()
-        self.send(DeviceReport(self.rank, self.rank, size, 1, size, ("cpu",), "cpu", self.env.nonce, now, now))
+        self.send(DeviceReport(self.rank, self.rank, size, 1, size, (platform,), platform, self.env.nonce, now, now))
         self.receive()
 
     def listen(self):

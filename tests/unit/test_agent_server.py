@@ -56,6 +56,7 @@ def message(kind, **values):
         "bool": False,
         "Mapping[str, str]": {},
         "WorkerSettings": WorkerSettings(),
+        "FabricFacts | None": None,
     }
     return kind(**{field.name: empty.get(field.type, ()) for field in fields(kind)} | values)
 

@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 
+from jaxrun.analysis.diagnosis.findings import Level
 from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.frontends.doctor import report
 from jaxrun.frontends.doctor.network import blame
-from jaxrun.frontends.doctor.observation import CollectiveTiming, Level, Observation, read_run_dir
-from jaxrun.protocol.probe_messages import GpuFacts, HostFacts, PeerResults
+from jaxrun.frontends.doctor.observation import CollectiveTiming, Observation, read_run_dir
+from jaxrun.protocol.probe_messages import FabricFacts, GpuFacts, HostFacts, PeerResults
 from jaxrun.protocol.worker_messages import DeviceReport
 from jaxrun.records.event_log.actions import RecordClock
 from jaxrun.records.event_log.event_log import LoggedEvent
@@ -117,7 +118,8 @@ CASES = {
         "h2: a process may open 512 files | nofile in /etc/security/limits.conf"),
     "few processes": (on_h2(limits={"nofile": -1, "nproc": 200}), "limits", WARNING,
         "h2: the user may have 200 processes"),
-    "no locked memory": (on_h2(rdma=True), "limits", WARNING, "h2: a process may lock 64 KiB"),
+    "no locked memory": (on_h2(fabric=FabricFacts(nics={"mlx5_0": "infiniband"})), "limits", WARNING,
+        "h2: a process may lock 64 KiB"),
     "a small cgroup": (on_h2(memory={"available": 60 * GIB, "limit": 2**29}), "limits", WARNING,
         "h2: 512 MiB of memory for 1 process (the limit of its cgroup is 512 MiB)"),
     "one core": (on_h2(cores=1), "cores", WARNING, "h2: each process may use one core of 8"),

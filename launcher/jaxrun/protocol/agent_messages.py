@@ -33,9 +33,9 @@ clock. With the local backend, agent and head are one process, and hand each oth
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from jaxrun.protocol.probe_messages import CheckHost, HostChecked, HostFacts, PeerResults, ProbePeers
+from jaxrun.protocol.probe_messages import CheckHost, FabricFacts, HostChecked, HostFacts, PeerResults, ProbePeers
 from jaxrun.protocol.settings import WorkerSettings
 from jaxrun.protocol.snapshot_messages import (
     ProgramDetailsReply,
@@ -58,6 +58,7 @@ class JobInfo:
     restarts:   whether there may be several attempts
     probe:      whether HostFacts are to follow the report
     stage:      what is to be on each host's disk before the workers start
+    environment:  variables that the ranks get and that matter to the report
     """
 
     job_id: str
@@ -66,6 +67,7 @@ class JobInfo:
     restarts: bool = False
     probe: bool = False
     stage: Stage | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,7 @@ class AgentReport:
     gpu_cores:              next to each GPU, as the kernel lists them; all_cores: how many its host has
     slurm_step:             the step of which it is a task, "12.0"; empty outside of Slurm
     stage_port:             where it gives others what is staged; 0 for nowhere
+    fabric:                 what decides by which network NCCL sends; None where no GPUs are seen
     """
 
     rank: int
@@ -127,6 +130,7 @@ class AgentReport:
     gpu_cores: tuple[str, ...] = ()
     all_cores: int = 0
     stage_port: int = 0
+    fabric: FabricFacts | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,27 @@ class GpuFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class FabricFacts:
+    """What decides by which network NCCL sends from a rank to other hosts.
+
+    nics:            by name, what they are: "cxi" (Slingshot) or "infiniband" (RoCE, too)
+    interfaces:      network interfaces that are up and have an address: "hsn0"
+    gpus:            ids of those that the rank sees
+    plugins:         paths of the net plugins where the loader looks; plugin: the one that NCCL loads, empty for none
+    replaced_nccl:   the libnccl.so.2 on LD_LIBRARY_PATH that takes the place of the installed one; empty for none
+    variables:       those of the environment that matter to it
+    """
+
+    nics: Mapping[str, str] = field(default_factory=dict)
+    interfaces: tuple[str, ...] = ()
+    gpus: tuple[str, ...] = ()
+    plugins: tuple[str, ...] = ()
+    plugin: str = ""
+    replaced_nccl: str = ""
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class HostFacts:
     """What an agent finds on its host. Sizes are bytes, limits are -1 where there is none.
 
@@ -42,7 +63,7 @@ class HostFacts:
     cores:           that the agent may use; all_cores: that the host has
     gpus:            those of NVIDIA
     nvidia_driver:   its version; nvidia_trouble: why it does not tell of GPUs
-    rdma:            whether the host has InfiniBand or RoCE devices
+    fabric:          what decides by which network NCCL sends
     sees_run_dir:    whether the job's run directory is there
     """
 
@@ -65,7 +86,7 @@ class HostFacts:
     gpus: tuple[GpuFacts, ...] = ()
     nvidia_driver: str = ""
     nvidia_trouble: str = ""
-    rdma: bool = False
+    fabric: FabricFacts = field(default_factory=FabricFacts)
     sees_run_dir: bool = True
 
 

@@ -9,6 +9,7 @@
                         ◀──────────    Run
     Call                ──────────▶    (a cross-process call is about to start, or to be compiled first)
                         ◀──────────    Proceed | CallMismatch   (if the call waits for it)
+    NcclNetwork         ──────────▶    (NCCL has made its first communicator; the first rank of each GPU host)
     ThreadFailed        ──────────▶    (a thread of the program died; the program goes on)
     SignalHandlers      ──────────▶    (the program handles SIGINT or SIGTERM itself, or no longer)
     Interrupted         ──────────▶    (KeyboardInterrupt is raised in it)
@@ -118,6 +119,16 @@ class DeviceReport:
     joined_at: float
     time: float
     cores: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NcclNetwork:
+    """The network by which NCCL sends to other hosts: "Socket", "IB" or a plugin's, which may say its provider."""
+
+    rank: int
+    time: float
+    network: str
+    provider: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +299,7 @@ WorkerToAgent = (
     Hello
     | CoordinatorReady
     | DeviceReport
+    | NcclNetwork
     | Call
     | ThreadFailed
     | SignalHandlers

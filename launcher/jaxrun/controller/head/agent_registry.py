@@ -10,13 +10,16 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from jaxrun.analysis.fabric.checks import check_fabric, describe_choice
 from jaxrun.controller.head.consistency import Expected, describe_unknown_rank
 from jaxrun.errors import NotUniformError, UnavailableError, UsageError
 from jaxrun.protocol.addresses import LOOPBACK, LOOPBACK_6
 from jaxrun.protocol.agent_messages import AgentReport, StartWorker
 from jaxrun.protocol.env import attempt_nonce
+from jaxrun.protocol.probe_messages import FabricFacts
 from jaxrun.protocol.settings import TLS_ON
 from jaxrun.protocol.stage_messages import Stage
+from jaxrun.protocol.worker_messages import NcclNetwork
 from jaxrun.spec.job.binding import RankCores, choose_cores
 from jaxrun.spec.job.devices import Gpus, Machine
 from jaxrun.spec.job.environment import worker_variables
@@ -76,6 +79,7 @@ class AgentRegistry:
         self._run_dir = run_dir
         self._log_dir = log_dir
         self.reports: dict[int, AgentReport] = {}
+        self._networks: set[str] = set()  # that NCCL has taken
 
     @property
     def complete(self) -> bool:
@@ -225,7 +229,22 @@ class AgentRegistry:
         if self._run_dir and without_run_dir:
             where = format_ranks_on_hosts(without_run_dir, hosts)
             notes.append(f"{where} cannot write to the run directory {self._run_dir}; their logs come by network")
+        if self.plan.attempt == 1 and len(self._hosts()) > 1 and not self.job.probe_hosts:  # doctor tells it itself
+            found = list(check_fabric(self._fabrics()))
+            advice = "; jaxrun doctor says what to do" if len(found) > 1 else ""
+            notes += [f"fabric: {'; '.join(one.text for one in found)}{advice}"] if found else []
         return tuple(notes)
+
+    def describe_network(self, taken: NcclNetwork) -> str:
+        """The line about the network that NCCL has taken; empty if another host has said the same."""
+        text = describe_choice(taken.network, taken.provider, (facts for _, facts in self._fabrics()))
+        where = f", on {self.reports[taken.rank].host}" if self._networks else ""
+        is_new = text not in self._networks
+        self._networks.add(text)
+        return f"{text}{where}" if is_new else ""
+
+    def _fabrics(self) -> list[tuple[str, FabricFacts]]:
+        return [(one.host, one.fabric) for _, one in sorted(self.reports.items()) if one.fabric is not None]
 
 
 def reachable_address(rank: int, reports: Mapping[int, AgentReport]) -> str:

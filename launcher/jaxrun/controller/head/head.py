@@ -54,7 +54,7 @@ from jaxrun.protocol.debugger_messages import DebuggerMessage
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF
 from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, RankReply, RecorderSnapshot
 from jaxrun.protocol.stop_messages import StopMessageToHead
-from jaxrun.protocol.worker_messages import Call, Done, Failed
+from jaxrun.protocol.worker_messages import Call, Done, Failed, NcclNetwork
 from jaxrun.records.event_log.actions import Action, PrintLine
 from jaxrun.records.event_log.events import AgentLost, Event, FaultRequested, HostsFound, TerminalLine, Tick
 from jaxrun.spec.job.fault_spec import FaultSpec
@@ -91,6 +91,7 @@ class Head:
         self._workers = workers = WorkerTable(hosts)
         self._state = state = HeadState(workers, limits, lockstep, no_terminal, requeue)
         self._started_at = now
+        self._registry = registry
         self._startup = Startup(workers.hosts, expected, interface, registry)
         self._queries = queries = RankQueries(state, has_fault_handler=self._startup.has_hello)
         self._divergence = divergence = DivergenceDetector(state, queries)
@@ -120,6 +121,7 @@ class Head:
             DebuggerMessage: self._debugger.handle,
             StartupEvent: self._on_startup,
             StartFailed: self._on_start_failed,
+            NcclNetwork: self._on_network,
             StopMessageToHead: self._state.stop.handle,
             WorkerReport: self._workers.add_report,
             RankReply: self._queries.handle,
@@ -197,6 +199,10 @@ class Head:
         if self.phase is JobPhase.SETTLING and not is_certain(self._workers.outcomes(now)):
             self._state.phase = JobPhase.RUNNING  # what failed since is a consequence of this
         return self._abort(EndReason.UNAVAILABLE, event.text, now, event.traceback)
+
+    def _on_network(self, event: NcclNetwork, now: float) -> list[Action]:
+        text = self._registry.describe_network(event) if self._registry is not None else ""
+        return [PrintLine(text)] if text else []
 
     def _abort(self, reason: EndReason, text: str, now: float, traceback: str = "") -> list[Action]:
         return self._shutdown.abort(JobOutcome(reason, text=text, traceback=traceback, decided_at=now), now)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from jaxrun import __version__
 from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
 from jaxrun.analysis.diagnosis.root_cause import find_culprits
+from jaxrun.analysis.fabric.checks import relevant_variables
 from jaxrun.analysis.verdict.restarts import Stop
 from jaxrun.controller.head.agent_registry import AgentRegistry
 from jaxrun.controller.supervisor.agent_receiver import SpareAgents
@@ -100,7 +101,8 @@ class RemoteAgents:
         platforms, restarts = wanted_platforms(plan.job, self._user_env), plan.job.max_restarts > 0
         self._staged, everywhere = staged, not plan.job.interface
         stage = staged.stage if staged is not None else None
-        self._job_info = JobInfo(plan.job_id, directory.name, platforms, restarts, plan.job.probe_hosts, stage)
+        given = relevant_variables(plan.job.env)
+        self._job_info = JobInfo(plan.job_id, directory.name, platforms, restarts, plan.job.probe_hosts, stage, given)
         self._listener = listen_on_tcp(offered, self._token, everywhere=everywhere, port=self._endpoint.port)
         self._stage_listener: Listener | None = None
         if staged is not None:

@@ -35,7 +35,7 @@ _MOST_AT_ONCE = 64
 
 def examine(plan: Plan, run: Callable[[Plan], int], environ: Mapping[str, str], screen: IO[str]) -> Observation:
     """Have the job of the doctor run, whose progress is shown on `screen` if that is a terminal. Raises UsageError."""
-    facts = {} if plan.launch_command else {0: collect_facts(0, environ)}
+    facts = {} if plan.launch_command else {0: collect_facts(0, {**environ, **plan.job.env})}
     with _run_directory() as (path, in_directory):
         plan = replace(plan, job=replace(plan.job, run_dir=path))
         with _status(screen, plan), _captured() as output:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from jaxrun.frontends.doctor.observation import Finding, Observation, describe_values, failure, ok, warning
+from jaxrun.analysis.diagnosis.findings import Finding, describe_values, failure, ok, warning
+from jaxrun.frontends.doctor.observation import Observation
 from jaxrun.protocol.probe_messages import HostFacts
 from jaxrun.text import format_bytes, plural
 
@@ -108,8 +109,8 @@ def _check_limits(host: str, facts: HostFacts) -> Iterator[Finding]:
     if _UNLIMITED < processes < _FEW_PROCESSES:
         text = f"{host}: the user may have {processes} processes and threads; each JAX process takes dozens"
         yield warning(text, f"nproc in {_LIMITS_FILE} there (ulimit -u)")
-    if facts.rdma and locked != _UNLIMITED:
-        text = f"{host}: a process may lock {format_bytes(locked)} of memory, and InfiniBand wants no limit"
+    if facts.fabric.nics and locked != _UNLIMITED:
+        text = f"{host}: a process may lock {format_bytes(locked)} of memory, and RDMA wants no limit"
         yield warning(text, f"memlock in {_LIMITS_FILE} there (ulimit -l), or in the unit of Slurm's daemon")
 
 

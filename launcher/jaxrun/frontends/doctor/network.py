@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from jaxrun.frontends.doctor.observation import Finding, Observation, Pair, describe_values, failure, ok, warning
+from jaxrun.analysis.diagnosis.findings import Finding, describe_values, failure, ok, warning
+from jaxrun.frontends.doctor.observation import Observation, Pair
 from jaxrun.protocol.probe_messages import HostFacts
 from jaxrun.text import format_seconds
 

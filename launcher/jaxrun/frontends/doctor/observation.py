@@ -1,9 +1,8 @@
-"""What the job of a doctor has shown, read from its run directory; and what a check finds in that."""
+"""What the job of a doctor has shown, read from its run directory."""
 
 from __future__ import annotations
 
 import contextlib
-import enum
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -122,49 +121,3 @@ def _read_timings(log: Path) -> tuple[CollectiveTiming, ...]:
                 rows: Sequence[Mapping[str, Any]] = json.loads(line)["timings"]
                 return tuple(CollectiveTiming(**row) for row in rows)
     return ()
-
-
-# ---- what a check finds, and how it speaks of several hosts
-
-
-class Level(enum.StrEnum):
-    """How bad it is: a job can run in spite of a warning."""
-
-    OK = "ok"
-    WARNING = "warning"
-    FAILURE = "failure"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line for people; `advice` says what to type or to change, and is empty where all is well."""
-
-    level: Level
-    text: str
-    advice: str = ""
-
-
-def ok(text: str) -> Finding:
-    return Finding(Level.OK, text)
-
-
-def warning(text: str, advice: str) -> Finding:
-    return Finding(Level.WARNING, text, advice)
-
-
-def failure(text: str, advice: str) -> Finding:
-    return Finding(Level.FAILURE, text, advice)
-
-
-def group_hosts(values: Mapping[str, str]) -> dict[str, str]:
-    """Turn a value for each host into the hosts of each value, "h1, h3"; the most common value first."""
-    groups: dict[str, list[str]] = {}
-    for host, value in values.items():
-        groups.setdefault(value, []).append(host)
-    return {value: ", ".join(hosts) for value, hosts in sorted(groups.items(), key=lambda item: -len(item[1]))}
-
-
-def describe_values(values: Mapping[str, str]) -> str:
-    """Write a value for each host as "8 cores" where all have the same, else as "8 cores on h1, h3; 4 cores on h2"."""
-    groups = group_hosts(values)
-    return next(iter(groups)) if len(groups) == 1 else "; ".join(f"{text} on {where}" for text, where in groups.items())

@@ -8,10 +8,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 
+from jaxrun.analysis.diagnosis.findings import Finding, Level
+from jaxrun.analysis.fabric.checks import check_fabric
 from jaxrun.errors import EXIT_UNAVAILABLE
 from jaxrun.frontends.doctor.hosts import check_cores, check_devices, check_limits, check_storage
 from jaxrun.frontends.doctor.network import check_clocks, check_names, check_network, check_proxies
-from jaxrun.frontends.doctor.observation import CollectiveTiming, Finding, Level, Observation
+from jaxrun.frontends.doctor.observation import CollectiveTiming, Observation
 from jaxrun.frontends.doctor.start import check_slurm, check_start, check_versions
 from jaxrun.terminal import PROSE_WIDTH, TerminalFormat
 from jaxrun.text import format_rate, plural
@@ -23,6 +25,7 @@ _CHECKS: Mapping[str, Callable[[Observation], Iterator[Finding]]] = {
     "names": check_names,
     "proxies": check_proxies,
     "network": check_network,
+    "fabric": lambda seen: check_fabric([(one.host, one.fabric) for _, one in sorted(seen.facts.items())]),
     "clocks": check_clocks,
     "storage": check_storage,
     "limits": check_limits,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from jaxrun.frontends.doctor.observation import Finding, Observation, failure, group_hosts, ok, warning
+from jaxrun.analysis.diagnosis.findings import Finding, failure, group_hosts, ok, warning
+from jaxrun.frontends.doctor.observation import Observation
 from jaxrun.text import format_seconds, plural
 
 _MAX_LINES = 12

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from jaxrun import __version__
+from jaxrun.node.agent.fabric_probe import collect_fabric_facts
 from jaxrun.protocol.agent_messages import AgentReport, JobInfo
 from jaxrun.protocol.connect import HeadConnection
 from jaxrun.protocol.own_files import open_own_directory
@@ -47,6 +48,7 @@ def make_report(
         cuda_plugin=machine.cuda_plugin,
         can_write_run_dir=bool(info.run_dir) and _is_of_job(Path(info.run_dir), info.job_id),
         slurm_step=slurm_step(environ),
+        fabric=collect_fabric_facts({**environ, **info.environment}, gpus.ids) if gpus.names else None,
     )
 
 

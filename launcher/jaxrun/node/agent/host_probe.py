@@ -18,9 +18,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import metadata
-from pathlib import Path
 
 from jaxrun import __version__
+from jaxrun.node.agent.fabric_probe import collect_fabric_facts
 from jaxrun.node.agent.oom import memory_limit, own_memory_cgroup
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.node.channel.host_addresses import HostAddress, list_addresses
@@ -28,6 +28,7 @@ from jaxrun.node.channel.listener import Peer, listen_on_tcp
 from jaxrun.protocol.addresses import parse_addresses
 from jaxrun.protocol.connect import ConnectionAttempt, describe_error
 from jaxrun.protocol.probe_messages import GpuFacts, HostFacts, PeerResults, ProbePeers
+from jaxrun.spec.job.devices import amd_cards, cuda_gpus, rocm_gpus
 from jaxrun.spec.job.nvml import NO_DRIVER, NvmlReading, ask_nvml, has_driver
 
 _PACKAGES = ("jax", "jaxlib", "numpy")
@@ -70,7 +71,7 @@ def collect_facts(rank: int, environ: Mapping[str, str], *, sees_run_dir: bool =
         ),
         nvidia_driver=gpus.driver,
         nvidia_trouble="" if gpus.trouble == NO_DRIVER else gpus.trouble,
-        rdma=any(Path("/sys/class/infiniband").glob("*")),
+        fabric=collect_fabric_facts(environ, cuda_gpus(environ, gpus).ids or rocm_gpus(environ, amd_cards()).ids),
         sees_run_dir=sees_run_dir,
     )
 

@@ -225,7 +225,8 @@ class _AgentJob:
 
         self._peer_server = self.peers.enter_context(contextlib.closing(PeerServer(peer_token(self._token))))
         seen, port = report.can_write_run_dir, self._peer_server.port
-        self._connection.send(collect_facts(self._number, self._environ, sees_run_dir=seen, port=port))
+        environ = {**self._environ, **self._info.environment}
+        self._connection.send(collect_facts(self._number, environ, sees_run_dir=seen, port=port))
 
     def _probe_peers(self, order: ProbePeers) -> None:
         """Try to connect to the other hosts, and tell the head; these are answered from now on."""
