@@ -128,7 +128,8 @@ def test_sigterm_is_jaxs_preemption_notice(tmp_path: Path) -> None:
     assert result.out.count("preempted") == 2
     assert "SIGTERM: asked ranks 0-1 to end (SIGTERM); SIGKILL follows in 30 s" in result.err
     assert "preemption_notifier" not in result.err
-    assert "preemption_notifier" in (result.run_dir / "rank-0000.err").read_text()
+    # One rank's notifier, which looks once a second, is enough for all to end.
+    assert any("preemption_notifier" in path.read_text() for path in result.run_dir.glob("rank-*.err"))
 
 
 OWN_HANDLER = """
