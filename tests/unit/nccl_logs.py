@@ -1,6 +1,6 @@
-"""What NCCL and RCCL of several years log as they make the first communicator, by network: lines from public logs.
+"""What NCCL and RCCL of several years log as they make the first communicator, by network.
 
-Only names, addresses and process numbers are made.
+They are put together from the formats of lines in public logs and sources; none was recorded as a whole.
 """
 
 SOCKET_2_18 = """\
