@@ -38,8 +38,8 @@ def check_end(bed: Bed, job: Job, hosts: tuple[str, ...]) -> None:
     assert result.code == 0, result
     logs = [log.read_text() for log in sorted((job.run_dir / "attempt-2").glob("rank-*.out"))]
     assert all(re.fullmatch(r"restored 7\nbits \w+ True\n", log) for log in logs) and len(set(logs)) == len(logs), logs
-    for host in hosts:  # the memory of a host is that of other tests, too
-        own = f"ls -A /dev/shm/jaxrun-{os.geteuid()} 2>/dev/null || true"
+    own = f"ls -A /dev/shm/jaxrun-{os.geteuid()} 2>/dev/null || true"
+    for host in hosts:  # other tests leave things in its memory, too
         wait_until(lambda host=host: job.job_id not in bed.inside(host, "sh", "-c", own), f"end of snapshots on {host}")  # type: ignore[misc]
 
 
