@@ -8,10 +8,11 @@ import pkgutil
 import runpy
 import sys
 import types
+from collections.abc import Mapping
 from importlib.machinery import SourceFileLoader, SourcelessFileLoader
 from typing import Any
 
-from jaxrun.protocol.stage_messages import parse_staged, staged_path
+from jaxrun.protocol.staged_paths import staged_path
 from jaxrun_runtime.import_watch import call_after_import
 
 _LONG_MAX = 2**63 - 1  # of the C type into which Python converts an exit status
@@ -32,19 +33,15 @@ def short_name(argv: list[str]) -> str:
     return os.path.basename(name.rstrip(os.sep)) or name
 
 
-def run(argv: list[str], staged: str = "") -> None:
-    """Run the program to its end. Raises whatever the program raises, including SystemExit.
-
-    staged:  the value of JAXRUN_STAGED
-    """
-    copies = parse_staged(staged)
-    sys.path[:] = [staged_path(folder, copies) for folder in sys.path]
+def run(argv: list[str], staged: Mapping[str, str]) -> None:
+    """Run the program to its end, with what is `staged`. Raises whatever the program raises, including SystemExit."""
+    sys.path[:] = [staged_path(folder, staged) for folder in sys.path]
     is_module, name, arguments = split_argv(argv)
     main = _fresh_main()
     call_after_import("_pytest.assertion.rewrite", _forbid_rewriting)
     if is_module:
         sys.argv[:] = ["-m", *arguments]  # runpy puts the file's path there when it has found the file
-        sys.path.insert(0, staged_path(os.getcwd(), copies))
+        sys.path.insert(0, staged_path(os.getcwd(), staged))
         _run_as_main(name, alter_argv=True)
         return
     sys.argv[:] = [name, *arguments]

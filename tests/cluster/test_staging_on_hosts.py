@@ -8,17 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from cluster_fixture import HOSTS, RUNS, Bed, Job
+from cluster_fixture import HOSTS, RUNS, Bed, Job, Result
 from harness import extended, make_environment, write_fake_runtime
 from launch_modes import BASIC, LAUNCHED, OPEN_MPI_5, PYTHON, SLURM, LaunchMode
 
 DISK = "/dev/shm"
 OWN = f"{DISK}/jaxrun-stage-{os.geteuid()}"
-SHOWS = """
-import os, sys
-import helper
-print("starts from", sys.prefix, helper.__file__, "on", os.uname().nodename, flush=True)
-"""
+SHOWS = f"{RUNS}print('starts from', sys.prefix, os.uname().nodename, flush=True); done()"
 
 
 @pytest.fixture(autouse=True)
@@ -29,9 +25,7 @@ def empty_disks(bed: Bed) -> Iterator[None]:
 
 
 @contextmanager
-def started(
-    bed: Bed, mode: LaunchMode, directory: Path, *words: str, python: str = PYTHON, fake: bool = False
-) -> Iterator[Job]:
+def started(bed: Bed, mode: LaunchMode, directory: Path, *words: str, python: str = PYTHON) -> Iterator[Job]:
     """A job with all hosts, from an allocation that outlives the loss of one."""
     if reason := mode.engine.missing():
         pytest.skip(reason)
@@ -39,7 +33,7 @@ def started(
     command = [python if word == PYTHON else word for word in mode.command(HOSTS, *words)]
     if mode.engine is SLURM:
         command.insert(1, "--no-kill")
-    env = write_fake_runtime(directory) if fake else {}
+    env = write_fake_runtime(directory)
     with bed.typed(mode.host, *command, directory=directory, env=env) as job:
         yield job
 
@@ -55,59 +49,43 @@ def copied_bytes(job: Job) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("mode", [BASIC[0], extended(BASIC[1])], ids=[str(mode) for mode in BASIC])
-def test_ranks_start_from_the_copy_of_their_host_which_the_next_job_finds(
+def test_a_full_disk_is_named_then_ranks_start_from_copies_which_the_next_job_finds(
     bed: Bed, tmp_path: Path, mode: LaunchMode
 ) -> None:
     python = make_environment(tmp_path / "env")
     (tmp_path / "src").mkdir()
-    (tmp_path / "src" / "train.py").write_text(SHOWS)
-    (tmp_path / "src" / "helper.py").write_text("# of some size\n")
-    for number in (1, 2):
-        (tmp_path / f"job{number}").mkdir()
-        words = ("--stage", "venv", "--stage", str(tmp_path / "src"), str(tmp_path / "src" / "train.py"))
-        with started(bed, mode, tmp_path / f"job{number}", *words, python=python) as job:
+    (tmp_path / "src" / "large").write_bytes(os.urandom(2**21))
+
+    def run(name: str) -> tuple[Result, Job]:
+        (tmp_path / name).mkdir()
+        words = ("--stage", "venv", "--stage", str(tmp_path / "src"), "by_hand.py", *[SHOWS] * 3)
+        with started(bed, mode, tmp_path / name, *words, python=python) as job:
             result = job.result()
             job.gone()
-        assert result.code == 0, result
-        names = copies(bed, "h1")
-        assert len(names) == 2 and all(sorted(copies(bed, host)) == sorted(names) for host in HOSTS)
-        shown = [job.log(rank).split() for rank in range(3)]
-        assert [words[-1] for words in shown] == list(HOSTS)
-        assert {Path(words[2]).parts[:-2] for words in shown} == {Path(OWN).parts}
-        assert all(words[3].startswith(f"{OWN}/") for words in shown)
-        came = copied_bytes(job)
-        assert (" once: " in result.err) == (number == 1)
-        if number == 1:
-            assert came[1] == came[2] > 0, result
-        else:
-            assert set(came.values()) == {0}
+        return result, job
 
-
-@pytest.mark.parametrize("mode", [BASIC[0], extended(BASIC[1])], ids=[str(mode) for mode in BASIC])
-def test_a_full_disk_is_named_with_its_host_and_the_next_launch_works(
-    bed: Bed, tmp_path: Path, mode: LaunchMode
-) -> None:
-    (tmp_path / "src").mkdir()
-    (tmp_path / "src" / "large").write_bytes(os.urandom(2**21))
     bed.inside("h2", "mkdir", "-m", "700", OWN)
     bed.inside("h2", "mount", "-t", "tmpfs", "-o", "size=1M,mode=700", "tmpfs", OWN)
-    words = ("--stage", str(tmp_path / "src"), "by_hand.py", *[f"{RUNS}done()"] * 3)
-    (tmp_path / "full").mkdir()
-    (tmp_path / "again").mkdir()
     try:
-        with started(bed, mode, tmp_path / "full", *words, fake=True) as job:
-            result = job.result()
-            job.gone()
+        result, _ = run("full")
         assert result.code == 69, result
-        assert f"h2 has no copy of what is staged: No space left on device ({OWN}/" in result.err.replace("\n", " ")
-        assert copies(bed, "h2") == []
-        assert not any("unfinished" in name for host in HOSTS for name in copies(bed, host))
+        named = f"h2 has no copy of what is staged: [Errno 28] No space left on device: '{OWN}/"
+        assert named in result.err.replace("\n", " ")
+        assert not any("draft" in name for host in HOSTS for name in copies(bed, host))
     finally:
         bed.inside("h2", "umount", OWN)
-    with started(bed, mode, tmp_path / "again", *words, fake=True) as job:
-        result = job.result()
-        job.gone()
-    assert result.code == 0 and len(copies(bed, "h2")) == 1, result
+
+    result, job = run("again")
+    names = copies(bed, "h1")
+    assert len(names) == 2 and all(sorted(copies(bed, host)) == sorted(names) for host in HOSTS)
+    shown = [job.log(rank).split() for rank in range(3)]
+    assert result.code == 0 and [words[-1] for words in shown] == list(HOSTS), result
+    assert {Path(words[2]).parts[:-2] for words in shown} == {Path(OWN).parts}
+    assert copied_bytes(job)[1] > 2**21, result
+
+    result, job = run("next")
+    assert result.code == 0 and " once: " not in result.err, result
+    assert set(copied_bytes(job).values()) == {0}
 
 
 @pytest.mark.extended
@@ -120,15 +98,15 @@ def test_a_host_that_is_cut_off_while_it_copies_is_named_and_the_next_launch_wor
     words = ("--stage", str(tmp_path / "src"), "by_hand.py", *[f"{RUNS}done()"] * 3)
     (tmp_path / "cut").mkdir()
     (tmp_path / "again").mkdir()
-    with started(bed, mode, tmp_path / "cut", *words, fake=True) as job:
-        job.wait_until(lambda: any("unfinished" in name for name in copies(bed, "h3")), "h3 copies")
+    with started(bed, mode, tmp_path / "cut", *words) as job:
+        job.wait_until(lambda: any("draft" in name for name in copies(bed, "h3")), "h3 copies")
         bed.run("cut", "h3")
         result = job.result()
         bed.run("mend", "h3")
         job.gone()
     assert result.code == 69 and "h3" in result.verdict()["headline"], result  # type: ignore[operator]
-    assert not any("unfinished" in name for name in copies(bed, "h2"))
-    with started(bed, mode, tmp_path / "again", *words, fake=True) as job:
+    assert not any("draft" in name for name in copies(bed, "h2"))
+    with started(bed, mode, tmp_path / "again", *words) as job:
         result = job.result()
         job.gone()
     assert result.code == 0 and all(len(copies(bed, host)) == 1 for host in HOSTS), result
@@ -139,10 +117,10 @@ def test_a_host_that_is_cut_off_while_it_copies_is_named_and_the_next_launch_wor
 def test_a_spare_host_gets_its_copy_when_it_takes_a_place(bed: Bed, tmp_path: Path) -> None:
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "some").write_text("text")
-    code = f"{RUNS}print('copy', os.path.exists('{OWN}'), os.environ['JAXRUN_STAGED'] != '', flush=True); "
+    code = f"{RUNS}print('copy', os.path.exists('{OWN}'), 'JAXRUN_STAGED' in os.environ, flush=True); "
     ends = "done() if os.environ['JAXRUN_ATTEMPT'] == '2' else time.sleep(1000)"
     words = ("--stage", str(tmp_path / "src"), "--max-restarts", "1", "--spares", "1", "by_hand.py", *[code + ends] * 2)
-    with started(bed, LaunchMode(SLURM, LAUNCHED), tmp_path, *words, fake=True) as job:
+    with started(bed, LaunchMode(SLURM, LAUNCHED), tmp_path, *words) as job:
         job.wait_for_output("copy", 2)
         assert copies(bed, "h3") == []
         bed.run("off", "h2")

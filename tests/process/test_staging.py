@@ -52,7 +52,7 @@ def test_the_ranks_of_all_attempts_start_from_the_copies(tmp_path, project, opti
     assert second == [shown] * 2
     assert result.err.count(" once: ") == 2
     top = Path(__file__).parents[2]
-    assert "editable installs stay where they are: " in result.err and str(top / "launcher") in result.err
+    assert "not staged, and read where they are: " in result.err and str(top / "launcher") in result.err
 
 
 def test_a_second_launch_reads_nothing_and_clean_removes_what_no_job_uses(tmp_path, project):
@@ -104,7 +104,7 @@ def test_others_cannot_have_made_the_directory_of_the_copies(tmp_path, project):
     (tmp_path / "local" / f"jaxrun-stage-{os.geteuid()}").chmod(0o777)
     with started(tmp_path, "--stage", "src", "--stage-dir", "local", "-n", "1", "src/train.py", command=project) as job:
         result = job.end()
-    assert result.code == 69 and "it is not this user's alone: root, 0777 (" in result.err, result
+    assert result.code == 69 and "it is not this user's alone: root, 0777: '" in result.err, result
 
 
 def test_ctrl_c_while_a_directory_is_read_leaves_nothing(tmp_path, project):

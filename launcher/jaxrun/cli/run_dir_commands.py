@@ -134,8 +134,10 @@ def _list(directory: str | None) -> int:
 def _clean(keep: int | None, dry_run: bool, staged: bool, stage_dir: str | None, directory: str | None) -> int:
     from jaxrun.records.rundir import jobs
 
+    if staged and dry_run:
+        raise UsageError("--dry-run shows which run directories would be deleted; leave it out with --staged")
     if staged:
-        return _clean_copies(stage_dir or "", dry_run=dry_run)
+        return _clean_copies(stage_dir or "")
     if keep is None:
         raise UsageError(
             "--keep is missing; say how many of the newest run directories to keep: jaxrun clean --keep 20"
@@ -146,7 +148,7 @@ def _clean(keep: int | None, dry_run: bool, staged: bool, stage_dir: str | None,
     return 1 if failed else 0
 
 
-def _clean_copies(stage_dir: str, *, dry_run: bool) -> int:
+def _clean_copies(stage_dir: str) -> int:
     from jaxrun.node.staging.copies import Copies
     from jaxrun.text import plural
 
@@ -154,8 +156,8 @@ def _clean_copies(stage_dir: str, *, dry_run: bool) -> int:
         copies = Copies(stage_dir)
     except OSError as error:
         raise UsageError(f"cannot use {stage_dir or 'TMPDIR'}: {error.strerror}; is --stage-dir right?") from None
-    count, deleted = copies.remove_unused(dry_run=dry_run)
-    _show(f"{'would delete' if dry_run else 'deleted'} {deleted} of {plural(count, 'copy')} in {copies.path}")
+    count, deleted = copies.remove_unused()
+    _show(f"deleted {deleted} of {plural(count, 'copy')} in {copies.path}")
     return 0
 
 

@@ -13,7 +13,6 @@
 | JAXRUN_SIMULATED_BOOT_ID | the boot id to show instead of the machine's; empty on a real host           |
 | JAXRUN_LOCAL_DEVICE_IDS  | ordinals of the accelerators to take, "0,1"; empty for all                   |
 | JAXRUN_CPUS              | the cores to stay on, "0,1"; empty for all                                  |
-| JAXRUN_STAGED            | with --stage, the copies on this host as JSON, by their sources: {"/home/me/venv": …} |
 | JAXRUN_RUN_DIR           | where the job leaves its files; empty with --no-run-dir                      |
 | JAXRUN_CHANNEL_FD        | the inherited socket to the agent (see worker_messages.py)                  |
 | JAXRUN_STACKS_FD         | an inherited file into which the worker's fault handler writes stacks       |
@@ -28,6 +27,7 @@ An agent that mpirun or srun has started finds, besides JAXRUN_JOB_ID and JAXRUN
 | JAXRUN_TOKEN             | the job's secret, by which head and agents know each other; no worker sees it |
 | JAXRUN_ENGINE            | whose variables hold its rank: "open-mpi", "hydra", "slurm" …                 |
 
+With --stage, JAXRUN_STAGED has this host's copies (see staged_paths.py).
 A program also finds JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, as other launchers set them, and
 with --torch-env those of names.TORCH_VARIABLES, as torchrun sets them.
 """
@@ -70,7 +70,6 @@ class WorkerEnv(WorkerSettings):
     attempt: int = 1
     restart_reason: str = ""
     rank_token: str = ""
-    staged: str = ""
 
     @property
     def nonce(self) -> str:

@@ -6,14 +6,11 @@
                           ◀──────────    CopyStaged             (to one agent of each host)
     StagedCopied          ──────────▶                           (then the workers are started)
 
-They belong to the messages of agent_messages.py. How agents copy from each other is said in node/staging/transfer.py.
+They belong to the messages of agent_messages.py. How hosts copy from each other is said in node/staging/transfer.py.
 """
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -28,17 +25,22 @@ class StagedContent:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """All that is copied, and the directory of --stage-dir; empty for each host's TMPDIR or /tmp."""
+    """All that is copied, and the directory of --stage-dir; empty for each host's TMPDIR or /tmp.
+
+    port:  where the launcher gives it to others
+    """
 
     base: str
     contents: tuple[StagedContent, ...]
+    port: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class CopyStaged:
-    """Have all that is staged on your host, from the first of these addresses, "host:port", that gives it."""
+    """Have all that is staged on your host, from `giver`, "host:port", and give it to so many `takers`."""
 
-    givers: tuple[str, ...]
+    giver: str
+    takers: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +50,3 @@ class StagedCopied:
     rank: int
     nbytes: int
     error: str = ""
-
-
-def staged_path(path: str, staged: Mapping[str, str]) -> str:
-    """Where `path` is in the copies, which are given by source; the path itself if it is in none."""
-    full = os.path.abspath(path)
-    for source, copy in staged.items():
-        if full == source or full.startswith(f"{source}/"):
-            return copy + full[len(source) :]
-    return path
-
-
-def format_staged(staged: Mapping[str, str]) -> str:
-    """The value of JAXRUN_STAGED: copies by their sources."""
-    return json.dumps(dict(staged)) if staged else ""
-
-
-def parse_staged(text: str) -> dict[str, str]:
-    return dict(json.loads(text)) if text else {}

@@ -58,21 +58,19 @@ class AgentRegistry:
         log_dir: str = "",
         listen_addresses: str = "",
         stage: Stage | None = None,
-        stage_port: int = 0,
     ) -> None:
         """`user_env` is the environment that the user gives the workers; `version` is that of jaxrun.
 
         directory:         where the job was started; empty where the agents may be anywhere
         run_dir, log_dir:  that of the job, and that of the attempt's logs; empty where it leaves no files
         listen_addresses:  at which the head listens, as text for people
-        stage, stage_port: what is staged, and where the launcher gives it to agents
+        stage:             what is staged
         """
         self.plan = plan
         self.job = plan.job
         self.size = len(plan.workers)
         self.listen_addresses = listen_addresses
         self.stage = stage
-        self.stage_port = stage_port
         self._user_env = user_env
         self._version = version
         self._directory = directory

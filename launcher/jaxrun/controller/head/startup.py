@@ -68,7 +68,7 @@ class Startup:
     @property
     def is_staging(self) -> bool:
         """Whether hosts copy what is staged, which may take long."""
-        return self._staging is not None and self._staging.is_running
+        return self._staging is not None and bool(self._staging.awaited)
 
     @property
     def platform(self) -> str:
@@ -104,8 +104,6 @@ class Startup:
 
     def describe_progress(self, seconds: float) -> str:
         """Which ranks the start-up waits for after so many seconds, in one line."""
-        if self._staging is not None and self._staging.is_running:
-            return self._staging.describe_progress(seconds)
         step, present = self._step()
         absent = format_ranks_on_hosts(self._absent(present), self._hosts)
         return f"{step}: {len(present)} of {len(self._hosts)} ranks after {seconds:.0f} s, waiting for {absent}"
@@ -130,6 +128,8 @@ class Startup:
             return "probing the network", self._probes.ready
         if self._checks is not None and self._checks.awaited:
             return "checking the hosts", self._hosts.keys() - self._checks.awaited
+        if self._staging is not None and self._staging.awaited:
+            return "copying what is staged", self._hosts.keys() - self._staging.awaited
         return ("joining", self._device_reports) if self._all_started else ("starting", self._hellos)
 
     def _absent(self, present: Collection[int]) -> Iterable[int]:
@@ -153,7 +153,7 @@ class Startup:
                 return []  # nobody has asked
             self._checks.handle(event, self._hosts)
         elif isinstance(event, StagedCopied):
-            if not self._staging.is_running:
+            if not self.is_staging:
                 return []  # nobody has asked
             orders += self._staging.handle(event)
         elif self._probes.complete:
@@ -167,7 +167,7 @@ class Startup:
                 return orders
             return [*orders, *self._checks.begin(self._registry.first_ranks(), self._hosts)]
         if not self._staging.complete:
-            return [*orders, *self._staging.begin()]
+            return orders if self.is_staging else [*orders, *self._staging.begin()]
         assignment = self._registry.assign()
         self._expected, self._interface = assignment.expected, assignment.interface
         notes = [PrintLine(note) for note in assignment.notes]

@@ -23,7 +23,7 @@ from jaxrun.controller.supervisor.server import AgentServer
 from jaxrun.errors import JaxrunError, UnavailableError, UsageError
 from jaxrun.node.agent.agent import LISTENER
 from jaxrun.node.channel.host_addresses import HostAddress, describe_addresses
-from jaxrun.node.channel.listener import Listener, listen_on_tcp
+from jaxrun.node.channel.listener import listen_on_tcp
 from jaxrun.node.channel.rendezvous import RendezvousFile
 from jaxrun.protocol import auth
 from jaxrun.protocol.addresses import format_addresses
@@ -80,10 +80,7 @@ class RemoteAgents:
         endpoint: Endpoint | None = None,
         staged: Staged | None = None,
     ) -> None:
-        """Listen; `offered` to agents are these addresses, where they can also take what is staged.
-
-        Raises UnavailableError where that cannot be.
-        """
+        """Listen; `offered` to agents are these addresses. UnavailableError where that cannot be."""
         self._plan = plan
         self._environ = environ
         self._directory = directory
@@ -99,14 +96,13 @@ class RemoteAgents:
         self._retired: list[LaunchProcess] = []  # of earlier attempts; they have been told to end
         self._user_env = {**environ, **plan.job.env}
         platforms, restarts = wanted_platforms(plan.job, self._user_env), plan.job.max_restarts > 0
-        self._staged, everywhere = staged, not plan.job.interface
-        stage = staged.stage if staged is not None else None
+        self._staged, stage, everywhere = staged, None, not plan.job.interface
+        if staged is not None:
+            self._stage_listener = listen_on_tcp(offered, auth.peer_token(self._token), everywhere=everywhere)
+            stage = replace(staged.stage, port=self._stage_listener.sockets[0].getsockname()[1])
         given = relevant_variables(plan.job.env)
         self._job_info = JobInfo(plan.job_id, directory.name, platforms, restarts, plan.job.probe_hosts, stage, given)
         self._listener = listen_on_tcp(offered, self._token, everywhere=everywhere, port=self._endpoint.port)
-        self._stage_listener: Listener | None = None
-        if staged is not None:
-            self._stage_listener = listen_on_tcp(offered, auth.peer_token(self._token), everywhere=everywhere)
         self.listen_addresses = describe_addresses(self._listener.addresses, offered)
 
     def make_registry(self, plan: Plan) -> AgentRegistry:
@@ -121,7 +117,6 @@ class RemoteAgents:
             log_dir=log_dir,
             listen_addresses=self.listen_addresses,
             stage=self._job_info.stage,
-            stage_port=self._stage_listener.sockets[0].getsockname()[1] if self._stage_listener else 0,
         )
         return self._registry
 
@@ -203,8 +198,8 @@ class RemoteAgents:
         self._spares.begin_attempt(self._registry)
         self._found, self._search_commands = (), {}
         executor = Executor(replace(context, plan=self._plan))
-        if self._stage_listener is not None and self._staged is not None:
-            self._stage_listener.attach(executor.loop, LISTENER, self._staged.supply.serve)
+        if self._staged is not None:
+            self._stage_listener.attach(executor.loop, LISTENER, self._staged.give)
         self._server = AgentServer(
             executor,
             self._listener,
@@ -243,7 +238,7 @@ class RemoteAgents:
         for launch in filter(None, (*self._retired, self._launch)):
             print_notice(launch.close())
         self._listener.close()
-        if self._stage_listener is not None:
+        if self._staged is not None:
             self._stage_listener.close()
         hangs = server is not None and bool(server.silent_ranks - {0})
         if command is not None and command.attached_to and hangs:
@@ -335,7 +330,7 @@ class RemoteAgents:
             self._retire(self._launch)
             self._token = auth.new_token()  # an agent of before that is late finds no way in
             self._listener.renew(self._token)
-            if self._stage_listener is not None:
+            if self._staged is not None:
                 self._stage_listener.renew(auth.peer_token(self._token))
         elif self._plan.job.verbose:
             context.output.print_line(f"jaxrun: listening at {self.listen_addresses}")

@@ -48,7 +48,9 @@ def run(
 def _run_local(plan: Plan, environ: Mapping[str, str], started: float, early_server: EarlyServer | None) -> int:
     loopback_address()  # without one, nothing is made
     if plan.job.stage:
-        plan = _use_copies(plan, environ)
+        from jaxrun.controller.supervisor.staging import stage_here
+
+        plan = stage_here(plan, environ)
     _check_compile_cache(plan, environ)
     directory = _open_run_dir(plan)
     held = start_screen(directory) if plan.job.live else None
@@ -60,21 +62,6 @@ def _run_local(plan: Plan, environ: Mapping[str, str], started: float, early_ser
 
     agents = LocalAgent(environ, directory, fork_server)
     return supervise(plan, environ, directory, guard, agents, started, held)
-
-
-def _use_copies(plan: Plan, environ: Mapping[str, str]) -> Plan:
-    """The plan of workers that start from this machine's copies of what is staged, which are made now."""
-    from jaxrun.controller.supervisor.staging import stage_directories
-    from jaxrun.spec.job.staged import staged_argv, staged_variables
-
-    found = stage_directories(plan.job)
-    variables = staged_variables(plan.base_env(environ), found.paths)
-    return replace(
-        plan,
-        argv=staged_argv(plan.argv, found.paths),
-        set_env={**plan.set_env, **variables},
-        staged=found.paths,
-    )
 
 
 def _run_remote(plan: Plan, environ: Mapping[str, str], started: float, endpoint: Endpoint | None) -> int:

@@ -1,37 +1,47 @@
-"""The launcher's part in --stage: reads each directory once, to a copy on this host, which agents take from here."""
+"""The launcher's part in --stage: reads each directory once, to a copy on this host, and gives it to some others."""
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
-from collections.abc import Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from jaxrun.errors import UnavailableError, UsageError
-from jaxrun.node.staging.content import Entry, copy_files, list_directory, name_of
-from jaxrun.node.staging.copies import Copies, Copy
-from jaxrun.node.staging.host import describe
-from jaxrun.node.staging.transfer import Supply
-from jaxrun.protocol.stage_messages import Stage, StagedContent, staged_path
+from jaxrun.errors import ProtocolError, UnavailableError, UsageError
+from jaxrun.node.channel.listener import Peer
+from jaxrun.node.staging.copies import Copies
+from jaxrun.node.staging.source import copy_directory, list_directory
+from jaxrun.node.staging.transfer import PieceStream, name_copy, pass_on
+from jaxrun.protocol.stage_messages import Stage, StagedContent
+from jaxrun.protocol.staged_paths import staged_argv, staged_path, staged_variables
 from jaxrun.spec.job.job import Job
+from jaxrun.spec.job.plan import Plan
 from jaxrun.terminal import print_notice
 from jaxrun.text import format_bytes
 
 _ENVIRONMENT = "venv"  # as a name: the environment in which jaxrun runs
-_NOTICE_INTERVAL_S = 10.0  # between two lines about how much has been read
-_FIRST_NOTICE_S = 2.0
+_NOTICE_INTERVAL_S = 5.0  # between two lines about how much has been read
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """What is staged, where it is on this host, by source, and what gives it to others."""
+    """What is staged, and this host's copies of it."""
 
     stage: Stage
-    paths: dict[str, str]
-    supply: Supply
+    copies: Copies
+
+    def give(self, peer: Peer) -> None:
+        """Give a host what it lacks, in a thread; that host reports what goes wrong."""
+
+        def pass_all() -> None:
+            with suppress(OSError, ProtocolError), peer.connection:
+                pass_on(self.stage.contents, self.copies, None, [PieceStream(peer)])
+
+        threading.Thread(target=pass_all, name="jaxrun-stage", daemon=True).start()
 
 
 def stage_directories(job: Job) -> Staged:
@@ -39,24 +49,23 @@ def stage_directories(job: Job) -> Staged:
 
     Raises UsageError if a directory is not there, UnavailableError if it cannot be copied.
     """
-    paths: dict[str, str] = {}
-    contents, supply = [], Supply()
     base = os.path.abspath(job.stage_dir) if job.stage_dir else ""
+    sources = [_resolve(named) for named in job.stage]
     try:
-        with closing(Copies(base)) as copies:
-            for named in job.stage:
-                source = _resolve(named)
-                name, copy = _copy(copies, source)
-                nbytes = sum(entry.size for entry in copy.entries)
-                supply.add(name, nbytes, lambda copy=copy: copy)  # type: ignore[misc]
-                sources = tuple(dict.fromkeys((source, os.path.realpath(source))))
-                contents.append(StagedContent(sources, name, nbytes))
-                paths |= dict.fromkeys(sources, copy.path)
+        copies = Copies(base)
+        staged = Staged(Stage(base, tuple(_copy(copies, source) for source in sources)), copies)
     except (OSError, UnavailableError) as error:
-        raise UnavailableError(f"--stage on {os.uname().nodename}: {describe(error)}") from None
-    for note in _notes(paths):
-        print_notice(note)
-    return Staged(Stage(base, tuple(contents)), paths, supply)
+        raise UnavailableError(f"--stage on {os.uname().nodename}: {error}") from None
+    _show_what_stays(copies.by_source(staged.stage))
+    return staged
+
+
+def stage_here(plan: Plan, environ: Mapping[str, str]) -> Plan:
+    """The plan of workers that start from this host's copies."""
+    found = stage_directories(plan.job)
+    staged = found.copies.by_source(found.stage)
+    variables = staged_variables(plan.base_env(environ), staged)
+    return replace(plan, argv=staged_argv(plan.argv, staged), set_env={**plan.set_env, **variables})
 
 
 def _resolve(named: Path) -> str:
@@ -72,42 +81,33 @@ def _resolve(named: Path) -> str:
     return source
 
 
-def _copy(copies: Copies, source: str) -> tuple[str, Copy]:
-    """The name and the copy of a directory, which is read only if its file system says that it has changed."""
-    entries, seen = list_directory(source)
-    if found := copies.find_source(seen):
-        return found
-    all_bytes, done, started = sum(entry.size for entry in entries), 0, time.monotonic()
-    next_notice = started + _FIRST_NOTICE_S
+def _copy(copies: Copies, source: str) -> StagedContent:
+    """Copy a directory, which is read only if its file system says that it has changed."""
+    listed, seen = list_directory(source)
+    started, nbytes = time.monotonic(), sum(status.st_size for _, status in listed)
 
-    def show(entry: Entry) -> None:
-        nonlocal done, next_notice
-        done += entry.size
-        if time.monotonic() >= next_notice:
-            next_notice = time.monotonic() + _NOTICE_INTERVAL_S
-            print_notice(f"reading {source}: {format_bytes(done)} of {format_bytes(all_bytes)}")
+    def read(draft: str) -> str:
+        done, shown_at = 0, started
+        for size in copy_directory(source, f"{draft}/copy", listed):
+            done += size
+            if time.monotonic() > shown_at + _NOTICE_INTERVAL_S:
+                shown_at = time.monotonic()
+                print_notice(f"reading {source}: {format_bytes(done)} of {format_bytes(nbytes)}")
+        name = name_copy(draft, [path for path, _ in listed])
+        took = time.monotonic() - started
+        print_notice(f"read {source} once: {format_bytes(nbytes)} in {took:.1f} s, to {copies.path}/{name}")
+        return name
 
-    with copies.begin(entries) as draft:
-        entries = copy_files(source, draft.path, entries, show)
-        name = name_of(entries)
-        copy = copies.finish(draft, name, entries)
-    copy.note_source(seen)
-    seconds = time.monotonic() - started
-    print_notice(f"read {source} once: {format_bytes(all_bytes)} in {seconds:.1f} s, to {copy.path}")
-    return name, copy
+    name = copies.find_read(seen) or copies.add(nbytes, read, seen)
+    return StagedContent(tuple(dict.fromkeys((source, os.path.realpath(source)))), name, nbytes)
 
 
-def _notes(paths: dict[str, str]) -> Sequence[str]:
-    """What of the environment stays where it is."""
-    if staged_path(sys.executable, paths) == sys.executable:
-        return ()
-    notes = []
-    folders = [Path(folder) for folder in sys.path if staged_path(folder, paths) != folder]
-    lines = [line for folder in folders for file in folder.glob("*.pth") for line in file.read_text().split("\n")]
-    editable = {line for line in lines if line.startswith("/") and staged_path(line, paths) == line}
-    editable |= {file.name for folder in folders for file in folder.glob("__editable___*_finder.py")}
-    if editable:
-        notes.append(f"editable installs stay where they are: {', '.join(sorted(editable))}")
-    if os.stat(sys.base_prefix).st_dev == os.stat(sys.prefix).st_dev and sys.base_prefix != sys.prefix:
-        notes.append(f"Python itself, with its standard library, stays where it is: {sys.base_prefix}")
-    return notes
+def _show_what_stays(staged: dict[str, str]) -> None:
+    """Say what of Python's path is not in the copies: editable installs, and Python itself."""
+    if staged_path(sys.executable, staged) == sys.executable:
+        return
+    mappings = [vars(module).get("MAPPING", {}) for name, module in sys.modules.items() if "__editable__" in name]
+    folders = [*sys.path, *(folder for mapping in mappings for folder in mapping.values())]
+    stays = [folder for folder in folders if os.path.isdir(folder) and staged_path(folder, staged) == folder]
+    if stays:
+        print_notice(f"not staged, and read where they are: {', '.join(dict.fromkeys(stays))}")

@@ -23,7 +23,7 @@ from jaxrun import __version__
 from jaxrun.node.agent.fabric_probe import collect_fabric_facts
 from jaxrun.node.agent.oom import memory_limit, own_memory_cgroup
 from jaxrun.node.channel.event_loop import EventLoop
-from jaxrun.node.channel.host_addresses import HostAddress, list_addresses
+from jaxrun.node.channel.host_addresses import list_addresses
 from jaxrun.node.channel.listener import Peer, listen_on_tcp
 from jaxrun.protocol.addresses import parse_addresses
 from jaxrun.protocol.connect import ConnectionAttempt, describe_error
@@ -149,12 +149,10 @@ def try_to_write(directory: str) -> str:
 class PeerServer:
     """Listens from its creation on; from `start` to `close` a thread lets in whoever proves to know the token."""
 
-    def __init__(
-        self, token: str, on_peer: Callable[[Peer], None] = lambda peer: peer.connection.close(), ip: str = ""
-    ) -> None:
-        """Raises UnavailableError if this host has no port left; `ip` is where it listens, empty for everywhere."""
+    def __init__(self, token: str, on_peer: Callable[[Peer], None] = lambda peer: peer.connection.close()) -> None:
+        """Raises UnavailableError if this host has no port left."""
         self._on_peer = on_peer
-        self._listener = listen_on_tcp((HostAddress("", ip),) if ip else (), token, everywhere=not ip)
+        self._listener = listen_on_tcp((), token, everywhere=True)
         self.port: int = self._listener.sockets[0].getsockname()[1]
         self._stop, self._stopped = socket.socketpair()
         self._thread: threading.Thread | None = None

@@ -53,8 +53,7 @@ from jaxrun.text import format_ranks
 
 if TYPE_CHECKING:
     from jaxrun.node.agent.host_probe import PeerServer
-    from jaxrun.node.staging.copies import Copy
-    from jaxrun.node.staging.host import HostStaging
+    from jaxrun.node.agent.host_staging import HostStaging
 
 HEAD_LOST = Shutdown(EXIT_UNAVAILABLE)  # said by no head: known by its identity
 _Order = tuple[StartWorker, ...] | NextAttempt | Shutdown
@@ -138,7 +137,6 @@ class _AgentJob:
         self._peer_server: PeerServer | None = None
         self.peers = contextlib.ExitStack()  # which ends it
         self._staging: HostStaging | None = None
-        self._copies: dict[str, Copy] = {}  # that are in use, by name
         self._fork_servers = ForkServers()
         self._gpu_memory: GpuMemory | None = None
         self._snapshots = ""  # the directory of those on this host, once it has had ranks
@@ -156,9 +154,7 @@ class _AgentJob:
         connection, signals = self._connection, self._signals
         starts: dict[int, StartWorker] = {}
         while True:
-            waiting = [connection, signals, *([self._staging] if self._staging is not None else ())]
-            if self._staging in select.select(waiting, [], [])[0] and self._staging is not None:
-                connection.send(self._staging.result())
+            select.select([connection.fileno(), signals.fileno()], [], [])
             for signum in signals.receive():
                 if signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) and (order := self._on_stop(signum)):
                     return order
@@ -177,9 +173,9 @@ class _AgentJob:
                         self._probe_peers(message)
                     case CheckHost() if index == len(messages):  # else the head wants something else by now
                         self._check_host(message)
-                    case CopyStaged():
-                        assert self._staging is not None
-                        self._staging.start(message)
+                    case CopyStaged() if index == len(messages) and self._staging is not None:
+                        if result := self._staging.copy(message, self._is_stopped):
+                            connection.send(result)
                     case AgentRefused():
                         raise NotUniformError(message.reason)
                     case StartWorker(waits=True):
@@ -196,28 +192,15 @@ class _AgentJob:
                 return HEAD_LOST
 
     def _make_report(self) -> AgentReport:
-        """What is there; where something is staged, this agent serves the others from now on."""
-        report, self._staging = self._report(self._info, self._number), None
+        """What is there; where something is staged, other hosts can take it here from now on."""
+        report = self._report(self._info, self._number)
         if self._info.stage is None:
             return report
-        from jaxrun.node.staging.host import HostStaging
+        from jaxrun.node.agent.host_staging import HostStaging
 
-        ip = report.address if report.address != report.head_address else ""  # there the launcher has it
-        staging = HostStaging(self._info.stage, self._number, self._token, ip, self._copies)
-        self._staging = self.peers.enter_context(contextlib.closing(staging))
-        return replace(report, stage_port=staging.port)
-
-    def _staged(self) -> dict[str, str]:
-        """Where the copies of what is staged are on this host."""
-        if self._info.stage is None:
-            return {}
-        from jaxrun.node.staging.host import find_copies
-
-        try:
-            return find_copies(self._info.stage, self._copies)
-        except OSError as error:
-            self._log(f"the ranks start from where they would start without --stage: {error}")
-            return {}
+        self._staging = self._staging or HostStaging(self._info.stage, self._number, self._token)
+        server = self.peers.enter_context(contextlib.closing(self._staging.serve()))
+        return replace(report, stage_port=server.port)
 
     def _send_facts(self, report: AgentReport) -> None:
         """Tell the head what there is on this host, and where this agent answers the others."""
@@ -275,7 +258,7 @@ class _AgentJob:
     def _prepare(self, start: StartWorker) -> None:
         """Start the process from which the worker is forked that this agent may get in a later attempt."""
         if start.fork and self._info.stage is None:
-            self._fork_servers.prepare(setup_of_orders((start,), self._info.job_id, self._environ, "", {}))
+            self._fork_servers.prepare(setup_of_orders((start,), self._info.job_id, self._environ, ""))
 
     def _log(self, text: str) -> None:
         """Write to the log of the engine, as agents have no other screen between two attempts."""
@@ -292,7 +275,9 @@ class _AgentJob:
         # Forks, so it comes before any thread.
         guard = Guard(job_marker(job_id), self._ranks, job_id=job_id, snapshots=self._snapshots)
         try:
-            setup = setup_of_orders(starts, job_id, self._environ, derive_rank_token(self._token), self._staged())
+            setup = setup_of_orders(starts, job_id, self._environ, derive_rank_token(self._token))
+            if self._staging is not None:
+                setup = self._staging.start_from_copies(setup)
             server = self._fork_servers.take(setup, start=first.fork and len(starts) > 1)  # one import of jax for all
             successors = self._fork_servers if first.fork and self._info.restarts else None
             workers = WorkerGroup(setup, server, successors=successors)

@@ -27,9 +27,7 @@ from jaxrun.protocol.forkserver_messages import FORK_DESCRIPTORS, ForkWorker
 from jaxrun.protocol.names import JOB_ID
 from jaxrun.protocol.own_files import open_own_directory
 from jaxrun.protocol.settings import STDIN_RANK_0
-from jaxrun.protocol.stage_messages import format_staged
 from jaxrun.spec.job.environment import inherited_job_variables
-from jaxrun.spec.job.staged import staged_argv, staged_variables
 
 _PIPE_BYTES = 2**20
 _F_SETPIPE_SZ = 1031
@@ -101,19 +99,15 @@ class WorkerSetup:
 
 
 def setup_of_orders(
-    starts: Sequence[StartWorker], job_id: str, environ: Mapping[str, str], rank_token: str, staged: Mapping[str, str]
+    starts: Sequence[StartWorker], job_id: str, environ: Mapping[str, str], rank_token: str
 ) -> WorkerSetup:
-    """How the workers of this agent are started, which have the same host; their logs have a directory then.
-
-    `staged` are copies on this host, by source.
-    """
+    """How the workers of this agent are started, which have the same host; their logs have a directory then."""
     unset, first = inherited_job_variables(environ), starts[0]
     kept = {name: value for name, value in environ.items() if name not in unset}
-    shared = {**kept, **first.environment, JOB_ID: job_id}
     return WorkerSetup(
-        argv=staged_argv((sys.executable, "-m", RUNTIME, *first.program), staged),
-        environ={**shared, **staged_variables(shared, staged)},
-        workers=tuple(_worker_env(start, job_id, rank_token, staged) for start in starts),
+        argv=(sys.executable, "-m", RUNTIME, *first.program),
+        environ={**kept, **first.environment, JOB_ID: job_id},
+        workers=tuple(_worker_env(start, job_id, rank_token) for start in starts),
         flight_dir=_make_log_dir(first.log_dir),
         wrap=first.wrap,
     )
@@ -128,7 +122,7 @@ def _make_log_dir(name: str) -> Path | None:
     return Path(name)
 
 
-def _worker_env(start: StartWorker, job_id: str, rank_token: str, staged: Mapping[str, str]) -> WorkerEnv:
+def _worker_env(start: StartWorker, job_id: str, rank_token: str) -> WorkerEnv:
     return WorkerEnv(
         job_id=job_id,
         rank=start.rank,
@@ -145,7 +139,6 @@ def _worker_env(start: StartWorker, job_id: str, rank_token: str, staged: Mappin
         attempt=start.attempt,
         restart_reason=start.restart_reason,
         rank_token=rank_token,
-        staged=format_staged(staged),
         **asdict(start.settings),
     )
 

@@ -1,52 +1,30 @@
 """The copies on this host's disk, in a directory of this user's own: each is there as a whole, or not at all.
 
-    BASE/jaxrun-stage-UID/NAME/manifest         what is in the copy
-                              /source           what a file system has said of the directory that was read
-                              /copy/…
-                          …-unfinished/         the same while it is written
+    BASE/jaxrun-stage-UID/NAME/copy/…     the files
+                              /paths      their paths, as programs may add others
+                              /…          for each list of a directory that was read, its hash (source.py)
 
-Whoever uses or writes one holds a shared lock on its directory; what somebody has locked is not removed.
+While a copy is written, it has the name of a draft. Whoever writes or uses one holds a shared lock on its directory;
+what somebody has locked is not removed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
-import json
 import os
-import stat
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
-from jaxrun.node.staging.content import Entry, list_directory, read_manifest
-from jaxrun.protocol.own_files import draft_name, open_private_directory, remove_directory, write_whole_file
+from jaxrun.protocol.own_files import draft_name, is_draft, open_private_directory, remove_directory
+from jaxrun.protocol.stage_messages import Stage
 
-_MANIFEST, _SOURCE, _UNFINISHED = "manifest", "source", "-unfinished"
 _KEPT = 8  # copies that nobody need use
 _FREE_BYTES = 2**26  # that are left on the disk
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """A copy, in use as long as `lock`, a descriptor of its `directory`, is open."""
-
-    directory: str
-    entries: list[Entry]
-    lock: int
-
-    @property
-    def path(self) -> str:
-        """Where the copied directory is."""
-        return f"{self.directory}/copy"
-
-    def note_source(self, source: str) -> None:
-        write_whole_file(_SOURCE, source.encode(), 0o600, dir_fd=self.lock)
-
-
 class Copies:
-    """The copies below one directory of a local disk."""
+    """The copies below one directory of a local disk; those that were found or added are in use by this process."""
 
     def __init__(self, base: str = "") -> None:
         """`base` is that of --stage-dir. Raises OSError, also where others could change the copies."""
@@ -57,102 +35,84 @@ class Copies:
             self._directory = open_private_directory(self.path)
         except OSError as error:
             raise OSError(error.errno, error.strerror, self.path) from None
+        self._locks: dict[str, int] = {}
 
-    def close(self) -> None:
-        """Let go of the directory; copies in use stay so."""
-        os.close(self._directory)
-
-    def find(self, name: str, *, check: bool = True) -> Copy | None:
-        """The copy of this name, in use from now on, if it is there; `check`: as it was written."""
-        with contextlib.suppress(OSError, ValueError, TypeError), contextlib.ExitStack() as stack:
-            lock = open_private_directory(name, self._directory)
-            stack.callback(os.close, lock)
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            with open(os.open(_MANIFEST, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=lock), "rb") as file:
-                copy = Copy(f"{self.path}/{name}", read_manifest(file.read()), lock)
-            if not check or {one._replace(digest="") for one in copy.entries} <= {*list_directory(copy.path)[0]}:
-                os.utime(lock)
-                stack.pop_all()
-                return copy
-        self.remove(name)  # if it is there: something that cleans /tmp has taken a part of it
-        return None
-
-    def find_source(self, source: str) -> tuple[str, Copy] | None:
-        """The name and the copy of what a file system has said this of."""
-        for name in self._names():
-            with contextlib.suppress(OSError):
-                if Path(self.path, name, _SOURCE).read_text() == source and (copy := self.find(name)):
-                    return name, copy
-        return None
-
-    @contextlib.contextmanager
-    def begin(self, entries: list[Entry]) -> Iterator[Copy]:
-        """Make room for a copy, and its folders and links; at the end it is removed unless it was finished. OSError."""
-        self._make_room(sum(entry.size for entry in entries))
-        name = f"{draft_name()}{_UNFINISHED}"
-        os.mkdir(name, 0o700, dir_fd=self._directory)
-        with contextlib.ExitStack() as stack:
-            lock = open_private_directory(name, self._directory)
-            stack.callback(os.close, lock)
-            stack.callback(self._remove, name)
-            fcntl.flock(lock, fcntl.LOCK_SH)
-            draft = Copy(f"{self.path}/{name}", entries, lock)
-            for path in (draft.path, *(f"{draft.path}/{one.path}" for one in entries if stat.S_ISDIR(one.mode))):
-                os.mkdir(path, 0o755)
-            for entry in entries:
-                if stat.S_ISLNK(entry.mode):
-                    os.symlink(entry.target, f"{draft.path}/{entry.path}")
-            yield draft
-
-    def finish(self, draft: Copy, name: str, entries: list[Entry]) -> Copy:
-        """Make a copy of a draft that is complete, unless another process has. Raises OSError."""
-        write_whole_file(_MANIFEST, json.dumps(entries).encode(), 0o600, dir_fd=draft.lock)
+    def find(self, name: str) -> str | None:
+        """The directory of the copy of this name, if it is there."""
         with contextlib.suppress(OSError):
-            os.rename(os.path.basename(draft.directory), name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
-        copy = self.find(name)
-        if copy is None:
-            why = "another job uses it, but it is no longer as it was written"
-            raise OSError(errno.EBUSY, why, f"{self.path}/{name}")
-        return copy
+            if name not in self._locks:
+                self._locks[name] = self._lock(name, fcntl.LOCK_SH)
+                os.utime(self._locks[name])
+            return f"{self.path}/{name}"
+        return None
 
-    def remove(self, name: str, *, dry_run: bool = False) -> bool:
-        """Remove a copy that nobody uses, or what is left of one; returns whether it is gone, or would be."""
+    def find_read(self, listed: str) -> str | None:
+        """The name of the copy of a directory whose list has this hash, if it is there."""
+        names = (name for name in self._names() if os.path.exists(f"{self.path}/{name}/{listed}"))
+        return next((name for name in names if self.find(name)), None)
+
+    def by_source(self, stage: Stage) -> dict[str, str]:
+        """Where the copies of what is staged are that this host has."""
+        found = {source: self.find(content.name) for content in stage.contents for source in content.sources}
+        return {source: f"{directory}/copy" for source, directory in found.items() if directory}
+
+    def add(self, nbytes: int, write: Callable[[str], str], listed: str = "") -> str:
+        """Make room for so many bytes, and have `write` fill a directory and return its name, that of a copy from then.
+
+        Raises OSError, and whatever `write` raises; then nothing is left.
+        """
+        self._make_room(nbytes)
+        draft = draft_name()
+        os.mkdir(draft, 0o700, dir_fd=self._directory)
+        lock = self._lock(draft, fcntl.LOCK_SH)
+        try:
+            name = write(f"{self.path}/{draft}")
+            with contextlib.suppress(OSError):  # another process has made the same
+                os.rename(draft, name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
+            if self.find(name) and listed:
+                Path(self.path, name, listed).touch()
+            return name
+        finally:
+            os.close(lock)
+            self._remove(draft)
+
+    def remove_unused(self) -> tuple[int, int]:
+        """Remove all that nobody uses; returns how many copies there were, and how many are gone."""
+        names = self._names(drafts=True)
+        return len(names), sum(map(self._remove, names))
+
+    def _lock(self, name: str, how: int) -> int:
+        lock = open_private_directory(name, self._directory)
+        try:
+            fcntl.flock(lock, how | fcntl.LOCK_NB)
+            os.stat(name, dir_fd=self._directory)  # it may have been removed meanwhile
+        except OSError:
+            os.close(lock)
+            raise
+        return lock
+
+    def _remove(self, name: str) -> bool:
+        """Remove a copy that nobody uses, or what is left of one; returns whether it is gone."""
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-            lock = open_private_directory(name, self._directory)
-            stack.callback(os.close, lock)
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not dry_run:
-                doomed = f"{draft_name()}{_UNFINISHED}"  # so that nobody begins to use it
-                os.rename(name, doomed, src_dir_fd=self._directory, dst_dir_fd=self._directory)
-                self._remove(doomed)
+            doomed = draft_name()
+            stack.callback(os.close, self._lock(name, fcntl.LOCK_EX))
+            os.rename(name, doomed, src_dir_fd=self._directory, dst_dir_fd=self._directory)
+            remove_directory(doomed, self._directory)
             return True
         return False
 
-    def remove_unused(self, *, dry_run: bool) -> tuple[int, int]:
-        """Remove all that nobody uses; returns how many copies there were, and how many are gone, or would be."""
-        names = [*self._names(), *self._names(unfinished=True)]
-        return len(names), sum(self.remove(name, dry_run=dry_run) for name in names)
-
-    def _remove(self, name: str) -> None:
-        with contextlib.suppress(OSError):
-            remove_directory(name, self._directory)
-
     def _make_room(self, nbytes: int) -> None:
-        """Remove what was left unfinished, and the oldest copies while there are many or too little space is free."""
-        for name in self._names(unfinished=True):
-            self.remove(name)
-        names = self._names()
-        left = len(names)
-        for name in names:
+        """Remove drafts of processes that are gone, and the oldest copies while there are many or little is free."""
+        left = len(self._names())
+        for name in self._names(drafts=True):
             space = os.statvfs(self._directory)
-            if left > _KEPT or space.f_bavail * space.f_frsize < nbytes + _FREE_BYTES:
-                left -= self.remove(name)
+            if is_draft(name):
+                self._remove(name)
+            elif left > _KEPT or space.f_bavail * space.f_frsize < nbytes + _FREE_BYTES:
+                left -= self._remove(name)
 
-    def _names(self, *, unfinished: bool = False) -> list[str]:
+    def _names(self, *, drafts: bool = False) -> list[str]:
         """The names that are there, those first that were not used for longest."""
-        used = {}
-        for name in os.listdir(self._directory):
-            with contextlib.suppress(OSError):
-                if name.endswith(_UNFINISHED) == unfinished:
-                    used[name] = os.stat(name, dir_fd=self._directory).st_mtime_ns
+        with os.scandir(self.path) as there:
+            used = {one.name: one.stat().st_mtime_ns for one in there if drafts or not is_draft(one.name)}
         return sorted(used, key=used.__getitem__)

@@ -1,194 +1,153 @@
-"""Copies go from host to host: each takes a content from one that has it, or still gets it, and gives it to others.
+"""Copies go along a tree of hosts: each takes what it lacks from its giver, and gives it to its takers as it comes.
 
     taker                                     giver
-    name of a content     ──────────▶                           (after the handshake, see protocol/auth.py)
-                          ◀──────────    manifest
-                          ◀──────────    the bytes of all files, in pieces
+    names that it lacks   ──────────▶                           (after the handshake, see protocol/auth.py)
+                          ◀──────────    an archive for each, in pieces, the last of which is empty
 
-A piece is given on as soon as it is written, so that all hosts of a tree write at the same time. What has come is
-compared with its hash.
+An archive is a tar file without owners. It is the same on each host that has the copy, and its hash is the copy's name.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
-import socket
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, suppress
+import tarfile
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
 
-from jaxrun.errors import ProtocolError, UnavailableError
+from jaxrun.errors import ProtocolError
+from jaxrun.node.channel.connection import enable_keepalive
 from jaxrun.node.channel.listener import Peer
-from jaxrun.node.staging.content import CHUNK_BYTES, Entry, name_of, read_manifest, write_file
-from jaxrun.node.staging.copies import Copies, Copy
-from jaxrun.protocol.addresses import parse_addresses
-from jaxrun.protocol.connect import HeadAddress, connect
+from jaxrun.node.staging.copies import Copies
+from jaxrun.protocol.connect import HeadConnection
 from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind, GangMessageReader, GangMessageWriter
-from jaxrun.protocol.message_tags import ConnectionTags
 from jaxrun.protocol.payload import Payload
 from jaxrun.protocol.stage_messages import StagedContent
 
-_SILENCE_S = 60.0  # after which another host is asked
-_CONNECT_S = 10.0
+_PIECE_BYTES = 2**17  # tarfile copies as much for each small file
+POLL_S = 0.1  # between two looks whether this process is to stop
+T = TypeVar("T")
 
 
-class _Stream:
-    """Pieces of bytes, each a message of a gang's (protocol/gang_messages.py). Raises ProtocolError for any failure."""
+class PieceStream:
+    """Pieces of bytes, each a message of a gang's. Raises ProtocolError for any failure, and once `is_stopped`."""
 
-    def __init__(self, connection: socket.socket, tags: ConnectionTags | None) -> None:
-        assert tags is not None
-        connection.settimeout(_SILENCE_S)
-        self._socket = connection
-        self._reader = GangMessageReader(connection, tags.received)
-        self._writer = GangMessageWriter(connection, tags.sent)
-
-    def close(self) -> None:
-        """Close the connection, also while another thread uses it."""
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
+    def __init__(self, peer: Peer | HeadConnection, is_stopped: Callable[[], bool] = lambda: False) -> None:
+        assert peer.tags is not None
+        enable_keepalive(peer.connection)
+        peer.connection.settimeout(POLL_S)
+        self._peer = peer.connection.getpeername()[0]
+        self._is_stopped = is_stopped
+        self._reader = GangMessageReader(peer.connection, peer.tags.received)
+        self._writer = GangMessageWriter(peer.connection, peer.tags.sent)
 
     def send(self, piece: bytes) -> None:
-        try:
-            self._writer.add(GangMessage(GangMessageKind.VALUE, 0, Payload(piece)))
-            self._writer.flush()
-        except OSError as error:
-            raise ProtocolError(f"takes nothing more: {error}") from None
+        self._writer.add(GangMessage(GangMessageKind.VALUE, 0, Payload(piece)))
+        self._repeat(self._writer.flush)
 
-    def receive(self) -> bytes | bytearray | memoryview:
-        try:
-            return self._reader.receive().payload.body
-        except (OSError, EOFError) as error:
-            raise ProtocolError(f"gives nothing more: {error or 'it has closed the connection'}") from None
+    def receive(self) -> bytes:
+        return bytes(self._repeat(self._reader.receive).payload.body)
 
-
-class Supply:
-    """What this host has of each content, for others. Threads use it."""
-
-    def __init__(self) -> None:
-        self._condition = threading.Condition()
-        self._copies: dict[str, tuple[Copy, int]] = {}  # and how many bytes of its files are there
-        self._is_closed = False
-
-    def add(self, name: str, nbytes: int, make: Callable[[], Copy]) -> Copy:
-        """From now on so many bytes of the files are there, in their order, in what `make` returns; it may move it."""
-        with self._condition:
-            self._copies[name] = copy, _ = make(), nbytes
-            self._condition.notify_all()
-        return copy
-
-    def serve(self, peer: Peer) -> None:
-        """Give contents, in a thread, to a peer that has proved to know the token."""
-        threading.Thread(target=self._serve, args=(peer,), name="jaxrun-stage", daemon=True).start()
-
-    def close(self) -> None:
-        """End the threads that wait for something to give."""
-        with self._condition:
-            self._is_closed = True
-            self._condition.notify_all()
-
-    def _serve(self, peer: Peer) -> None:
-        with suppress(ProtocolError, OSError), closing(_Stream(peer.connection, peer.tags)) as stream:
-            while True:
-                name, position = bytes(stream.receive()).decode(errors="replace"), 0
-                entries = self._wait(name, 0).entries
-                stream.send(json.dumps(entries).encode())
-                for entry in entries:
-                    for begin, end in _pieces(entry):
-                        stream.send(self._read(name, position + end, entry, begin, end))
-                    position += entry.size
-
-    def _wait(self, name: str, nbytes: int) -> Copy:
-        """Wait for so many bytes. Raises ProtocolError once there will be no more."""
-        with self._condition:
-            self._condition.wait_for(lambda: self._is_closed or self._copies.get(name, ("", -1))[1] >= nbytes)
-            if self._is_closed:
-                raise ProtocolError("nothing more is given")
-            return self._copies[name][0]
-
-    def _read(self, name: str, nbytes: int, entry: Entry, begin: int, end: int) -> bytes:
-        """A piece of a file, once so many bytes of all files are there."""
-        with self._condition:  # so that the copy is not moved meanwhile
-            file = open(f"{self._wait(name, nbytes).path}/{entry.path}", "rb")  # noqa: SIM115
-        with file:
-            file.seek(begin)
-            return file.read(end - begin)
-
-
-def _pieces(entry: Entry) -> Iterator[tuple[int, int]]:
-    """Where the pieces of a file begin and end."""
-    for begin in range(0, entry.size, CHUNK_BYTES):
-        yield begin, min(begin + CHUNK_BYTES, entry.size)
-
-
-class Taker:
-    """Takes contents from other hosts; `received` bytes so far."""
-
-    def __init__(self, supply: Supply, number: int, token: str) -> None:
-        """`number` is that of the agent."""
-        self._supply, self._number, self._token = supply, number, token
-        self._stream: _Stream | None = None
-        self._is_stopped = False
-        self.received = 0
-
-    def stop(self) -> None:
-        """Let `take` fail, in another thread."""
-        self._is_stopped = True
-        if self._stream is not None:
-            self._stream.close()
-
-    def take(self, copies: Copies, content: StagedContent, givers: Sequence[str]) -> Copy:
-        """This host's copy of a content, taken from the first of these addresses that gives it where there is none.
-
-        Raises OSError if it cannot be written, UnavailableError if nobody gives it.
-        """
-        failures = []
-        copy = copies.find(content.name)
-        for giver in givers if copy is None else ():
+    def _repeat(self, do: Callable[[], T]) -> T:
+        """Do it until it is done, however long the peer takes: the head notices one that is gone."""
+        while not self._is_stopped():
             try:
-                copy = self._take_from(giver, copies, content)
-                break
-            except ProtocolError as error:
-                failures.append(f"{giver} {error}")
-            except UnavailableError as error:
-                failures.append(str(error))
-        if copy is None:
-            raise UnavailableError("; ".join(failures))
-        found = copy
-        return self._supply.add(content.name, content.nbytes, lambda: found)
+                return do()
+            except TimeoutError:
+                pass
+            except (OSError, EOFError) as error:
+                raise ProtocolError(f"{self._peer} is lost: {str(error) or 'it has closed the connection'}") from None
+        raise ProtocolError("stopped")
 
-    def _take_from(self, giver: str, copies: Copies, content: StagedContent) -> Copy:
-        address, name = HeadAddress(self._token, parse_addresses(giver)), content.name
-        found = connect(lambda: address, self._number, _CONNECT_S, target="giver of a copy", check=self._check)
-        with closing(_Stream(found.connection, found.tags)) as self._stream:
-            self._stream.send(name.encode())
-            try:
-                entries = read_manifest(bytes(self._stream.receive()))
-            except (ValueError, TypeError) as error:
-                raise ProtocolError(f"sends no manifest: {error}") from None
-            if name_of(entries) != name:
-                raise ProtocolError("sends another content")
-            with copies.begin(entries) as draft:
-                self._take_files(self._stream, name, draft)
-                return self._supply.add(name, content.nbytes, lambda: copies.finish(draft, name, entries))
 
-    def _take_files(self, stream: _Stream, name: str, draft: Copy) -> None:
-        """Write the files as they come. Raises ProtocolError if one is not what it should be."""
-        position = 0
+class _Archive(io.RawIOBase):
+    """An archive as a file: what is read comes from `giver`; that, or what is written, goes to `takers`."""
 
-        def receive(entry: Entry) -> Iterator[bytes | bytearray | memoryview]:
-            for begin, _ in _pieces(entry):
-                self._supply.add(name, position + begin, lambda: draft)
-                yield (piece := stream.receive())
-                self.received += len(piece)
+    def __init__(self, giver: PieceStream | None = None, takers: Sequence[PieceStream] = ()) -> None:
+        super().__init__()
+        self._giver, self._takers = giver, takers
+        self._hash = hashlib.blake2b(digest_size=16)
+        self._is_over = False
 
-        for entry in draft.entries:
-            if entry.is_file:
-                if write_file(f"{draft.path}/{entry.path}", entry, receive(entry)) != entry.digest:
-                    raise ProtocolError(f"sends {entry.path} with another content than it had when it was read")
-                position += entry.size
-                self._supply.add(name, position, lambda: draft)
+    @property
+    def name(self) -> str:
+        """Of the copy, once the archive is complete."""
+        return self._hash.hexdigest()
 
-    def _check(self) -> None:
-        if self._is_stopped:
-            raise UnavailableError("it is no longer wanted")
+    def write(self, piece: Any, /) -> int:
+        self._hash.update(piece)
+        for taker in self._takers:
+            taker.send(piece)
+        return len(piece)
+
+    def read(self, size: int = 0, /) -> bytes:
+        assert self._giver is not None
+        piece = b"" if self._is_over else self._giver.receive()
+        self._is_over = not piece
+        return piece and piece[: self.write(piece)]
+
+
+def pass_on(
+    contents: Iterable[StagedContent], copies: Copies, giver: PieceStream | None, takers: Sequence[PieceStream]
+) -> int:
+    """Have all contents on this host, from `giver` if there is one, and give the takers what they lack.
+
+    Returns how many bytes have come. Raises OSError about a file of this host, or ProtocolError.
+    """
+    if giver is not None:
+        giver.send(json.dumps([one.name for one in contents if copies.find(one.name) is None]).encode())
+    wanted = [(taker, json.loads(taker.receive())) for taker in takers]
+    nbytes = 0
+    for content in contents:
+        lacking = [taker for taker, names in wanted if content.name in names]
+        if (copy := copies.find(content.name)) is not None:
+            if lacking:
+                _write_archive(copy, _Archive(takers=lacking))
+        else:
+            archive, nbytes = _Archive(giver, lacking), nbytes + content.nbytes
+            copies.add(content.nbytes, lambda draft: _extract(archive, draft, content.name))  # noqa: B023
+        for taker in lacking:
+            taker.send(b"")
+    return nbytes
+
+
+def name_copy(directory: str, paths: Sequence[str]) -> str:
+    """The name of a copy that was written below a directory, whose files are these."""
+    Path(directory, "paths").write_text(json.dumps(paths))
+    _write_archive(directory, archive := _Archive())
+    return archive.name
+
+
+def _write_archive(directory: str, file: _Archive) -> None:
+    paths = json.loads(Path(directory, "paths").read_text())
+    with tarfile.open(mode="w|", fileobj=file, bufsize=_PIECE_BYTES, format=tarfile.GNU_FORMAT) as archive:
+        for path in paths:
+            archive.add(f"{directory}/copy/{path}", path, recursive=False, filter=_without_owner)
+
+
+def _without_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    entry.uid = entry.gid = 0
+    entry.uname = entry.gname = ""
+    entry.mode &= 0o755
+    entry.mtime = int(entry.mtime) if entry.isreg() else 0  # by seconds Python knows its compiled modules
+    return entry
+
+
+def _extract(file: _Archive, directory: str, name: str) -> str:
+    """Raises OSError, or ProtocolError if what comes is not the copy of this name."""
+    try:
+        with tarfile.open(mode="r|", fileobj=file, bufsize=_PIECE_BYTES) as archive:
+            archive.extraction_filter = getattr(tarfile, "tar_filter", None)  # lets no path lead out
+            archive.extractall(f"{directory}/copy")
+            Path(directory, "paths").write_text(json.dumps(archive.getnames()))
+        while file.read():
+            pass
+    except tarfile.TarError as error:
+        raise ProtocolError(f"an archive came that cannot be read: {error}") from None
+    except OSError as error:  # of a disk that is full, without a name
+        raise OSError(error.errno, error.strerror, error.filename or directory) from None
+    if file.name != name:
+        raise ProtocolError("what came is not what was read: a copy was changed; jaxrun clean --staged removes it")
+    return name

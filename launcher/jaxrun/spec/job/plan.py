@@ -14,7 +14,6 @@ from jaxrun import RUNTIME
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.names import JOB_ID
 from jaxrun.protocol.settings import options_of
-from jaxrun.protocol.stage_messages import format_staged
 from jaxrun.spec.job.env_options import mask_secret
 from jaxrun.spec.job.job import Job
 
@@ -89,7 +88,6 @@ class Plan:
     left_out:       the hosts that are excluded, or were lost, and are not used; host_notes: what has replaced the lost
     whole:          the host of each rank when no host is missing
     exclusion:      which hosts were excluded, and why, in words
-    staged:         copies on this machine that are used in place of their sources
     """
 
     job: Job
@@ -113,7 +111,6 @@ class Plan:
     whole: tuple[str, ...] = ()
     exclusion: str = ""
     requeue_id: str = ""
-    staged: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -169,7 +166,6 @@ class Plan:
             cpus=worker.cpus,
             attempt=self.attempt,
             restart_reason=self.restart_reason,
-            staged=format_staged(self.staged),
             **asdict(self.job.worker_settings),
         )
 

@@ -1,0 +1,40 @@
+"""A directory to be staged, and its copies."""
+
+import os
+
+from jaxrun.node.staging.source import copy_directory, list_directory
+from jaxrun.node.staging.transfer import name_copy
+
+
+def make_source(folder):
+    """A directory with all that there is in one."""
+    (folder / "lib" / "empty").mkdir(parents=True)
+    (folder / "lib" / "module.py").write_text("x = 1\n")
+    (folder / "lib" / "large").write_bytes(os.urandom(3 * 2**20 + 5))
+    (folder / "lib" / "nothing").touch()
+    (folder / "tool").write_text("#!/bin/sh\n")
+    (folder / "tool").chmod(0o755)
+    (folder / "link").symlink_to("lib/module.py")
+    os.utime(folder / "lib" / "module.py", ns=(1, 1_700_000_000_123_456_789))
+    return folder
+
+
+def copied(copies, folder):
+    """The name of a copy of the directory, made as the launcher makes it."""
+    listed, seen = list_directory(str(folder))
+
+    def read(draft):
+        list(copy_directory(str(folder), f"{draft}/copy", listed))
+        return name_copy(draft, [path for path, _ in listed])
+
+    return copies.add(1, read, seen)
+
+
+def contents(folder):
+    """What is below a folder, with modes, times (seconds) and links."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        kind = os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else None
+        status, is_file = path.lstat(), path.is_file() and not path.is_symlink()
+        found[str(path.relative_to(folder))] = kind, *((status.st_mode, int(status.st_mtime)) if is_file else ())
+    return found

@@ -1,0 +1,111 @@
+"""--stage: what the head orders, and what starts from a copy."""
+
+import pytest
+from simulation import HEAD_ADDRESS, make_registry, report
+
+from jaxrun.controller.head.consistency import Expected
+from jaxrun.controller.head.head import Head
+from jaxrun.controller.head.head_state import JobPhase, TimeLimits
+from jaxrun.controller.head.startup import Startup
+from jaxrun.errors import UnavailableError
+from jaxrun.node.forkserver import early
+from jaxrun.protocol.agent_messages import StartWorker
+from jaxrun.protocol.stage_messages import CopyStaged, Stage, StagedContent, StagedCopied
+from jaxrun.protocol.staged_paths import read_staged, staged_argv, staged_path, staged_variables
+from jaxrun.records.event_log.actions import Finish, PrintLine
+from jaxrun.records.event_log.events import Tick
+
+NBYTES = 1_288_490_188
+STAGE = Stage("", (StagedContent(("/home/me/venv",), "ab" * 16, NBYTES),), 7000)
+
+
+def startup(hosts, stage=STAGE):
+    """The start-up of a job with an agent on each of `hosts`, on the first of which the launcher is."""
+    registry = make_registry(len(hosts))
+    registry.stage = stage
+    start = Startup(dict.fromkeys(range(len(hosts)), "?"), Expected(len(hosts), "", "cpu", 1), "", registry)
+    for rank, name in enumerate(hosts):
+        actions = start.handle(report(rank, name, len(hosts), stage_port=7000 + rank))
+    return start, actions
+
+
+def test_hosts_take_along_a_tree_whose_root_is_the_launcher():
+    _, actions = startup([f"h{number}" for number in (1, 1, 2, 3, 4, 5, 6)])
+    root = f"{HEAD_ADDRESS}:7000"
+    assert {action.ranks: action.message for action in actions} == {
+        (0,): CopyStaged(root, 2),
+        (2,): CopyStaged(root, 2),
+        (3,): CopyStaged("10.0.0.1:7000", 0),
+        (4,): CopyStaged("10.0.0.1:7000", 0),
+        (5,): CopyStaged("10.0.0.2:7002", 0),
+        (6,): CopyStaged("10.0.0.2:7002", 0),
+    }
+
+
+def test_workers_start_once_all_hosts_have_a_copy():
+    start, _ = startup(["h1", "h2", "h3"])
+    assert start.is_staging
+    assert start.handle(StagedCopied(0, 0)) == [] == start.handle(StagedCopied(2, NBYTES))
+    assert start.describe_progress(4) == "copying what is staged: 2 of 3 ranks after 4 s, waiting for rank 1 (h2)"
+    said, *starts = start.handle(StagedCopied(1, NBYTES))
+    assert said == PrintLine("staged 1.2 GiB on 2 hosts; 1 host had it already")
+    assert [type(action.message) for action in starts] == [StartWorker] * 3 and not start.is_staging
+
+
+def test_a_host_that_cannot_have_a_copy_is_named():
+    start, _ = startup(["h1", "h2"])
+    with pytest.raises(UnavailableError, match="h2 has no copy of what is staged: No space left"):
+        start.handle(StagedCopied(1, 0, "No space left on device"))
+
+
+def test_however_long_it_takes_the_job_is_not_given_up_for_it():
+    registry = make_registry(2)
+    registry.stage = STAGE
+    limits = TimeLimits(init=10.0, job=None, grace=5.0, signal_grace=30.0)
+    head = Head({0: "h1", 1: "h2"}, Expected(2, "", "cpu", 1), limits, "", 0.0, registry)
+    for rank in (0, 1):
+        head.handle(report(rank, f"h{rank + 1}", 2), 4.0)
+    assert not any(isinstance(action, Finish) for action in head.handle(Tick(), 1000.0))
+    for rank in (0, 1):
+        head.handle(StagedCopied(rank, 5), 2000.0)
+    assert head.phase is JobPhase.STARTING
+    head.handle(Tick(), 2007.0)  # of the 10 s, 4 had passed before
+    assert head.phase is not JobPhase.STARTING
+
+
+def test_nobody_is_heard_who_was_not_asked():
+    start, _ = startup(["h1"], stage=None)
+    assert start.handle(StagedCopied(0, 5)) == []
+
+
+def test_paths_below_a_source_lead_to_its_copy(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    staged = {"/home/me/venv": "/tmp/1/copy", str(tmp_path): "/tmp/2/copy"}
+    assert staged_path("/home/me/venv/bin/python", staged) == "/tmp/1/copy/bin/python"
+    assert staged_path("/home/me/venv2/bin/python", staged) == "/home/me/venv2/bin/python"
+    assert staged_path("train.py", staged) == "/tmp/2/copy/train.py"
+    assert staged_path("train.py", {}) == "train.py"
+    python = "/home/me/venv/bin/python"
+    argv = staged_argv((python, "-m", "jaxrun_runtime", "train.py", "train.py"), staged)
+    assert argv == ("/tmp/1/copy/bin/python", "-m", "jaxrun_runtime", "/tmp/2/copy/train.py", "train.py")
+    assert staged_argv((python, "-m", "jaxrun_runtime", "-m", "train"), staged)[3:] == ("-m", "train")
+    environ = {"PATH": "/home/me/venv/bin:/bin", "PYTHONPATH": f"/x:{tmp_path}/src", "HOME": "/home/me/venv"}
+    variables = staged_variables(environ, staged)
+    assert read_staged(variables) == staged and read_staged({}) == {}
+    assert variables.items() >= {"PATH": "/tmp/1/copy/bin:/bin", "PYTHONPATH": "/x:/tmp/2/copy/src"}.items()
+    assert "HOME" not in variables
+
+
+def test_a_fork_server_of_another_interpreter_is_not_used():
+    class Server:
+        closed = False
+
+        def configure(self, program, environ):
+            raise AssertionError("it has another interpreter")
+
+        def close(self):
+            self.closed = True
+
+    server = Server()
+    argv = ("/tmp/1/copy/bin/python", "-m", "jaxrun_runtime", "train.py")
+    assert early.server_for(argv, {}, early.EarlyServer("ab" * 16, server)) is None and server.closed
