@@ -1,4 +1,4 @@
-"""A testbed for the tests that want one, brought up at the first use and taken down at the end, whatever happens.
+"""A testbed for the tests that want one, brought up at the first use and taken down at the end, also by `kill -9`.
 
 Each process of pytest has its own, as testbeds do not meet: so tests may cut a host off while others run elsewhere, and
 leave all hosts on and linked.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -42,12 +43,18 @@ def machine() -> None:
 @pytest.fixture(scope="session")
 def bed(machine: None) -> Iterator[cluster_fixture.Bed]:
     bed = cluster_fixture.Bed(Path(tempfile.mkdtemp(prefix="jrtb-")))
+    takes_down = subprocess.Popen(  # once its input ends, as it does with this process
+        ["sh", "-c", 'read -r _; exec "$0" down', cluster_fixture.TESTBED],
+        env={**os.environ, "JAXRUN_TESTBED_DIR": str(bed.root)},
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+    )
     try:
         bed.run("up", "-H", str(len(cluster_fixture.HOSTS)))
         yield bed
     finally:
-        bed.run("down")
-        assert not bed.root.exists() and not bed.processes()
+        takes_down.communicate()
+        assert takes_down.returncode == 0 and not bed.root.exists() and not bed.processes()
 
 
 @pytest.fixture
