@@ -119,16 +119,18 @@ class Job:
         return result
 
 
-def write_fake_runtime(folder: Path) -> dict[str, str]:
+def write_fake_runtime(folder: Path, fork: str | None = None) -> dict[str, str]:
     """A package `jaxrun_runtime` in this folder, without jax, and the variable by which all Pythons find it.
 
     Its workers are by hand (worker_by_hand.py): of `jaxrun by_hand.py CODE…`, in this folder, each rank runs its CODE.
+    They are started in interpreters of their own, or `fork` says what their fork server does (fork_by_hand.py).
     """
-    (folder / "by_hand.py").write_text("# jaxrun: no-fork\n")
+    (folder / "by_hand.py").write_text("" if fork else "# jaxrun: no-fork\n")
     package = folder / "fake" / "jaxrun_runtime"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
     (package / "__main__.py").write_text(_FAKE_RUNTIME)
+    (package / "forkserver.py").write_text(f"{_FAKE_IMPORTS}import fork_by_hand\nfork_by_hand.serve({fork!r})\n")
     return {"PYTHONPATH": str(package.parent)}
 
 
@@ -142,11 +144,10 @@ def make_environment(folder: Path) -> str:
     return str(folder / "bin" / "python")
 
 
-_FAKE_RUNTIME = f"""
-import os, sys
-sys.path.insert(0, {str(HERE)!r})
-import worker_by_hand
-env = worker_by_hand.WorkerEnv.from_env(os.environ)
+_FAKE_IMPORTS = f"import os, sys\nsys.path.insert(0, {str(HERE)!r})\n"
+_FAKE_RUNTIME = f"""{_FAKE_IMPORTS}import worker_by_hand
+from jaxrun.protocol.env import WorkerEnv
+env = WorkerEnv.from_env(os.environ)
 worker_by_hand.live(env, sys.argv[2 + env.rank])
 """
 

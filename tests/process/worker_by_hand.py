@@ -1,4 +1,4 @@
-"""A worker that speaks the protocol by hand, without jax: `… LAUNCHER CODE...`, one CODE per rank."""
+"""A worker that speaks the protocol by hand, without jax (harness.write_fake_runtime)."""
 
 import faulthandler
 import os
@@ -7,9 +7,8 @@ import socket
 import sys
 import time
 
-sys.path.insert(0, sys.argv[1])
 from jaxrun.protocol.codec import encode
-from jaxrun.protocol.env import STACKS_SIGNAL, WorkerEnv
+from jaxrun.protocol.env import STACKS_SIGNAL
 from jaxrun.protocol.worker_messages import (
     CoordinatorReady,
     DeviceReport,
@@ -109,8 +108,3 @@ def live(env, code):
     }
     names |= {"grandchild": grandchild, "os": os, "signal": signal, "sys": sys, "time": time}
     exec(code, names)
-
-
-if __name__ == "__main__":
-    env = WorkerEnv.from_env(os.environ)
-    live(env, sys.argv[2 + env.rank])

@@ -18,9 +18,9 @@ from jaxrun.controller.supervisor.loss_watch import Evidence, LossWatch, explain
 from jaxrun.controller.supervisor.parent_link import ParentLink
 from jaxrun.errors import UsageError
 from jaxrun.node.agent.signals import SignalPipe
-from jaxrun.protocol.agent_messages import AgentSignalled, StartFailed, WorkerExited
+from jaxrun.protocol.agent_messages import AgentSignalled, SignalWorker, StartFailed, WorkerExited
 from jaxrun.protocol.names import CONTROL_FD
-from jaxrun.records.event_log.actions import Finish, PrintLine
+from jaxrun.records.event_log.actions import Finish, PrintLine, SignalRanks
 from jaxrun.records.event_log.events import (
     AgentLost,
     FaultRequested,
@@ -177,24 +177,39 @@ def test_verbose_names_the_variables_that_the_program_does_not_see(verbose, capf
     assert (line in capfd.readouterr().err) == verbose
 
 
+def make_executor(signals, *actions):
+    """One whose head wants these actions whatever happens."""
+    nobody = SimpleNamespace(attach=lambda *words: None)
+    return Executor(
+        SimpleNamespace(
+            dispatcher=SimpleNamespace(handle=lambda event: actions, deadline=lambda: None),
+            output=SimpleNamespace(congested=False, flush_due=lambda: None),
+            signals=signals,
+            clock=time.time,
+            parent=None,
+            terminal=nobody,
+            guard=nobody,
+        )
+    )
+
+
+def test_all_stand_still_before_the_first_is_killed():
+    kills = [SignalRanks(ranks, signal.SIGKILL) for ranks in ((0, 2), (1,))]
+    sent = []
+    link = SimpleNamespace(complete=lambda outcome: outcome, send=lambda *order: sent.append(order))
+    with SignalPipe((signal.SIGCHLD,)) as signals:
+        executor = make_executor(signals, *kills, Finish(JobOutcome(EndReason.OK)))
+        link.start = lambda: executor.handle(LauncherSignalled(signal.SIGINT))
+        executor.run(link)
+    stop, kill = SignalWorker(signal.SIGSTOP), SignalWorker(signal.SIGKILL)
+    assert sent == [((0, 2, 1), stop), ((0, 2), kill), ((1,), kill)]
+
+
 def test_a_signal_that_comes_as_an_attempt_ends_is_for_the_next():
     over = Finish(JobOutcome(EndReason.OK))
-    dispatcher = SimpleNamespace(handle=lambda event: [over], deadline=lambda: None)
-    nobody = SimpleNamespace(attach=lambda *words: None)
-    output = SimpleNamespace(congested=False, flush_due=lambda: None)
     link = SimpleNamespace(complete=lambda outcome: outcome, seen=[])
     with SignalPipe((signal.SIGCHLD, signal.SIGINT)) as signals:
-        executor = Executor(
-            SimpleNamespace(
-                dispatcher=dispatcher,
-                output=output,
-                signals=signals,
-                clock=time.time,
-                parent=None,
-                terminal=nobody,
-                guard=nobody,
-            )
-        )
+        executor = make_executor(signals, over)
 
         def on_signal(signum):
             link.seen.append(signum)
