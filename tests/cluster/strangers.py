@@ -1,7 +1,6 @@
 """What somebody who does not know a job's token does to it, as a program of another user (uid 65534).
 
 strangers.py flood HOST PORT SECONDS     from when PORT is open: connect, and say nothing, or noise, or half a word
-strangers.py flood-new HOST SECONDS      the same to the first port of this host that begins to listen from now on
 strangers.py relay PORT HOST TO_PORT [--delay-welcome SECONDS] [--inject FILE]
     Listen at PORT of the loopback addresses, and pass on all that comes to HOST and back; print a line for each that
     comes.
@@ -23,7 +22,6 @@ import struct
 import sys
 import time
 from collections import deque
-from pathlib import Path
 
 NOBODY = 65534
 PER_SECOND = 4000
@@ -58,20 +56,6 @@ def _is_open(address: tuple[str, int]) -> bool:
     except OSError:
         return False
     return True
-
-
-def listening_ports() -> set[int]:
-    """The TCP ports at which anybody on this host listens, as every user may know."""
-    lines = [line for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
-    return {int(fields[1].rpartition(":")[2], 16) for line in lines if (fields := line.split())[3] == "0A"}
-
-
-def flood_new(host: str, seconds: float) -> None:
-    before = listening_ports()
-    print("watching", flush=True)
-    while not (found := listening_ports() - before):
-        time.sleep(0.001)
-    flood((host, min(found)), seconds)
 
 
 class Relay:
@@ -168,7 +152,7 @@ def _try(move: object) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=["flood", "flood-new", "relay"])
+    parser.add_argument("what", choices=["flood", "relay"])
     parser.add_argument("words", nargs="+")
     parser.add_argument("--delay-welcome", type=float, default=0.0)
     parser.add_argument("--inject", default="")
@@ -180,9 +164,6 @@ def main() -> None:
     if flags.what == "flood":
         host, port, seconds = flags.words
         flood((host, int(port)), float(seconds))
-    elif flags.what == "flood-new":
-        host, seconds = flags.words
-        flood_new(host, float(seconds))
     else:
         port, host, to_port = flags.words
         relay(int(port), (host, int(to_port)), flags)

@@ -73,13 +73,6 @@ def test_the_example_of_the_docs_runs_on_hosts_and_its_mesh_lies_over_them(make_
 
 
 @pytest.mark.extended
-def test_what_a_rank_did_is_read_on_its_host(make_runner) -> None:
-    result = make_runner(MPIRUN).jaxrun("--lockstep", "record", "--stall-timeout", "2", DIVERGE, "branch")
-    assert result.code == 0, result
-    check_report(KINDS["branch"], len(HOSTS), on_one_host(str(result.verdict()["divergence"])))
-
-
-@pytest.mark.extended
 def test_a_rank_that_is_stuck_is_named_with_its_host(make_runner) -> None:
     result = make_runner(MPIRUN).jaxrun("--stall-timeout", "3", "--stall-notice", "0.5", DIVERGE, "last-batch-sleep")
     assert result.code == 124, result
@@ -90,27 +83,6 @@ def test_a_rank_that_is_stuck_is_named_with_its_host(make_runner) -> None:
     assert re.search(rf"^  1 rank +2 \(h3\) +{place('last-batch-sleep')} .*after call #\d+ jit", shown, re.MULTILINE), (
         result
     )
-
-
-@pytest.mark.extended
-def test_stacks_of_all_hosts_say_how_far_each_has_come(make_runner) -> None:
-    with make_runner(SRUN).started(DIVERGE, "stopped") as job:
-        job.wait_until(lambda: (job.run_dir / "rank-0002.flight").exists(), "recorder")
-        text = ""
-
-        def is_stopped() -> bool:
-            nonlocal text
-            asked = job.bed.start("exec", SRUN.host, "--", PYTHON, "-m", "jaxrun", "stacks", str(job.run_dir))
-            text = asked.communicate(timeout=TIME_LIMIT)[0]
-            return "no answer: stopped by a signal" in text
-
-        job.wait_until(is_stopped, "rank that is stopped")
-        assert re.search(
-            r"^  1 rank +2 \(h3\) +no answer: stopped by a signal .*after call #\d+ jit\(step\)", text, re.M
-        )
-        assert re.search(r"^  2 ranks +0-1 .*after call #\d+ jit\(step\)", text, re.M), text
-        job.process.terminate()
-        job.result()
 
 
 @pytest.mark.extended

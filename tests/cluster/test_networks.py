@@ -6,8 +6,6 @@ verdict.
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -17,7 +15,7 @@ from pathlib import Path
 
 import harness
 import pytest
-from cluster_fixture import HOSTS, READY, RUNS, TIME_LIMIT, Bed, Job, JobRunner
+from cluster_fixture import HOSTS, READY, RUNS, Bed, Job, JobRunner
 from harness import extended, write_fake_runtime
 from launch_modes import ATTACHED, LAUNCHED, MPICH, OPEN_MPI_5, SLURM, LaunchMode
 
@@ -35,19 +33,7 @@ print(multihost_utils.process_allgather(jnp.array([jax.process_index() + 1.0])).
 OURS = "jaxruns-test"  # the name of what the tests themselves run on the hosts
 PORT = "7777"
 TOKEN = {"JAXRUN_TOKEN": "5" * 64, "NO_COLOR": "1"}
-GANG = """
-import os, sys, jaxrun
-hosts, mpirun = sys.argv[1:]
-with jaxrun.Gang(2, backend="mpirun", platform="cpu", options=["--mpirun", mpirun, "-H", hosts]) as gang:
-    print(gang.run(os.uname).main.nodename, [len(data) for data in gang.run(bytes, 100_000)])
-"""
 NETWORK = "fd77::/64"
-ONLY_IPV6 = "ip link set lo up; ip address delete 127.0.0.1/8 dev lo; ip address add fd77::1/64 dev lo nodad"
-GANG_WITHOUT_IPV4 = """
-import jaxrun, sys
-with jaxrun.Gang(2, backend="mpirun", platform="cpu", options=["--mpirun", sys.argv[1]]) as gang:
-    print(list(gang.run(eval, "__import__('jax').process_index()")))
-"""
 # Of a worker by hand: it ends with status 7 as soon as there is a file `go`.
 UNTIL_GO = RUNS + "any(iter(lambda: time.sleep(0.01) or os.path.exists('../go'), True)); os._exit(7)"
 
@@ -86,50 +72,6 @@ def test_three_commands_are_one_job_over_three_hosts(bed: Bed, tmp_path: Path) -
     assert all(result.err.endswith("jaxrun: done\n") and not result.out for result in results[1:])
 
 
-def test_the_host_of_the_failure_is_named_and_every_host_ends_with_its_status(bed: Bed, tmp_path: Path) -> None:
-    program = ("by_hand.py", RUNS + READY, RUNS + "os._exit(7)", RUNS + READY)
-    with typed_on_hosts(bed, tmp_path, host_ranks(0, 1, 2), program) as jobs:
-        results = [job.result() for job in jobs]
-        jobs[0].gone()
-    assert [result.code for result in results] == [7, 7, 7], results
-    assert "rank 1 of 3 on h2 exited with status 7" in results[0].err
-
-
-@pytest.mark.parametrize("victim", [1, extended(0)])
-def test_where_the_command_of_one_host_is_killed_nothing_is_left_on_any(bed: Bed, tmp_path: Path, victim: int) -> None:
-    program = ("by_hand.py", *[RUNS + READY] * 3)
-    with typed_on_hosts(bed, tmp_path, host_ranks(0, 1, 2), program) as jobs:
-        jobs[0].wait_until(lambda: "ready" in jobs[0].log(0), "start")
-        own = [
-            found.pid
-            for found in bed.job_processes()
-            if found.argv[:3] == (sys.executable, "-m", "jaxrun") and str(jobs[victim].run_dir) in found.argv
-        ]
-        os.kill(min(own), signal.SIGKILL)
-        results = [job.result() for job in jobs]
-        jobs[0].gone()
-    codes = [-signal.SIGKILL if number == victim else 69 for number in range(3)]
-    assert [result.code for result in results] == codes, results
-    if victim:
-        assert "rank 1 of 3 on h2 was lost" in results[0].err
-    else:
-        assert "was lost: its host is gone, or jaxrun there was killed" in results[1].err
-
-
-@pytest.mark.extended
-def test_a_second_host_0_is_told_where_the_first_one_runs(bed: Bed, tmp_path: Path) -> None:
-    program = ("--init-timeout", "8", "by_hand.py", *[RUNS + READY] * 3)
-    with typed_on_hosts(bed, tmp_path, host_ranks(0, 1, 0), program) as jobs:
-        third = jobs[2].result()
-        jobs[0].process.send_signal(signal.SIGINT)
-        for job in jobs[:2]:
-            job.result()
-        jobs[0].gone()
-    # Whichever came first: the head on h1 may not have listened yet.
-    assert third.code in (2, 69), third
-    assert "no address of --head h1:7777 belongs to h3" in third.err or "--host-rank 0 is taken" in third.err
-
-
 # ---- IPv6
 
 
@@ -152,16 +94,6 @@ def test_hosts_may_meet_over_ipv6(make_runner: Callable[[LaunchMode], JobRunner]
     assert result.code == 0, result
     assert {event["host"]: event["address"] for event in result.events("AgentReport")} == addresses
     assert str(result.events("AttemptStarted")[0]["listening"]).startswith(f"eth0 [{addresses['h1']}]:")
-
-
-@pytest.mark.extended
-def test_a_gang_works_where_there_is_no_ipv4(machine: None) -> None:
-    """Open MPI 5 itself does not start there."""
-    if reason := MPICH.missing():
-        pytest.skip(reason)
-    command = ["unshare", "--net", "sh", "-c", f'{ONLY_IPV6}; exec "$@"', "sh", sys.executable, "-c", GANG_WITHOUT_IPV4]
-    done = subprocess.run([*command, MPICH.mpirun], capture_output=True, text=True, timeout=TIME_LIMIT)
-    assert (done.returncode, done.stdout) == (0, "[0, 1]\n"), done
 
 
 # ---- strangers at JAX's coordinator
@@ -304,18 +236,3 @@ def test_who_relays_the_handshake_can_order_nothing(bed: Bed, tmp_path: Path) ->
     assert [result.code for result in results] == [69, 70], results
     assert not written.exists()
     assert "a message was changed, repeated or left out on its way" in results[1].err, results
-
-
-@pytest.mark.extended
-def test_a_gang_over_hosts_starts_and_works_in_a_flood_of_strangers(bed: Bed, tmp_path: Path) -> None:
-    """A local user sees at which port it listens, as soon as it does."""
-    if reason := OPEN_MPI_5.missing():
-        pytest.skip(reason)
-    limited = ["sh", "-c", 'ulimit -n 256; exec "$@"', "sh", sys.executable, "-c", GANG, "h2:1,h3:1", OPEN_MPI_5.mpirun]
-    with stranger(bed, "h1", "flood-new", "127.0.0.1", "2") as flood:
-        assert first_line(flood) == "watching"
-        with bed.typed("h1", *limited, directory=tmp_path) as job:
-            result = job.result()
-            assert first_line(flood).startswith("connected ")
-            job.gone(but_for=(OURS,))
-    assert (result.code, result.out) == (0, "h2 [100000, 100000]\n"), result

@@ -106,21 +106,12 @@ OF_ARGUMENTS = (
 CASES = (
     *OF_ARGUMENTS,
     # Which function they call.
-    Case("dict-order", 1, ("alpha", "gamma"), ("jit(alpha) on {others} and jit(gamma) on {odd}", "sort")),
     Case("branch", 13, ("step", "evaluate"), ("jit(step) on {others} and jit(evaluate) on {odd}",)),
-    Case("branch-late", 1001, ("step", "evaluate"), ("jit(step) on {others} and jit(evaluate) on {odd}",)),
     Case("rank-0-only", 4, ("step", "_mean"), ("every rank",), ends=124, by_first=True),
     Case("rank-0-only-end", 4, ("", "_mean"), ("only rank 0 made this",), ends=124, by_first=True),
-    Case("last-batch-phase", 4, ("step", "evaluate"), ("jit(evaluate) on {odd}",), ends=124),
-    Case("count-late", 1001, ("step", "evaluate"), ("jit(evaluate) on {odd}",), ends=124),
     Case("threads", 1, ("step", "evaluate"), ("jit(step) on {others} and jit(evaluate) on {odd}",)),
-    Case("halves-in-turn", 1, ("step", "step"), ("the mesh is data={n}: 0,",), ends=124),
     Case("barrier-one-rank", 4, ("evaluate", "_identity_fn"), ("every rank",), ends=124, by_first=True),
     Case("gather-shapes", 1, ("_identity_fn", "_identity_fn"), ("float32[{n},2]", "float32[{n},3]"), ends=134),
     # Whether they make the call at all; the last one is the last of a job that tries many.
     Case("last-batch-end", 4, ("step", ""), ("has made only {made} calls and is finished",), ends=124, unsaid=True),
-    Case("caught", 6, ("step", ""), ("has made only {made} calls and is finished",), ends=124, unsaid=True),
 )
-
-# One rank is stuck in a line of its own: no call differs, and the stacks tell where all are. True: rank 0 is.
-STUCK = {"last-batch-sleep": False, "stopped": False, "lock": False, "typing": True}

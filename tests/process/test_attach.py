@@ -218,16 +218,6 @@ def test_commands_that_differ_are_refused_with_the_difference(hosts, tmp_path) -
     assert second[2].endswith("jaxrun: the job ended with exit 65; host 0 shows why\n")
 
 
-@pytest.mark.extended
-def test_a_host_rank_that_is_given_twice_is_refused(hosts, tmp_path) -> None:
-    (tmp_path / "p.py").write_text(MUST_NOT_RUN)
-    one = ["--host-rank", "1", "-n", "2", "p.py"]
-    # Host 0 comes last, so that it hears of both.
-    ends = ended(hosts(one, one, ["--host-rank", "0", "-n", "2", "p.py"], env=TOKEN))
-    assert [code for code, _, _ in ends] == [65, 65, 65], ends
-    assert f"--host-rank 1 was given twice on {os.uname().nodename}\neach host needs a number of its own" in ends[2][2]
-
-
 def test_a_host_that_does_not_come_is_named_with_what_to_try(hosts, tmp_path) -> None:
     (tmp_path / "p.py").write_text(MUST_NOT_RUN)
     ((code, _, err),) = ended(hosts(["-n", "2", "--init-timeout", "1.5", "p.py"]))

@@ -97,13 +97,6 @@ NO_IPV4 = "ip link set lo up; ip address delete 127.0.0.1/8 dev lo"
 NO_IPV6 = "sysctl -qw net.ipv6.conf.all.disable_ipv6=1"
 COMMAND = (sys.executable, "-m", "jaxrun")
 SUM = ["-m", "jaxrun_runtime.programs.selfcheck"]
-GANG = """
-import jaxrun, os, sys
-with jaxrun.Gang(2, platform="cpu") as gang:
-    ranks = list(gang.run(eval, "print('said') or __import__('jax').process_index()"))
-    with open("result", "w") as file:
-        print(ranks, file=file)
-"""
 
 
 def run_shell(tmp_path: Path, text: str, *words: str, env: dict[str, str] | None = None) -> tuple[int, str, str]:
@@ -152,16 +145,6 @@ def test_a_job_whose_caller_has_closed_streams_runs(tmp_path: Path, closed: str)
     assert (">&-" in closed.split()) != ("are right on 1 device(s)" in out)
     assert ("2>&-" in closed) != ("jaxrun: done" in err) and "Traceback" not in err
     assert "are right on 1 device(s)" in (tmp_path / "run" / "rank-0000.out").read_text()
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize("name", ["stderr", "all"])
-def test_a_gang_of_a_process_that_has_closed_its_streams_works(tmp_path: Path, name: str) -> None:
-    closed = CLOSED[name]
-    status, out, err = run_shell(tmp_path, f'"$@" {closed}', sys.executable, "-c", GANG)
-    assert status == 0, err
-    assert (tmp_path / "result").read_text() == "[0, 1]\n"
-    assert (">&-" in closed.split()) != ("[1] said" in out)
 
 
 # ---- loopback addresses

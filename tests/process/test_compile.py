@@ -47,6 +47,8 @@ programs = {
     "sharded": (jax.jit(lambda x: jnp.cos(x)[::-1], out_shardings=NamedSharding(mesh, P("x"))), x),
     "last device": (jax.jit(lambda x: jnp.tanh(jnp.outer(x, x))), own),
     "LAPACK": (jax.jit(jnp.linalg.svd), square),
+    "twice": (jax.jit(lambda x: x * 2), np.float32(1)),  # two that differ in what they compute alone
+    "thrice": (jax.jit(lambda x: x * 3), np.float32(1)),
     "loop 1": split_loop(1_000_003),
     "loop 2": split_loop(1_000_005),
     "large": (jax.jit(lambda x: x + table), np.float32(1)),  # of more than a quarter of a MiB
@@ -96,7 +98,7 @@ if len(os.sched_getaffinity(0)) > 1:  # there are more cores than ranks
     bound = compile_all("bound", loops)
     print("bits bound", digest([bound[name](argument) for name, (_, argument) in loops.items()]))
 """
-_ALL = "over all ranks, sharded, last device, LAPACK, loop 1, loop 2"
+_ALL = "over all ranks, sharded, last device, LAPACK, twice, thrice, loop 1, loop 2"
 
 
 def _shared(job: Job | Result) -> list[str]:

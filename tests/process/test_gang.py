@@ -143,30 +143,6 @@ def test_a_closure_travels_and_the_state_of_a_module_lasts(gang):
     ]
 
 
-@pytest.mark.parametrize("size", [1, 2**16, 2**20])  # elements; from inline to shared memory
-def test_a_rank_that_changes_its_argument_changes_nothing_elsewhere(gang, size):
-    def spoil(x):
-        x += rank() + 1
-        return x
-
-    sent = np.arange(size, dtype=np.float64)
-    results = gang.run(spoil, sent)
-    assert all(np.array_equal(made, np.arange(size) + number + 1) for number, made in enumerate(results))
-    assert all(made.flags.writeable for made in results) and np.array_equal(sent, np.arange(size))
-
-
-@pytest.mark.jax_version
-def test_an_array_of_jax_comes_as_numpys(gang):
-    def make():
-        import jax.numpy as jnp
-
-        return {"loss": jnp.float32(0.5), "half": jnp.ones(3, jnp.bfloat16)}
-
-    made = gang.run(make)[1]
-    assert type(made["loss"]) is np.ndarray and made["loss"] == 0.5
-    assert made["half"].dtype.name == "bfloat16" and made["half"].tolist() == [1, 1, 1]
-
-
 def sharded(spec):
     import jax
     from jax.sharding import NamedSharding, PartitionSpec

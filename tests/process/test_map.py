@@ -71,28 +71,8 @@ def test_results_are_those_of_each_item_in_order(gang, count, chunk):
     assert result["value"].dtype == np.float32
 
 
-def test_axes_static_arguments_and_what_is_not_mapped(gang):
-    def f(item, *, power, name):
-        assert name == "n"
-        return (item["w"] @ item["x"]) ** power
-
-    xs = np.arange(21.0).reshape(3, 7)
-    result = gang.map(f, {"w": np.ones((2, 3)), "x": xs}, in_axes={"w": None, "x": 1}, static={"power": 2, "name": "n"})
-    np.testing.assert_allclose(result, np.stack([xs.sum(0) ** 2] * 2, axis=1))
-
-
 def branches(x):
     return "positive" if x > 0 else "not"
-
-
-def test_a_function_that_cannot_be_traced_is_refused_with_its_line_and_the_way_out(two):
-    with pytest.raises(NotTraceable) as caught:
-        two.map(branches, np.arange(3))
-    text = str(caught.value)
-    assert "cannot trace branches" in text
-    assert f"{__file__}:" in text and 'return "positive" if x > 0' in text
-    assert "jax=False" in text
-    assert two.healthy
 
 
 def test_jax_false_calls_a_python_function_for_each_item(gang):
@@ -126,13 +106,6 @@ def test_a_python_item_that_raises_is_named_alone_with_its_traceback(two):
     assert caught.value.args == (f"item of ill omen: {note.removeprefix('raised for item ')}",)
     assert caught.value.rank in (0, 1)
     assert "in fails_from_17" in str(caught.value.__cause__)
-    assert two.healthy
-
-
-def test_an_error_while_tracing_is_the_functions_own(two):
-    with pytest.raises(ZeroDivisionError) as caught:
-        two.map(lambda x: x * (1 / 0), np.arange(3.0))
-    assert caught.value.ranks == tuple(range(two.processes))
     assert two.healthy
 
 
@@ -229,9 +202,3 @@ def test_processes_of_a_pool_that_nobody_closes_end_with_their_parent(how, statu
     command = [sys.executable, "-c", NOBODY_CLOSES, how]
     run = subprocess.run(command, capture_output=True, text=True, timeout=90)  # until all have closed its stdout
     assert (run.returncode, run.stdout) == (status, "[1, 2]\n"), run
-
-
-@pytest.mark.parametrize("processes", [0, -1, True, "two"])
-def test_an_invalid_number_of_processes_is_a_usage_error(processes):
-    with pytest.raises(UsageError, match="processes of a pool"):
-        jaxrun.pool(processes)

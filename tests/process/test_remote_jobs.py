@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -47,25 +46,6 @@ def test_without_a_run_directory_all_output_comes_by_the_network(start, tmp_path
     ended = job.end()
     assert (ended.code, ended.out) == (0, "[0] hello\n")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["by_hand.py", "fake", "launch"]
-
-
-def test_the_first_error_ends_the_job_with_its_status(start):
-    job = start(READY, "run(); fail('bad record', 3)")
-    ended = job.end()
-    assert ended.code == 3
-    assert "jaxrun: rank 1 failed; stopping 1 other" in ended.err and "ValueError: bad record" in ended.err
-    assert b"ValueError: bad record" in (job.run_dir / "rank-0001.err").read_bytes()
-    assert ended.verdict()["culprits"] == [1]
-
-
-def test_an_agent_that_is_killed_is_named_and_leaves_nothing(start):
-    job = start(READY, READY)
-    job.wait_for_output("ready", 2)
-    os.kill(agents(job)[1], signal.SIGKILL)
-    ended = job.end()
-    assert ended.code == 69
-    assert "rank 1 of 2 was lost: the connection to its agent" in ended.err
-    assert ended.verdict()["culprits"] == [1]
 
 
 def test_kill_9_of_the_launcher_leaves_nothing(start):
@@ -139,23 +119,6 @@ def test_agents_in_another_directory_are_refused(start):
     job = start(CLEAN, script="cd /\n" + AGENTS)
     ended = job.end()
     assert ended.code == 69 and f"does not exist on {os.uname().nodename}; the agent was started in /" in ended.err
-
-
-@pytest.mark.extended
-def test_a_time_limit_shows_where_the_ranks_were_though_stacks_are_requested_at_the_same_time(start):
-    """The agents are stopped, so that each snapshot takes its full time."""
-    job = start(READY, READY, timeout=10.0)
-    job.wait_for_output("ready", 2)
-    for pid in agents(job).values():
-        os.kill(pid, signal.SIGSTOP)
-    began = job.events("AttemptStarted")[0]["logged"]
-    time.sleep(max(0.0, began + 10.5 - time.time()))
-    job.process.send_signal(signal.SIGQUIT)
-    time.sleep(0.1)
-    for pid in agents(job).values():
-        os.kill(pid, signal.SIGCONT)
-    ended = job.end()
-    assert ended.code == 124 and "worker_by_hand.py" in ended.err
 
 
 def test_the_time_limit_ends_a_remote_job(start):

@@ -61,10 +61,3 @@ def test_where_the_ranks_wait_outside_of_their_calls_one_is_seen_to_wait(tmp_pat
     (first, *_) = result.events("Straggler")
     assert first["ranks"] == [0] and not first["is_proven"]
     assert "rank 0 came last" in result.err and "rank 1 waited" in result.err
-
-
-@pytest.mark.extended
-def test_of_ranks_that_are_alike_none_is_named(tmp_path):
-    result = jaxrun(tmp_path, "-n", "3", write(tmp_path, slow=-1))
-    assert (result.code, result.events("Straggler"), result.verdict()["details"]) == (0, [], []), result.err
-    assert "came last" not in result.err

@@ -45,7 +45,7 @@ CHANNELS = {
 SENT = {name: kind for known in CHANNELS.values() for name, kind in known.items()}
 ALL = dict(sorted((SENT | message_types(Answer | Overview | Snapshot)).items()))
 KINDS = list(ALL.values())
-FEW, SOME = settings(max_examples=20), settings(max_examples=50)
+FEW, SOME = settings(max_examples=10), settings(max_examples=50)
 TEXT = st.text(max_size=20)
 RANKS = st.integers(0, 9999)
 NUMBERS = st.floats(allow_nan=False)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -31,39 +30,12 @@ def evaluate(x: jax.Array) -> jax.Array:
 
 
 @kind
-def dict_order(world: World) -> None:
-    """A dictionary that one rank has filled in another order."""
-
-    def alpha(x: jax.Array) -> jax.Array:
-        return x.max()
-
-    def gamma(x: jax.Array) -> jax.Array:
-        return x.min()
-
-    functions = {"alpha": jax.jit(alpha), "gamma": jax.jit(gamma)}
-    if world.odd:
-        functions = dict(reversed(functions.items()))
-    x = world.ones(world.size, 8)
-    for function in functions.values():
-        float(function(x))  # dict-order
-
-
-@kind
 def branch(world: World) -> None:
     """Which of two known functions comes next depends on a value of the rank's own; both have run before."""
     x = world.ones(world.size, 8)
     for number in range(20):
         long = number % 2 == 0 if not (world.odd and number == 12) else False
         float((step if long else evaluate)(x))  # branch
-
-
-@kind
-def branch_late(world: World) -> None:
-    """The same after a thousand calls, and a few hundred more follow."""
-    x = world.ones(world.size, 8)
-    for number in range(1200):
-        long = number % 2 == 0 if not (world.odd and number == 1000) else False
-        float((step if long else evaluate)(x))  # branch-late
 
 
 @kind
@@ -84,24 +56,6 @@ def rank_0_only_end(world: World) -> None:
         float(step(x))
     if world.first:
         print("mean", x.mean(), flush=True)  # rank-0-only-end
-
-
-@kind
-def last_batch_phase(world: World) -> None:
-    """One rank has a batch less; its evaluation meets the others' last step."""
-    x = world.ones(world.size, 8)
-    for _ in range(3 if world.odd else 4):
-        float(step(x))  # last-batch-phase: the others
-    float(evaluate(x))  # last-batch-phase
-
-
-@kind
-def count_late(world: World) -> None:
-    """The same after a thousand steps."""
-    x = world.ones(world.size, 8)
-    for _ in range(1000 if world.odd else 1001):
-        float(step(x))  # count-late: the others
-    float(evaluate(x))  # count-late
 
 
 @kind
@@ -132,14 +86,6 @@ def meshes_in_turn(world: World) -> None:
 
 
 @kind
-def halves_in_turn(world: World) -> None:
-    """Two meshes, each with one device of every rank, that one rank takes in another order."""
-    halves = [Mesh(world.devices[:, half], ("data",)) for half in range(2)]
-    for half in reversed(halves) if world.odd else halves:
-        float(step(world.ones(world.size, 8, mesh=half)))  # halves-in-turn
-
-
-@kind
 def barrier_one_rank(world: World) -> None:
     """Rank 0 stands in a barrier that the others never reach."""
     x = world.ones(world.size, 8)
@@ -148,12 +94,6 @@ def barrier_one_rank(world: World) -> None:
     if world.first:
         multihost_utils.sync_global_devices("saved")  # barrier-one-rank
     float(evaluate(x))  # barrier-one-rank: the others
-
-
-@kind
-def barrier_names(world: World) -> None:
-    """JAX itself sees that the barriers are not the same one."""
-    multihost_utils.sync_global_devices("loaded" if world.odd else "saved")  # barrier-names
 
 
 @kind
@@ -177,19 +117,6 @@ def last_batch_end(world: World) -> None:
 
 
 @kind
-def caught(world: World) -> None:
-    """One rank catches an error of its own and skips the step; nothing but the count differs."""
-    x = world.ones(world.size, 8)
-    for number in range(6):
-        try:
-            if world.odd and number == 3:
-                raise ValueError("a bad record")
-            float(step(x))  # caught: the others
-        except ValueError as error:
-            print("skipped:", error, flush=True)
-
-
-@kind
 def last_batch_sleep(world: World) -> None:
     """It waits for more data instead."""
     x = world.ones(world.size, 8)
@@ -207,28 +134,6 @@ def stopped(world: World) -> None:
         if world.odd and number == 3:
             os.kill(os.getpid(), signal.SIGSTOP)  # stopped
         float(step(x))  # stopped: the others
-
-
-@kind
-def lock(world: World) -> None:
-    """It takes a lock that it holds."""
-    x = world.ones(world.size, 8)
-    own = threading.Lock()
-    for number in range(5):
-        with own:
-            if world.odd and number == 3:
-                own.acquire()  # lock
-            float(step(x))  # lock: the others
-
-
-@kind
-def typing(world: World) -> None:
-    """Rank 0 alone has a terminal, and asks there."""
-    x = world.ones(world.size, 8)
-    for number in range(5):
-        if world.first and number == 3:
-            input("go on? ")  # typing
-        float(step(x))  # typing: the others
 
 
 @kind
