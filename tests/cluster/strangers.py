@@ -94,13 +94,10 @@ class Relay:
 
     def _inject(self) -> None:
         program = ["-c", f"open({self.flags.inject!r}, 'w')"]
-        start = {"rank": 1, "size": 2, "local_rank": 0, "local_size": 1, "host": "h2", "program": program}
-        start |= {"environment": {}, "local_device_ids": [0], "run_dir": "", "log_dir": "", "show_output": True}
-        start |= {"attempt": 1, "restart_reason": "", "fork": False, "waits": False}
-        settings = {"init_timeout": 9.0, "lockstep": "off", "make_mesh": "jax", "torch_env": False, "pdb": False}
-        settings |= {"stdin": "none", "compile": "each", "compile_cache": "off", "verbose": False}
+        worker = {"rank": 1, "size": 2, "local_rank": 0, "local_size": 1, "host": "h2", "init_timeout": 9.0}
+        start = {"worker": worker, "program": program, "environment": {}, "show_output": True, "fork": False}
         tag = os.urandom(16)
-        self.client.sendall(frame("StartWorker", **start, settings=settings) + tag)
+        self.client.sendall(frame("StartWorker", **start) + tag)
         self.server.sendall(frame("WorkerExited", rank=1, status=0) + tag)
 
 

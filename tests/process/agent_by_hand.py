@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import fields, replace
 from pathlib import Path
 
 from harness import TIME_LIMIT, started, wait_until, wait_until_gone, write_fake_runtime
@@ -28,9 +29,8 @@ from jaxrun.protocol.agent_messages import (
     StartWorker,
     WorkerSpawned,
 )
-from jaxrun.protocol.env import AgentEnv
+from jaxrun.protocol.env import AgentEnv, WorkerEnv
 from jaxrun.protocol.names import CONTROL_FD
-from jaxrun.protocol.settings import WorkerSettings
 from jaxrun.protocol.worker_messages import (
     CoordinatorReady,
     DeviceReport,
@@ -91,21 +91,12 @@ class ByHand:
         return report
 
     def order(self, *codes, **changes):
-        values = {
-            "rank": self.rank,
-            "size": self.size,
-            "local_rank": 0,
-            "local_size": 1,
-            "host": "h1",
-            "program": ("p", *([""] * self.rank), *codes),
-            "environment": {"COLOUR": "blue sky"},
-            "local_device_ids": (),
-            "run_dir": "",
-            "log_dir": "",
-            "show_output": True,
-            "settings": WorkerSettings(init_timeout=60.0, compile="each"),
-        }
-        return StartWorker(**{**values, **changes})
+        """The order to start the worker; `changes` are fields of it, or of what the worker is told."""
+        told = {"init_timeout": 60.0, "compile": "each"}
+        told |= {field.name: changes.pop(field.name) for field in fields(WorkerEnv) if field.name in changes}
+        worker = replace(WorkerEnv(self.job_id, self.rank, self.size, 0, 1, "h1"), **told)
+        program = ("p", *([""] * self.rank), *codes)
+        return StartWorker(**{"worker": worker, "program": program, "environment": {"COLOUR": "blue sky"}} | changes)
 
     def run(self, code, **changes):
         """Everything up to Run; returns the worker's process id."""

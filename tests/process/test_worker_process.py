@@ -26,7 +26,7 @@ def worker():
     pipes = [os.open(os.devnull, os.O_RDONLY) for _ in range(2)]
     child = WorkerProcess(2, WorkerPipes(ours, *pipes, os.memfd_create("stacks"), os.memfd_create("flight")))
     yield child, theirs
-    child.close()
+    child.pipes.close()
     theirs.close()
 
 
@@ -63,7 +63,7 @@ def test_garbage_is_no_message_and_nothing_is_read_after_it(worker):
     theirs.sendall(b"\0\0\0\2{]" + encode(Done(2, 1.0)))
     with pytest.raises(ProtocolError, match="not JSON"):
         child.receive()
-    child.close_channel()
+    child.pipes.channel.close()
     assert child.receive() is None
     assert theirs.recv(1) == b""
 
@@ -73,7 +73,7 @@ def test_sending_to_a_worker_that_has_gone_is_nothing(worker):
     theirs.close()
     child.send(Exit())
     child.send(Exit())
-    child.close_channel()
+    child.pipes.channel.close()
     child.send(Exit())
 
 

@@ -3,9 +3,11 @@
 import itertools
 import signal
 
+from jaxrun import __version__
 from jaxrun.analysis.verdict.decide import decide
 from jaxrun.analysis.verdict.stack_text import format_snapshot, format_stall_notice
 from jaxrun.controller.head.agent_registry import AgentRegistry
+from jaxrun.controller.head.assignment import Told
 from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head
 from jaxrun.controller.head.head_state import TimeLimits
@@ -306,11 +308,8 @@ def make_registry(size, *, given=None, run_dir="/shared/run", directory="/shared
     command = LaunchCommand("open-mpi", "mpirun", ("mpirun",), agent_hosts=("?",) * agents)
     return AgentRegistry(
         plan_remote(job, {}, JOB_ID, command, ["?"] * size),
-        given or {},
-        version="0.1.0",
+        Told(given or {}, run_dir, run_dir),
         directory=directory,
-        run_dir=run_dir,
-        log_dir=run_dir,
         listen_addresses="eth0 10.0.0.9:40",
     )
 
@@ -321,7 +320,7 @@ def report(rank, host, size, *, gpus=(), **changes):
         "boot_id": f"boot-{host}",
         "pid": 1000 + rank,
         "time": 1.0,
-        "jaxrun_version": "0.1.0",
+        "jaxrun_version": __version__,
         "address": f"10.0.0.{int(host[1:])}",
         "head_address": HEAD_ADDRESS,
         "directory": "/shared",

@@ -232,7 +232,7 @@ def awaiting(simulate):
 def test_the_hosts_are_known_once_all_reports_are_in(awaiting):
     awaiting.head.handle(report(1, "h2", 2), 0.0)
     actions = awaiting.head.handle(report(0, "h1", 2), 0.0)
-    assert [action.message.rank for action in actions] == [0, 1]
+    assert [action.message.worker.rank for action in actions] == [0, 1]
     assert dict(awaiting.head.hosts) == {0: "h1", 1: "h2"}
     awaiting.handle(WorkerSpawned(0, 1), WorkerSpawned(1, 2), AgentLost(1, CLOSED)).wait(1)
     assert [end.host for end in awaiting.outcome.workers] == ["h1", "h2"]

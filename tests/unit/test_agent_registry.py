@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from simulation import HEAD_ADDRESS, make_registry, report
 
-from jaxrun.controller.head.agent_registry import reachable_address
+from jaxrun.controller.head.assignment import reachable_address
 from jaxrun.controller.head.consistency import Expected
 from jaxrun.errors import NotUniformError, UnavailableError
 
@@ -22,11 +22,11 @@ def assign(hosts, /, *, changes=None, given=None, run_dir="/shared/run", gpus=No
 
 
 def local_ranks(assignment):
-    return [(start.host, start.local_rank, start.local_size) for start in assignment.starts]
+    return [(start.worker.host, start.worker.local_rank, start.worker.local_size) for start in assignment.starts]
 
 
 def ordinals(assignment):
-    return [start.local_device_ids for start in assignment.starts]
+    return [start.worker.local_device_ids for start in assignment.starts]
 
 
 def test_what_waits_on_a_spare_host_prepares_for_what_a_rank_there_would_be():
@@ -35,7 +35,7 @@ def test_what_waits_on_a_spare_host_prepares_for_what_a_rank_there_would_be():
         registry.add(report(rank, host, 4))
     started = registry.assign().starts[0]
     waiting = registry.prepare([report(2, "h3", 4)])
-    assert [(start.rank, start.host, start.waits) for start in waiting] == [(2, "h3", True)]
+    assert [(start.worker.rank, start.worker.host, start.waits) for start in waiting] == [(2, "h3", True)]
     assert (waiting[0].environment, waiting[0].program, waiting[0].fork) == (started.environment, started.program, True)
     with pytest.raises(NotUniformError, match="was started as one of 3, but the job has 2 processes"):
         make_registry(2, agents=4).add(report(0, "h1", 3))
@@ -43,11 +43,11 @@ def test_what_waits_on_a_spare_host_prepares_for_what_a_rank_there_would_be():
 
 def test_start_messages_are_sorted_by_rank_and_describe_the_job():
     assignment = assign(["h1", "h2", "h1"], env={"A": "b"}, program=("train.py", "--steps", "3"))
-    assert [start.rank for start in assignment.starts] == [0, 1, 2]
-    assert {start.size for start in assignment.starts} == {3}
+    assert [start.worker.rank for start in assignment.starts] == [0, 1, 2]
+    assert {start.worker.size for start in assignment.starts} == {3}
     assert {start.program for start in assignment.starts} == {("train.py", "--steps", "3")}
     assert all(start.environment["A"] == "b" for start in assignment.starts)
-    assert all(start.settings.init_timeout == 120.0 for start in assignment.starts)
+    assert all(start.worker.init_timeout == 120.0 for start in assignment.starts)
     assert assignment.expected == Expected(3, "ab" * 16 + "-1", "cpu", 1)
     assert assignment.notes == ()
 
@@ -142,15 +142,15 @@ def test_hosts_that_differ_in_their_gpus_are_refused_with_a_table():
     text = refusal(["h1", "h1", "h2", "h2", "h3", "h3"], gpus=gpus, platform="auto")
     assert text == (
         "the hosts differ in their devices\n"
-        "  ranks 0-3 (h1, h2)   cuda, 2 devices\n"
-        "  ranks 4-5 (h3)       cuda, 1 device\n"
+        "  ranks 0-3   cuda, 2 devices   (h1, h2)\n"
+        "  ranks 4-5   cuda, 1 device    (h3)\n"
         "every process must see the same number of devices; leave the odd host out, or ask for fewer with -d"
     )
 
 
 def test_a_host_without_gpus_among_others_is_refused_with_a_table():
     text = refusal(["h1", "h2"], gpus={0: FOUR}, platform="auto")
-    assert "rank 0 (h1)   cuda, 4 devices\n" in text and "rank 1 (h2)   cpu, 1 device\n" in text
+    assert "rank 0   cuda, 4 devices   (h1)\n" in text and "rank 1   cpu, 1 device     (h2)\n" in text
 
 
 def test_a_host_without_the_requested_devices_is_named():
@@ -237,7 +237,7 @@ def test_agents_may_start_in_any_directory_if_the_job_names_none():
 
 def test_a_rank_that_cannot_write_the_run_directory_sends_its_logs_and_is_named():
     assignment = assign(["h1", "h1", "h2"], changes={2: {"can_write_run_dir": False}})
-    assert [start.run_dir for start in assignment.starts] == ["/shared/run", "/shared/run", ""]
+    assert [start.worker.run_dir for start in assignment.starts] == ["/shared/run", "/shared/run", ""]
     assert [start.log_dir for start in assignment.starts] == ["/shared/run", "/shared/run", ""]
     assert assignment.notes == (
         "rank 2 (h2) cannot write to the run directory /shared/run; their logs come by network",

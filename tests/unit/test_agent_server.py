@@ -13,9 +13,9 @@ from listener_thread import frame, wait_until
 
 from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
 from jaxrun.controller.supervisor import loss_watch
-from jaxrun.controller.supervisor.agent_receiver import SpareAgents
 from jaxrun.controller.supervisor.executor import Executor
 from jaxrun.controller.supervisor.server import AgentServer
+from jaxrun.controller.supervisor.spare_agents import SpareAgents
 from jaxrun.node.channel.connection import HEAD_TO_AGENT, Connection
 from jaxrun.node.channel.host_addresses import HostAddress
 from jaxrun.node.channel.listener import listen_on_tcp
@@ -36,7 +36,7 @@ from jaxrun.protocol.agent_messages import (
 )
 from jaxrun.protocol.auth import ClientHandshake
 from jaxrun.protocol.codec import encode
-from jaxrun.protocol.settings import WorkerSettings
+from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.snapshot_messages import RankReply
 from jaxrun.protocol.worker_messages import Done, Run
 from jaxrun.records.event_log.actions import Finish, RecordClock, Send
@@ -55,14 +55,17 @@ def message(kind, **values):
         "float": 0.0,
         "bool": False,
         "Mapping[str, str]": {},
-        "WorkerSettings": WorkerSettings(),
         "FabricFacts | None": None,
     }
     return kind(**{field.name: empty.get(field.type, ()) for field in fields(kind)} | values)
 
 
+def start_of(rank=0, *, waits=False):
+    return StartWorker(WorkerEnv("ab" * 16, rank, 2, 0, 1, "h1"), ("train.py",), {}, waits=waits)
+
+
 def prepare(reports):
-    return [message(StartWorker, rank=one.rank, waits=True) for one in reports]
+    return [start_of(one.rank, waits=True) for one in reports]
 
 
 class Orders:
@@ -106,7 +109,9 @@ class Server:
             fileno=output.fileno, status=None, failed=False, slurm_step="", command=SimpleNamespace(agent_hosts=())
         )
         self._context = SimpleNamespace(
-            plan=SimpleNamespace(attempt=1, agents=agents_by_rank(2)),
+            plan=SimpleNamespace(
+                attempt=1, agents=agents_by_rank(2), launch_command=None, job=SimpleNamespace(verbose=False)
+            ),
             dispatcher=dispatcher,
             output=SimpleNamespace(congested=False, flush_due=lambda: None, print_line=self.printed.append),
             signals=signals,
@@ -128,11 +133,9 @@ class Server:
             self.listener,
             self._launch,
             JOB_INFO,
-            verbose=False,
-            attached=False,
-            spares=self.spares,
-            find_hosts=None,
-            earlier=earlier,
+            self.spares,
+            None,
+            earlier,
         )
         self._thread = threading.Thread(target=executor.run, args=(self.server,))
         self._thread.start()
@@ -200,8 +203,8 @@ def test_of_two_connections_of_an_agent_that_counts_on_which_it_speaks(server, u
     report(server, paths[used], 0)
     paths[1 - used].close()
     wait_until(lambda: len(list(server.server.connections)) == 1)
-    server.order(Send((0,), message(StartWorker)), Send((0,), SignalWorker(2)))
-    assert server.received(paths[used], 2) == [message(StartWorker), SignalWorker(2)]
+    server.order(Send((0,), start_of()), Send((0,), SignalWorker(2)))
+    assert server.received(paths[used], 2) == [start_of(), SignalWorker(2)]
     paths[used].close()
     wait_until(lambda: len(server.events) > 1)  # only this is the agent's end
     assert [type(event) for event in server.events] == [AgentReport, AgentLost]
@@ -268,7 +271,7 @@ def test_an_agent_that_was_signalled_before_it_could_report_is_heard(server):
 
 def test_two_agents_of_a_rank_are_named_by_the_head_while_the_job_starts(server):
     report(server, server.connect(0)[0], 0)
-    server.order(Send((0,), message(StartWorker)))
+    server.order(Send((0,), start_of()))
     report(server, server.connect(0)[0], 0)
     assert [event.rank for event in server.events] == [0, 0]
 
@@ -278,8 +281,8 @@ def test_an_agent_that_comes_to_a_running_job_is_refused_in_words_and_touches_no
     first = server.connect(1)[0]
     early = server.connect(1)[0] if connects == "before" else None
     report(server, first, 1)
-    server.order(Send((1,), message(StartWorker)), Send((1,), Run()))
-    assert server.received(first, 2) == [message(StartWorker), Run()]
+    server.order(Send((1,), start_of()), Send((1,), Run()))
+    assert server.received(first, 2) == [start_of(), Run()]
     before = list(server.events)
     if early is not None:
         early.send(AgentSignalled(1, 2))
@@ -323,7 +326,7 @@ def test_an_agent_of_several_ranks_speaks_for_each_and_gets_what_is_for_some(ser
     client.send(message(AgentReport, rank=0))
     wait_until(lambda: len(server.events) == 2)
     assert [event.rank for event in server.events] == [0, 1]
-    start = message(StartWorker, rank=1)
+    start = start_of(1)
     server.order(Send((0, 1), SignalWorker(2)), Send((1,), SignalWorker(3)), Send((1,), start))
     assert server.received(client, 3) == [SignalWorker(2), ToRanks((1,), encode(SignalWorker(3))), start]
     client.send(WorkerExited(1, 4))
@@ -341,7 +344,7 @@ def test_an_agent_that_waits_takes_the_rank_of_a_lost_one(server):
     server.begin_next_attempt(agents_by_rank(2, 3))
     first, second, waiting = (server.connect(number)[0] for number in range(3))
     waiting.send(message(AgentReport, rank=2, host="h3", pid=7))
-    assert server.received(waiting) == [message(StartWorker, rank=2, waits=True)]
+    assert server.received(waiting) == [start_of(2, waits=True)]
     assert server.records == [SpareReported(2, "h3", 7)] and not server.events
     report(server, first, 0)
     report(server, second, 1)

@@ -109,7 +109,7 @@ def test_agents_are_told_which_cores_their_ranks_stay_on():
         more = {"cpus": ALL, "all_cores": 32, "gpu_cores": (LEFT, RIGHT), **changes}
         for rank, host in enumerate(("h1", "h1", "h2", "h2")):
             registry.add(report(rank, host, 4, gpus=(0, 1), **more))
-        return [format_ranges(start.cpus, ",") for start in registry.assign().starts]
+        return [format_ranges(start.worker.cpus, ",") for start in registry.assign().starts]
 
     assert cores("auto") == [LEFT, RIGHT, LEFT, RIGHT]
     assert cores("none") == [""] * 4

@@ -13,7 +13,6 @@ from jaxrun.spec.job.cluster_env import (
     BY_OPTIONS,
     CLUSTER_ENVS,
     RankInfo,
-    combine_with_options,
     detect_rank_info,
     find_rank_info,
     read_rank_info,
@@ -217,22 +216,22 @@ def test_an_unknown_engine_is_a_protocol_error():
 def test_given_numbers_must_agree_with_the_environment():
     place = detect_rank_info(OPEN_MPI_5)
     for rank, size in ((None, None), (2, None), (None, 3), (2, 3)):
-        assert combine_with_options(place, rank, size) == place
+        assert detect_rank_info(OPEN_MPI_5, (), rank, size) == place
     with pytest.raises(UsageError) as refused:
-        combine_with_options(place, 1, 3)
+        detect_rank_info(OPEN_MPI_5, (), 1, 3)
     assert str(refused.value).startswith("--rank 1 contradicts OMPI_COMM_WORLD_RANK=2, by which Open MPI has started")
     with pytest.raises(UsageError, match=r"--size 4 contradicts OMPI_COMM_WORLD_SIZE=3, .* -u OMPI_COMM_WORLD_RANK"):
-        combine_with_options(place, 2, 4)
+        detect_rank_info(OPEN_MPI_5, (), 2, 4)
 
 
 def test_without_an_engine_both_numbers_are_needed():
-    assert combine_with_options(None, 3, 8) == RankInfo(BY_OPTIONS, 3, 8, "")
-    for rank, size, given_ in ((3, None, "--rank 3"), (None, 8, "--size 8"), (None, None, "neither")):
+    assert detect_rank_info({}, (), 3, 8) == RankInfo(BY_OPTIONS, 3, 8, "")
+    for rank, size, given_ in ((3, None, "--rank 3"), (None, 8, "--size 8")):
         with pytest.raises(UsageError, match=f"needs --rank and --size; only {given_} is given"):
-            combine_with_options(None, rank, size)
+            detect_rank_info({}, (), rank, size)
     for rank, size in ((8, 8), (-1, 8), (0, 0)):
         with pytest.raises(UsageError, match=f"--rank {rank} is not in a job of --size {size}"):
-            combine_with_options(None, rank, size)
+            detect_rank_info({}, (), rank, size)
 
 
 @ENGINES

@@ -176,7 +176,7 @@ def wait(monkeypatch):
 
         monkeypatch.setattr(gpus.time, "monotonic", lambda: now[0])
         monkeypatch.setattr(gpus.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
-        GpuMemory(None, ask).wait_until_free(said.append, stopped)
+        GpuMemory({}, ask).wait_until_free(said.append, stopped)
         return now[0], said
 
     return run
@@ -203,7 +203,7 @@ def test_a_long_wait_is_told_once_and_has_an_end(wait):
     "reading", [NvmlReading(trouble="no driver"), NvmlReading("", (GpuCard("G", "H"),), {"G": GpuUsage()})]
 )
 def test_what_does_not_tell_its_memory_is_not_waited_for(reading):
-    GpuMemory(None, lambda: reading).wait_until_free(pytest.fail, lambda: False)
+    GpuMemory({}, lambda: reading).wait_until_free(pytest.fail, lambda: False)
 
 
 @pytest.mark.parametrize(

@@ -100,12 +100,12 @@ def test_a_descriptor_that_can_be_written_to_calls_back_until_its_writer_is_remo
     ours, theirs = socket.socketpair()
     called = []
     with ours, theirs:
-        loop.add_writer(ours.fileno(), lambda: called.append("no reader"))
+        loop.set_writer(ours.fileno(), lambda: called.append("no reader"))
         loop.add_reader(ours.fileno(), 0, lambda: called.append("read"))
         loop.run_once(0)
-        loop.add_writer(ours.fileno(), lambda: called.append("write"))
+        loop.set_writer(ours.fileno(), lambda: called.append("write"))
         loop.run_once(0)
-        loop.remove_writer(ours.fileno())
+        loop.set_writer(ours.fileno(), None)
         loop.run_once(0)
         theirs.send(b"x")
         loop.run_once(0)

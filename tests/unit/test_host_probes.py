@@ -30,7 +30,7 @@ def probed(rank, errors=()):
 
 
 def started(actions):
-    return [action.message.rank for action in actions if isinstance(action.message, StartWorker)]
+    return [action.message.worker.rank for action in actions if isinstance(action.message, StartWorker)]
 
 
 def test_a_job_that_does_not_ask_starts_at_once_and_takes_no_facts():

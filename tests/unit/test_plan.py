@@ -114,9 +114,8 @@ def test_what_workers_are_told_is_alike_in_the_job_in_their_environment_and_in_j
     assert plan.job.worker_settings == told
     env = plan.worker_env(plan.workers[0], run_dir="")
     assert asdict(told).items() <= asdict(WorkerEnv.from_env(env.to_env())).items()
-    recorded = {field.name for field, option in options_of(told) if option.recorded}
     content = json.loads(to_json(plan))
-    assert recorded and all(content[name] == getattr(told, name) for name in recorded)
+    assert asdict(told).items() <= content.items()
 
 
 # ---- limits that a job would exceed are told before anything is made

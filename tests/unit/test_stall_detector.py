@@ -66,6 +66,7 @@ class Clock:
         self.written = dict.fromkeys(self.ranks, 0)
         self.made = dict.fromkeys(self.ranks, 0)
         self.compiling = set()
+        self.debugged = set()
         self.told = []  # times
         self.asked = []  # whether for stacks
         self.over_at = None
@@ -76,7 +77,11 @@ class Clock:
         while self.now + self.stall.next_check_s <= until:
             self.now += self.stall.next_check_s
             self.asked.append(self.stall.wants_stacks)
-            self.last = self.stall.update({rank: self._reply(rank) for rank in self.ranks}, self.now)
+            self.last = self.stall.update(
+                {rank: self._reply(rank) for rank in self.ranks},
+                self.now,
+                is_held=not self.debugged.isdisjoint(self.ranks),
+            )
             if self.last.is_told:
                 self.told.append(self.now)
             if self.last.is_over:
@@ -228,17 +233,17 @@ def test_a_rank_that_moves_within_jax_is_told_of_only_once_it_stays():
 
 def test_while_a_rank_is_debugged_the_clock_stands_still():
     job = Clock(IN_CALL, IN_LOCK, limit=300.0)
-    job.stall.hold(1)
+    job.debugged.add(1)
     job.wait(3000)
     assert job.told == [] and job.over_at is None
-    job.stall.release(1)
+    job.debugged.discard(1)
     job.wait(400)
     assert job.told and 3300 <= job.over_at <= 3310
 
 
 def test_a_rank_that_has_ended_in_the_debugger_holds_nothing():
     job = Clock(IN_CALL, IN_LOCK, IN_OTHER_CALL)
-    job.stall.hold(1)
+    job.debugged.add(1)
     job.wait(100)
     del job.ranks[1]
     assert job.wait(100).told

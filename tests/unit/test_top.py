@@ -15,7 +15,7 @@ from jaxrun.frontends.top.samples import FAILED, LATE, LIKE_OTHERS, SLOW, STOPPE
 from jaxrun.frontends.top.screen import View, format_memory, format_pace, lay_out, render, render_pages, sparkline
 from jaxrun.protocol.flight import DispatchedCall, Flight, PendingCall, ProgramInfo
 from jaxrun.protocol.flight_file import EVERY_CALL
-from jaxrun.protocol.snapshot_messages import ProcessState, RankVitals
+from jaxrun.protocol.snapshot_messages import ProcessState, RankReply
 
 NOW = 1000.0
 FUTEX = "futex_wait_queue"
@@ -36,7 +36,10 @@ def flight(made, *, group, pending_s=None, ago_s=0.1, compiling=None):
 
 
 def vitals(time=NOW, cpu_s=10.0, memory=2**28, wait="", gpu=(-1.0, -1)):
-    return RankVitals(time, cpu_s, memory, wait, *gpu)
+    percent, used = gpu
+    return RankReply(
+        0, 1, time, cpu_seconds=cpu_s, memory_bytes=memory, kernel_wait=wait, gpu_percent=percent, gpu_bytes=used
+    )
 
 
 def overview(flights, *, hosts=None, waits=None, time=NOW, cpu_s=10.0, **more):

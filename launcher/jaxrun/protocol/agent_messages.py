@@ -23,7 +23,7 @@
                           ◀──────────    Shutdown               (the job is over)
 
 An agent has a number, which stays, the first of the ranks that it is started for; and any number of ranks, as the head
-says, none while it waits on a spare host for NextAttempt. What it says of itself and its host (AGENT_ALONE) has its
+says, none while it waits on a spare host for NextAttempt. What it says of itself and its host (AgentAlone) has its
 number for `rank`. An order is for all of its ranks, unless it is in a ToRanks.
 
 Messages of worker_messages.py pass in both directions all the while. Times are seconds since the epoch on the sender's
@@ -35,8 +35,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.probe_messages import CheckHost, FabricFacts, HostChecked, HostFacts, PeerResults, ProbePeers
-from jaxrun.protocol.settings import WorkerSettings
 from jaxrun.protocol.snapshot_messages import (
     ProgramDetailsReply,
     ProgramDetailsRequest,
@@ -137,35 +137,23 @@ class AgentReport:
 class StartWorker:
     """A worker that an agent is to start, once it knows all of its ranks.
 
+    worker:       what it is told by its environment, but for what its host alone knows
     program:      the words after `python -m jaxrun_runtime`
     environment:  variables to set on top of the agent's own
     log_dir:      where the agent writes the worker's output; empty if it sends all of it
     show_output:  whether the agent sends what is for the screen
-    settings:     what the command line says to every worker
-    attempt:      which attempt to run the job this is, from 1; restart_reason: why the one before it ended
     fork:         whether it may be forked from a process that has imported jax
     waits:        whether the agent has no rank yet, and only starts the process that has imported jax
-    cpus:         the cores that it stays on; empty for all
     wrap:         the words of the command inside which it is started (--wrap)
     """
 
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    host: str
+    worker: WorkerEnv
     program: tuple[str, ...]
     environment: Mapping[str, str]
-    local_device_ids: tuple[int, ...]
-    run_dir: str
-    log_dir: str
-    show_output: bool
-    settings: WorkerSettings
-    attempt: int = 1
-    restart_reason: str = ""
+    log_dir: str = ""
+    show_output: bool = True
     fork: bool = False
     waits: bool = False
-    cpus: tuple[int, ...] = ()
     wrap: tuple[str, ...] = ()
 
 
@@ -316,35 +304,12 @@ class Shutdown:
     job_goes_on: bool = False
 
 
-AgentEvent = (
-    AgentConnected
-    | AgentReport
-    | HostFacts
-    | PeerResults
-    | HostChecked
-    | StagedCopied
-    | WorkerSpawned
-    | WorkerExited
-    | StartFailed
-    | AgentSignalled
-    | FaultNotInjected
-    | RankReply
-    | RecorderSnapshot
-    | ProgramDetailsReply
-    | ClockReply
-)
-AgentOrder = (
-    StartWorker
-    | ProbePeers
-    | CheckHost
-    | CopyStaged
-    | SignalWorker
-    | InjectFault
-    | RankQuery
-    | ProgramDetailsRequest
-    | ClockProbe
-)
+AgentAlone = AgentConnected | AgentReport | AgentSignalled | HostFacts | PeerResults | HostChecked | StagedCopied
+_OfWorker = WorkerSpawned | WorkerExited | StartFailed | FaultNotInjected
+_Answer = RankReply | RecorderSnapshot | ProgramDetailsReply | ClockReply
+AgentEvent = AgentAlone | _OfWorker | _Answer
+HostTask = ProbePeers | CheckHost | CopyStaged  # for the agent, before its workers start
+AgentOrder = StartWorker | HostTask | SignalWorker | InjectFault | RankQuery | ProgramDetailsRequest | ClockProbe
 AgentMessage = AgentEvent | FirstOutput | ForkingDeclined | WorkerToAgent  # wherever the head is
 AgentToHead = AgentMessage | OutputChunk | StreamEnded
 HeadToAgent = JobInfo | AgentRefused | AgentOrder | ToRanks | OutputCredit | NextAttempt | Shutdown | AgentToWorker
-AGENT_ALONE = (AgentConnected, AgentReport, AgentSignalled, HostFacts, PeerResults, HostChecked, StagedCopied)

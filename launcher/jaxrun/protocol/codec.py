@@ -37,7 +37,6 @@ Reader = Callable[[Any], Any]
 
 
 def message_types(union: Any) -> Mapping[str, type[Any]]:
-    """Return the members of a union of messages, by name."""
     return {kind.__name__: kind for kind in (get_args(union) or (union,))}
 
 
@@ -52,7 +51,6 @@ def encode(message: Any) -> bytes:
 
 
 def field_values(value: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass as they are, by name."""
     return {name: getattr(value, name) for name in _field_names(type(value))}  # type: ignore[arg-type]
 
 
@@ -167,35 +165,23 @@ def _reader(annotation: Any, lenient: bool) -> Reader:
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is types.UnionType:
         (kind,) = set(inner) - {types.NoneType}
-        return _optional_reader(_reader(kind, lenient))
+        some = _reader(kind, lenient)
+        return lambda value: None if value is None else some(value)
     if origin is tuple and inner[-1] is Ellipsis:
-        return _tuple_reader(_reader(inner[0], lenient))
+        item = _reader(inner[0], lenient)
+        return lambda value: tuple([item(one) for one in _expect(list, value)])
     if origin is tuple:
-        return _fixed_tuple_reader([_reader(kind, lenient) for kind in inner])
+        items = [_reader(kind, lenient) for kind in inner]
+        return lambda value: tuple([read(one) for read, one in zip(items, _expect(list, value), strict=True)])
     if origin is Mapping:
-        return _mapping_reader(_read_rank if inner[0] is int else str, _reader(inner[1], lenient))
+        key, item = _read_rank if inner[0] is int else str, _reader(inner[1], lenient)
+        return lambda value: {key(name): item(one) for name, one in _expect(dict, value).items()}
     if hasattr(annotation, "from_content"):
         return annotation.from_content  # type: ignore[no-any-return]
     if isinstance(annotation, type) and is_dataclass(annotation):
         return functools.partial(from_content, annotation, lenient=lenient)
     assert issubclass(annotation, enum.Enum)
     return annotation  # type: ignore[no-any-return]
-
-
-def _optional_reader(read: Reader) -> Reader:
-    return lambda value: None if value is None else read(value)
-
-
-def _tuple_reader(read: Reader) -> Reader:
-    return lambda value: tuple([read(item) for item in _expect(list, value)])
-
-
-def _fixed_tuple_reader(readers: list[Reader]) -> Reader:
-    return lambda value: tuple([read(item) for read, item in zip(readers, _expect(list, value), strict=True)])
-
-
-def _mapping_reader(read_key: Reader, read: Reader) -> Reader:
-    return lambda value: {read_key(key): read(item) for key, item in _expect(dict, value).items()}
 
 
 def _expect(kind: type, value: Any) -> Any:
@@ -205,7 +191,6 @@ def _expect(kind: type, value: Any) -> Any:
 
 
 def _read_rank(key: str) -> int:
-    """Return the rank of which JSON has made a string."""
     if not _RANK.fullmatch(key):
         raise ValueError
     return int(key)

@@ -52,7 +52,10 @@ REQUEST_SIGNAL = signal.SIGRTMIN + 8
 
 @dataclass(frozen=True, slots=True)
 class WorkerEnv(WorkerSettings):
-    """What one worker is told at its start; the field `local_rank` travels as JAXRUN_LOCAL_RANK, and so on."""
+    """What one worker is told at its start; the field `local_rank` travels as JAXRUN_LOCAL_RANK, and so on.
+
+    Its descriptors are known when it is spawned; until then they are -1.
+    """
 
     job_id: str
     rank: int
@@ -60,9 +63,9 @@ class WorkerEnv(WorkerSettings):
     local_rank: int
     local_size: int
     host: str
-    channel_fd: int
-    stacks_fd: int
-    flight_fd: int
+    channel_fd: int = -1
+    stacks_fd: int = -1
+    flight_fd: int = -1
     run_dir: str = ""
     simulated_boot_id: str = ""
     local_device_ids: tuple[int, ...] = ()
@@ -151,18 +154,10 @@ def _write(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def _read_ints(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(",")) if text else ()
-
-
-def _read_bool(text: str) -> bool:
-    return {"True": True, "False": False}[text]
-
-
 _READERS: dict[str, Callable[[str], Any]] = {
     "str": str,
     "int": int,
     "float": float,
-    "bool": _read_bool,
-    "tuple[int, ...]": _read_ints,
+    "bool": lambda text: {"True": True, "False": False}[text],
+    "tuple[int, ...]": lambda text: tuple(map(int, text.split(","))) if text else (),
 }

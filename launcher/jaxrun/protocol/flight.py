@@ -130,7 +130,6 @@ class Flight:
 
     @property
     def last_call(self) -> DispatchedCall | None:
-        """The call made last, in any group."""
         return self.calls[-1] if self.calls else None
 
     @property
@@ -139,7 +138,6 @@ class Flight:
         return (*self.calls, self.pending) if self.pending else self.calls
 
     def calls_of(self, group: str) -> tuple[DispatchedCall, ...]:
-        """The calls of this group."""
         return tuple(call for call in self.calls if call.group == group)
 
     def last_number(self, group: str) -> int:

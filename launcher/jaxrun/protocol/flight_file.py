@@ -76,5 +76,4 @@ LOCKSTEP_MODES = LOCKSTEP_OFF, LOCKSTEP_RECORD, LOCKSTEP_STRICT = "off", "record
 
 
 def flight_file_name(rank: int) -> str:
-    """Return the name of the rank's recorder in the run directory."""
     return f"rank-{rank:04d}.flight"

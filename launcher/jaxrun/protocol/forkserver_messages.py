@@ -94,20 +94,10 @@ class SuccessorForked:
 LAUNCHER_DESCRIPTORS = ("stderr", "control")
 FORK_DESCRIPTORS = ("stdin", "stdout", "stderr", "channel", "stacks", "flight")
 
-ForkServerMessage = (
-    ConfigureForkServer
-    | ForkWorker
-    | WorkerForked
-    | ForkDeclined
-    | ForkSuccessor
-    | SuccessorForked
-    | StartLauncher
-    | LauncherStarted
-)
+_ToForkServer = ConfigureForkServer | ForkWorker | ForkSuccessor | StartLauncher
+ForkServerMessage = _ToForkServer | WorkerForked | ForkDeclined | SuccessorForked | LauncherStarted
 
 
 class ForkServerMessageDecoder(MessageDecoder[ForkServerMessage]):
-    """Decodes the messages of this module."""
-
     def __init__(self) -> None:
         super().__init__(message_types(ForkServerMessage))

@@ -43,8 +43,6 @@ _ANCILLARY_BYTES = socket.CMSG_SPACE(4)
 
 
 class GangMessageKind(enum.IntEnum):
-    """What a message is for."""
-
     CALL = 1
     VALUE = 2
     END_CALL = 3
@@ -70,7 +68,6 @@ class GangMessage:
     note: bytes = b""
 
     def load(self) -> Any:
-        """Return the value. Raises whatever its pickle raises."""
         return self.payload.load()
 
     def with_copied_buffers(self) -> GangMessage:
@@ -78,7 +75,6 @@ class GangMessage:
         return replace(self, payload=self.payload.copy_buffers())
 
     def digests(self) -> tuple[bytes, ...]:
-        """Return that of each part."""
         return tuple(digest(*part) for part in self.to_parts())
 
     def to_parts(self) -> list[list[bytes | bytearray | memoryview]]:
@@ -244,7 +240,6 @@ class GangMessageWriter:
 
 
 def _remove_bytes(pieces: list[memoryview], count: int) -> None:
-    """Remove the first `count` bytes."""
     while count:
         first = pieces[0]
         if count < first.nbytes:

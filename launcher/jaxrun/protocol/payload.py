@@ -68,12 +68,10 @@ class Payload:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the pickle and of its buffers."""
         sizes = (view.nbytes for view in self.buffers) if self.file is None else self._shared_sizes()
         return len(self.body) + sum(sizes)
 
     def load(self) -> Any:
-        """Return the value. Raises whatever its pickle raises."""
         buffers = self.buffers if self.file is None else _map_buffers(self.file.fd, self._shared_sizes())
         return pickle.loads(self.body, buffers=buffers)
 

@@ -1,9 +1,9 @@
 """How an option of the command line is declared, and the options that every worker of the job is told of.
 
-An option is declared once, at the field that holds its value, of WorkerSettings here or of Job (spec/job/job.py). From
-that come the flag and its help, its defaults from files and variables, the check of its value, the refusal by a
-backend that does not take it, and its entry in job.json. The annotation says what a value is: `bool` makes a flag,
-`float` a time, a tuple an option that may be repeated.
+An option is declared once, at the field that holds its value, of WorkerSettings here or of JobOptions
+(spec/job/options.py). From that come the flag and its help, its defaults from files and variables, the check of its
+value, the refusal by a backend that does not take it, and its entry in job.json. The annotation says what a value is:
+`bool` makes a flag, `float` a time, a tuple an option that may be repeated.
 """
 
 from __future__ import annotations
@@ -51,7 +51,6 @@ class Option:
     needs:         only backends that have this among their `options` understand it; empty for all
     configurable:  its default may come from pyproject.toml or a variable
     attach:        `jaxrun attach` has it; doctor: `jaxrun doctor` has it
-    recorded:      job.json has it
     """
 
     title: str
@@ -67,7 +66,6 @@ class Option:
     configurable: bool = True
     attach: bool = True
     doctor: bool = True
-    recorded: bool = False
 
     @property
     def flags(self) -> list[str]:
@@ -139,7 +137,6 @@ class WorkerSettings:
         group=SHAPE,
         choices=MAKE_MESH_MODES,
         doctor=False,
-        recorded=True,
     )
     stdin: str = option(
         "--stdin",
@@ -164,7 +161,6 @@ class WorkerSettings:
         default=COMPILE_AUTO,
         group=START,
         choices=COMPILE_MODES,
-        recorded=True,
     )
     compile_cache: str = option(
         "--compile-cache",
@@ -174,7 +170,6 @@ class WorkerSettings:
         group=START,
         metavar="DIR|auto|off",
         check=_check_compile_cache,
-        recorded=True,
     )
     coordinator_tls: str = option(
         "--coordinator-tls",
@@ -183,7 +178,6 @@ class WorkerSettings:
         default=TLS_AUTO,
         group=START,
         choices=TLS_MODES,
-        recorded=True,
     )
     verbose: bool = option("-v/--verbose", "Say what jaxrun does.", default=False, group=OUTPUT)
     lockstep: str = option(
@@ -193,7 +187,6 @@ class WorkerSettings:
         default=LOCKSTEP_RECORD,
         group=FAILURE,
         choices=LOCKSTEP_MODES,
-        recorded=True,
     )
     init_timeout: float = option(
         "--init-timeout",
@@ -201,7 +194,6 @@ class WorkerSettings:
         default=120.0,
         group=FAILURE,
         check=positive_seconds,
-        recorded=True,
     )
     pdb: bool = option(
         "--pdb", "Open a debugger in the rank that fails first, in this terminal.", default=False, group=FAILURE

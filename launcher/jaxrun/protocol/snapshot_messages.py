@@ -81,26 +81,6 @@ class ProcessState(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class RankVitals:
-    """What a rank uses, and how its host sees it.
-
-    time:          when this was read, in seconds since the epoch on the clock of its host
-    cpu_seconds:   user and system time so far, with that of the processes that it has started
-    memory_bytes:  of its process that are in memory; 0 where that is not known
-    kernel_wait:   what the kernel says that its main thread waits in, or its ProcessState
-    gpu_percent:   for how much of the last moment its GPUs were busy, on average; -1 where that is not known
-    gpu_bytes:     of their memory that are used, by whomever; -1 where that is not known
-    """
-
-    time: float
-    cpu_seconds: float
-    memory_bytes: int
-    kernel_wait: str
-    gpu_percent: float = -1.0
-    gpu_bytes: int = -1
-
-
-@dataclass(frozen=True, slots=True)
 class RecorderSnapshot:
     """What the flight recorder of a rank holds as its program ends, or when it has died.
 

@@ -295,29 +295,14 @@ class Exit:
     """All processes are done: end now."""
 
 
-WorkerToAgent = (
-    Hello
-    | CoordinatorReady
-    | DeviceReport
-    | NcclNetwork
-    | Call
-    | ThreadFailed
-    | SignalHandlers
-    | Interrupted
-    | ProfileEnded
-    | DebuggerMessage
-    | StopMessageToHead
-    | Failed
-    | Done
-)
-AgentToWorker = (
-    StartCoordinator | Join | Run | Proceed | CallMismatch | ProfileCalls | DebuggerAnswer | StopMessageToRank | Exit
-)
+_AtStart = Hello | CoordinatorReady | DeviceReport | NcclNetwork
+_OfProgram = ThreadFailed | SignalHandlers | Interrupted | Failed | Done
+WorkerToAgent = _AtStart | Call | ProfileEnded | DebuggerMessage | StopMessageToHead | _OfProgram
+_Answer = Proceed | CallMismatch | DebuggerAnswer | StopMessageToRank
+AgentToWorker = StartCoordinator | Join | Run | ProfileCalls | _Answer | Exit
 WorkerMessage = WorkerToAgent | AgentToWorker
 
 
 class WorkerMessageDecoder(MessageDecoder[WorkerMessage]):
-    """Decodes the messages of this module."""
-
     def __init__(self) -> None:
         super().__init__(message_types(WorkerMessage))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from jaxrun.analysis.diagnosis.outcome import WorkerOutcome
 from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.protocol.flight import Flight
-from jaxrun.protocol.snapshot_messages import RankVitals
+from jaxrun.protocol.snapshot_messages import RankReply
 from jaxrun.text import format_status
 
 
@@ -63,7 +63,7 @@ class Overview:
     hosts: Mapping[int, str]
     live: tuple[int, ...] = ()
     flights: Mapping[int, Flight] = field(default_factory=dict)
-    vitals: Mapping[int, RankVitals] = field(default_factory=dict)
+    vitals: Mapping[int, RankReply] = field(default_factory=dict)
     ends: Mapping[int, RankEnd] = field(default_factory=dict)
     calls_per_step: int = 0
     straggler: Straggler | None = None

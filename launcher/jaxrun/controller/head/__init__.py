@@ -1,11 +1,14 @@
 """Brings the job together and decides how it ends: state machines without I/O, events in, actions out.
 
+Times are seconds since the epoch, and always passed in.
+
 | module                                | what it is for                                                              |
 |---------------------------------------|-----------------------------------------------------------------------------|
 | head                                  | the state machine of one attempt to run a job, made of the following        |
 | events, actions                       | what the head is told, and what it wants done                               |
 | head_state                            | the state that they share: phase, outcome, time limits                      |
 | startup, agent_registry, consistency  | from the agents' reports to the first line of the program                   |
+| assignment                            | the worker that each agent starts: its devices, cores and variables         |
 | clock_offsets                         | how far the hosts' clocks are apart                                         |
 | worker_table                          | what is known of each worker                                                |
 | queries                               | what ranks are doing: asked for by whoever wants to know, and as values     |

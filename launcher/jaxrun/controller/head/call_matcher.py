@@ -94,7 +94,6 @@ class CallMatcher:
         return self._waiting
 
     def add(self, call: Call, now: float) -> list[Action]:
-        """A rank is about to make this call."""
         key = (call.group, call.number)
         slot = self._slots.get(key)
         if slot is None:
@@ -146,11 +145,9 @@ class CallMatcher:
         return min(self._mismatches.values(), default=None)
 
     def expire_all(self) -> None:
-        """Let all mismatches be handled at once."""
         self._mismatches = dict.fromkeys(self._mismatches, 0.0)
 
     def pop_expired(self, now: float) -> list[CallSlot]:
-        """The mismatches whose time has come."""
         expired = [key for key, at in self._mismatches.items() if at <= now]
         for key in expired:
             del self._mismatches[key]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome, WorkerOutcome
 from jaxrun.controller.head.divergence_detector import DivergenceDetector
@@ -16,28 +16,18 @@ from jaxrun.records.event_log.actions import Action, Finish
 CONCLUDE_TIMEOUT_S = 0.8  # for the flight recorders' answers about how the ranks diverged
 
 
+@dataclass(slots=True)
 class Conclusion:
-    """Times are seconds since the epoch."""
-
-    def __init__(
-        self,
-        state: HeadState,
-        shutdown: JobShutdown,
-        divergence: DivergenceDetector,
-        stragglers: StragglerDetector,
-        faults: FaultInjector,
-    ) -> None:
-        self._state = state
-        self._workers = state.workers
-        self._shutdown = shutdown
-        self._divergence = divergence
-        self._stragglers = stragglers
-        self._faults = faults
+    _state: HeadState
+    _shutdown: JobShutdown
+    _divergence: DivergenceDetector
+    _stragglers: StragglerDetector
+    _faults: FaultInjector
 
     def conclude_if_over(self, now: float) -> list[Action]:
         """Once all workers have ended: ask how they diverged, and when that is known, finish."""
         state = self._state
-        if state.phase is JobPhase.STARTING or self._workers.any_live:
+        if state.phase is JobPhase.STARTING or self._state.workers.any_live:
             return []
         questions: list[Action] = []
         if state.phase is not JobPhase.CONCLUDING:
@@ -55,7 +45,7 @@ class Conclusion:
         state = self._state
         outcome = replace(
             state.outcome,
-            workers=self._workers.outcomes(now),
+            workers=self._state.workers.outcomes(now),
             run_at=state.run_at,
             divergences=tuple(self._divergence.reports.divergences),
             shown_divergences=tuple(self._divergence.reports.shown),
@@ -63,7 +53,7 @@ class Conclusion:
             unanswered=self._shutdown.unanswered,
             stop_requested=state.stop_requested,
             faults_left=self._faults.remaining,
-            saved_step=self._workers.saved_step,
+            saved_step=self._state.workers.saved_step,
             flights=state.outcome.flights or dict(state.flights),
             straggler=state.straggler,
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from jaxrun.errors import NotUniformError
 from jaxrun.protocol.worker_messages import DeviceReport, Hello
 from jaxrun.text import format_columns, format_ranks, format_ranks_on_hosts, has_several_hosts, plural
 
@@ -35,7 +36,6 @@ class Expected:
 
 
 def describe_duplicate_rank(known: Hello, other: Hello) -> str:
-    """The refusal of two processes with one rank."""
     return (
         f"two processes say that they are rank {other.rank}: "
         f"process {known.pid} on {known.host} and process {other.pid} on {other.host}\n"
@@ -43,8 +43,13 @@ def describe_duplicate_rank(known: Hello, other: Hello) -> str:
     )
 
 
+def refuse(text: str) -> None:
+    """Raise NotUniformError with the text of a check, if there is one."""
+    if text:
+        raise NotUniformError(text)
+
+
 def describe_unknown_rank(rank: int, size: int) -> str:
-    """The refusal of a process whose rank the job does not have."""
     return (
         f"a process says that it is rank {rank}, but the job has ranks 0 to {size - 1}\n"
         "is it left over from another job? Start your job again."
@@ -63,6 +68,13 @@ def compare_hellos(hellos: Mapping[int, Hello]) -> str:
         lines += _table({rank: f"{name} {table.get(name, _NOT_SET)}" for rank, table in tables.items()}, _hosts(hellos))
     lines.append("every process must run the same program with the same versions and settings.")
     return "\n".join(lines)
+
+
+def describe_different_devices(shapes: Mapping[int, str], hosts: Mapping[int, str]) -> str:
+    """The refusal of hosts that would give ranks other devices than others; `shapes` are these by rank."""
+    advice = "every process must see the same number of devices; leave the odd host out, or ask for fewer with -d"
+    different = shapes if len(set(shapes.values())) > 1 else {}
+    return _describe_differences("the hosts differ in their devices", different, hosts, advice)
 
 
 def describe_missing_keys(hellos: Mapping[int, Hello]) -> str:

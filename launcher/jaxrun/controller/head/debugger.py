@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from jaxrun.controller.head.head_state import HeadState, Timeout
-from jaxrun.controller.head.health_checks import HealthChecks
 from jaxrun.controller.head.shutdown import JobShutdown
 from jaxrun.protocol.debugger_messages import (
     DebuggerClosed,
@@ -37,9 +36,8 @@ HANDOVER_S = 1.0  # in which a step ends that waits for no other rank
 class DebuggerTurns:
     """Who has the terminal. Times are seconds since the epoch."""
 
-    def __init__(self, state: HeadState, checks: HealthChecks, shutdown: JobShutdown) -> None:
+    def __init__(self, state: HeadState, shutdown: JobShutdown) -> None:
         self._state = state
-        self._checks = checks
         self._shutdown = shutdown
         self._owner: int | None = None
         self._waiting: dict[int, list[DebuggerMessage]] = {}
@@ -59,7 +57,7 @@ class DebuggerTurns:
         if self._state.no_terminal:
             return list(self._refuse(message))
         if self._owner not in (None, message.rank):
-            self._checks.hold_stall_clock(message.rank)
+            self._state.debugged.add(message.rank)
             self._waiting.setdefault(message.rank, []).append(message)
             return []
         return [*self._give_to(message.rank, message), *self._handle_owners(message, now)]
@@ -81,7 +79,6 @@ class DebuggerTurns:
         return [ShowTerminalText(text), *self._release(now)]
 
     def remove(self, rank: int, now: float) -> list[Action]:
-        """The rank has ended."""
         self._waiting.pop(rank, None)
         return self._release(now) if rank == self._owner else []
 
@@ -102,7 +99,7 @@ class DebuggerTurns:
     def _give_to(self, rank: int, message: DebuggerMessage) -> Iterator[Action]:
         if self._owner is None:
             self._owner = rank
-            self._checks.hold_stall_clock(rank)
+            self._state.debugged.add(rank)
             place = f" at {message.place}" if isinstance(message, DebuggerRequest) and message.place else ""
             who = format_ranks_on_hosts([rank], self._state.workers.hosts)
             others = ", and others may wait for it" if len(self._state.workers.hosts) > 1 else ""
@@ -124,7 +121,7 @@ class DebuggerTurns:
     def _release(self, now: float) -> list[Action]:
         """Take the terminal from its owner, and give it to the rank that has waited longest."""
         if self._owner is not None:
-            self._checks.release_stall_clock(self._owner)
+            self._state.debugged.discard(self._owner)
         self._owner, self._stepping_since = None, None
         self._state.timeouts.resume(now)
         if not self._waiting:

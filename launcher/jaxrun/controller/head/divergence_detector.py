@@ -8,6 +8,7 @@ divergence_reports.py, is a call whose programs differ.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -70,7 +71,6 @@ class DivergenceDetector:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether an answer of some agent is awaited."""
         return self.reports.are_pending or bool(self._questions)
 
     def next_read_s(self) -> float | None:
@@ -99,7 +99,6 @@ class DivergenceDetector:
         return actions
 
     def remove_rank(self, rank: int, now: float) -> None:
-        """A rank makes no more calls."""
         flight = self._flights.get(rank, Flight())
         self._matcher.remove_rank(rank, flight.call_counts if flight.complete else None, now)
 
@@ -138,7 +137,7 @@ class DivergenceDetector:
             if question.known is not None:
                 self.reports.add(question.known, question.slot, 0.0)
         self._questions.clear()
-        self.reports.report_all()
+        self.reports.report_due(math.inf)
 
     # ---- candidates and histories
 

@@ -53,7 +53,6 @@ class DivergenceReports:
 
     @property
     def are_enough(self) -> bool:
-        """Whether no further divergences are to be looked for."""
         return len(self.divergences) >= _MAX_REPORTS
 
     @property
@@ -91,10 +90,6 @@ class DivergenceReports:
     def report_due(self, now: float) -> list[Action]:
         """Report without the details that have not come in time."""
         return self._report([pending for pending in self._pending if pending.deadline <= now])
-
-    def report_all(self) -> list[Action]:
-        """Report what is known: no more details will come."""
-        return self._report(list(self._pending))
 
     def _report(self, pending: Collection[_PendingReport]) -> list[Action]:
         return [action for one in pending for action in self._report_one(one)]

@@ -17,8 +17,6 @@ from jaxrun.text import format_ranks, format_ranks_on_hosts
 
 
 class FaultInjector:
-    """Times are seconds since the epoch."""
-
     def __init__(self, state: HeadState, faults: Sequence[FaultSpec]) -> None:
         self._remaining = sorted(faults, key=lambda fault: fault.after)
         self._state = state
@@ -26,7 +24,6 @@ class FaultInjector:
 
     @property
     def remaining(self) -> tuple[FaultSpec, ...]:
-        """The faults of --chaos that have not been injected yet."""
         return tuple(self._remaining)
 
     def deadline(self) -> float | None:
@@ -51,11 +48,9 @@ class FaultInjector:
         return [random.choice(self._workers.live)] if self._workers.live else []
 
     def handle_request(self, event: FaultRequested, now: float) -> list[Action]:
-        """The gang of this job asks for a fault."""
         return self._inject(event.kind, event.ranks, "its gang", now) if self._state.is_healthy else []
 
     def _inject(self, kind: str, ranks: Collection[int], requested_by: str, now: float) -> list[Action]:
-        """Inject a fault into those of the ranks that live."""
         fault = InjectedFault(kind, now, requested_by)
         live = self._workers.live
         hit = tuple(sorted(set(ranks).intersection(live)))
@@ -73,7 +68,6 @@ class FaultInjector:
         return actions
 
     def handle_not_injected(self, event: FaultNotInjected, now: float) -> list[Action]:
-        """An agent could not inject a fault."""
         self._workers.remove_injected_fault(event.rank, event.kind)
         who = format_ranks_on_hosts([event.rank], self._workers.hosts)
         return [PrintLine(f"{who} could not be {FAULT_PARTICIPLES[event.kind]}: {event.reason}; the job goes on")]

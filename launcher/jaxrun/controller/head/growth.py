@@ -15,8 +15,6 @@ LOOK_INTERVAL_S = 10.0  # an mpirun that finds no host takes some tenths of a se
 
 
 class Growth:
-    """Times are seconds since the epoch."""
-
     def __init__(self, state: HeadState) -> None:
         self._state = state
         self._is_said = False  # that the program does not poll
@@ -34,7 +32,6 @@ class Growth:
         return [LookForHosts()]
 
     def handle(self, event: HostsFound, now: float) -> list[Action]:
-        """These hosts are there, as was asked."""
         stop = self._state.stop
         if self._is_ending or not event.hosts:
             return self._wait(now)

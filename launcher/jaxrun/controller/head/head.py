@@ -67,8 +67,6 @@ _END_REASONS = {
 
 
 class Head:
-    """Times are seconds since the epoch, and always passed in."""
-
     def __init__(
         self,
         hosts: Mapping[int, str],
@@ -103,7 +101,7 @@ class Head:
         self._conclusion = Conclusion(state, shutdown, divergence, stragglers, self._faults)
         self._checks = HealthChecks(state, queries, divergence, stragglers, shutdown)
         self._growth = Growth(state)
-        self._debugger = DebuggerTurns(state, self._checks, shutdown)
+        self._debugger = DebuggerTurns(state, shutdown)
         self._interruption = Interruption(state, shutdown, queries, divergence, self._checks)
         self._handlers = self._make_handlers()
         state.enter(JobPhase.STARTING, limits.at_start(now))
@@ -244,7 +242,7 @@ class Head:
         if self.phase not in (JobPhase.RUNNING, JobPhase.TERMINATING) or not self._workers.any_live:
             return []
         is_terminating = self.phase is JobPhase.TERMINATING
-        if not self._workers.any_working or (is_terminating and not self._workers.live_not_reported):
+        if not self._workers.working_count or (is_terminating and not self._workers.live_not_reported):
             return self._shutdown.leave(now)
         if is_terminating:
             self._interruption.on_rank_ended(now)

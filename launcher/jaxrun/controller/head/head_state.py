@@ -89,9 +89,12 @@ class TimeLimits:
         return timeouts
 
 
-class JobTimeouts:
-    """Times are seconds since the epoch."""
+def grace_timeouts(now: float, grace: float) -> dict[Timeout, float]:
+    """What runs once ranks are to end within `grace` seconds."""
+    return {Timeout.GRACE: now + grace, Timeout.PROGRESS: now + FIRST_PROGRESS_S}
 
+
+class JobTimeouts:
     def __init__(self) -> None:
         self._at: dict[Timeout, float] = {}
         self._held: dict[Timeout, float] = {}  # seconds that are left
@@ -105,16 +108,15 @@ class JobTimeouts:
         self._at[timeout] = min(at, self._at.get(timeout, at))
 
     def at(self, timeout: Timeout) -> float | None:
-        """When `timeout` expires; None if it does not run."""
         return self._at.get(timeout)
 
     def cancel(self, *timeouts: Timeout) -> None:
         for timeout in timeouts:
             self._at.pop(timeout, None)
 
-    def cancel_all(self) -> None:
-        self._at.clear()
-        self._held.clear()
+    def start_only(self, timeouts: Mapping[Timeout, float]) -> None:
+        """Of all timeouts let only these run."""
+        self._at, self._held = dict(timeouts), {}
 
     def hold(self, now: float, timeout: Timeout) -> None:
         """Let `timeout` stand still, if it runs, until `resume`."""
@@ -122,17 +124,12 @@ class JobTimeouts:
             self._held[timeout] = self._at.pop(timeout) - now
 
     def resume(self, now: float) -> None:
-        """Let all timeouts that stand still run on."""
         for timeout, seconds in self._held.items():
             self._at[timeout] = now + seconds
         self._held.clear()
 
     def postpone(self, seconds: float, *excepted: Timeout) -> None:
-        """Let all timeouts that run expire so much later."""
         self._at = {timeout: at if timeout in excepted else at + seconds for timeout, at in self._at.items()}
-
-    def is_running(self, timeout: Timeout) -> bool:
-        return timeout in self._at
 
     def deadline(self) -> float | None:
         return min(self._at.values(), default=None)
@@ -156,6 +153,7 @@ class HeadState:
     flights:         what the flight recorders held when they were last read, by rank
     straggler:       the rank, or the host, for which the others wait, if there is one
     stop_requested:  somebody has asked for the end of the job, be it that it was ending already
+    debugged:        the ranks that a person debugs: that the job stands still meanwhile is no stall
     stop:            how the program is asked to stop by itself, which is no end of the job yet
     """
 
@@ -171,6 +169,7 @@ class HeadState:
     flights: dict[int, Flight] = field(default_factory=dict)
     straggler: Straggler | None = None
     stop_requested: bool = False
+    debugged: set[int] = field(default_factory=set)
     stop: StopAgreement = field(init=False)
 
     def __post_init__(self) -> None:
@@ -184,6 +183,4 @@ class HeadState:
     def enter(self, phase: JobPhase, timeouts: Mapping[Timeout, float]) -> None:
         """Begin a phase; of all timeouts only these go on to run."""
         self.phase = phase
-        self.timeouts.cancel_all()
-        for timeout, at in timeouts.items():
-            self.timeouts.start(timeout, at)
+        self.timeouts.start_only(timeouts)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from jaxrun.analysis.diagnosis.outcome import EndReason
 from jaxrun.controller.head.divergence_detector import DivergenceDetector
 from jaxrun.controller.head.head_state import HeadState, Timeout
@@ -13,27 +15,17 @@ from jaxrun.protocol.snapshot_messages import RankDetail
 from jaxrun.records.event_log.actions import Action, PrintSnapshot, PrintStallNotice
 
 
+@dataclass(slots=True)
 class HealthChecks:
-    """Times are seconds since the epoch."""
-
-    def __init__(
-        self,
-        state: HeadState,
-        queries: RankQueries,
-        divergence: DivergenceDetector,
-        stragglers: StragglerDetector,
-        shutdown: JobShutdown,
-    ) -> None:
-        self._state = state
-        self._queries = queries
-        self._divergence = divergence
-        self._stragglers = stragglers
-        self._shutdown = shutdown
-        self._early_exit: EarlyExitDetector | None = None
-        self._stall: StallDetector | None = None
+    _state: HeadState
+    _queries: RankQueries
+    _divergence: DivergenceDetector
+    _stragglers: StragglerDetector
+    _shutdown: JobShutdown
+    _early_exit: EarlyExitDetector | None = None
+    _stall: StallDetector | None = None
 
     def start(self, platform: str, now: float) -> None:
-        """The program runs on devices of this platform."""
         limits = self._state.limits
         self._stall = StallDetector(now, limit=limits.stall, notice=limits.stall_notice, polls=platform != "cpu")
         if self._stall.is_needed:
@@ -46,23 +38,11 @@ class HealthChecks:
             self._early_exit = EarlyExitDetector(now, has_calls=self._divergence.is_enabled)
             self._state.timeouts.start(Timeout.EARLY_EXIT_CHECK, now + self._early_exit.next_check_s)
 
-    def hold_stall_clock(self, rank: int) -> None:
-        """A person debugs this rank: that the job stands still meanwhile is no stall."""
-        if self._stall is not None:
-            self._stall.hold(rank)
-
-    def release_stall_clock(self, rank: int) -> None:
-        """The rank goes on."""
-        if self._stall is not None:
-            self._stall.release(rank)
-
     def discount(self, seconds: float) -> None:
-        """The whole job stood still for so long because somebody wanted it, which is no stall."""
         if self._stall is not None:
             self._stall.discount(seconds)
 
     def on_timeout(self, timeout: Timeout, now: float) -> list[Action]:
-        """Ask what the check needs to know."""
         workers = self._state.workers
         match timeout:
             case Timeout.JOB:
@@ -84,7 +64,7 @@ class HealthChecks:
         if not self._state.is_healthy:
             return []
         assert self._stall is not None
-        check = self._stall.update(replies, now)
+        check = self._stall.update(replies, now, is_held=not self._state.debugged.isdisjoint(replies))
         if check.is_over:
             return self._shutdown.abort(self._queries.outcome(EndReason.STALL, replies, now), now)
         self._state.timeouts.start(Timeout.STALL_CHECK, now + self._stall.next_check_s)

@@ -14,14 +14,15 @@ whose agents then do not answer are not waited for.
 from __future__ import annotations
 
 import signal
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
 from jaxrun.controller.head.divergence_detector import DivergenceDetector
-from jaxrun.controller.head.head_state import FIRST_PROGRESS_S, HeadState, JobPhase, Timeout
+from jaxrun.controller.head.head_state import HeadState, JobPhase, Timeout, grace_timeouts
 from jaxrun.controller.head.health_checks import HealthChecks
 from jaxrun.controller.head.queries import RankQueries, Replies, kernel_waits_of, stacks_of
 from jaxrun.controller.head.shutdown import UNANSWERED_S, JobShutdown
+from jaxrun.controller.head.worker_table import WorkerTable
 from jaxrun.protocol.agent_messages import AgentSignalled
 from jaxrun.records.event_log.actions import Action, PrintLine, PrintSnapshot, SignalRanks, Suspend
 from jaxrun.records.event_log.events import LauncherSignalled, ParentExited, Resumed, SignalRequested
@@ -32,26 +33,19 @@ REPEATED_SIGNAL_S = 0.2  # `timeout` and other wrappers send the same signal twi
 KILL_DELAY_S = 1.0  # for late ranks to say where they are
 
 
+@dataclass(slots=True)
 class Interruption:
-    """Times are seconds since the epoch."""
+    _state: HeadState
+    _shutdown: JobShutdown
+    _queries: RankQueries
+    _divergence: DivergenceDetector
+    _checks: HealthChecks
+    _late: tuple[int, ...] = ()
+    _stop_signal: tuple[int, float] | None = None  # which asked a polling program to stop, and when
 
-    def __init__(
-        self,
-        state: HeadState,
-        shutdown: JobShutdown,
-        queries: RankQueries,
-        divergence: DivergenceDetector,
-        checks: HealthChecks,
-    ) -> None:
-        self._state = state
-        self._workers = state.workers
-        self._shutdown = shutdown
-        self._queries = queries
-        self._divergence = divergence
-        self._checks = checks
-        self._forwarded = {signal.SIGUSR1} if state.requeue else {signal.SIGUSR1, signal.SIGUSR2}
-        self._late: tuple[int, ...] = ()
-        self._stop_signal: tuple[int, float] | None = None  # which asked a polling program to stop, and when
+    @property
+    def _workers(self) -> WorkerTable:
+        return self._state.workers
 
     def handle(self, event: InterruptionEvent, now: float) -> list[Action]:
         """The launcher, or an agent, was signalled, or its parent wants something."""
@@ -72,7 +66,7 @@ class Interruption:
         if signum == signal.SIGTSTP:
             return self._suspend()
         if phase is not JobPhase.CONCLUDING:
-            if signum in self._forwarded:
+            if signum == signal.SIGUSR1 or (signum == signal.SIGUSR2 and not self._state.requeue):
                 return [SignalRanks(working, signum)] if working else []
             if signum == signal.SIGQUIT:
                 return self._queries.show(now)
@@ -119,7 +113,7 @@ class Interruption:
         text = f"{reason}: asked {format_ranks(stop.polling)} to stop (should_stop)" if stop.polling else ""
         if signum:
             self._stop_signal = signum, now
-            for timeout, at in _deadlines(now, grace).items():
+            for timeout, at in grace_timeouts(now, grace).items():
                 self._state.timeouts.start(timeout, at)
             text += f"; {_describe_grace(grace)}"
         return [PrintLine(text), *actions] if text else actions
@@ -133,7 +127,7 @@ class Interruption:
         ranks = self._workers.working
         if signum == signal.SIGINT:
             interrupt = {Timeout.INTERRUPT: now + self._state.limits.grace}
-            deadlines = _deadlines(now, self._state.limits.signal_grace)
+            deadlines = grace_timeouts(now, self._state.limits.signal_grace)
             self._state.enter(JobPhase.TERMINATING, deadlines | interrupt)
             text = f"Ctrl-C: KeyboardInterrupt in {format_ranks(ranks)}; another Ctrl-C kills at once"
             return [PrintLine(text), SignalRanks(ranks, signal.SIGINT)]
@@ -147,7 +141,7 @@ class Interruption:
     def _send_termination(self, signum: int, reason: str, now: float, grace: float) -> list[Action]:
         ranks = self._workers.working
         self._state.outcome = JobOutcome(EndReason.INTERRUPTED, signum=signum, decided_at=now)
-        self._state.enter(JobPhase.TERMINATING, _deadlines(now, grace))
+        self._state.enter(JobPhase.TERMINATING, grace_timeouts(now, grace))
         text = f"{reason}: asked {format_ranks(ranks)} to end (SIGTERM); {_describe_grace(grace)}"
         return [PrintLine(text), SignalRanks(ranks, signal.SIGTERM)]
 
@@ -181,7 +175,6 @@ class Interruption:
         return self._end_late(self._workers.live_not_reported or self._workers.live, now)
 
     def _on_late_stacks(self, replies: Replies, now: float) -> list[Action]:
-        """The late ranks have said where they are."""
         if self._state.phase is not JobPhase.TERMINATING:
             return []
         heading = f"{self._describe_late(self._late or tuple(replies), now)} · "
@@ -214,10 +207,6 @@ class Interruption:
         self._late = ranks
         self._state.timeouts.start(Timeout.KILL, now + KILL_DELAY_S)
         return [*self._queries.ask_stacks(ranks, self._on_late_stacks, now), SignalRanks(ranks, signal.SIGTERM)]
-
-
-def _deadlines(now: float, grace: float) -> dict[Timeout, float]:
-    return {Timeout.GRACE: now + grace, Timeout.PROGRESS: now + FIRST_PROGRESS_S}
 
 
 def _describe_grace(grace: float) -> str:

@@ -64,8 +64,6 @@ class RankQueries:
         return self.ask(ranks, RankDetail.NATIVE_STACKS if native else RankDetail.STACKS, keep_flights, now)
 
     def show(self, now: float) -> list[Action]:
-        """Print where the ranks that work are."""
-
         def show(replies: Replies, now: float) -> list[Action]:
             return [PrintSnapshot(self.snapshot(replies, now))]
 
@@ -96,7 +94,6 @@ class RankQueries:
         )
 
     def handle(self, reply: RankReply, now: float) -> list[Action]:
-        """Add a reply, if it is still awaited."""
         pending = self._pending.get(reply.number)
         if pending is None or reply.rank not in pending.missing:
             return []
@@ -118,7 +115,6 @@ class RankQueries:
 
 
 def flights_of(replies: Replies) -> dict[int, Flight]:
-    """The flight recorders of the ranks that have replied."""
     return {rank: reply.flight for rank, reply in replies.items() if reply.number}
 
 

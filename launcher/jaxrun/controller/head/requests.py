@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from jaxrun.analysis.diagnosis.snapshot import Overview, find_end
@@ -11,9 +11,10 @@ from jaxrun.controller.head.divergence_detector import DivergenceDetector
 from jaxrun.controller.head.head_state import HeadState, JobPhase
 from jaxrun.controller.head.queries import RankQueries, Replies, flights_of
 from jaxrun.controller.head.straggler_detector import StragglerDetector
+from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF
 from jaxrun.protocol.requests import Answer, AnswerState, OverviewRequest, ProfileRequest, StacksRequest
-from jaxrun.protocol.snapshot_messages import RankDetail, RankVitals
+from jaxrun.protocol.snapshot_messages import RankDetail
 from jaxrun.protocol.worker_messages import ProfileCalls, ProfileEnded
 from jaxrun.records.event_log.actions import Action, AnswerRequest, Send
 from jaxrun.records.event_log.events import Requested
@@ -24,14 +25,8 @@ _PHASES = {JobPhase.STARTING: "starting", JobPhase.RUNNING: "running"}
 
 
 class Requests:
-    """Times are seconds since the epoch."""
-
     def __init__(
-        self,
-        state: HeadState,
-        queries: RankQueries,
-        divergence: DivergenceDetector,
-        stragglers: StragglerDetector,
+        self, state: HeadState, queries: RankQueries, divergence: DivergenceDetector, stragglers: StragglerDetector
     ) -> None:
         self._state = state
         self._queries = queries
@@ -40,7 +35,6 @@ class Requests:
         self._profiles = Profiles(state, queries)
 
     def remove_rank(self, rank: int) -> list[Action]:
-        """Nothing more is to be expected of this rank."""
         return self._profiles.remove_rank(rank)
 
     def handle(self, event: RequestEvent, now: float) -> list[Action]:
@@ -73,18 +67,7 @@ class Requests:
             hosts=workers.hosts,
             live=workers.live,
             flights=flights_of(replies),
-            vitals={
-                rank: RankVitals(
-                    reply.time,
-                    reply.cpu_seconds,
-                    reply.memory_bytes,
-                    reply.kernel_wait,
-                    reply.gpu_percent,
-                    reply.gpu_bytes,
-                )
-                for rank, reply in replies.items()
-                if reply.number
-            },
+            vitals={rank: replace(reply, flight=Flight()) for rank, reply in replies.items() if reply.number},
             ends={rank: end for rank, end in ends if end is not None},
             calls_per_step=steps_in(self._state.flights),
             straggler=self._state.straggler,
@@ -149,7 +132,6 @@ class Profiles:
         return [*orders, AnswerRequest(profile.number, Answer(AnswerState.PROGRESS, _describe(calls)))]
 
     def handle_ended(self, event: ProfileEnded) -> list[Action]:
-        """A rank has written its profile, or says why it has not."""
         profile = self._current
         if profile is None or event.session != profile.request.session or event.rank not in profile.waiting:
             return []
@@ -157,7 +139,6 @@ class Profiles:
         return self.remove_rank(event.rank)
 
     def remove_rank(self, rank: int) -> list[Action]:
-        """Nothing more is to be expected of this rank."""
         profile = self._current
         if profile is None or rank not in profile.waiting:
             return []

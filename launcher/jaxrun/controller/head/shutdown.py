@@ -14,7 +14,7 @@ import signal
 from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
 from jaxrun.analysis.diagnosis.root_cause import find_culprits, is_certain
 from jaxrun.controller.head.divergence_reports import DivergenceReports
-from jaxrun.controller.head.head_state import FIRST_PROGRESS_S, HeadState, JobPhase, Timeout
+from jaxrun.controller.head.head_state import FIRST_PROGRESS_S, HeadState, JobPhase, Timeout, grace_timeouts
 from jaxrun.protocol.agent_messages import WorkerExited
 from jaxrun.protocol.debugger_messages import DebuggerDecision
 from jaxrun.protocol.worker_messages import Exit
@@ -30,8 +30,6 @@ MISMATCH_REPORTS_WAIT_S = 1.0  # wait for all ranks that were told of a mismatch
 
 
 class JobShutdown:
-    """Times are seconds since the epoch."""
-
     def __init__(self, state: HeadState, reports: DivergenceReports) -> None:
         """`reports`: which ranks were told that they differ.
 
@@ -88,7 +86,6 @@ class JobShutdown:
     # ---- after a failure
 
     def on_failure(self, rank: int, now: float) -> list[Action]:
-        """A worker has failed, or is about to."""
         if self._state.is_healthy:
             self._state.outcome = JobOutcome(EndReason.FAILED, decided_at=now)
             wait = MISMATCH_REPORTS_WAIT_S if self._reports.was_told(rank) else SETTLE_S
@@ -106,10 +103,10 @@ class JobShutdown:
         told = self._reports.was_told
         if rank is not None and told(rank) and not any(map(told, workers.live_without_failure)):
             state.timeouts.cancel(Timeout.SETTLE)  # all that were told of the mismatch have raised it
-        if state.timeouts.is_running(Timeout.SETTLE):
+        if state.timeouts.at(Timeout.SETTLE) is not None:
             return []
         news = workers.outcomes(now) if rank is None else (workers.outcome(rank, now),)
-        if state.timeouts.is_running(Timeout.ROOT_CAUSE) and not is_certain(news):
+        if state.timeouts.at(Timeout.ROOT_CAUSE) is not None and not is_certain(news):
             return []
         self._culprits = [worker.rank for worker in find_culprits(workers.outcomes(now))]
         waiting = [rank for rank in self._culprits if rank in workers.waiting_for_debugger]
@@ -141,7 +138,7 @@ class JobShutdown:
         live = self._workers.live
         if len(victims) == len(live):
             return self.kill_all(now)
-        self._state.enter(JobPhase.STOPPING, self._grace(now))
+        self._state.enter(JobPhase.STOPPING, grace_timeouts(now, self._state.limits.grace))
         if live == (0,):
             return self._release_rank_0()
         if 0 in victims:
@@ -210,6 +207,3 @@ class JobShutdown:
         # Its last report may have crossed with the signal that froze it.
         thaw: list[Action] = [SignalRanks((0,), signal.SIGCONT)] if self._rank_0_is_frozen else []
         return [*thaw, Send((0,), Exit())]
-
-    def _grace(self, now: float) -> dict[Timeout, float]:
-        return {Timeout.GRACE: now + self._state.limits.grace, Timeout.PROGRESS: now + FIRST_PROGRESS_S}

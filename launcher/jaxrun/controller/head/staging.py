@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from jaxrun.controller.head.agent_registry import AgentRegistry, reachable_address
+from jaxrun.controller.head.agent_registry import AgentRegistry
+from jaxrun.controller.head.assignment import reachable_address
 from jaxrun.errors import UnavailableError
 from jaxrun.protocol.addresses import Address
 from jaxrun.protocol.stage_messages import CopyStaged, StagedCopied

@@ -73,7 +73,6 @@ class StallDetector:
         self._progress_at = now
         self._next_notice_s = self._notice
         self._said_half = False
-        self._held: set[int] = set()
         self._previous: tuple[float, Replies, bool] = (now, {}, False)  # with the last, whether there were stacks
         self.next_check_s = min(self.limit / _CHECKS_PER_LIMIT, self._notice / _CHECKS_PER_NOTICE)
         self.wants_stacks = False
@@ -82,21 +81,13 @@ class StallDetector:
     def is_needed(self) -> bool:
         return math.isfinite(self.next_check_s)
 
-    def hold(self, rank: int) -> None:
-        """A person debugs this rank: until `release`, the clock stands still."""
-        self._held.add(rank)
-
-    def release(self, rank: int) -> None:
-        """The rank goes on."""
-        self._held.discard(rank)
-
     def discount(self, seconds: float) -> None:
         """The whole job stood still for so long because somebody wanted it."""
         self._progress_at += seconds
 
-    def update(self, replies: Replies, now: float) -> StallCheck:
+    def update(self, replies: Replies, now: float, *, is_held: bool = False) -> StallCheck:
         """Judge the next snapshot, with stacks if `wants_stacks`; afterwards that is, as `next_check_s`, of the one
-        after it.
+        after it. Where it `is_held`, a person debugs one of these ranks.
         """
         then, before, had_stacks = self._previous
         has_stacks = self.wants_stacks
@@ -104,7 +95,7 @@ class StallDetector:
         states = {}
         if has_stacks:
             states = find_rank_states(stacks_of(replies), kernel_waits_of(replies), flights_of(replies))
-        if _made_progress(before, replies, states, now - then, polls=self._polls) or self._held & replies.keys():
+        if _made_progress(before, replies, states, now - then, polls=self._polls) or is_held:
             self._restart(now)
         idle = now - self._progress_at
         self._schedule(idle, len(replies))

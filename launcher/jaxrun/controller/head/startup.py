@@ -17,7 +17,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from jaxrun.controller.head import consistency
-from jaxrun.controller.head.agent_registry import AgentRegistry, reachable_address
+from jaxrun.controller.head.agent_registry import AgentRegistry
+from jaxrun.controller.head.assignment import reachable_address
 from jaxrun.controller.head.certificates import CertificateAuthority
 from jaxrun.controller.head.host_checks import HostChecks
 from jaxrun.controller.head.staging import StagingRound
@@ -77,7 +78,6 @@ class Startup:
 
     @property
     def is_checking(self) -> bool:
-        """Whether commands of --host-check run."""
         return self._checks is not None and bool(self._checks.awaited)
 
     def has_hello(self, rank: int) -> bool:
@@ -99,7 +99,7 @@ class Startup:
         self._device_reports[event.rank] = event
         if not self.complete:
             return []
-        _refuse(consistency.check_device_reports(self._device_reports, self._hellos, self._expected))
+        consistency.refuse(consistency.check_device_reports(self._device_reports, self._hellos, self._expected))
         return [Send(tuple(self._hosts), Run())]
 
     def describe_progress(self, seconds: float) -> str:
@@ -171,7 +171,7 @@ class Startup:
         assignment = self._registry.assign()
         self._expected, self._interface = assignment.expected, assignment.interface
         notes = [PrintLine(note) for note in assignment.notes]
-        return [*orders, *notes, *(Send((start.rank,), start) for start in assignment.starts)]
+        return [*orders, *notes, *(Send((start.worker.rank,), start) for start in assignment.starts)]
 
     def _on_hello(self, hello: Hello) -> list[Action]:
         known = self._hellos.setdefault(hello.rank, hello)
@@ -183,7 +183,7 @@ class Startup:
         if not self._all_started:
             return []
         open_because = consistency.describe_missing_keys(self._hellos)
-        _refuse(consistency.compare_hellos(self._hellos) or (open_because if self._expected.tls else ""))
+        consistency.refuse(consistency.compare_hellos(self._hellos) or (open_because if self._expected.tls else ""))
         if self._authority is not None and len(self._authority.issued) < len(self._hosts):
             self._authority = None
         certificate = self._authority.issued[0] if self._authority is not None else None
@@ -191,17 +191,11 @@ class Startup:
         return [*notes, Send((0,), StartCoordinator(self._interface, certificate))]
 
     def _order_to_join(self, ready: CoordinatorReady) -> list[Action]:
-        """Rank 0's coordinator is ready for the others."""
         others = tuple(rank for rank in self._hosts if rank != ready.rank)
         order = Join(ready.address, ready.master_port)
         if self._authority is not None:
             return [Send((rank,), replace(order, certificate=self._authority.issued.get(rank))) for rank in others]
         return [Send(others, order)] if others else []
-
-
-def _refuse(difference: str) -> None:
-    if difference:
-        raise NotUniformError(difference)
 
 
 class HostProbes:
@@ -222,7 +216,6 @@ class HostProbes:
 
     @property
     def ready(self) -> Collection[int]:
-        """The ranks whose agents are not waited for."""
         return self._facts.keys() - self._awaited
 
     def handle(self, event: HostFacts | PeerResults) -> list[Send]:

@@ -28,17 +28,14 @@ class StopAgreement:
 
     @property
     def polling(self) -> tuple[int, ...]:
-        """The working ranks whose program polls."""
         return tuple(rank for rank in self._workers.working if rank in self._polling)
 
     @property
     def all_poll(self) -> bool:
-        """Whether the program polls on all ranks, so that they can agree."""
-        return self._workers.any_working and set(self._workers.working) <= self._polling
+        return self._workers.working_count > 0 and set(self._workers.working) <= self._polling
 
     @property
     def was_reached(self) -> bool:
-        """Whether a rank was told to stop."""
         return bool(self._steps)
 
     def request(self, reason: str, *, grows: bool = False) -> list[Action]:

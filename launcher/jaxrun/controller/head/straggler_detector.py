@@ -27,8 +27,6 @@ _CORE_SHARE = 0.5  # of what the straggler costs: as much is explained by its ho
 
 
 class StragglerDetector:
-    """Times are seconds since the epoch."""
-
     def __init__(self, state: HeadState, queries: RankQueries, clocks: ClockOffsets | None) -> None:
         """`clocks` are those of other hosts, None where there are none."""
         self._state = state
@@ -56,7 +54,6 @@ class StragglerDetector:
         return replace(found, frame=frame, share=min(share, found.share)) if share else None
 
     def start(self, now: float) -> list[Action]:
-        """The program begins."""
         self._started_at = now
         return self.probe_clocks(now)
 
@@ -68,7 +65,6 @@ class StragglerDetector:
         return self._clocks.handle(reply, now) if self._clocks is not None else []
 
     def add(self, replies: Replies, now: float) -> list[Action]:
-        """Flight recorders were read."""
         for rank, reply in replies.items():
             if reply.core_wait_s:
                 self._add_core_wait(rank, reply.core_wait_s, now)
@@ -77,12 +73,10 @@ class StragglerDetector:
         return self._record()
 
     def conclude(self, now: float) -> list[Action]:
-        """All ranks have ended."""
         self._compare(self._state.flights, now)
         return self._record()
 
     def handle_recorder(self, snapshot: RecorderSnapshot, now: float) -> None:
-        """The program of a rank has ended."""
         if snapshot.core_wait_s:
             self._add_core_wait(snapshot.rank, snapshot.core_wait_s, now)
 

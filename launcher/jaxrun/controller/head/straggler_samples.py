@@ -32,7 +32,6 @@ class StragglerSamples:
         return self._tries + len(self._is_waiting)
 
     def may_add(self, found: Straggler, rank: int) -> bool:
-        """Whether one more stack of this rank is needed."""
         if found.ranks != self.straggler:
             self._reset(found.ranks)
         if rank in found.ranks:

@@ -65,17 +65,12 @@ class WorkerTable:
         return bool(self._live)
 
     @property
-    def any_working(self) -> bool:
-        return bool(self._working)
-
-    @property
     def only_rank_0_left(self) -> bool:
         """Whether rank 0 alone lives, and was not killed."""
         return self._live == {0} and not self._workers[0].killed_by_launcher
 
     @property
     def live_without_failure(self) -> tuple[int, ...]:
-        """The live ranks that have not reported a failure."""
         return tuple(rank for rank in self.live if self._workers[rank].failure is None)
 
     @property
@@ -114,7 +109,6 @@ class WorkerTable:
         return tuple(rank for rank in running if not ((handlers := workers[rank].handlers) and handlers.interrupt))
 
     def has_worker(self, rank: int) -> bool:
-        """Whether the rank's worker was started, be it alive or not."""
         return self._workers[rank].spawned
 
     def has_ended(self, rank: int) -> bool:
@@ -138,7 +132,6 @@ class WorkerTable:
         self._set_end_time(failure.rank, now)
 
     def add_report(self, report: WorkerReport, now: float) -> list[Action]:
-        """Keep what a worker tells of itself."""
         worker = self._workers[report.rank]
         match report:
             case ThreadFailed():
@@ -177,7 +170,6 @@ class WorkerTable:
         self._workers[rank].injected_faults.append(fault)
 
     def remove_injected_fault(self, rank: int, kind: str) -> None:
-        """A fault of this kind could not be injected."""
         worker = self._workers[rank]
         worker.injected_faults = [fault for fault in worker.injected_faults if fault.kind != kind]
 
@@ -185,7 +177,6 @@ class WorkerTable:
         return tuple(self.outcome(rank, now) for rank in self._workers)
 
     def outcome(self, rank: int, now: float) -> WorkerOutcome:
-        """How a worker ended, as far as that is known."""
         worker = self._workers[rank]
         return WorkerOutcome(
             rank=rank,

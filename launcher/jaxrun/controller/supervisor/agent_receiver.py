@@ -5,29 +5,25 @@ Peers that were turned away at the port are logged many in one line: no stranger
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from jaxrun.controller.head.agent_registry import AgentRegistry
-from jaxrun.controller.head.host_checks import HostChecks
 from jaxrun.controller.supervisor.connections import AgentConnection, AgentConnections
-from jaxrun.errors import NotUniformError, ProtocolError, UnavailableError
+from jaxrun.errors import ProtocolError
 from jaxrun.node.channel.connection import AGENT_TO_HEAD
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.node.channel.listener import Peer
 from jaxrun.protocol.agent_messages import (
-    AGENT_ALONE,
+    AgentAlone,
     AgentRefused,
     AgentReport,
     AgentToHead,
     JobInfo,
     NextAttempt,
     Shutdown,
-    StartWorker,
 )
-from jaxrun.protocol.probe_messages import CheckHost
 from jaxrun.records.event_log.events import AgentTurnedAway, BadMessage, PeersDropped, check_event
 
 if TYPE_CHECKING:
@@ -80,7 +76,6 @@ class AgentReceiver:
         loop.add_timer(lambda: self._next_silence_check if connections.has_unconfirmed else None, self._drop_silent)
 
     def add(self, peer: Peer) -> None:
-        """Let an agent in that has connected."""
         connection: AgentConnection = AgentConnection(peer.connection, AGENT_TO_HEAD, peer.tags)
         number = peer.rank
         if self.is_closed and number not in self._connections.waiting:
@@ -124,7 +119,7 @@ class AgentReceiver:
             if connection in self._stale:  # in the earlier attempt it may have had other ranks
                 messages = self._drop_stale(connection, messages)
             for message in messages:
-                check_event(message, *((number,) if isinstance(message, AGENT_ALONE) else ranks or (number,)))
+                check_event(message, *((number,) if isinstance(message, AgentAlone) else ranks or (number,)))
         except ProtocolError as error:
             messages, connection.lost_reason = [], f"its agent sent something that is not a message of jaxrun: {error}"
             self._dispatcher.record(BadMessage((*ranks, number)[0], connection.lost_reason))
@@ -180,7 +175,6 @@ class DroppedPeers:
         self._last = text[:_MAX_TEXT]
 
     def deadline(self) -> float | None:
-        """When `log` is to be called, if at all."""
         return self._next_line if self._count else None
 
     def log(self) -> None:
@@ -189,84 +183,3 @@ class DroppedPeers:
             self._record(PeersDropped(self._count, self._last))
             self._count = 0
             self._next_line = self._clock() + _INTERVAL_S
-
-
-class SpareAgents:
-    """The agents of one launch command that wait on spare hosts, by their numbers.
-
-    They report as the others do, and keep a process that has imported jax. They have no rank, and the head knows
-    nothing of them: they hold up no start, and the loss of one is no failure.
-
-    hosts:       those of all agents, as the launch command was told to place them
-    lost_hosts:  on which one has gone
-    """
-
-    def __init__(self, hosts: Sequence[str], registry: AgentRegistry) -> None:
-        """`registry` is that of the ranks."""
-        self.hosts = hosts
-        self._registry = registry
-        self._reports: dict[int, AgentReport] = {}
-        self._unchecked: dict[int, AgentReport] = {}
-        self._prepared: set[int] = set()
-        self.lost_hosts: set[str] = set()
-
-    @property
-    def ready(self) -> set[int]:
-        """Those that have reported, and can take a rank."""
-        return set(self._reports)
-
-    def begin_attempt(self, registry: AgentRegistry) -> None:
-        """The ranks report to this registry from now on."""
-        self._registry = registry
-
-    def check(self, report: AgentReport) -> CheckHost | None:
-        """What the agent of a host that a person has brought back is to do before it counts."""
-        if self.hosts or not self._registry.job.host_check:
-            return None
-        self._unchecked[report.rank] = report
-        return HostChecks(self._registry.plan).order(report.rank, report.host)
-
-    def checked(self, number: int) -> AgentReport | None:
-        """The report of an agent that has answered."""
-        return self._unchecked.pop(number, None)
-
-    def add(self, report: AgentReport) -> str:
-        """Count on an agent; returns why it cannot be used, if so."""
-        try:
-            self._registry.check_installation(report)
-            if not self.hosts:  # a person has typed it
-                self._registry.check_command(report)
-        except (UnavailableError, NotUniformError) as error:
-            return str(error)
-        self._reports[report.rank] = report
-        return ""
-
-    def lose(self, number: int) -> bool:
-        """The agent has gone; returns whether it is the first of its host."""
-        host = self.host_of(number)
-        self._reports.pop(number, None)
-        is_first = host not in self.lost_hosts
-        self.lost_hosts.add(host)
-        return is_first
-
-    def host_of(self, number: int) -> str:
-        if number < len(self.hosts):
-            return self.hosts[number]
-        return self._reports[number].host if number in self._reports else "?"
-
-    def preparations(self, waiting: Collection[int]) -> list[tuple[int, StartWorker]]:
-        """What those that wait prepare for, where that is known by now, and they were not told before."""
-        if not self._registry.complete or not self.hosts:  # agents started by hand prepare nothing
-            return []
-        told: list[tuple[int, StartWorker]] = []
-        for host in {self.host_of(number) for number in self.ready.intersection(waiting) - self._prepared}:
-            numbers = sorted(number for number in waiting if self.host_of(number) == host)
-            if not all(number in self._reports for number in numbers):
-                continue
-            self._prepared.update(numbers)
-            try:
-                starts = self._registry.prepare([self._reports[number] for number in numbers])
-            except NotUniformError:  # the attempt in which it takes a rank says why
-                continue
-            told += zip(numbers, starts, strict=True)
-        return told

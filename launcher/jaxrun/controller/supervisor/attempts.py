@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from jaxrun.analysis.diagnosis.outcome import JobOutcome
 from jaxrun.analysis.verdict import decide
@@ -33,6 +33,7 @@ from jaxrun.node.agent.guard import Guard
 from jaxrun.node.agent.process_tree import become_subreaper, kill_all
 from jaxrun.node.agent.signals import LAUNCHER_SIGNALS, SignalPipe
 from jaxrun.protocol.addresses import loopback_address
+from jaxrun.protocol.codec import field_values
 from jaxrun.protocol.compiled_programs import remove_all_of_job
 from jaxrun.protocol.env import attempt_nonce
 from jaxrun.protocol.settings import TLS_ON
@@ -45,6 +46,8 @@ from jaxrun.spec.job.plan import Plan
 
 if TYPE_CHECKING:
     from jaxrun.controller.head.agent_registry import AgentRegistry
+    from jaxrun.controller.supervisor.local import LocalAgent
+    from jaxrun.controller.supervisor.remote import RemoteAgents
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ class Supervision:
 
 
 @dataclass(frozen=True, slots=True)
-class AttemptContext:
+class AttemptContext(Supervision):
     """What the agents work with during one attempt.
 
     plan:      of this attempt
@@ -72,47 +75,16 @@ class AttemptContext:
     plan: Plan
     log_dir: Path | None
     dispatcher: Dispatcher
-    output: Output
-    signals: SignalPipe
-    clock: Callable[[], float]
     parent: ParentLink | None
-    guard: Guard
-    terminal: Terminal
 
 
-class Agents(Protocol):
-    """Whoever starts, watches and stops the workers of a job."""
+def run_attempts(
+    plan: Plan, shared: Supervision, agents: LocalAgent | RemoteAgents, started: float
+) -> tuple[Verdict, JobOutcome]:
+    """Run the job, begun at `started` (seconds since the epoch), until it has ended well or is not to go on.
 
-    @property
-    def listen_addresses(self) -> str:
-        """Where remote agents connect, for people; empty where none do."""
-
-    def make_registry(self, plan: Plan) -> AgentRegistry | None:
-        """Where remote agents report in this attempt; None where the hosts are known from the start."""
-
-    def next_plan(self, plan: Plan, outcome: JobOutcome) -> Plan | Stop:
-        """The plan of another attempt, maybe on other hosts; or why there can be none."""
-
-    def run(self, context: AttemptContext) -> JobOutcome:
-        """Start the workers and serve them until the head says that the attempt is over.
-
-        Whatever was started for an earlier attempt has ended by then, but for what waits for this one.
-        """
-
-    def stop(self, exit_code: int) -> None:
-        """Let go of everything; the verdict has been printed. `exit_code` is the job's."""
-
-
-@dataclass(frozen=True, slots=True)
-class JobEnd:
-    """The verdict on the job, and the outcome of its last attempt."""
-
-    verdict: Verdict
-    outcome: JobOutcome
-
-
-def run_attempts(plan: Plan, shared: Supervision, agents: Agents, started: float) -> JobEnd:
-    """Run the job, begun at `started` (seconds since the epoch), until it has ended well or is not to go on."""
+    Returns the verdict on the job, and the outcome of its last attempt.
+    """
     job, first = plan.job, plan.attempt
     history: tuple[AttemptEnd, ...] = ()
     earlier = shared.directory.earlier
@@ -126,9 +98,10 @@ def run_attempts(plan: Plan, shared: Supervision, agents: Agents, started: float
             decision = Stop("--timeout is over, which counts over all attempts")
         following = agents.next_plan(plan, outcome) if isinstance(decision, Restart) else decision
         if isinstance(following, Stop):
-            return JobEnd(replace(verdict, earlier=earlier, no_restart=following.why), outcome)
+            return replace(verdict, earlier=earlier, no_restart=following.why), outcome
         assert isinstance(decision, Restart)
-        _record_end(shared.directory, verdict, began)
+        end = AttemptEnded(verdict.outcome, verdict.exit_code, verdict.headline, verdict.log)
+        shared.directory.record(LoggedEvent(began, end, verdict.attempt))  # verdict.json is that of the whole job
         news = following.host_notes[len(plan.host_notes) :]
         shared.output.print_line(describe_restart(verdict, decision, shared.directory.shown_path, news))
         earlier = (*earlier, verdict)
@@ -141,42 +114,24 @@ def run_attempts(plan: Plan, shared: Supervision, agents: Agents, started: float
 
 
 def _run_attempt(
-    plan: Plan, shared: Supervision, agents: Agents, began: float, before: float
+    plan: Plan, shared: Supervision, agents: LocalAgent | RemoteAgents, began: float, before: float
 ) -> tuple[Verdict, JobOutcome]:
     """Run one attempt; `before` is how many seconds after the start of the job it has begun."""
     directory, output = shared.directory, shared.output
     log_dir = directory.make_attempt_directory(plan.attempt)
     if before:
         output.begin_attempt(log_dir)
-    _record_start(directory, plan, began, agents.listen_addresses)
+    attempt = AttemptStarted(agents.listen_addresses, plan.restart_reason, len(plan.hosts))
+    directory.record(LoggedEvent(began, attempt, plan.attempt))
     head = _make_head(plan, agents.make_registry(plan), began, before)
     dispatcher = Dispatcher(head, directory, shared.clock, plan.attempt)
-    context = AttemptContext(
-        plan=plan,
-        log_dir=log_dir,
-        dispatcher=dispatcher,
-        output=output,
-        signals=shared.signals,
-        clock=shared.clock,
-        parent=ParentLink.from_env(shared.environ, dispatcher),
-        guard=shared.guard,
-        terminal=shared.terminal,
+    parent = ParentLink.from_env(shared.environ, dispatcher)
+    outcome = agents.run(
+        AttemptContext(**field_values(shared), plan=plan, log_dir=log_dir, dispatcher=dispatcher, parent=parent)
     )
-    outcome = agents.run(context)
     verdict = decide.decide(outcome, dispatcher.hosts, started=began, ended=time.time(), timeout=plan.job.timeout)
     verdict = replace(verdict, details=(*verdict.details, *(f"{note}." for note in plan.host_notes)))
     return replace(verdict, attempt=plan.attempt, before=before, left_out=plan.left_out), outcome
-
-
-def _record_start(directory: RunDir, plan: Plan, began: float, listen_addresses: str) -> None:
-    started = AttemptStarted(listen_addresses, plan.restart_reason, len(plan.hosts))
-    directory.record(LoggedEvent(began, started, plan.attempt))
-
-
-def _record_end(directory: RunDir, verdict: Verdict, ended: float) -> None:
-    """Record how an attempt has ended after which there is another: verdict.json is written at the end of the job."""
-    end = AttemptEnded(verdict.outcome, verdict.exit_code, verdict.headline, verdict.log)
-    directory.record(LoggedEvent(ended, end, verdict.attempt))
 
 
 def _make_head(plan: Plan, registry: AgentRegistry | None, began: float, before: float) -> Head:
@@ -216,7 +171,7 @@ def supervise(
     environ: Mapping[str, str],
     directory: RunDir,
     guard: Guard,
-    agents: Agents,
+    agents: LocalAgent | RemoteAgents,
     started: float,
     held: HeldScreen | None = None,
 ) -> int:
@@ -232,8 +187,8 @@ def supervise(
             if plan.job.pdb and (why := why_no_terminal(plan)):
                 output.print_line(f"jaxrun: --pdb does nothing: {why}")
             shared = Supervision(environ, directory, output, signals, Clock(), guard, Terminal(output))
-            end = run_attempts(plan, shared, agents, started)
-            exit_code = report_verdict(end.verdict, end.outcome, directory, output, signals)
+            verdict, outcome = run_attempts(plan, shared, agents, started)
+            exit_code = report_verdict(verdict, outcome, directory, output, signals)
         finally:
             agents.stop(exit_code)
             kill_all(keep=(guard.pid,))

@@ -78,11 +78,7 @@ def attach(
     head:        "host:port", where rank 0 listens
     directory:   shared by all hosts; holds the rendezvous file
     """
-    if rank is None and size is None:
-        info = cluster_env.detect_rank_info(environ, _ancestors())
-    else:
-        found = cluster_env.find_rank_info(environ, _ancestors())
-        info = cluster_env.combine_with_options(found, rank, size)
+    info = cluster_env.detect_rank_info(environ, _ancestors(), rank, size)
     if info.engine == BY_OPTIONS and not (head or directory):
         raise UsageError("--rank and --size need --head HOST:PORT, where rank 0 listens; give the same on all ranks")
     rendezvous = Rendezvous.of(environ, head, rendezvous_file(info, directory or Path.cwd()))

@@ -13,6 +13,7 @@ from jaxrun.node.channel.connection import PEER_TIMEOUT_S, Connection
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.protocol.agent_messages import (
     AgentToHead,
+    HostTask,
     OutputChunk,
     OutputCredit,
     StartWorker,
@@ -20,13 +21,10 @@ from jaxrun.protocol.agent_messages import (
     ToRanks,
 )
 from jaxrun.protocol.codec import encode
-from jaxrun.protocol.probe_messages import CheckHost, ProbePeers
-from jaxrun.protocol.stage_messages import CopyStaged
 from jaxrun.protocol.worker_messages import Failed
 from jaxrun.records.output.output import Output
 
 AgentConnection = Connection[AgentToHead]
-_FOR_AGENTS = (StartWorker, ProbePeers, CheckHost, CopyStaged)
 
 
 class AgentConnections:
@@ -57,7 +55,6 @@ class AgentConnections:
 
     @property
     def live(self) -> set[int]:
-        """The agents that have a connection which is not lost."""
         return {number for number, connection in self._by_number.items() if not connection.lost_reason}
 
     def ranks_of(self, number: int) -> tuple[int, ...]:
@@ -65,7 +62,6 @@ class AgentConnections:
         return self._ranks.get(number, (number,))
 
     def add_unused(self, number: int, connection: AgentConnection) -> None:
-        """Keep a connection on which the agent has said nothing yet."""
         self._others[connection] = number
 
     def add(self, number: int, connection: AgentConnection) -> bool:
@@ -88,7 +84,7 @@ class AgentConnections:
     def send(self, ranks: Iterable[int], message: object) -> None:
         """Send to the agents of `ranks` that are still connected; names the ranks where they are not all of an agent's.
 
-        StartWorker has the rank in it; ProbePeers, CheckHost and CopyStaged are for the agent.
+        StartWorker has the rank in it; a HostTask is for the agent.
         """
         frame = encode(message)
         of_agents: dict[int, list[int]] = {}
@@ -97,7 +93,7 @@ class AgentConnections:
         for number, some in of_agents.items():
             connection = self._by_number.get(number)
             if connection is not None:
-                whole = len(some) == len(self.ranks_of(number)) or isinstance(message, _FOR_AGENTS)
+                whole = len(some) == len(self.ranks_of(number)) or isinstance(message, StartWorker | HostTask)
                 self._send(connection, frame if whole else encode(ToRanks(tuple(some), frame)))
 
     def send_to_agent(self, number: int, message: object) -> None:
@@ -172,13 +168,13 @@ class AgentConnections:
         self._unconfirmed.add(connection)
         if connection.unsent_bytes and connection not in self._unsent:
             self._unsent.add(connection)
-            self._loop.add_writer(connection.fileno(), partial(self._flush, connection))
+            self._loop.set_writer(connection.fileno(), partial(self._flush, connection))
 
     def _flush(self, connection: AgentConnection) -> None:
         connection.flush()
         if not connection.unsent_bytes:
             self._unsent.discard(connection)
-            self._loop.remove_writer(connection.fileno())
+            self._loop.set_writer(connection.fileno(), None)
 
 
 _ACKNOWLEDGE_AFTER_BYTES = 2**16  # of output from one agent
@@ -195,9 +191,8 @@ class RemoteOutput:
         self._to_acknowledge: set[AgentConnection] = set()
 
     def handle_start(self, start: StartWorker) -> None:
-        """The worker is about to be started."""
         if start.log_dir:
-            self._logs_remotely.add(start.rank)
+            self._logs_remotely.add(start.worker.rank)
 
     def handle(self, rank: int, connection: AgentConnection, message: OutputChunk | StreamEnded) -> None:
         if isinstance(message, StreamEnded):
@@ -222,6 +217,5 @@ class RemoteOutput:
         self._to_acknowledge.clear()
 
     def forget(self, connection: AgentConnection) -> None:
-        """The connection is about to be closed."""
         self._unacknowledged.pop(connection, None)
         self._to_acknowledge.discard(connection)

@@ -12,7 +12,6 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from jaxrun.analysis.diagnosis.outcome import JobOutcome
@@ -23,7 +22,7 @@ from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.protocol.agent_messages import AgentMessage, FirstOutput, ForkingDeclined, SignalWorker
 from jaxrun.protocol.env import REQUEST_SIGNAL
 from jaxrun.protocol.probe_messages import HostChecked
-from jaxrun.protocol.requests import Answer, AnswerState, Request
+from jaxrun.protocol.requests import Answer, AnswerState
 from jaxrun.records.event_log.actions import (
     Action,
     AnswerRequest,
@@ -49,33 +48,16 @@ from jaxrun.records.event_log.events import (
     TerminalLine,
     Tick,
 )
-from jaxrun.records.rundir.rundir import to_file_name
+from jaxrun.records.rundir.rundir import RunDir, to_file_name
 
 if TYPE_CHECKING:
     from jaxrun.controller.supervisor.attempts import AttemptContext
 
 
-class RunFiles(Protocol):
-    """Keeps events and files of a job, as RunDir does; times are seconds since the epoch."""
-
-    @property
-    def shown_path(self) -> Path | None:
-        """The directory as people may type it; None where there is none."""
-
-    def record(self, event: LoggedEvent) -> None: ...
-
-    def write_text(self, name: str, text: str) -> None: ...
-
-    def take_requests(self) -> list[tuple[str, Request | None]]:
-        """What others have asked since the last call, by number; None for what is not understood."""
-
-    def write_answer(self, number: str, answer: Answer) -> None: ...
-
-
 class Dispatcher:
     """Feeds events to the head and returns its actions; `clock` returns seconds since the epoch."""
 
-    def __init__(self, head: Head, files: RunFiles, clock: Callable[[], float], attempt: int = 1) -> None:
+    def __init__(self, head: Head, files: RunDir, clock: Callable[[], float], attempt: int = 1) -> None:
         """`attempt` is logged with each event."""
         self._attempt = attempt
         self._head = head
@@ -84,11 +66,9 @@ class Dispatcher:
 
     @property
     def hosts(self) -> Mapping[int, str]:
-        """The host of each rank, as far as it is known."""
         return self._head.hosts
 
     def handle(self, event: Event) -> list[Action]:
-        """Return what is to be done now, in order."""
         if isinstance(event, LauncherSignalled) and event.signum == REQUEST_SIGNAL:
             return self._handle_requests()
         self._log(event)
@@ -108,7 +88,6 @@ class Dispatcher:
         self._files.record(LoggedEvent(self._clock(), message, self._attempt, to))
 
     def record_check(self, result: HostChecked) -> None:
-        """Keep what --host-check has printed on a host."""
         folder = f"attempt-{self._attempt}/" if self._attempt > 1 else ""
         self._files.write_text(f"{folder}host-check-{to_file_name(self.hosts[result.rank])}.log", result.output)
 
@@ -185,7 +164,6 @@ class Executor:
         return self._outcome
 
     def receive(self, message: AgentMessage) -> None:
-        """An agent reports this."""
         match message:
             case FirstOutput():
                 self._dispatcher.record(message)
@@ -195,7 +173,6 @@ class Executor:
                 self.handle(message)
 
     def handle(self, event: Event) -> None:
-        """Hand the head an event, and do what it wants done."""
         self._execute_all(self._dispatcher.handle(event))
 
     def _on_signals(self) -> None:

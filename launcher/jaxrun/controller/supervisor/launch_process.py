@@ -94,7 +94,6 @@ class LaunchProcess:
         return self.status is not None
 
     def signal(self, signum: signal.Signals) -> None:
-        """Send the signal to its whole process group."""
         if self.status is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signum)
@@ -167,7 +166,6 @@ class LaunchProcess:
         return cancel_step(self.slurm_step) if is_srun and was_killed and self.has_silent else ""
 
     def _wait(self, seconds: float) -> bool:
-        """Whether it ends within so many seconds."""
         deadline = time.monotonic() + seconds
         while not self.reap():
             left = deadline - time.monotonic()

@@ -98,14 +98,13 @@ class LocalAgent:
         if self._gpu_memory is None:
             from jaxrun.node.agent.gpus import GpuMemory
 
-            self._gpu_memory = GpuMemory.visible_with({**self._environ, **plan.job.env})
+            self._gpu_memory = GpuMemory({**self._environ, **plan.job.env})
             return
         self._gpu_memory.wait_until_free(
             lambda text: context.output.print_line(f"jaxrun: {text}"), lambda: signals.stop_requested
         )
 
     def stop(self, exit_code: int) -> None:
-        """Let a fork server end that waits for another attempt."""
         self._fork_servers.close()
 
 

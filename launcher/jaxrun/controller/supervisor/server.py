@@ -7,21 +7,21 @@ that the kernel gives up (channel/connection.py), or as a probe that is not answ
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 from dataclasses import replace
 
 from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
 from jaxrun.controller.head.startup import AgentStartupEvent
-from jaxrun.controller.supervisor.agent_receiver import AgentReceiver, DroppedPeers, SpareAgents
+from jaxrun.controller.supervisor.agent_receiver import AgentReceiver, DroppedPeers
 from jaxrun.controller.supervisor.connections import AgentConnection, AgentConnections, RemoteOutput
 from jaxrun.controller.supervisor.executor import Executor
 from jaxrun.controller.supervisor.host_search import HostSearch
 from jaxrun.controller.supervisor.launch_process import LaunchProcess
 from jaxrun.controller.supervisor.loss_watch import LossWatch
+from jaxrun.controller.supervisor.spare_agents import SpareAgents
 from jaxrun.node.agent.agent import LISTENER, MESSAGES, OUTPUT
 from jaxrun.node.channel.listener import Listener
 from jaxrun.protocol.agent_messages import (
-    AGENT_ALONE,
+    AgentAlone,
     AgentConnected,
     AgentReport,
     AgentSignalled,
@@ -45,8 +45,6 @@ from jaxrun.records.event_log.events import (
     HostsFound,
     LaunchCommandEnded,
     LauncherSignalled,
-    SpareLost,
-    SpareReported,
 )
 
 _SHUTDOWN_SEND_S = 1.0  # for the last messages to leave
@@ -62,33 +60,31 @@ class AgentServer:
         listener: Listener,
         launch: LaunchProcess,
         job_info: JobInfo,
-        *,
-        verbose: bool,
-        attached: bool,
         spares: SpareAgents,
-        find_hosts: Callable[[HostSearch], None] | None,
+        search: HostSearch | None,
         earlier: AgentConnections | None = None,
     ) -> None:
         """`job_info` is what each agent is sent first; `earlier` are the connections of the attempt before, if it has
-        left agents; `spares` are those that wait; `find_hosts` begins a search for hosts that have no agent.
-
-        `attached`: somebody else started this process beside the agents, and sends it the signals that they get."""
+        left agents; `search` is for hosts that have no agent, None where people start agents.
+        """
         context = executor.context
+        command = context.plan.launch_command
         self._executor = executor
         self._dispatcher = context.dispatcher
         self._output = context.output
         self._clock = context.clock
         self._listener = listener
         self._launch = launch
-        self._verbose = verbose
-        self._attached = attached
+        # Somebody else started this process beside the agents, and sends it the signals that they get.
+        self._attached = command is not None and bool(command.attached_to)
+        self._verbose = context.plan.job.verbose
         self._loop = executor.loop
         self._agents = context.plan.agents
         self._spares = spares
         self.connections = AgentConnections(self._loop, self._agents)
         self._earlier = earlier
-        self._find_hosts = find_hosts
-        self.search = HostSearch(self._loop, self._clock, lambda hosts: executor.handle(HostsFound(hosts)))
+        self._search = search
+        spares.attach(self.connections, context)
         self._receiver = AgentReceiver(
             self._loop,
             MESSAGES,
@@ -100,7 +96,7 @@ class AgentServer:
             on_lost=self._on_lost,
         )
         self._remote_output = RemoteOutput(self._output, self.connections)
-        self._losses = LossWatch(context, launch, self.connections, executor.handle, attached=attached)
+        self._losses = LossWatch(context, launch, self.connections, executor.handle, attached=self._attached)
         self._dropped_peers = DroppedPeers(self._dispatcher.record, self._clock)
         self._signalled = False  # whether this process was asked to end, where the agents are as well
         self._outcome: JobOutcome | None = None
@@ -124,7 +120,6 @@ class AgentServer:
         return outcome
 
     def close_loop(self) -> None:
-        """The attempt is over, and the next takes over the connections."""
         self._loop.close()
 
     @property
@@ -172,8 +167,8 @@ class AgentServer:
         self.connections.send(ranks, order)
 
     def look_for_hosts(self) -> None:
-        if self._find_hosts is not None:
-            self._find_hosts(self.search)
+        if self._search is not None:
+            self._search.begin()
             return
         there = sorted(self.connections.waiting & self.usable_agents)
         self._executor.handle(HostsFound(tuple(dict.fromkeys(map(self._spares.host_of, there)))))
@@ -186,10 +181,10 @@ class AgentServer:
             ranks = ranks[:1]  # which was asked
         if not ranks:
             if isinstance(message, AgentReport):
-                self._on_spare_report(message)
-            elif isinstance(message, HostChecked) and (report := self._spares.checked(number)):
-                self._add_spare(report, message.failure and f"failed --host-check: {message.failure}")
-        elif isinstance(message, AGENT_ALONE):  # the head knows ranks only
+                self._spares.on_report(message)
+            elif isinstance(message, HostChecked):
+                self._spares.on_checked(number, message)
+        elif isinstance(message, AgentAlone):  # the head knows ranks only
             for rank in ranks:
                 self._on_agent_event(replace(message, rank=rank))
         else:
@@ -204,7 +199,7 @@ class AgentServer:
                 self._dispatcher.record(RecordClock(event.rank, self._clock() - event.time))
                 self._launch.slurm_step = self._launch.slurm_step or event.slurm_step
                 self._executor.handle(event)
-                self._prepare_spares()
+                self._spares.prepare()
             case HostChecked():
                 self._dispatcher.record_check(event)
                 self._executor.handle(event)
@@ -224,38 +219,12 @@ class AgentServer:
             case _:
                 self._executor.receive(message)
 
-    # ---- agents that wait on spare hosts
-
-    def _on_spare_report(self, report: AgentReport) -> None:
-        self._dispatcher.record(SpareReported(report.rank, report.host, report.pid))
-        if order := self._spares.check(report):
-            self.connections.send_to_agent(report.rank, order)
-        else:
-            self._add_spare(report)
-
-    def _add_spare(self, report: AgentReport, reason: str = "") -> None:
-        """An agent has reported, and `reason` says why it cannot be used, if something is known already."""
-        reason = reason or self._spares.add(report)
-        if reason:
-            self._output.print_line(f"jaxrun: spare host {report.host} cannot be used: {reason}")
-        self._prepare_spares()
-
-    def _prepare_spares(self) -> None:
-        for number, start in self._spares.preparations(self.connections.waiting):
-            self.connections.send_to_agent(number, start)
-
-    def _on_spare_lost(self, number: int, reason: str) -> None:
-        host = self._spares.host_of(number)
-        self._dispatcher.record(SpareLost(number, host, reason))
-        if self._spares.lose(number):
-            self._output.print_line(f"jaxrun: spare host {host} is lost: {reason}")
-
     # ---- agents, hosts and the launch command go away
 
     def _on_lost(self, number: int, connection: AgentConnection) -> None:
         self._remote_output.forget(connection)
         if number in self.connections.waiting:
-            self._on_spare_lost(number, connection.lost_reason)
+            self._spares.on_lost(number, connection.lost_reason)
             return
         ranks = self.connections.ranks_of(number)
         self._losses.hold(*(AgentLost(rank, connection.lost_reason) for rank in ranks), probe=False)
@@ -276,7 +245,8 @@ class AgentServer:
 
     def on_signal(self, signum: int) -> None:
         if signum == signal.SIGCHLD:
-            self.search.on_child_exit()
+            if self._search is not None:
+                self._search.on_child_exit()
             if self._launch.status is None and self._launch.reap():
                 self._dispatcher.record(LaunchCommandEnded(self._launch.status or 0))
                 self._losses.hold(probe=True)

@@ -68,7 +68,6 @@ class Terminal:
         self._output.show_debugger(text)
 
     def read_line(self) -> None:
-        """Ask for one line."""
         if not self._loop.has_reader(_STDIN):
             self._loop.add_reader(_STDIN, self._order, self._on_readable)
 

@@ -145,9 +145,9 @@ class RankConnections:
         fd = connection.socket.fileno()
         with contextlib.suppress(OSError), _sigint_blocked():  # where the rank has gone, reading will show it
             if connection.writer.flush():
-                self._loop.remove_writer(fd)
+                self._loop.set_writer(fd, None)
             else:
-                self._loop.add_writer(fd, lambda: self._flush(connection))
+                self._loop.set_writer(fd, lambda: self._flush(connection))
 
     def _drop(self, connection: _RankConnection) -> None:
         self._loop.remove_reader(connection.socket.fileno())

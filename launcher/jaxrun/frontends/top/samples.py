@@ -10,7 +10,7 @@ from jaxrun.analysis.diagnosis.snapshot import Overview
 from jaxrun.analysis.lockstep.progress import GroupProgress, find_progress
 from jaxrun.protocol.flight import Flight, parse_group
 from jaxrun.protocol.flight_file import NOTHING
-from jaxrun.protocol.snapshot_messages import ProcessState, RankVitals
+from jaxrun.protocol.snapshot_messages import ProcessState, RankReply
 from jaxrun.text import format_ranks
 
 # How much a rank stands out.
@@ -148,7 +148,7 @@ def _state(
     activity: Activity,
     phase: str,
     flight: Flight,
-    vitals: RankVitals,
+    vitals: RankReply,
     cpu: float | None,
     position: _Position | None,
     others: _Progress | None,
@@ -238,7 +238,7 @@ def _number(flight: Flight, position: _Position | None) -> int | None:
     return max(counts.values(), default=0)
 
 
-def _cpu_percent(now: RankVitals, before: RankVitals | None) -> float | None:
+def _cpu_percent(now: RankReply, before: RankReply | None) -> float | None:
     if before is None or now.time <= before.time:
         return None
     return max(0.0, 100 * (now.cpu_seconds - before.cpu_seconds) / (now.time - before.time))

@@ -174,7 +174,7 @@ class Agent:
                 check_event(message, worker.rank)
         except ProtocolError as error:
             self._loop.remove_reader(fd)
-            worker.close_channel()
+            worker.pipes.channel.close()  # the worker ends when it notices
             text = f"something wrote to jaxrun's channel in the worker: {error}"
             self._report(
                 Failed(worker.rank, self._clock(), WorkerStage.PROGRAM, EXIT_SOFTWARE, "ProtocolError", text, "")

@@ -81,16 +81,13 @@ class GpuMemory:
     Free means as free as before the first attempt, so that what others hold on a GPU that is shared delays nobody.
     """
 
-    def __init__(self, visible: str | None, ask: Callable[[], NvmlReading] = lambda: ask_nvml(_ANSWER_S)) -> None:
-        """Of the GPUs that CUDA_VISIBLE_DEVICES=`visible` leaves; what is used now is what others hold."""
-        self._visible = visible
+    def __init__(
+        self, environ: Mapping[str, str], ask: Callable[[], NvmlReading] = lambda: ask_nvml(_ANSWER_S)
+    ) -> None:
+        """Of the GPUs that `environ` leaves visible; what is used now is what others hold."""
+        self._visible = environ.get(CUDA_VISIBLE_VARIABLE)
         self._ask = ask
         self._before = {gpu: used for gpu, (used, _) in self._read().items()}
-
-    @classmethod
-    def visible_with(cls, environ: Mapping[str, str]) -> GpuMemory:
-        """That of the GPUs which `environ` leaves visible."""
-        return cls(environ.get(CUDA_VISIBLE_VARIABLE))
 
     def wait_until_free(self, notify: Callable[[str], None], is_stopped: Callable[[], bool]) -> None:
         """Wait, at most half a minute, and not once the job is stopped; `notify` is called with what takes long."""

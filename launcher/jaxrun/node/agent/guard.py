@@ -74,7 +74,6 @@ class Guard:
             self._write(b"%d\n" % group)
 
     def add(self, group: int) -> None:
-        """Have the guard kill this process group, too."""
         self._groups.append(group)
         self._write(b"%d\n" % group)
 
@@ -109,7 +108,6 @@ class Guard:
 
 
 def job_marker(job_id: str) -> str:
-    """The variable that every process of the job has in its environment."""
     return f"{JOB_ID}={job_id}"
 
 
@@ -148,8 +146,11 @@ def _watch(
             groups |= _orphans_beside(owner, launch_mark)
             # An srun that ends first has Slurm kill the agents, and their guards, before they have done so.
             _wait_for_end(groups, _AGENTS_GRACE_S)
+            for group in groups if sigterm else ():
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(group, signal.SIGTERM)
             if sigterm:
-                _terminate(groups)
+                _wait_for_end(groups, _TERM_GRACE_S)
         _sweep(groups, lambda: descent.living() | _find(mark, ranks) if descent is not None else set())
         if job_id:
             remove_all_of_job(job_id, snapshots=not snapshots)
@@ -186,14 +187,6 @@ def _orphans_beside(owner: int, mark: str) -> set[int]:
     while os.getppid() == owner and time.monotonic() < until:
         time.sleep(_SWEEP_PAUSE_S)
     return children(os.getppid()) & set(find_marked(mark))
-
-
-def _terminate(groups: set[int]) -> None:
-    """Send SIGTERM, and wait until nothing is left, or the grace is over."""
-    for group in groups:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(group, signal.SIGTERM)
-    _wait_for_end(groups, _TERM_GRACE_S)
 
 
 def _wait_for_end(groups: set[int], seconds: float) -> None:

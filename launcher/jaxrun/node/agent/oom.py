@@ -35,13 +35,16 @@ class OomWatch:
 
     def explain(self, pid: int) -> str:
         """Say what the kernel reports about the SIGKILL of `pid`; empty if it reports no lack of memory."""
-        self._killed.update(_parse_kills(self._records()))
+        for found in filter(None, map(_KILLED.search, self._records())):
+            self._killed[int(found["pid"])] = int(found["kb"])
         counted = _count_kills(self._cgroup) > self._kill_count
         self._kill_count += counted
         if pid in self._killed:
             held = format_bytes(self._killed.pop(pid) * 2**10)
             return f"the kernel's log names it as out of memory: it held {held}"
-        return f"its memory cgroup ran out of memory{_limit(self._cgroup)}" if counted else ""
+        limit = memory_limit(self._cgroup)
+        known = "" if limit is None else f" (limit {format_bytes(limit)})"
+        return f"its memory cgroup ran out of memory{known}" if counted else ""
 
     def close(self) -> None:
         if self._log is not None:
@@ -61,24 +64,13 @@ class OomWatch:
             yield record.decode(errors="replace")
 
 
-def _parse_kills(records: Iterable[str]) -> dict[int, int]:
-    matches = (_KILLED.search(text) for text in records)
-    return {int(match["pid"]): int(match["kb"]) for match in matches if match}
-
-
 def _count_kills(cgroup: Path | None) -> int:
-    """How many processes the kernel has killed in this cgroup."""
     for text in _read_files(cgroup, _KILL_COUNT_FILES):
         for line in text.splitlines():
             key, _, value = line.partition(" ")
             if key == "oom_kill":
                 return int(value)
     return 0
-
-
-def _limit(cgroup: Path | None) -> str:
-    limit = memory_limit(cgroup)
-    return "" if limit is None else f" (limit {format_bytes(limit)})"
 
 
 def _open_at_end(log: Path | None) -> int | None:
@@ -112,7 +104,6 @@ def memory_cgroup(membership: str, root: Path = _ROOT) -> Path | None:
 
 
 def own_memory_cgroup() -> Path | None:
-    """The memory cgroup of this process."""
     try:
         return memory_cgroup(Path("/proc/self/cgroup").read_text())
     except OSError:

@@ -221,7 +221,6 @@ class Relay:
             self._connection.send(OutputChunk(rank, stream, data))
 
     def add_credit(self, count: int) -> None:
-        """The head has taken `count` bytes."""
         self._unacknowledged -= count
 
     def end_stream(self, rank: int, stream: str) -> None:

@@ -15,6 +15,7 @@ import signal
 import time
 from collections.abc import Callable, Collection
 
+_GROUP, _START_TIME = 2, 19  # among the words of /proc/PID/stat after the name; in ticks since the machine's start
 TRACKER_GRACE_S = 1.0  # for trackers to end by themselves, once the processes that they serve have been killed
 
 # Of multiprocessing and of loky: `from multiprocessing.resource_tracker import main;main(5)`
@@ -32,7 +33,6 @@ def children(pid: int) -> set[int]:
 
 
 def descendants(pid: int) -> set[int]:
-    """The children, their children and so on."""
     found: set[int] = set()
     todo = children(pid)
     while todo:
@@ -43,11 +43,10 @@ def descendants(pid: int) -> set[int]:
 
 def group_members(group: int) -> set[int]:
     """The living processes of a process group."""
-    return {pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _living_group(pid) == group}
+    return {pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _stat_of_living(pid, _GROUP) == group}
 
 
 def is_tracker(pid: int) -> bool:
-    """Whether the process is a resource tracker."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
         return _TRACKER_CODE.search(file.read().replace(b"\0", b"\n")) is not None
     return False
@@ -66,16 +65,15 @@ def kill_group(group: int) -> None:
 
 
 def kill(pid: int) -> None:
-    """Kill a process; one that has ended is left alone."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)
 
 
-def _living_group(pid: int) -> int:
-    """The process group; 0 for a process that has ended."""
+def _stat_of_living(pid: int, word: int) -> int:
+    """One of the words of /proc/PID/stat after the name; 0 for a process that has ended."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
-        state, _, group = file.read().rpartition(b")")[2].split()[:3]
-        return 0 if state == b"Z" else int(group)
+        words = file.read().rpartition(b")")[2].split()
+        return 0 if words[0] in (b"Z", b"X") else int(words[word])
     return 0
 
 
@@ -117,9 +115,6 @@ def kill_all(timeout: float = 5.0, *, keep: Collection[int] = ()) -> list[int]:
     return sorted(killed)
 
 
-_START_TIME = 19  # among the words of /proc/PID/stat after the name
-
-
 class Descendants:
     """The descendants of `root` but for the process `but`, as they were last seen, by process id and start time."""
 
@@ -130,7 +125,7 @@ class Descendants:
 
     def update(self) -> None:
         """Add those that are new, and forget those that have ended. May come while `root` is dying: none is lost."""
-        self._known = {pid: start for pid, start in self._known.items() if _start_time(pid) == start}
+        self._known = {pid: start for pid, start in self._known.items() if _stat_of_living(pid, _START_TIME) == start}
         self._add(descendants(self._root))
 
     def add_children(self) -> None:
@@ -138,8 +133,7 @@ class Descendants:
         self._add(children(self._root))
 
     def living(self) -> set[int]:
-        """Those that have not ended."""
-        return {pid for pid, start in self._known.items() if _start_time(pid) == start}
+        return {pid for pid, start in self._known.items() if _stat_of_living(pid, _START_TIME) == start}
 
     def freeze(self, find_others: Callable[[], set[int]]) -> None:
         """Stop all but resource trackers, and add what they have started since: none can slip away or end meanwhile.
@@ -157,13 +151,5 @@ class Descendants:
 
     def _add(self, pids: set[int]) -> None:
         for pid in pids - self._known.keys() - {self._but}:
-            if start := _start_time(pid):
+            if start := _stat_of_living(pid, _START_TIME):
                 self._known[pid] = start
-
-
-def _start_time(pid: int) -> int:
-    """When the process was started, in ticks since the machine was; 0 for one that has ended."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
-        words = file.read().rpartition(b")")[2].split()
-        return 0 if words[0] in (b"Z", b"X") else int(words[_START_TIME])
-    return 0

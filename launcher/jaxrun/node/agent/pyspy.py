@@ -82,7 +82,7 @@ def format_dump(out: str, err: str, pid: int, *, without_c: str = "") -> str:
     try:
         threads = json.loads(out)
         main = [thread for thread in threads if thread["os_thread_id"] == pid]
-        others = [thread for thread in threads if thread not in main and any(map(_is_shown, _pythons(thread)))]
+        others = [thread for thread in threads if thread not in main and any(map(_is_shown, thread["frames"]))]
         lines = [f"  ({without_c} is seen without C frames)"] if without_c else []
         for thread in main:
             lines += _lines(thread["frames"])
@@ -93,21 +93,14 @@ def format_dump(out: str, err: str, pid: int, *, without_c: str = "") -> str:
         return f"  {_why_not(err, pid)}"
 
 
-def _pythons(thread: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [frame for frame in thread["frames"] if not frame["module"]]
-
-
 def _is_shown(frame: Mapping[str, Any]) -> bool:
-    return not _frame(frame).is_scaffold
-
-
-def _frame(frame: Mapping[str, Any]) -> Frame:
-    return Frame(frame["filename"], frame["line"], frame["name"])
+    """Whether a frame is of Python code, and neither jaxrun's nor what Python puts around programs and threads."""
+    return not frame["module"] and not Frame(frame["filename"], frame["line"], frame["name"]).is_scaffold
 
 
 def _lines(frames: Sequence[Mapping[str, Any]]) -> list[str]:
     """The frames down to the program's outermost line; of frames without a name only the library is shown."""
-    shown = [index for index, frame in enumerate(frames) if not frame["module"] and _is_shown(frame)]
+    shown = [index for index, frame in enumerate(frames) if _is_shown(frame)]
     lines: list[str] = []
     for frame in frames[: shown[-1] + 1] if shown else frames:
         library = os.path.basename(frame["module"] or "")
@@ -124,20 +117,14 @@ def _lines(frames: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _why_not(err: str, pid: int) -> str:
     if "Permission" in err or "not permitted" in err:
-        scope = _restriction()
+        scope = ""
+        with contextlib.suppress(OSError), open(_YAMA) as file:
+            scope = file.read().strip().strip("0")
         how = f"sudo sysctl kernel.yama.ptrace_scope=0 allows it (it is {scope})" if scope else "ask as root"
         return f"py-spy may not look into process {pid}: {how}; in a container: --cap-add=SYS_PTRACE"
     lines = [line.strip() for line in err.partition("Stack backtrace")[0].splitlines() if line.strip()]
     said = [re.sub(r"^(?:Error|\d+): ", "", line) for line in lines[:1] + lines[-1:]]  # what failed, and its root
     return f"py-spy could not look into process {pid}: {': '.join(dict.fromkeys(said)) or 'it said nothing'}"
-
-
-def _restriction() -> str:
-    """The kernel's ptrace_scope, if it restricts who may trace whom; else empty."""
-    with contextlib.suppress(OSError):
-        with open(_YAMA) as file:
-            return file.read().strip().strip("0")
-    return ""
 
 
 def pid_in_namespace(pid: int) -> int:

@@ -5,15 +5,12 @@ Where the job is started again after a failure, the agent stays: it ends what is
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from jaxrun.clock import Clock
 from jaxrun.errors import EXIT_SIGNAL_BASE, EXIT_UNAVAILABLE, NotUniformError
@@ -21,6 +18,7 @@ from jaxrun.node.agent.agent import MESSAGES, SIGNALS, Agent
 from jaxrun.node.agent.agent_report import make_report, plain_address
 from jaxrun.node.agent.gpus import GpuMemory
 from jaxrun.node.agent.guard import Guard, job_marker
+from jaxrun.node.agent.host_tasks import HostTasks
 from jaxrun.node.agent.pipes import Relay
 from jaxrun.node.agent.process_tree import become_subreaper, kill_all
 from jaxrun.node.agent.signals import SignalPipe
@@ -42,7 +40,7 @@ from jaxrun.protocol.agent_messages import (
     StartWorker,
     ToRanks,
 )
-from jaxrun.protocol.auth import derive_rank_token, peer_token
+from jaxrun.protocol.auth import derive_rank_token
 from jaxrun.protocol.codec import MessageDecoder, message_types
 from jaxrun.protocol.compiled_programs import remove_shared_directory, snapshot_directory
 from jaxrun.protocol.connect import HeadAddress, connect
@@ -50,10 +48,6 @@ from jaxrun.protocol.probe_messages import CheckHost, ProbePeers
 from jaxrun.protocol.stage_messages import CopyStaged
 from jaxrun.protocol.worker_messages import AgentToWorker
 from jaxrun.text import format_ranks
-
-if TYPE_CHECKING:
-    from jaxrun.node.agent.host_probe import PeerServer
-    from jaxrun.node.agent.host_staging import HostStaging
 
 HEAD_LOST = Shutdown(EXIT_UNAVAILABLE)  # said by no head: known by its identity
 _Order = tuple[StartWorker, ...] | NextAttempt | Shutdown
@@ -131,12 +125,8 @@ class _AgentJob:
         self._token = token
         self._signals = signals
         self._environ = environ
-        self._report = report
+        self._tasks = HostTasks(number, connection, token, environ, report)
         self._stops_left = 1 if by_terminal else None  # until a signal that asks for the end does not ask the head
-        self._info = JobInfo("", "", ())
-        self._peer_server: PeerServer | None = None
-        self.peers = contextlib.ExitStack()  # which ends it
-        self._staging: HostStaging | None = None
         self._fork_servers = ForkServers()
         self._gpu_memory: GpuMemory | None = None
         self._snapshots = ""  # the directory of those on this host, once it has had ranks
@@ -147,11 +137,11 @@ class _AgentJob:
         Signals are reported to the head: it decides that this agent ends. Raises NotUniformError if it refuses the
         agent.
         """
-        with self.peers:  # which have threads, so they end before this process forks
+        with self._tasks.threads:
             return self._wait_for_order()
 
     def _wait_for_order(self) -> _Order:
-        connection, signals = self._connection, self._signals
+        connection, signals, tasks = self._connection, self._signals, self._tasks
         starts: dict[int, StartWorker] = {}
         while True:
             select.select([connection.fileno(), signals.fileno()], [], [])
@@ -162,26 +152,22 @@ class _AgentJob:
             for index, message in enumerate(messages, 1):
                 match message:
                     case JobInfo():
-                        self._info = message
-                        report = self._make_report()
+                        tasks.info = message
+                        report = tasks.report()
                         if report.gpu_names and message.restarts:
-                            self._gpu_memory = GpuMemory.visible_with(self._environ)
-                        connection.send(report)
+                            self._gpu_memory = GpuMemory(self._environ)
                         if message.probe:
-                            self._send_facts(report)
-                    case ProbePeers():
-                        self._probe_peers(message)
-                    case CheckHost() if index == len(messages):  # else the head wants something else by now
-                        self._check_host(message)
-                    case CopyStaged() if index == len(messages) and self._staging is not None:
-                        if result := self._staging.copy(message, self._is_stopped):
-                            connection.send(result)
+                            tasks.send_facts(report)
+                    case CheckHost() | CopyStaged() if index < len(messages):
+                        pass  # the head wants something else by now
+                    case ProbePeers() | CheckHost() | CopyStaged():
+                        tasks.handle(message, self._ranks, self._is_stopped)
                     case AgentRefused():
                         raise NotUniformError(message.reason)
                     case StartWorker(waits=True):
                         self._prepare(message)
                     case StartWorker():
-                        starts[message.rank] = message
+                        starts[message.worker.rank] = message
                         if len(starts) == len(self._ranks):
                             connection.push_back(messages[index:])
                             return tuple(start for _, start in sorted(starts.items()))
@@ -191,58 +177,17 @@ class _AgentJob:
             if connection.lost_reason:
                 return HEAD_LOST
 
-    def _make_report(self) -> AgentReport:
-        """What is there; where something is staged, other hosts can take it here from now on."""
-        report = self._report(self._info, self._number)
-        if self._info.stage is None:
-            return report
-        from jaxrun.node.agent.host_staging import HostStaging
-
-        self._staging = self._staging or HostStaging(self._info.stage, self._number, self._token)
-        server = self.peers.enter_context(contextlib.closing(self._staging.serve()))
-        return replace(report, stage_port=server.port)
-
-    def _send_facts(self, report: AgentReport) -> None:
-        """Tell the head what there is on this host, and where this agent answers the others."""
-        from jaxrun.node.agent.host_probe import PeerServer, collect_facts
-
-        self._peer_server = self.peers.enter_context(contextlib.closing(PeerServer(peer_token(self._token))))
-        seen, port = report.can_write_run_dir, self._peer_server.port
-        environ = {**self._environ, **self._info.environment}
-        self._connection.send(collect_facts(self._number, environ, sees_run_dir=seen, port=port))
-
-    def _probe_peers(self, order: ProbePeers) -> None:
-        """Try to connect to the other hosts, and tell the head; these are answered from now on."""
-        from jaxrun.node.agent.host_probe import probe_peers
-
-        assert self._peer_server is not None
-        self._peer_server.start(len(order.addresses))
-        self._connection.send(probe_peers(self._number, peer_token(self._token), order))
-
-    def _check_host(self, order: CheckHost) -> None:
-        """Run the command of --host-check, and tell the head how it ends."""
-        from jaxrun.node.agent.host_check import check_host
-
-        job_id = self._info.job_id
-        guard = Guard(job_marker(job_id), self._ranks)
-        try:
-            if result := check_host(order, self._environ, job_id, self._is_stopped):
-                self._connection.send(replace(result, rank=self._number))
-        finally:
-            guard.disarm()
-
     def report_again(self, order: NextAttempt) -> _Order:
         """Report for the next attempt, in which nothing of the earlier one is left, and wait for what comes."""
         self._ranks = order.ranks
         kill_all(keep=self._fork_servers.pids)
         if self._gpu_memory is not None:
             self._gpu_memory.wait_until_free(self._log, self._is_stopped)
-        with self.peers:
-            self._connection.send(replace(self._make_report(), attempt=order.attempt))
+        with self._tasks.threads:
+            self._tasks.report(order.attempt)
             return self._wait_for_order()
 
     def remove_snapshots(self, order: Shutdown) -> None:
-        """Remove the snapshots of this host, unless other agents go on with the job."""
         if self._snapshots and not order.job_goes_on:
             remove_shared_directory(self._snapshots)
 
@@ -257,8 +202,8 @@ class _AgentJob:
 
     def _prepare(self, start: StartWorker) -> None:
         """Start the process from which the worker is forked that this agent may get in a later attempt."""
-        if start.fork and self._info.stage is None:
-            self._fork_servers.prepare(setup_of_orders((start,), self._info.job_id, self._environ, ""))
+        if start.fork and self._tasks.info.stage is None:
+            self._fork_servers.prepare(setup_of_orders((start,), self._environ, ""))
 
     def _log(self, text: str) -> None:
         """Write to the log of the engine, as agents have no other screen between two attempts."""
@@ -270,18 +215,18 @@ class _AgentJob:
 
     def supervise_workers(self, starts: tuple[StartWorker, ...]) -> _Order:
         """Start the workers and serve them until the head ends attempt or job, or is lost; returns its order."""
-        job_id, first = self._info.job_id, starts[0]
-        self._snapshots = snapshot_directory(job_id, first.host)
+        job_id, first = self._tasks.info.job_id, starts[0]
+        self._snapshots = snapshot_directory(job_id, first.worker.host)
         # Forks, so it comes before any thread.
         guard = Guard(job_marker(job_id), self._ranks, job_id=job_id, snapshots=self._snapshots)
         try:
-            setup = setup_of_orders(starts, job_id, self._environ, derive_rank_token(self._token))
-            if self._staging is not None:
-                setup = self._staging.start_from_copies(setup)
+            setup = self._tasks.start_from_copies(
+                setup_of_orders(starts, self._environ, derive_rank_token(self._token))
+            )
             server = self._fork_servers.take(setup, start=first.fork and len(starts) > 1)  # one import of jax for all
-            successors = self._fork_servers if first.fork and self._info.restarts else None
+            successors = self._fork_servers if first.fork and self._tasks.info.restarts else None
             workers = WorkerGroup(setup, server, successors=successors)
-            shown = [start.rank for start in starts if start.show_output]
+            shown = [start.worker.rank for start in starts if start.show_output]
             relay = Relay(self._ranks, self._connection, first.log_dir, shown=shown)
             clock = Clock()
             loop = EventLoop(clock)

@@ -73,7 +73,9 @@ class SnapshotReader:
             worker = self._workers[rank]
             for query, reply in self._read_stacks(worker, self._requested.pop(rank)):
                 if query.detail is RankDetail.NATIVE_STACKS and worker.live:
-                    self._native.append((reply, self._start_pyspy(worker, now)))
+                    from jaxrun.node.agent.pyspy import PySpy  # rarely wanted, and slow to import
+
+                    self._native.append((reply, PySpy(worker.pid, now, stopped=worker.stopped)))
                 else:
                     complete.append(reply)
         for reply, dump in [item for item in self._native if item[1].has_ended(now)]:
@@ -104,11 +106,6 @@ class SnapshotReader:
             flight=worker.flight.brief(),
         )
         return [(query, replace(reply, number=query.number)) for query in request.queries]
-
-    def _start_pyspy(self, worker: WorkerProcess, now: float) -> PySpy:
-        from jaxrun.node.agent.pyspy import PySpy  # rarely wanted, and slow to import
-
-        return PySpy(worker.pid, now, stopped=worker.stopped)
 
     def _read_progress(self, worker: WorkerProcess, query: RankQuery) -> RankReply:
         """What can be read without a signal to the worker."""

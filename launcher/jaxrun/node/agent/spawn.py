@@ -14,7 +14,7 @@ import re
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jaxrun import RUNTIME
@@ -98,16 +98,14 @@ class WorkerSetup:
         return (shutil.which(first, path=self.environ.get("PATH")) or first, *words, *self.argv)
 
 
-def setup_of_orders(
-    starts: Sequence[StartWorker], job_id: str, environ: Mapping[str, str], rank_token: str
-) -> WorkerSetup:
+def setup_of_orders(starts: Sequence[StartWorker], environ: Mapping[str, str], rank_token: str) -> WorkerSetup:
     """How the workers of this agent are started, which have the same host; their logs have a directory then."""
     unset, first = inherited_job_variables(environ), starts[0]
     kept = {name: value for name, value in environ.items() if name not in unset}
     return WorkerSetup(
         argv=(sys.executable, "-m", RUNTIME, *first.program),
-        environ={**kept, **first.environment, JOB_ID: job_id},
-        workers=tuple(_worker_env(start, job_id, rank_token) for start in starts),
+        environ={**kept, **first.environment, JOB_ID: first.worker.job_id},
+        workers=tuple(replace(start.worker, rank_token=rank_token) for start in starts),
         flight_dir=_make_log_dir(first.log_dir),
         wrap=first.wrap,
     )
@@ -120,27 +118,6 @@ def _make_log_dir(name: str) -> Path | None:
     with contextlib.suppress(OSError):
         os.mkdir(name)
     return Path(name)
-
-
-def _worker_env(start: StartWorker, job_id: str, rank_token: str) -> WorkerEnv:
-    return WorkerEnv(
-        job_id=job_id,
-        rank=start.rank,
-        size=start.size,
-        local_rank=start.local_rank,
-        local_size=start.local_size,
-        host=start.host,
-        channel_fd=-1,
-        stacks_fd=-1,
-        flight_fd=-1,
-        run_dir=start.run_dir,
-        local_device_ids=start.local_device_ids,
-        cpus=start.cpus,
-        attempt=start.attempt,
-        restart_reason=start.restart_reason,
-        rank_token=rank_token,
-        **asdict(start.settings),
-    )
 
 
 def spawn(setup: WorkerSetup, worker: WorkerEnv) -> tuple[int, WorkerPipes]:

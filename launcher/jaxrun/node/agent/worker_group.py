@@ -90,7 +90,7 @@ class WorkerGroup:
     def start_fresh(self) -> list[AgentEvent]:
         """Start every worker in an interpreter of its own, in place of those that were asked for."""
         for process in self:
-            process.close()
+            process.pipes.close()
         self._workers.clear()
         events: list[AgentEvent] = []
         for worker in self.setup.workers:
@@ -112,7 +112,7 @@ class WorkerGroup:
         """Let go of the workers, which have ended, and remove what they have shared in memory."""
         self._close_fork_server()
         for process in self:
-            process.close()
+            process.pipes.close()
         for job in {(worker.job_id, worker.attempt, worker.host) for worker in self.setup.workers}:
             remove_shared_directory(shared_directory(*job))
         self._hold_snapshots()
@@ -190,7 +190,6 @@ class ForkServers:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """That of the server that waits."""
         return (self._waiting.pid,) if self._waiting is not None else ()
 
     def take(self, setup: WorkerSetup, *, start: bool) -> ForkServer | None:
@@ -205,7 +204,6 @@ class ForkServers:
         return early.server_for(setup.argv, setup.environ) if server is None and start else server
 
     def keep(self, server: ForkServer, setup: WorkerSetup) -> None:
-        """Let a server wait that has been made for this set-up."""
         self._waiting, self._environ = server, setup.environ
 
     def prepare(self, setup: WorkerSetup) -> None:
@@ -214,6 +212,5 @@ class ForkServers:
             self.keep(server, setup)
 
     def close(self) -> None:
-        """Let the server end that waits."""
         if self._waiting is not None:
             self._waiting.close()

@@ -57,7 +57,6 @@ class WorkerProcess:
 
     @property
     def child(self) -> int:
-        """The process that the agent reaps."""
         return self.wrapper or self.pid
 
     def send(self, message: AgentToWorker) -> None:
@@ -130,7 +129,6 @@ class WorkerProcess:
         return ""
 
     def read_new_stacks(self) -> str:
-        """Return what the fault handler has written since the last call."""
         size = os.fstat(self.pipes.stacks).st_size
         data = os.pread(self.pipes.stacks, max(0, size - self._stacks_read), self._stacks_read)
         self._stacks_read += len(data)
@@ -191,15 +189,7 @@ class WorkerProcess:
 
     @property
     def stopped(self) -> bool:
-        """Whether a signal has stopped it."""
         return self.kernel_wait() == ProcessState.STOPPED
-
-    def close_channel(self) -> None:
-        """Receive nothing more; the worker ends when it notices."""
-        self.pipes.channel.close()
-
-    def close(self) -> None:
-        self.pipes.close()
 
 
 def _cpu_ticks(pid: int) -> int:

@@ -52,7 +52,6 @@ class Connection(Generic[M]):
 
     @property
     def unsent_bytes(self) -> int:
-        """How many bytes wait because the network takes no more."""
         return len(self._unsent)
 
     def send(self, message: object) -> None:
@@ -60,7 +59,6 @@ class Connection(Generic[M]):
         self.send_frame(encode(message))
 
     def send_frame(self, frame: bytes) -> None:
-        """Send a message that is encoded already."""
         if not self.lost_reason:
             self._unsent += frame
             if self._tags is not None:
@@ -68,7 +66,6 @@ class Connection(Generic[M]):
             self.flush()
 
     def flush(self) -> None:
-        """Send what waits, as far as the network takes it."""
         while self._unsent and not self.lost_reason:
             try:
                 count = self._socket.send(self._unsent)
@@ -101,7 +98,6 @@ class Connection(Generic[M]):
         return arrived
 
     def push_back(self, messages: list[M]) -> None:
-        """Let the next `receive` return these first."""
         self._pushed_back = messages
 
     @property

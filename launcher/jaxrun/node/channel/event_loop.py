@@ -39,14 +39,8 @@ class EventLoop:
     def has_reader(self, fd: int) -> bool:
         return fd in self._selector.get_map()
 
-    def add_writer(self, fd: int, callback: Callback) -> None:
-        """Also call back when `fd`, which has a reader, can be written to."""
-        self._set_writer(fd, callback)
-
-    def remove_writer(self, fd: int) -> None:
-        self._set_writer(fd, None)
-
-    def _set_writer(self, fd: int, callback: Callback | None) -> None:
+    def set_writer(self, fd: int, callback: Callback | None) -> None:
+        """Also call back when `fd`, which has a reader, can be written to; None: no more."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if callback is not None else 0)
         with contextlib.suppress(KeyError, ValueError):  # has no reader, or is closed
             key = self._selector.get_key(fd)

@@ -137,7 +137,6 @@ def check_reachable(text: str) -> int:
 
 
 def answers(address: Address) -> bool:
-    """Whether a head answers at this address."""
     try:
         return bool(_probe(address))
     except (OSError, ProtocolError):

@@ -121,7 +121,6 @@ def pool_for(environ: Mapping[str, str], *, with_jax: bool) -> LauncherPool:
 
 
 def close_all() -> None:
-    """End all pools of this process."""
     with _lock:
         while _pools:
             _, found = _pools.popitem()

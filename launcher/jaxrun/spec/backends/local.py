@@ -26,10 +26,13 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str, machine: Machine | N
     given = {**environ, **job.env}
     machine = machine or probe_machine(wanted_platforms(job, given), given)
     layout = decide_layout(job, machine, given)
-    _check_wrap(job, given)
+    if job.wrap and "%" not in job.wrap[0] and shutil.which(job.wrap[0], path=given.get("PATH")) is None:
+        raise UsageError(f"--wrap: there is no command {job.wrap[0]!r} on PATH; install it, or give its path")
     check_rank_options(job, layout.processes)
     set_env = {**job.env, **worker_variables(job, layout, given, cores=len(machine.cores))}
-    fresh = _why_fresh_interpreters(job, layout)
+    fresh = job.why_no_fork
+    if layout.platform not in FORKED_PLATFORMS:
+        fresh = f"{layout.platform} devices have not been tried after a fork"
     return Plan(
         job=replace(job, processes=layout.processes, platform=layout.platform),
         job_id=job_id,
@@ -68,19 +71,7 @@ def _workers(job: Job, layout: Layout, machine: Machine, job_id: str) -> tuple[W
     return tuple(workers)
 
 
-def _check_wrap(job: Job, environ: Mapping[str, str]) -> None:
-    """Raise UsageError if the command of --wrap is not there."""
-    if job.wrap and "%" not in job.wrap[0] and shutil.which(job.wrap[0], path=environ.get("PATH")) is None:
-        raise UsageError(f"--wrap: there is no command {job.wrap[0]!r} on PATH; install it, or give its path")
-
-
 def _boot_id(job_id: str, host: str) -> str:
     import uuid
 
     return str(uuid.uuid5(uuid.UUID(hex=job_id), host))
-
-
-def _why_fresh_interpreters(job: Job, layout: Layout) -> str:
-    if layout.platform not in FORKED_PLATFORMS:
-        return f"{layout.platform} devices have not been tried after a fork"
-    return job.why_no_fork

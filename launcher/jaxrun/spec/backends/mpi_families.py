@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 Words = tuple[str, ...]
 HostCounts = tuple[tuple[str, int], ...]
@@ -197,16 +197,10 @@ OPEN_MPI_4 = MpiFamily(
     binding_choices=(*_OPEN_MPI_BINDS, "hwloc_base_binding_policy", "OMPI_MCA_hwloc_base_binding_policy"),
     placement_choices=(*_OPEN_MPI_PLACES, "rmaps_base_mapping_policy", "OMPI_MCA_rmaps_base_mapping_policy"),
 )
-OPEN_MPI_5 = MpiFamily(
-    title="Open MPI",
-    engine="open-mpi",
+OPEN_MPI_5 = replace(
+    OPEN_MPI_4,
     version_pattern=r"\((?:Open MPI|OpenRTE)\) ((?:[5-9]|[1-9][0-9]+)\.\S+)",
-    host_words=_open_mpi_hosts,
     placement_words=_open_mpi_5,
-    directory_option="--wdir",
-    export_option="-x",
-    root_option="--allow-run-as-root",
-    unbind_words=("--bind-to", "none"),
     binding_choices=(*_OPEN_MPI_BINDS, "hwloc_default_binding_policy", "PRTE_MCA_hwloc_default_binding_policy"),
     placement_choices=(*_OPEN_MPI_PLACES, "rmaps_default_mapping_policy", "PRTE_MCA_rmaps_default_mapping_policy"),
 )

@@ -92,14 +92,10 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
         passes_stdin=True,
         agent_hosts=(*hosts, *waiting) if outlives_loss else (),
     )
+    # What the launchers of one job have in common, which go on with each other's work.
+    requeue_id = f"slurm {environ.get('SLURM_CLUSTER_NAME', '')} {allocation.job_id}"
     planned = plan_remote(job, environ, job_id, command, hosts, _notes(job, allocation), spares, left_out)
-    return replace(planned, requeue_id=_requeue_id(allocation, environ)) if job.requeue else planned
-
-
-def _requeue_id(allocation: Allocation, environ: Mapping[str, str]) -> str:
-    """What the launchers of one job have in common, which go on with each other's work."""
-    cluster = environ.get("SLURM_CLUSTER_NAME", "")
-    return f"slurm {cluster} {allocation.job_id}"
+    return replace(planned, requeue_id=requeue_id) if job.requeue else planned
 
 
 def _nodes_of_placement(job: Job, allocation: Allocation) -> Allocation:
@@ -230,14 +226,9 @@ def _hosts(job: Job, allocation: Allocation, shape: _Shape) -> list[str]:
 
 
 def _notes(job: Job, allocation: Allocation) -> list[str]:
-    ignored = [
-        option
-        for option, value in (("--partition", job.partition), ("--time", job.time_limit), ("--account", job.account))
-        if value
-    ]
-    if not ignored:
-        return []
-    return [f"{', '.join(ignored)} cannot change Slurm job {allocation.job_id}, which runs already"]
+    given = {"--partition": job.partition, "--time": job.time_limit, "--account": job.account}
+    ignored = ", ".join(option for option, value in given.items() if value)
+    return [f"{ignored} cannot change Slurm job {allocation.job_id}, which runs already"] if ignored else []
 
 
 def _node_numbers(allocation: Allocation, numbers: Sequence[int]) -> str:

@@ -25,10 +25,6 @@ _FIRST_SPECIAL_STEP = 0xFFFFFFF0  # from here on: salloc's shell, the batch scri
 _CONTROL_PORT = "--control-port"
 
 
-def _always_applies(environ: Mapping[str, str]) -> bool:
-    return True
-
-
 def _is_task_of_step(environ: Mapping[str, str]) -> bool:
     """Whether this is a task of a Slurm step, and not a batch script that was submitted inside of one."""
     step = environ.get("SLURM_STEP_ID", "")
@@ -52,7 +48,7 @@ class ClusterEnv:
     size_variable: str
     job_variables: tuple[str, ...]
     marker_variables: tuple[str, ...] = ()
-    applies: Callable[[Mapping[str, str]], bool] = _always_applies
+    applies: Callable[[Mapping[str, str]], bool] = lambda environ: True
 
     def is_set(self, environ: Mapping[str, str]) -> bool:
         """Whether this engine has started the process whose environment is `environ`."""
@@ -115,22 +111,26 @@ def find_rank_info(environ: Mapping[str, str], ancestors: Iterable[Sequence[str]
     return _rank_info(engine, environ, ancestors) if engine else None
 
 
-def detect_rank_info(environ: Mapping[str, str], ancestors: Iterable[Sequence[str]] = ()) -> RankInfo:
-    """Do what `find_rank_info` does. Raises UsageError that says what was looked for if nothing was found."""
-    found = find_rank_info(environ, ancestors)
-    if found is None:
-        raise UsageError(_nothing_found_message(environ))
-    return found
-
-
 def slurm_step(environ: Mapping[str, str]) -> str:
     """Read which step of Slurm this process is a task of, "12.0"; empty for a process that is none."""
     is_task = _BY_KEY["slurm"].is_set(environ)
     return f"{environ.get('SLURM_JOB_ID', '')}.{environ['SLURM_STEP_ID']}" if is_task else ""
 
 
-def combine_with_options(found: RankInfo | None, rank: int | None, size: int | None) -> RankInfo:
-    """Combine what was found with --rank and --size. Raises UsageError where they contradict it or are not enough."""
+def detect_rank_info(
+    environ: Mapping[str, str],
+    ancestors: Iterable[Sequence[str]] = (),
+    rank: int | None = None,
+    size: int | None = None,
+) -> RankInfo:
+    """Do what `find_rank_info` does, with what --rank and --size say.
+
+    Raises UsageError where these contradict what was found or are not enough; where they are not given, and nothing was
+    found, it says what was looked for.
+    """
+    found = find_rank_info(environ, ancestors)
+    if found is None and rank is None and size is None:
+        raise UsageError(_nothing_found_message(environ))
     if found is None:
         return _from_options(rank, size)
     engine = _BY_KEY[found.engine]
@@ -148,7 +148,7 @@ def combine_with_options(found: RankInfo | None, rank: int | None, size: int | N
 
 def _from_options(rank: int | None, size: int | None) -> RankInfo:
     if rank is None or size is None:
-        given = f"--rank {rank}" if rank is not None else f"--size {size}" if size is not None else "neither"
+        given = f"--rank {rank}" if rank is not None else f"--size {size}"
         raise UsageError(f"a process that mpirun or srun did not start needs --rank and --size; only {given} is given")
     if not 0 <= rank < size:
         raise UsageError(f"--rank {rank} is not in a job of --size {size}, whose ranks are 0 to {size - 1}")

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from jaxrun.errors import UsageError
 from jaxrun.spec.job.devices import Gpus, Machine
 from jaxrun.spec.job.environment import CPU_DEVICES_VARIABLE, PLATFORMS_VARIABLE
-from jaxrun.spec.job.job import PLATFORMS, Job
+from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.nvml import NO_DRIVER
+from jaxrun.spec.job.options import PLATFORMS
 
 _GPU_PLATFORMS = ("cuda", "rocm")
 _XLA_DEVICES = re.compile(r"--xla_force_host_platform_device_count=(\d+)")

@@ -157,9 +157,6 @@ class Plan:
             local_rank=worker.local_rank,
             local_size=worker.local_size,
             host=worker.host,
-            channel_fd=-1,
-            stacks_fd=-1,
-            flight_fd=-1,
             run_dir=run_dir,
             simulated_boot_id=worker.simulated_boot_id,
             local_device_ids=worker.local_device_ids,
@@ -176,7 +173,7 @@ def to_json(plan: Plan, launcher: Mapping[str, object] | None = None) -> str:
     content = {
         "job_id": plan.job_id,
         "program": list(job.program),
-        **{each.name: getattr(job, each.name) for each, option in options_of(job) if option.recorded},
+        **{each.name: getattr(job, each.name) for each, _ in options_of(job)},
         "requeue_id": plan.requeue_id,
         "processes": len(plan.workers),
         "local_devices": plan.local_devices,
@@ -191,15 +188,6 @@ def to_json(plan: Plan, launcher: Mapping[str, object] | None = None) -> str:
         "unset_env": list(plan.unset_env),
         "notes": list(plan.notes),
         "launcher": dict(launcher or {}),
-        "workers": [
-            {
-                "rank": worker.rank,
-                "host": worker.host,
-                "local_rank": worker.local_rank,
-                "local_device_ids": list(worker.local_device_ids),
-                "cpus": list(worker.cpus),
-            }
-            for worker in plan.workers
-        ],
+        "workers": [asdict(worker) for worker in plan.workers],
     }
     return json.dumps(content, indent=2, default=str) + "\n"

@@ -49,8 +49,9 @@ def render_plan(plan: Plan, environ: Mapping[str, str]) -> str:
         return _render_remote_plan(plan, plan.launch_command)
     common, own, later = _worker_variables(plan)
     changed = {name: value for name, value in plan.set_env.items() if environ.get(name) != value}
+    method = "one import of jax, then fork" if plan.fork else "a fresh interpreter each"
     lines = [shlex.join((*plan.job.wrap, *plan.argv)), ""]
-    lines += [f"{plan_summary(plan)}; {_start_method(plan)}", *_notes(plan), ""]
+    lines += [f"{plan_summary(plan)}; {method}", *_notes(plan), ""]
     lines += format_columns([_COLUMNS, *(_row(plan, worker) for worker in plan.workers)])
     lines += ["", "variables that jaxrun sets in every worker:"]
     lines += [f"  {_assignment(name, value)}" for name, value in sorted((changed | common).items())]
@@ -110,10 +111,6 @@ def _row(plan: Plan, worker: Worker) -> tuple[str, ...]:
         devices = f"{plan.job.platform} x {plan.local_devices or 'all'}"
     cores = format_ranges(worker.cpus, ",") or "all"
     return str(worker.rank), worker.host, f"{worker.local_rank} of {worker.local_size}", devices, cores
-
-
-def _start_method(plan: Plan) -> str:
-    return "one import of jax, then fork" if plan.fork else "a fresh interpreter each"
 
 
 def _assignment(name: str, value: str) -> str:

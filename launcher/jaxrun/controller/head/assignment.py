@@ -1,0 +1,192 @@
+"""Assigns to each agent the worker that it starts, once all have reported: its devices, cores and variables.
+
+Ranks are on one host if they report the same host name and boot id; their local ranks follow from that, whatever mpirun
+or srun says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from jaxrun.controller.head.consistency import Expected, describe_different_devices, refuse
+from jaxrun.errors import NotUniformError, UsageError
+from jaxrun.protocol.addresses import LOOPBACK, LOOPBACK_6
+from jaxrun.protocol.agent_messages import AgentReport, StartWorker
+from jaxrun.protocol.env import attempt_nonce
+from jaxrun.protocol.settings import TLS_ON
+from jaxrun.spec.job.binding import RankCores, choose_cores
+from jaxrun.spec.job.devices import Gpus, Machine
+from jaxrun.spec.job.environment import worker_variables
+from jaxrun.spec.job.layout import FORKED_PLATFORMS, Layout, decide_layout
+from jaxrun.spec.job.plan import Plan, Worker
+from jaxrun.text import plural
+
+Reports = Mapping[int, AgentReport]  # by rank
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the launcher says to the workers of all hosts.
+
+    user_env:          the environment that the user gives them
+    run_dir, log_dir:  that of the job, and that of the attempt's logs; empty where it leaves no files
+    """
+
+    user_env: Mapping[str, str]
+    run_dir: str = ""
+    log_dir: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What every agent starts.
+
+    starts:     by rank
+    expected:   what every worker must then be
+    interface:  the address of rank 0's host that all other hosts can reach
+    notes:      remarks on the devices
+    """
+
+    starts: tuple[StartWorker, ...]
+    expected: Expected
+    interface: str
+    notes: tuple[str, ...]
+
+
+def assign_workers(plan: Plan, reports: Reports, told: Told) -> Assignment:
+    """Decide what every agent starts, once the reports are complete.
+
+    Raises NotUniformError if the hosts differ, and UsageError if the job is not possible on their platform.
+    """
+    hosts = group_by_host(reports)
+    layouts = {rank: layout for host in hosts for rank, layout in _lay_out(plan, host, told).items()}
+    shapes = {rank: f"{one.platform}, {_describe_devices(one.devices_per_process)}" for rank, one in layouts.items()}
+    refuse(describe_different_devices(shapes, {rank: report.host for rank, report in reports.items()}))
+    interface = reachable_address(0, reports)
+    starts = [start for host in hosts for start in _starts(plan, host, layouts, interface, told)]
+    any_layout = layouts[0]
+    replace(plan.job, platform=any_layout.platform)  # which is valid, or does not exist
+    nonce, tls = attempt_nonce(plan.job_id, plan.attempt), plan.job.coordinator_tls == TLS_ON
+    expected = Expected(len(plan.workers), nonce, any_layout.platform, any_layout.devices_per_process, tls)
+    notes = dict.fromkeys(note for layout in layouts.values() for note in layout.notes)
+    return Assignment(tuple(sorted(starts, key=lambda start: start.worker.rank)), expected, interface, tuple(notes))
+
+
+def prepare_workers(plan: Plan, host: Sequence[AgentReport], reports: Reports, told: Told) -> list[StartWorker]:
+    """What agents on a spare host prepare for, once the reports of the ranks are complete.
+
+    Raises NotUniformError if no rank can run there.
+    """
+    starts = _starts(plan, host, _lay_out(plan, host, told), reachable_address(0, reports), told)
+    return [replace(start, waits=True) for start in starts]
+
+
+def group_by_host(reports: Reports) -> list[list[AgentReport]]:
+    """The reports of each host, sorted by rank."""
+    hosts: dict[tuple[str, str], list[AgentReport]] = {}
+    for _, report in sorted(reports.items()):
+        hosts.setdefault(_host(report), []).append(report)
+    return list(hosts.values())
+
+
+def reachable_address(rank: int, reports: Reports) -> str:
+    """The address of the host of `rank` that the other hosts can reach: one over which a connection exists already."""
+    own = reports[rank]
+    others = [report for _, report in sorted(reports.items()) if _host(report) != _host(own)]
+    if not others:
+        return LOOPBACK_6 if ":" in own.address else LOOPBACK
+    if own.address != own.head_address:  # the head is elsewhere, and this is how it and this rank reach each other
+        return own.address
+    return others[0].head_address
+
+
+def _host(report: AgentReport) -> tuple[str, str]:
+    return report.host, report.boot_id
+
+
+def _lay_out(plan: Plan, host: Sequence[AgentReport], told: Told) -> dict[int, Layout]:
+    layouts: dict[int, Layout] = {}
+    for group in _group_by_gpus(host):
+        per_process = plan.job.devices_per_process
+        if per_process is None and group[0].gpu_names:
+            per_process = max(1, len(group[0].gpu_names) // len(group))
+        # Of one host: the numbers of hosts are those of the whole job.
+        wanted = replace(
+            plan.job,
+            processes=len(group),
+            hosts=None,
+            processes_per_host=None,
+            host_rank=None,
+            head="",
+            devices_per_process=per_process,
+        )
+        try:
+            layout = decide_layout(wanted, _machine(group[0]), told.user_env)
+        except UsageError as error:
+            raise NotUniformError(f"{group[0].host}: {error}") from None
+        layouts |= {report.rank: layout for report in group}
+    return layouts
+
+
+def _starts(
+    plan: Plan, host: Sequence[AgentReport], layouts: Mapping[int, Layout], interface: str, told: Told
+) -> Iterator[StartWorker]:
+    job, shares_cores = plan.job, len({report.cpus for report in host}) == 1
+    index_of = {report.rank: index for group in _group_by_gpus(host) for index, report in enumerate(group)}
+    device_ids = {report.rank: _device_ids(layouts[report.rank], index_of[report.rank]) for report in host}
+    ranks = [RankCores(report.cpus, _cores_near(report, device_ids[report.rank])) for report in host]
+    on_cpu = layouts[host[0].rank].platform == "cpu"
+    cpus = choose_cores(job.bind, ranks, on_cpu=on_cpu, all_cores=host[0].all_cores)
+    for local_rank, report in enumerate(host):
+        layout = layouts[report.rank]
+        cores = max(1, len(report.cpus) // len(host)) if shares_cores else len(report.cpus)
+        asked = replace(job, devices_per_process=layout.devices_per_process) if layout.gpus.names else job
+        values = worker_variables(asked, replace(layout, processes=1), told.user_env, cores=cores)
+        ids = device_ids[report.rank]
+        worker = Worker(report.rank, local_rank, len(host), report.host, ids, cpus[local_rank])
+        yield StartWorker(
+            worker=plan.worker_env(worker, run_dir=told.run_dir if report.can_write_run_dir else ""),
+            program=plan.program_argv,
+            environment={**job.env, **_bypass_proxies(values, interface)},
+            log_dir=told.log_dir if report.can_write_run_dir else "",
+            show_output=job.shows(report.rank),
+            fork=layout.platform in FORKED_PLATFORMS and not job.why_no_fork,
+            wrap=job.wrap,
+        )
+
+
+def _cores_near(report: AgentReport, device_ids: Sequence[int]) -> tuple[str, ...]:
+    near = dict(enumerate(report.gpu_cores))
+    return tuple(near.get(ordinal, "") for ordinal in device_ids)
+
+
+def _bypass_proxies(values: Mapping[str, str], interface: str) -> dict[str, str]:
+    """Add the coordinator's address to those that gRPC must not look for behind a proxy."""
+    name = "no_grpc_proxy"
+    return {**values, name: f"{values[name]},{interface}"} if name in values else dict(values)
+
+
+def _describe_devices(count: int | None) -> str:
+    return "its own devices" if count is None else plural(count, "device")
+
+
+def _device_ids(layout: Layout, index: int) -> tuple[int, ...]:
+    """The ordinals of a rank's GPUs, which is at `index` among those that share them."""
+    count = layout.devices_per_process if layout.gpus.names and layout.devices_per_process else 0
+    return tuple(range(index * count, (index + 1) * count))
+
+
+def _machine(report: AgentReport) -> Machine:
+    counted_by = f"the agent on {report.host}"
+    gpus = Gpus(report.gpu_names, counted_by, report.gpu_limit, trouble=report.gpu_trouble)
+    found = {report.gpu_platform: gpus} if report.gpu_platform else {}
+    return Machine(report.host, report.cpus, found, report.tpu, report.cuda_plugin)
+
+
+def _group_by_gpus(host: Sequence[AgentReport]) -> list[list[AgentReport]]:
+    """The ranks of a host in groups that see the same GPUs, which are shared out among them."""
+    groups: dict[tuple[str, ...], list[AgentReport]] = {}
+    for report in host:
+        groups.setdefault(report.gpu_ids, []).append(report)
+    return list(groups.values())

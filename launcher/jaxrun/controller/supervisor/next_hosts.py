@@ -1,0 +1,124 @@
+"""Decides where the next attempt runs: without the hosts that were lost, and with those that are there again. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
+from jaxrun.analysis.diagnosis.root_cause import find_culprits
+from jaxrun.analysis.verdict.restarts import Stop
+from jaxrun.errors import JaxrunError
+from jaxrun.spec.backends.by_hand import replan_by_hand
+from jaxrun.spec.backends.remote_plan import (
+    agents_by_rank,
+    assign_agents,
+    describe_size,
+    replace_hosts,
+    replan,
+    take_back,
+)
+from jaxrun.spec.job.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class AgentsLeft:
+    """What is left of the agents of an attempt.
+
+    usable:       the numbers of those that another attempt can have; none where the launch command has ended
+    hosts:        those of the usable ones, where agents go on without others, by number
+    reported:     the ranks whose agents have reported
+    lost_spares:  the spare hosts that were lost while they waited
+    found:        hosts that the attempt lacked, and that were there
+    """
+
+    usable: Collection[int] = ()
+    hosts: Mapping[int, str] | None = None
+    reported: Collection[int] = ()
+    lost_spares: Collection[str] = ()
+    found: tuple[str, ...] = ()
+
+    def serve(self, plan: Plan) -> bool:
+        """Whether all agents are there that the ranks of this plan need."""
+        return all(number in self.usable for number, ranks in plan.agents.items() if ranks)
+
+
+def plan_next_attempt(plan: Plan, outcome: JobOutcome, left: AgentsLeft, environ: Mapping[str, str]) -> Plan | Stop:
+    """The plan of another attempt, or why there can be none."""
+    if plan.is_started_by_hand:
+        return _plan_by_hand(plan, outcome, left)
+    hosts, lost = left.hosts or {}, _lost_hosts(plan, outcome, left)
+    placement, ready = tuple(worker.host for worker in plan.workers), set(hosts.values())
+    there = [host for host in plan.spare_hosts if host not in left.lost_spares]
+    spares = tuple(sorted(there, key=lambda host: host not in ready))
+    choice = replace_hosts(placement, spares, lost, plan.job.min_hosts, plan.whole)
+    choice = take_back(choice, [host for host in left.found if host not in lost])
+    if failed := {plan.host_of[rank] for rank in outcome.failed_checks} - {*choice.left_out}:
+        why = f"no spare host is left for {', '.join(sorted(failed))}"
+        return Stop(why if plan.job.spares or plan.job.min_hosts else "")
+    same_hosts = choice.placement == placement and spares == plan.spare_hosts
+    if same_hosts and (left.serve(plan) or has_own_agents(plan)):
+        return plan
+    try:
+        made = replan(plan, choice.placement, choice.spares, environ)
+    except JaxrunError as error:
+        if outcome.reason is EndReason.GROWN and left.found:  # no reason to end
+            return plan_next_attempt(plan, outcome, replace(left, found=()), environ)
+        return Stop(f"the job cannot be placed on other hosts: {error}")
+    agents = assign_agents(choice.placement, hosts, choice.spares)
+    if agents is not None:
+        made = replace(made, launch_command=plan.launch_command, agents=agents)
+    return replace(
+        made,
+        left_out=tuple(host for host in (*plan.left_out, *choice.left_out) if host not in choice.placement),
+        host_notes=(*plan.host_notes, *choice.notes),
+        whole=choice.whole,
+    )
+
+
+def _plan_by_hand(plan: Plan, outcome: JobOutcome, left: AgentsLeft) -> Plan | Stop:
+    """The plan of another attempt with the agents that are there: all that it had, or with --min-hosts others."""
+    may_shrink = plan.job.min_hosts is not None and 0 in left.usable
+    failed = {number for number, ranks in plan.agents.items() if outcome.failed_checks.keys() & set(ranks)}
+    made = replan_by_hand(plan, set(left.usable) - failed) if may_shrink else plan
+    if made is None or not left.serve(made) or (failed and made is plan):
+        return Stop("" if failed else "agents are gone that jaxrun did not start")
+    if made.agents == plan.agents:
+        return plan
+    lost = [host for host in plan.hosts if host not in made.hosts]
+    back = [host for host in made.hosts if host not in plan.hosts]
+    news = [*(f"{host} is left out" for host in lost), *(f"{host} is taken back" for host in back)]
+    again = "; the same command, typed there again, takes it back" if lost else ""
+    note = f"{', '.join(news)}: {describe_size([worker.host for worker in made.workers])}{again}"
+    left_out = tuple(host for host in (*plan.left_out, *lost) if host not in back)
+    return replace(made, left_out=left_out, host_notes=(*plan.host_notes, note))
+
+
+def on_own_agents(plan: Plan, environ: Mapping[str, str]) -> Plan:
+    """The same plan for a launch command that is started now: each agent has the rank that is its number."""
+    if has_own_agents(plan):
+        return plan
+    return replan(plan, [worker.host for worker in plan.workers], plan.spare_hosts, environ)
+
+
+def has_own_agents(plan: Plan) -> bool:
+    """Whether the agents have the ranks that the launch command of the plan starts them with."""
+    return plan.is_started_by_hand or dict(plan.agents) == agents_by_rank(len(plan.workers), plan.agent_count)
+
+
+def hosts_for_quarantine(plan: Plan, outcome: JobOutcome, lost_spares: Collection[str]) -> dict[str, str]:
+    """The hosts that were lost, or have failed --host-check, and why they are to be avoided."""
+    hosts, found = plan.host_of, dict.fromkeys(lost_spares, "lost while it waited as a spare host")
+    lost = [worker for worker in find_culprits(outcome.workers) if worker.lost_reason]  # no victims of mpirun's end
+    found |= {hosts[worker.rank]: f"lost: {worker.lost_reason}" for worker in lost}
+    return found | {hosts[rank]: f"failed --host-check: {why}" for rank, why in outcome.failed_checks.items()}
+
+
+def _lost_hosts(plan: Plan, outcome: JobOutcome, left: AgentsLeft) -> set[str]:
+    """The hosts that cannot be used: lost by silence or otherwise, or without an agent that has reported."""
+    culprits = find_culprits(outcome.workers) if outcome.workers else []
+    lost = {worker.rank for worker in culprits if worker.lost_reason}
+    lost.update(outcome.unanswered, outcome.failed_checks)
+    if outcome.reason is EndReason.UNAVAILABLE and left.reported:
+        lost.update(rank for rank in plan.host_of if rank not in left.reported)
+    return {host for rank, host in plan.host_of.items() if rank in lost}

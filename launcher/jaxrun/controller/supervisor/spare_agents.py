@@ -1,0 +1,105 @@
+"""The agents that wait: on spare hosts, or, started by hand, on a host that a smaller job may take back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from jaxrun.controller.head.agent_registry import AgentRegistry
+from jaxrun.controller.head.host_checks import HostChecks
+from jaxrun.controller.supervisor.connections import AgentConnections
+from jaxrun.errors import NotUniformError, UnavailableError
+from jaxrun.protocol.agent_messages import AgentReport
+from jaxrun.protocol.probe_messages import HostChecked
+from jaxrun.records.event_log.events import SpareLost, SpareReported
+
+if TYPE_CHECKING:
+    from jaxrun.controller.supervisor.attempts import AttemptContext
+
+
+class SpareAgents:
+    """Those of one launch command, by their numbers.
+
+    They report as the others do, and keep a process that has imported jax. They have no rank, and the head knows
+    nothing of them: they hold up no start, and the loss of one is no failure.
+
+    hosts:       those of all agents, as the launch command was told to place them; empty where people start them
+    registry:    where the ranks of this attempt report
+    lost_hosts:  on which one has gone
+    """
+
+    def __init__(self, hosts: Sequence[str], registry: AgentRegistry) -> None:
+        self.hosts = hosts
+        self.registry = registry
+        self._reports: dict[int, AgentReport] = {}
+        self._unchecked: dict[int, AgentReport] = {}  # started by hand: they count once --host-check has ended well
+        self._prepared: set[int] = set()
+        self.lost_hosts: set[str] = set()
+
+    def attach(self, connections: AgentConnections, context: AttemptContext) -> None:
+        """They are served by these connections from now on."""
+        self._connections = connections
+        self._record = context.dispatcher.record
+        self._print_line = context.output.print_line
+
+    @property
+    def ready(self) -> set[int]:
+        """Those that have reported, and can take a rank."""
+        return set(self._reports)
+
+    def host_of(self, number: int) -> str:
+        if number < len(self.hosts):
+            return self.hosts[number]
+        return self._reports[number].host if number in self._reports else "?"
+
+    def on_report(self, report: AgentReport) -> None:
+        self._record(SpareReported(report.rank, report.host, report.pid))
+        if not self.hosts and self.registry.job.host_check:
+            self._unchecked[report.rank] = report
+            order = HostChecks(self.registry.plan).order(report.rank, report.host)
+            self._connections.send_to_agent(report.rank, order)
+        else:
+            self._add(report)
+
+    def on_checked(self, number: int, result: HostChecked) -> None:
+        if report := self._unchecked.pop(number, None):
+            self._add(report, result.failure and f"failed --host-check: {result.failure}")
+
+    def on_lost(self, number: int, reason: str) -> None:
+        host = self.host_of(number)
+        self._reports.pop(number, None)
+        self._record(SpareLost(number, host, reason))
+        if host not in self.lost_hosts:
+            self.lost_hosts.add(host)
+            self._print_line(f"jaxrun: spare host {host} is lost: {reason}")
+
+    def _add(self, report: AgentReport, reason: str = "") -> None:
+        """Count on an agent, unless there is a `reason` not to."""
+        try:
+            self.registry.check_installation(report)
+            if not self.hosts:
+                self.registry.check_command(report)
+        except (UnavailableError, NotUniformError) as error:
+            reason = reason or str(error)
+        if reason:
+            self._print_line(f"jaxrun: spare host {report.host} cannot be used: {reason}")
+        else:
+            self._reports[report.rank] = report
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Tell those that wait what to prepare for, once, and as soon as that is known."""
+        waiting = self._connections.waiting
+        if not self.registry.complete or not self.hosts:
+            return
+        for host in {self.host_of(number) for number in self.ready.intersection(waiting) - self._prepared}:
+            numbers = sorted(number for number in waiting if self.host_of(number) == host)
+            if not all(number in self._reports for number in numbers):
+                continue
+            self._prepared.update(numbers)
+            try:
+                starts = self.registry.prepare([self._reports[number] for number in numbers])
+            except NotUniformError:  # the attempt in which it takes a rank says why
+                continue
+            for number, start in zip(numbers, starts, strict=True):
+                self._connections.send_to_agent(number, start)

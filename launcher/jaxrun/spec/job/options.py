@@ -1,0 +1,347 @@
+"""The options of the command line that are for the whole job; those for its workers are in protocol/settings.py."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from jaxrun.protocol.settings import (
+    BY_HAND,
+    FAILURE,
+    MPIRUN,
+    OUTPUT,
+    SHAPE,
+    SLURM,
+    START,
+    WorkerSettings,
+    at_least,
+    option,
+    positive_seconds,
+)
+from jaxrun.spec.backends import BACKENDS
+from jaxrun.spec.job.binding import BIND_AUTO, BIND_MODES
+from jaxrun.text import Ranks
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from jaxrun.spec.job.fault_spec import FaultSpec
+
+_MAX_PROCESSES = 1_000_000  # a slip of the finger beyond
+FAILURE_GRACE_S = 5.0  # for exit handlers after a failure, and for a rank that a Ctrl-C does not reach
+SIGNAL_GRACE_S = 30.0  # after SIGTERM, or KeyboardInterrupt
+GROW_S = 600.0  # a stop and a start cost seconds to two minutes
+RESTART_ON = ("failure", "lost", "stall")  # any failure; lost hosts and signals; a stall
+PLATFORMS = ("auto", "cpu", "gpu", "cuda", "rocm", "tpu")
+
+
+def _check_processes(count: int) -> str:
+    too_many = f"must be {_MAX_PROCESSES} or less, not {count}" if count > _MAX_PROCESSES else ""
+    return at_least(1)(count) or too_many
+
+
+def _check_grace(seconds: float) -> str:
+    return "" if 0 <= seconds < math.inf else f"must be 0 seconds or more, not {seconds:g}"
+
+
+def _check_seconds_or_never(seconds: float) -> str:
+    return positive_seconds(seconds) if seconds else ""
+
+
+_shape, _start, _output, _failure = (partial(option, group=group) for group in (SHAPE, START, OUTPUT, FAILURE))
+_by_hand = partial(option, group=BY_HAND, needs="by hand")
+_mpirun = partial(option, group=MPIRUN, needs="mpirun")
+_slurm = partial(option, group=SLURM, needs="slurm")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions(WorkerSettings):
+    """The values of all options. None means: to be decided from the devices that are found, or not asked for."""
+
+    processes: int | None = _shape(
+        "-n/--processes",
+        "Processes to start. [default: one per GPU, else one per host]",
+        main=True,
+        aliases=("-np", "--np"),
+        check=_check_processes,
+        attach=False,
+    )
+    devices_per_process: int | None = _shape(
+        "-d/--devices-per-process",
+        "GPUs of each process, or simulated devices on CPU. [default: 1]",
+        main=True,
+        metavar="D",
+        check=at_least(1),
+    )
+    module: bool = _shape(
+        "-m",
+        "PROGRAM is the name of a module, as in python -m.",
+        default=False,
+        main=True,
+        configurable=False,
+        doctor=False,
+    )
+    platform: str = _shape(
+        "--platform",
+        "Use only cpu, gpu, cuda, rocm or tpu. [default: what the hosts have]",
+        default="auto",
+        metavar="NAME",
+        choices=PLATFORMS,
+    )
+    simulated_hosts: int = _shape(
+        "--simulate-hosts",
+        "Act as if this machine were H hosts, each with the same number of processes.",
+        default=0,
+        metavar="H",
+        check=at_least(1),
+        needs="simulated hosts",
+    )
+    hosts: int | None = _shape(
+        "-N/--hosts",
+        "How many hosts to run on, with {backends} or --host-rank.",
+        aliases=("--nnodes",),
+        check=at_least(1),
+        needs="hosts",
+    )
+    processes_per_host: int | None = _shape(
+        "--processes-per-host", "How many processes to start on each host.", check=at_least(1), needs="hosts"
+    )
+    backend: str = _start(
+        "--backend",
+        "What starts the processes. [default: {default}]",
+        default="local",
+        main=True,
+        choices=BACKENDS,
+        check=lambda value: "",  # the table has some that nobody types
+        attach=False,
+    )
+    no_fork: str = _start(
+        "--no-fork",
+        "Start a new Python for each process instead of forking. A line '# jaxrun: no-fork' in the first 20 lines of "
+        "the program does the same.",
+        default="",
+        flag_value="--no-fork was given",
+        attach=False,
+    )
+    bind: str = _start(
+        "--bind",
+        "Keep each rank on the cores next to its GPUs (gpu), or on a share of its own (cores); auto: gpu, unless Slurm "
+        "or mpirun has bound it, and one core each where CPU ranks outnumber them. XLA starts as many threads. "
+        "[default: {default}]",
+        default=BIND_AUTO,
+        choices=BIND_MODES,
+    )
+    wrap: tuple[str, ...] = _start(
+        "--wrap",
+        "Start each rank inside this command, quoted as in a shell: 'nsys profile -o out.%r'. %r, %l and %h are its "
+        "rank, local rank and host, %% is %. May be repeated: the first is the outermost.",
+        default=(),
+        metavar="WORDS",
+    )
+    stage: tuple[Path, ...] = _start(
+        "--stage",
+        "First copy this directory to a local disk of each host, where the processes then start from; venv: that in "
+        "which jaxrun runs. May be repeated.",
+        default=(),
+        metavar="venv|DIR",
+        doctor=False,
+    )
+    stage_dir: Path | None = _start(
+        "--stage-dir",
+        "Where --stage keeps the copies on each host. [default: TMPDIR, else /tmp]",
+        metavar="DIR",
+        doctor=False,
+    )
+    host_rank: int | None = _by_hand(
+        "--host-rank",
+        "The number of this host, from 0. Host 0 has rank 0 and the head.",
+        aliases=("--node-rank",),
+        metavar="R",
+    )
+    head: str = _by_hand(
+        "--head",
+        "Where host 0 listens; give the same on all hosts. [default: read from --rendezvous]",
+        default="",
+        metavar="HOST:PORT",
+    )
+    rendezvous: Path | None = _by_hand(
+        "--rendezvous",
+        "A directory that all hosts share; not needed with --head and JAXRUN_TOKEN. [default: the current one]",
+        metavar="DIR",
+    )
+    host_list: str = _mpirun(
+        "-H/--host",
+        "Hosts and how many processes each may have: h1:4,h2:4. [default: mpirun's own]",
+        default="",
+        metavar="HOSTS",
+    )
+    hostfile: Path | None = _mpirun(
+        "--hostfile", "The same from a file, one host a line: 'h1 slots=4' or 'h1:4'.", metavar="FILE"
+    )
+    mpirun: str = _mpirun(
+        "--mpirun",
+        "The mpirun to use: Open MPI, MPICH or Intel MPI. [default: the one on PATH]",
+        default="",
+        metavar="PATH",
+    )
+    mpi_args: tuple[str, ...] = _mpirun(
+        "--mpi-args", "More options for mpirun, quoted as in a shell. May be repeated.", default=(), metavar="WORDS"
+    )
+    interface: str = option(
+        "--interface",
+        "The network on which jaxrun listens for other hosts: eth0, an address, or 10.1.0.0/16. "
+        "[default: all; {backends}]",
+        group=MPIRUN,
+        default="",
+        metavar="NAME",
+        needs="interface",
+    )
+    cpus_per_process: int | None = _slurm(
+        "--cpus-per-process", "How many cores to request for each process.", check=at_least(1)
+    )
+    gpus_per_host: int | None = _slurm("--gpus-per-host", "How many GPUs to request on each host.", check=at_least(1))
+    partition: str = _slurm("--partition", "The partition to run in.", default="", metavar="NAME")
+    time_limit: str = _slurm(
+        "--time", "The time limit of the Slurm job, in Slurm's format: 1:30:00.", default="", metavar="TIME"
+    )
+    account: str = _slurm("--account", "The account to charge.", default="", metavar="NAME")
+    slurm_args: tuple[str, ...] = _slurm(
+        "--slurm-args",
+        "More options for srun and sbatch, quoted as in a shell. May be repeated.",
+        default=(),
+        metavar="WORDS",
+    )
+    sbatch: Path | None = _slurm(
+        "--sbatch",
+        "Write a batch script that runs this job, and start nothing.",
+        metavar="FILE",
+        configurable=False,
+        doctor=False,
+    )
+    submit: bool = _slurm(
+        "--submit",
+        "Submit the job to Slurm, and follow its output. Ctrl-C stops following, not the job.",
+        default=False,
+        configurable=False,
+        doctor=False,
+    )
+    requeue: bool = _slurm(
+        "--requeue",
+        "After a preemption or the time limit, have Slurm start the job again to continue it.",
+        default=False,
+        configurable=False,
+        doctor=False,
+    )
+    run_dir: Path | None = _output(
+        "--run-dir", "Directory for logs, events and the verdict. [default: a new one in jaxrun-runs]", metavar="DIR"
+    )
+    no_run_dir: bool = _output("--no-run-dir", "Write no run directory.", default=False)
+    live: bool = _output(
+        "--live",
+        "Show all ranks on one screen, as jaxrun top does, instead of their output.",
+        default=False,
+        configurable=False,
+        attach=False,
+    )
+    quiet_ranks: Ranks = _output(
+        "--quiet-ranks", "Do not show the output of these ranks: 1-3,7.", default=(), metavar="RANKS"
+    )
+    only_ranks: Ranks = _output("--only-rank", "Show the output of these ranks only.", default=(), metavar="RANKS")
+    tag: str = _output("--tag", "A note to store in the job's files.", default="", metavar="TEXT")
+    timeout: float | None = _failure(
+        "--timeout",
+        "Stop the job after this time. [default: never] Times are seconds, or 90s, 5m, 1h30m.",
+        main=True,
+        check=positive_seconds,
+    )
+    save_time: float | None = _failure(
+        "--save-time",
+        "How long the program needs to save: make should_stop true this long before --timeout or Slurm's limit, and "
+        "wait this long after SIGTERM. [default: no warning before a limit]",
+        check=positive_seconds,
+    )
+    stall_timeout: float | None = _failure(
+        "--stall-timeout",
+        "Stop the job after this time without progress in any rank. Progress is output, cross-process calls, reading "
+        "or writing files, and CPU time unless others wait for the rank. 0: never. [default: 0; 300 if CI is set, and "
+        "with --lockstep strict]",
+        check=_check_seconds_or_never,
+    )
+    stall_notice: float = _failure(
+        "--stall-notice",
+        "After this time without progress, say which rank waits for which; again after twice the time, and so on. "
+        "0: never. [default: {default}]",
+        default=30.0,
+        check=_check_seconds_or_never,
+    )
+    grace: float | None = _failure(
+        "--grace",
+        "How long ranks may take to end before SIGKILL. "
+        f"[default: {SIGNAL_GRACE_S:g} after SIGTERM and Ctrl-C, else {FAILURE_GRACE_S:g}]",
+        check=_check_grace,
+    )
+    max_restarts: int = _failure(
+        "--max-restarts",
+        "Start the job again after a failure, up to N times. A saved step starts the count again; two equal failures "
+        "in a row end the job. [default: {default}]",
+        default=0,
+        check=at_least(0),
+    )
+    restart_on: str = _failure(
+        "--restart-on",
+        "Restart after any failure, only after lost hosts and signals, or only after --stall-timeout. "
+        "[default: {default}]",
+        default=RESTART_ON[0],
+        choices=RESTART_ON,
+    )
+    spares: int = _failure(
+        "--spares",
+        "Extra hosts that replace lost ones, with --max-restarts. [default: {default}]",
+        default=0,
+        check=at_least(0),
+        needs="spares",
+    )
+    min_hosts: int | None = _failure(
+        "--min-hosts",
+        "If no spare host is left, continue as a smaller job on at least N hosts. [default: all]",
+        check=at_least(1),
+        needs="fewer hosts",
+    )
+    grow: float | None = _failure(
+        "--grow",
+        "Once an attempt on fewer hosts (--min-hosts) has run this long, look for the others: if one is there again, "
+        "the program is asked to stop (should_stop) and started on more hosts. never: stay smaller. "
+        f"[default: {GROW_S / 60:g}m]",
+        check=_check_seconds_or_never,
+        needs="fewer hosts",
+    )
+    host_check: str = _failure(
+        "--host-check",
+        "Run this command of a shell on each host before each attempt, for --init-timeout at most. A host where it "
+        "fails is left out as a lost one is.",
+        default="",
+        metavar="CMD",
+        doctor=False,
+    )
+    exclude_hosts: str = _failure(
+        "--exclude-hosts",
+        "Do without these hosts of -H, of the hostfile or of Slurm: h3,h7 or h[3,7].",
+        default="",
+        metavar="HOSTS",
+        needs="spares",
+    )
+    quarantine: Path | None = _failure(
+        "--quarantine",
+        "Do without the hosts in this file, and add those that are lost or fail --host-check.",
+        metavar="FILE",
+        needs="spares",
+    )
+    chaos: tuple[FaultSpec, ...] = _failure(
+        "--chaos",
+        "Inject faults, to test recovery: kill:1@2s, pause:0-3@1.5s or kill:any@1s-4s. The time counts from when the "
+        "program has started on all ranks. May be repeated.",
+        default=(),
+        metavar="FAULTS",
+    )
