@@ -183,14 +183,6 @@ def test_a_step_starts_beside_one_that_has_all_cpus(bed: Bed, tmp_path: Path) ->
     check_ranks(tmp_path, ["h1"])
 
 
-def test_srun_would_refuse_what_is_refused(bed: Bed, tmp_path: Path) -> None:
-    allocated = ("salloc", "-N2", "-n2", "-c2", "--quiet")
-    done = inside(bed, "ctl", tmp_path, *allocated, *starts(tmp_path, "slurm", {"processes": 9}))
-    assert "9 processes x 1 CPU do not fit" in done.stderr
-    refused = inside(bed, "ctl", tmp_path, *allocated, "srun", "-n9", "-c1", "true")
-    assert "More processors" in refused.stderr
-
-
 def test_a_submitted_job_is_followed_to_its_end(bed: Bed, tmp_path: Path) -> None:
     command = "sh -c 'echo $HOME_OF_IT; srun --overlap -n2 hostname; echo \"$SLURM_JOB_NAME\"; exit 7'"
     request = repr({"hosts": 2, "processes": 2, "time_limit": "10", "tag": 'it\'s a "name" # 1'})
@@ -207,9 +199,3 @@ def test_a_signal_reaches_the_command_of_the_script_itself(bed: Bed, tmp_path: P
     command = "bash -c 'trap \"echo told; exit 75\" TERM; scancel --batch --signal=TERM $SLURM_JOB_ID; sleep 99 & wait'"
     done = inside(bed, "ctl", tmp_path, sys.executable, "-c", SUBMITS, "{}", command)
     assert done.returncode == 75 and "told" in done.stdout, done.stderr
-
-
-def test_a_refusal_of_sbatch_is_shown_in_its_words(bed: Bed, tmp_path: Path) -> None:
-    done = inside(bed, "ctl", tmp_path, sys.executable, "-c", SUBMITS, "{'partition': 'nope'}", "true")
-    assert done.returncode == 69 and "invalid partition specified: nope" in done.stderr
-    assert (tmp_path / "job.sh").exists()

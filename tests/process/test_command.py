@@ -6,11 +6,10 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from harness import TIME_LIMIT, extended, jaxrun
+from harness import TIME_LIMIT, jaxrun
 
 
 @pytest.fixture
@@ -131,19 +130,9 @@ def test_a_command_whose_caller_has_closed_streams_ends_as_it_would(tmp_path: Pa
     assert (err.count("\n") == 1 and "program 'none.py' does not exist" in err) if "2>&-" not in closed else err == ""
 
 
-@pytest.mark.parametrize(
-    "closed",
-    [
-        extended(CLOSED["stdin"], id="stdin"),
-        extended(CLOSED["stderr"], id="stderr"),
-        pytest.param(CLOSED["all"], id="all"),
-    ],
-)
-def test_a_job_whose_caller_has_closed_streams_runs(tmp_path: Path, closed: str) -> None:
-    status, out, err = run_shell(tmp_path, f'"$@" {closed}', *COMMAND, "--run-dir", "run", "-n", "1", *SUM)
-    assert status == 0, err
-    assert (">&-" in closed.split()) != ("are right on 1 device(s)" in out)
-    assert ("2>&-" in closed) != ("jaxrun: done" in err) and "Traceback" not in err
+def test_a_job_whose_caller_has_closed_streams_runs(tmp_path: Path) -> None:
+    words = (*COMMAND, "--run-dir", "run", "-n", "1", *SUM)
+    assert run_shell(tmp_path, f'"$@" {CLOSED["all"]}', *words) == (0, "", "")
     assert "are right on 1 device(s)" in (tmp_path / "run" / "rank-0000.out").read_text()
 
 
@@ -204,32 +193,3 @@ def test_bytes_that_are_no_utf8_arrive_in_program_and_arguments(tmp_path: Path) 
 
 
 # ---- a full disk
-
-
-@pytest.mark.extended
-@pytest.mark.usefixtures("own_namespaces")
-def test_where_a_reader_is_stuck_and_the_temporary_directory_is_full_no_output_is_lost(tmp_path: Path) -> None:
-    """More than memory and directory take: the ranks wait until somebody reads."""
-    full = tmp_path / "full"
-    full.mkdir()
-    program = tmp_path / "writes.py"
-    program.write_text(
-        "import sys\nfor _ in range(20):\n    sys.stdout.write(('x' * 1023 + '\\n') * 1024)\nprint('end')"
-    )
-    script = f'mount -t tmpfs -o size=1m tmpfs {full}; exec "$@"'
-    words = ["unshare", "--mount", "sh", "-c", script, "sh", *COMMAND, "--run-dir", "run"]
-    with subprocess.Popen(
-        [*words, "-n", "1", str(program)],
-        cwd=tmp_path,
-        env={**os.environ, "TMPDIR": str(full)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as process:
-        log, size = tmp_path / "run" / "rank-0000.out", -1
-        while not log.exists() or size != (size := log.stat().st_size) or size < 2**20:  # until it stands still
-            assert process.poll() is None, process.communicate()
-            time.sleep(1.0)
-        assert size < 20 * 2**20
-        out, err = process.communicate(timeout=TIME_LIMIT)
-    assert process.returncode == 0, err
-    assert out == (b"[0] " + b"x" * 1023 + b"\n") * 1024 * 20 + b"[0] end\n"

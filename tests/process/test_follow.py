@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-from itertools import pairwise
 
 import pytest
 from harness import TIME_LIMIT
@@ -152,16 +151,6 @@ def test_a_job_that_starts_again_is_followed_further(cluster, capfd):
     err = capfd.readouterr().err
     assert "Slurm starts job 80 again (restart 1)" in err
     assert err.endswith(f"job 80 ended as CANCELLED; output: {cluster.output}\n")
-
-
-@pytest.mark.extended
-def test_a_pending_job_shows_its_reason_without_polling_the_controller_often(cluster, capfd, monkeypatch):
-    monkeypatch.setattr("jaxrun.spec.backends.submit._EARLY_QUERY_S", 1.0)
-    cluster.states(*[shown("PENDING", reason="Resources")] * 4, shown("COMPLETED", output=cluster.output))
-    assert submit_and_follow(SCRIPT, cluster.folder / "job.sh", cluster.environ) == 0
-    assert capfd.readouterr().err.count("job 80 is pending (Resources)") == 1
-    times = [float(line) for line in (cluster.folder / "times").read_text().split()]
-    assert len(times) == 5 and all(after - before >= 1 for before, after in pairwise(times))
 
 
 def test_a_controller_that_does_not_answer_is_waited_for(cluster, capfd, monkeypatch):

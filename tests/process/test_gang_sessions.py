@@ -340,17 +340,3 @@ gang.run(sleep)
     _, err = running.end(-signal.SIGINT, unclosed=True)
     assert "ranks 0-1 did not come back from the last call" in err
     assert err.rstrip().endswith("KeyboardInterrupt")
-
-
-@pytest.mark.extended
-def test_a_second_ctrl_c_stops_the_gang_at_once(session, tmp_path):
-    running = session(f"""{_INTERRUPTED}
-gang = jaxrun.Gang(processes=2)
-gang.run(meet)
-interrupted(stuck, gang.workers[0].pid, timeout=60)
-""")
-    running.wait_for("[1] asleep")
-    running.interrupt()
-    wait_until((tmp_path / "interrupted").exists)
-    running.interrupt()
-    assert running.end()[0].splitlines()[-1] == "caught False ((2, 2), (2, 2)) False"

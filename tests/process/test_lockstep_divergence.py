@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from divergences import CASES, OF_ARGUMENTS, Case, check_report, place
-from harness import HERE, Result, extended, jaxrun, started
+from harness import HERE, Result, jaxrun, started
 from recording import SETTING
 
 DIVERGE = str(HERE / "diverge.py")
@@ -18,9 +18,8 @@ KINDS = {case.kind: case for case in CASES}
 # Held up in strict mode, the ranks raise the error and go on: one job tries all kinds, the last one of a finished rank.
 ALONE = ("rank-0-only-end", "last-batch-end")
 IN_TURN = [case for case in CASES if case.kind not in ALONE]
-# One of each way in which record mode finds a divergence always runs, and that of the compilers below.
-RECORD_ALWAYS = ("branch", "rank-0-only", "rank-0-only-end", "last-batch-end", "gather-shapes", "shape-explicit")
-RECORD_TOO = ("static-argument", "mesh-order", "threads")
+# One of each way in which record mode finds a divergence; that of the compilers is below.
+RECORDED = ("branch", "rank-0-only", "rank-0-only-end", "last-batch-end", "gather-shapes", "shape-explicit")
 # What each JAX does in its own way: what an argument is, an array that is gathered, and a rank that waits in a call.
 OF_JAX = (*(case.kind for case in OF_ARGUMENTS), "branch", "rank-0-only", "gather-shapes", "last-batch-end")
 
@@ -98,13 +97,7 @@ def test_a_ring_of_pairs_that_wait_for_each_other(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "case",
-    [
-        *(
-            pytest.param(KINDS[kind], id=kind, marks=[pytest.mark.jax_version] * (kind in OF_JAX))
-            for kind in RECORD_ALWAYS
-        ),
-        *(extended(KINDS[kind], id=kind) for kind in RECORD_TOO),
-    ],
+    [pytest.param(KINDS[kind], id=kind, marks=[pytest.mark.jax_version] * (kind in OF_JAX)) for kind in RECORDED],
 )
 def test_record_reports_the_divergence(tmp_path: Path, case: Case) -> None:
     result = diverge(tmp_path, "record", case.kind, flags=STALL)
@@ -179,13 +172,6 @@ def test_a_rank_that_is_stuck_is_named_with_its_line(tmp_path: Path, kind: str, 
     assert re.search(rf"^  1 rank +0 .*{place(kind, 'the others')}", shown, re.MULTILINE), result.err
     if mode == "strict":  # those that wait for their turn are explained like those that wait in the call
         assert "waits for it in JAX" in " ".join(shown.split()), result.err
-
-
-@pytest.mark.extended
-def test_a_ring_of_pairs_that_nobody_holds_up_is_a_hang(tmp_path: Path) -> None:
-    result = diverge(tmp_path, "record", "meshes-in-turn", size=3, flags=STALL)
-    assert (result.code, result.verdict()["outcome"]) == (124, "stall"), result.err
-    assert f"3 ranks  0-2  {place('meshes-in-turn')}" in result.err
 
 
 @pytest.mark.parametrize(

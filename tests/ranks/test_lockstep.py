@@ -20,8 +20,8 @@ PROGRAMS = [
     for path in sorted((Path(__file__).parent / "agreeing").glob("*.py"))
     for name in _PROGRAM.findall(path.read_text())
 ]
-# By mode, numbers of steps: a few always, and many for scripts/test --all.
-STEPS = {"record": (40, 400), "strict": (10, 100)}
+# By mode, numbers of steps: a few always, and in record mode many for scripts/test --all.
+STEPS = {"record": (40, 400), "strict": (10,)}
 DEVICES = {"record": 1, "strict": 2}  # of each rank
 # Tried in record mode, with few steps: what of them is a call, JAX's versions may see in different ways.
 BRIEF = ("prints", "ahead_of_time", "transformed", "static_arguments", "local_shapes", "persistent_cache", "forks")
@@ -36,7 +36,7 @@ def parameters() -> Iterator[Any]:
         for steps in STEPS[mode]:
             if name in BRIEF and (mode, steps) != ("record", 40):
                 continue
-            is_rare = steps == max(STEPS[mode]) or (mode == "strict" and name in RANKS)
+            is_rare = steps > 40 or (mode == "strict" and name in RANKS)
             extended = [pytest.mark.extended] * is_rare
             yield pytest.param(module, name, steps, id=f"{mode}-{name}-{steps}", marks=[*marks, *extended])
 
