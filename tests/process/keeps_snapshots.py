@@ -6,7 +6,7 @@ FATE, in the first attempt:
   none           nothing; in the end the state is also restored with other shardings
   kill RANK      after step 8, before its snapshot, SIGKILL for this rank
   agent RANK     after step 8, before its snapshot, SIGKILL for the agent of this rank
-  lose h1,h3     after step 8, SIGKILL for rank 0, and the memory of these hosts is gone
+  lose h1,h3     after step 8, the memory of these hosts is gone, and SIGKILL for the last rank
   hold           after step 8, before its snapshot, wait
   small          there is no memory
 """
@@ -24,7 +24,7 @@ from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxrun_runtime as jr
-from jaxrun.protocol.compiled_programs import remove_shared_directory, snapshot_directory
+from jaxrun.protocol.shared_memory import remove_shared_directory, snapshot_directory
 from jaxrun_runtime.state_snapshots import snapshots
 from jaxrun_runtime.state_snapshots.host_memory import HostMemory
 
@@ -67,7 +67,7 @@ def fail(step):
     if fate in ("kill", "agent") and jr.rank == int(argument):
         os.kill(os.getpid() if fate == "kill" else os.getppid(), signal.SIGKILL)
         time.sleep(1000)
-    if fate == "lose" and jr.rank == 0:
+    if fate == "lose" and jr.rank == jr.size - 1:  # not rank 0, whose end is that of the coordinator, too
         for host in argument.split(","):
             remove_shared_directory(snapshot_directory(os.environ["JAXRUN_JOB_ID"], host))
         os.kill(os.getpid(), signal.SIGKILL)
@@ -79,31 +79,30 @@ def fail(step):
 if fate == "small":
     HostMemory.available_bytes = lambda self: 2**10
 begin = jax.jit(start, out_shardings=SHARDINGS)
-state = {"all": begin(), "mine": jnp.full(3, jr.rank)}
+state = begin()
 found = jr.restore(state)
 print("restored", found and found.step, flush=True)
 done = 0
 if found is not None:
     done, state = found
 while done < 12:
-    state["all"] = jax.block_until_ready(step_in_place(state["all"]))
-    state["mine"] = state["mine"] * 2 + 1
+    state = jax.block_until_ready(step_in_place(state))
     done += 1
     fail(done)
     jr.snapshot(done, state)
 expected = begin()
 for _ in range(12):
     expected = jax.block_until_ready(step_in_place(expected))
-print("bits", bits(state), bits(state["all"]) == bits(expected), flush=True)
+print("bits", bits(state), bits(state) == bits(expected), flush=True)
 if fate == "none":
-    before = state["all"]
-    like = {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=OTHERS[name]) for name, leaf in before.items()}
-    step, other = jr.restore({"all": like, "mine": state["mine"]})
-    for name, leaf in other["all"].items():
+    like = {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=OTHERS[name]) for name, leaf in state.items()}
+    step, other = jr.restore(like)
+    for name, leaf in other.items():
         assert leaf.sharding == OTHERS[name] and step == 12
-        both = [process_allgather(each, tiled=True).tobytes() for each in (leaf, before[name])]
+        both = [process_allgather(each, tiled=True).tobytes() for each in (leaf, state[name])]
         assert both[0] == both[1], name
-    try:
-        jr.restore({"all": like})
-    except ValueError as error:
-        print("refused:", error, flush=True)
+    for wrong in ({"both": like["both"]}, {"mine": jnp.ones(3)}):
+        try:
+            jr.restore(wrong)
+        except (TypeError, ValueError) as error:
+            print("refused:", error, flush=True)

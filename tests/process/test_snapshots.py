@@ -44,7 +44,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Result:
 def test_an_undisturbed_job_restores_nothing_and_with_other_shardings_the_same_values(undisturbed: Result) -> None:
     assert undisturbed.code == 0 and len(lines(undisturbed, "restored None")) == 4, undisturbed
     assert len(lines(undisturbed, "refused: the snapshots in memory are of a state with other leaves")) == 4
-    assert "jaxrun: snapshots take up to 36.4 KiB of memory on each host" in undisturbed.err
+    assert len(lines(undisturbed, "refused: state['mine'] is an array of this rank alone")) == 4
+    assert "jaxrun: snapshots take up to 64 KiB of memory on each host" in undisturbed.err
     assert [event["step"] for event in undisturbed.events("CheckpointSaved")][:11] == list(range(1, 12))
 
 

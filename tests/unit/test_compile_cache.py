@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 import jaxrun
-from jaxrun.protocol import compiled_programs as directories
+from jaxrun.protocol import shared_memory as directories
 from jaxrun.protocol.compiled_programs import cache_directory, make_cache_directory
 from jaxrun.protocol.own_files import draft_name
 from jaxrun_runtime.compile_cache import jax_hooks, set_up
@@ -278,10 +278,10 @@ def test_a_directory_can_be_made_while_another_process_removes_it(own):
 
 _REMOVER = """
 import itertools, os, sys
-from jaxrun.protocol import compiled_programs
-compiled_programs._MEMORY = sys.argv[1]
+from jaxrun.protocol import shared_memory
+shared_memory._MEMORY = sys.argv[1]
 for number in itertools.count():
-    compiled_programs.remove_shared_directory("shared")
+    shared_memory.remove_shared_directory("shared")
     if number == 1000:
         open(os.path.join(sys.argv[1], "removed"), "w").close()
 """

@@ -14,7 +14,7 @@ from jaxrun_runtime.compile_cache.shared_programs import StoredFile, choose_olde
 # What else deletes than protocol/own_files.py, and what: all but one by the descriptor of the directory that it is in.
 _DELETING = {
     "jaxrun/node/agent/spawn.py": "a recorder that was just made, in the run directory",
-    "jaxrun/protocol/compiled_programs.py": "the user's directory in memory, by its name, once it is empty",
+    "jaxrun/protocol/shared_memory.py": "the user's directory in memory, by its name, once it is empty",
     "jaxrun/records/rundir/jobs.py": "the link `latest` of a collection",
     "jaxrun/records/rundir/request_files.py": "requests",
     "jaxrun/records/rundir/rundir.py": "files of a run",
@@ -46,7 +46,7 @@ def test_every_place_that_deletes_is_known_and_does_so_by_a_descriptor():
     by_path = [
         name for name, calls in found.items() for call in calls if "dir_fd" not in {word.arg for word in call.keywords}
     ]
-    assert by_path == ["jaxrun/protocol/compiled_programs.py"]
+    assert by_path == ["jaxrun/protocol/shared_memory.py"]
 
 
 def _fill(directory):

@@ -8,12 +8,12 @@ import socket
 
 import pytest
 
-from jaxrun.errors import ProtocolError, UnavailableError
-from jaxrun.protocol import compiled_programs as directories
-from jaxrun_runtime.state_snapshots import host_memory, layout
-from jaxrun_runtime.state_snapshots.host_memory import COPY, OWN, HostMemory, checksums, chunks
-from jaxrun_runtime.state_snapshots.layout import EVERYBODY, Manifest, Region, SnapshotFile
+from jaxrun.errors import UnavailableError
+from jaxrun.protocol import shared_memory as directories
+from jaxrun_runtime.state_snapshots import host_memory, placement
+from jaxrun_runtime.state_snapshots.host_memory import HostMemory, file_name, read_region
 from jaxrun_runtime.state_snapshots.peers import RankServer, connect_to_rank
+from jaxrun_runtime.state_snapshots.placement import KeptRegion, Region, StateSnapshot
 
 TOKEN = "ab" * 32
 
@@ -27,134 +27,127 @@ def own(tmp_path, monkeypatch):
 # ---- who keeps what
 
 
+SNAPSHOT = StateSnapshot(1, 0, 7, "0123456789abcdef")
+
+
 def regions_of(cut, ranks):
-    """Leaf 0 has a region for each rank, leaf 1 one of all, leaf 2 one for every `cut` ranks, leaf 3 one of its own."""
+    """Leaf 0 has a region for each rank, leaf 1 one of all, leaf 2 one for every `cut` ranks."""
     for rank in range(ranks):
-        yield Region(0, EVERYBODY, ((4 * rank, 4 * rank + 4),), 16, rank, (rank,))
-        yield Region(3, rank, ((0, 2),), 8, 3, (rank,))
-    yield Region(1, EVERYBODY, ((0, 10),), 40, 1, tuple(range(ranks)))
+        yield Region(0, ((4 * rank, 4 * rank + 4),)), 16, [rank]
+    yield Region(1, ((0, 10),)), 40, range(ranks)
     for start in range(0, ranks, cut):
-        yield Region(2, EVERYBODY, ((start, start + cut),), 4 * cut, 2, tuple(range(start, min(ranks, start + cut))))
+        yield Region(2, ((start, start + cut),)), 4 * cut, range(start, min(ranks, start + cut))
 
 
-def files_of(shares, hosts):
-    """All files of a snapshot: each rank's own, and the copies."""
-    for rank, share in enumerate(shares):
-        manifest = Manifest(1, 7, "s", share.nbytes, share.pieces, ())
-        yield SnapshotFile(hosts[rank], f"{rank}-own", manifest)
-        if (keeper := layout.keeper_of_copy(rank, hosts)) is not None:
-            yield SnapshotFile(hosts[keeper], f"{rank}-copy", manifest.of_copy(share.sole_bytes))
+def kept_in(shares, hosts):
+    """What each host has of a snapshot, found by the rank that keeps it."""
+    for kept in shares:
+        for rank in (*kept.keepers, *kept.copies):
+            yield hosts[rank], (rank, SNAPSHOT, kept.region)
 
 
 @pytest.mark.parametrize("hosts", ["a", "aa", "ab", "aabb", "abcd", "aabbc", "abcabc"])
 def test_a_host_keeps_what_its_ranks_hold_once_and_a_copy_of_what_only_the_one_before_holds(hosts):
     regions = list(regions_of(2, len(hosts)))
-    files = list(files_of(layout.share_out(regions, hosts), hosts))
+    kept = list(kept_in(placement.share_out(regions, hosts), hosts))
     ring = sorted(set(hosts))
     for host in ring:
-        kept = [(p.leaf, p.owner, p.bounds) for file in files if file.host == host for p in file.manifest.pieces]
         before = ring[ring.index(host) - 1]
-        theirs = [r for r in regions if {hosts[rank] for rank in r.holders} == {before} and before != host]
-        mine = [r for r in regions if host in {hosts[rank] for rank in r.holders}]
-        assert sorted(kept) == sorted((r.leaf, r.owner, r.bounds) for r in (*mine, *theirs))
+        theirs = [r for r, _, holders in regions if {hosts[rank] for rank in holders} == {before} and before != host]
+        mine = [r for r, _, holders in regions if host in {hosts[rank] for rank in holders}]
+        assert sorted(region for where, (_, _, region) in kept if where == host) == sorted((*mine, *theirs))
 
 
 @pytest.mark.parametrize("hosts", ["ab", "abcd", "aabbcc", "abcde"])
 def test_the_state_outlives_hosts_that_are_not_neighbours_and_nothing_is_said_to_be_there_that_is_not(hosts):
     ring = sorted(set(hosts))
-    files = list(files_of(layout.share_out(regions_of(2, len(hosts)), hosts), hosts))
+    kept = list(kept_in(placement.share_out(regions_of(2, len(hosts)), hosts), hosts))
     for lost in itertools.chain.from_iterable(itertools.combinations(ring, count) for count in range(len(ring))):
-        left = layout.gather([file for file in files if file.host not in lost], hosts[0])
+        left = placement.gather([found for host, found in kept if host not in lost], hosts, hosts[0]).get(SNAPSHOT, {})
         has_all = all(
-            layout.cover(left, leaf, EVERYBODY, bounds) is not None
+            placement.cover(left, leaf, bounds) is not None
             for leaf, bounds in ((0, ((0, 4 * len(hosts)),)), (1, ((3, 9),)), (2, ((0, len(hosts) // 2 * 2),)))
-        ) and all(layout.cover(left, 3, rank, ((0, 2),)) for rank in range(len(hosts)))
+        )
         neighbours = any({one, ring[(n + 1) % len(ring)]} <= set(lost) for n, one in enumerate(ring))
         assert has_all == (not neighbours), lost
 
 
-def test_a_region_is_made_of_pieces_only_if_they_cover_it():
-    files = list(files_of(layout.share_out(regions_of(2, 2), "ab"), "ab"))
-    pieces = layout.gather(files, "b")
-    assert [placed.file.host for placed in layout.cover(pieces, 0, EVERYBODY, ((2, 6),))] == ["b", "b"]
-    assert layout.cover(pieces, 0, EVERYBODY, ((2, 9),)) is None
-    assert layout.cover(pieces, 3, 2, ((0, 2),)) is None  # of a rank that was not there
-    assert layout.cover(pieces, 1, 2, ((0, 2),))  # but what all have is any rank's
-    assert layout.cover(pieces, 9, EVERYBODY, ((5, 5),)) == []  # nothing of nothing
+def test_a_region_is_made_of_others_only_if_they_cover_it_here_where_they_are():
+    found = [one for _, one in kept_in(placement.share_out(regions_of(2, 2), "ab"), "ab")]
+    places = placement.gather(found, "ab", "b")[SNAPSHOT]
+    assert placement.cover(places, 0, ((2, 6),)) == {((0, 4),): 1, ((4, 8),): 1}  # a copy of the first is on b, too
+    assert placement.cover(places, 0, ((2, 9),)) is None
+    assert placement.cover(places, 9, ((5, 5),)) == {}  # nothing of nothing
+    assert placement.cover({0: {(): 0}}, 0, ()) == {(): 0} and placement.cover({}, 0, ()) is None
 
 
-def test_the_memory_of_a_host_is_at_most_the_state():
+def test_the_ranks_of_a_host_take_turns():
+    shares = placement.share_out([(Region(leaf, ()), 4, [0, 1]) for leaf in range(4)], "aabb")
+    assert [(*kept.keepers, *kept.copies) for kept in shares] == [(0, 2), (1, 3), (0, 2), (1, 3)]
+
+
+def test_the_memory_of_a_host_is_at_most_the_state_in_pages():
     for hosts in ("ab", "aabb", "abcd"):
         regions = list(regions_of(2, len(hosts)))
-        whole = sum(-(-region.nbytes // layout.ALIGNMENT) * layout.ALIGNMENT for region in regions)
-        by_host = layout.memory_by_host(layout.share_out(regions, hosts), hosts)
-        assert by_host.keys() == set(hosts) and max(by_host.values()) <= whole
+        by_host = placement.memory_by_host(placement.share_out(regions, hosts), hosts)
+        assert by_host.keys() == set(hosts) and max(by_host.values()) <= 4096 * len(regions)
 
 
 # ---- files
 
 
-def write(memory, step, content=b"content", writer=0, kind=OWN):
-    draft = memory.begin(writer, kind, len(content))
-    draft.write(memoryview(content), 0)
-    sums = checksums(draft.fd, chunks(len(content)))
-    return memory.commit(draft, Manifest(1, step, "s", len(content), (), sums))
+def keep(memory, snapshot, content=b"content", leaf=0, copies=()):
+    kept = KeptRegion(Region(leaf, ((0, len(content)), (2, 3))), len(content), [0], [])
+    memory.begin(snapshot, kept, memoryview(content))
+    memory.complete(snapshot, kept, copies)
+    return file_name(snapshot, kept.region)
 
 
-def test_two_files_are_kept_of_each_writer_and_a_draft_is_none(own):
-    memory = HostMemory("job", "h1", 1)
-    for step in (1, 2, 3):
-        write(memory, step)
-    write(memory, 1, writer=1, kind=COPY)
-    memory.begin(2, OWN, 8)
-    assert memory.names() == ["1-1-1-copy", "1-2-0-own", "1-3-0-own"]
-    assert memory.verify("1-3-0-own").step == 3
-    later = HostMemory("job", "h1", 2)
-    later.remove(keep=(1, 3))
-    assert later.names() == ["1-3-0-own"]
-    later.remove(earlier=True)
-    assert later.names() == []
+def test_two_snapshots_take_two_files_in_turn_and_earlier_attempts_go(own):
+    memory = HostMemory("job", "h1")
+    snapshots = [SNAPSHOT._replace(number=number, step=number) for number in range(3)]
+    names = [keep(memory, snapshot) for snapshot in snapshots]
+    assert names[0] == names[2] == "1_0_0_0:7,2:3" and memory.names() == sorted(names[:2])
+    assert [memory.find_whole(name) for name in names[1:]] == [
+        (one, Region(0, ((0, 7), (2, 3)))) for one in snapshots[1:]
+    ]
+    keep(memory, SNAPSHOT._replace(attempt=2))
+    memory.remove_before(2, but=snapshots[1])
+    assert memory.names() == [names[1], "2_0_0_0:7,2:3"]
+    memory.remove_before(2)
+    assert memory.names() == ["2_0_0_0:7,2:3"]
 
 
-def test_a_file_is_whole_or_not_there(own):
-    memory = HostMemory("job", "h1", 1)
-    name = write(memory, 1, b"x" * 40)
+def test_a_file_is_whole_or_not_there(own, monkeypatch):
+    monkeypatch.setattr(host_memory, "_CHUNK_BYTES", 16)
+    memory = HostMemory("job", "h1")
+    name = keep(memory, SNAPSHOT, b"x" * 40)
     path = own / "job-snapshots-h1" / name
-    whole = path.read_bytes()
-    for place in range(len(whole)):
+    whole, pad = path.read_bytes(), 64 - 36
+    for place in {*range(len(whole))} - {*range(64 - pad, 64)}:
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        assert memory.verify(name) is None, place
+        assert memory.find_whole(name) is None, place
     for size in range(len(whole)):
         path.write_bytes(whole[:size])
-        assert memory.verify(name) is None, size
+        assert memory.find_whole(name) is None, size
     path.write_bytes(whole)
-    assert memory.verify(name) is not None and memory.verify("1-2-0-own") is None
-
-
-def test_chunks_end_where_the_copied_part_ends(monkeypatch):
-    monkeypatch.setattr(host_memory, "CHUNK_BYTES", 10)
-    assert chunks(15, 32) == [(0, 10), (10, 5), (15, 10), (25, 7)]
-    assert chunks(0, 5) == [(0, 5)] and chunks(5, 5) == [(0, 5)] and chunks(0) == []
+    assert memory.find_whole(name) is not None and memory.find_whole("1_1_0_") is None
+    memory.write(name, len(whole), 70, b"xx")  # the same, but what is written makes it void
+    assert memory.find_whole(name) is None
 
 
 # ---- peers
 
 
-def test_a_copy_arrives_and_is_read_and_strangers_are_refused(own):
-    server = RankServer(HostMemory("job", "h2", 1), TOKEN, "127.0.0.1")
-    peer = connect_to_rank(1, server.address, TOKEN, 0)
-    peer.send({"keep": 6})
-    memory = HostMemory("job", "h2", 1)
-    draft = memory.begin(9, OWN, 6)
-    draft.write(memoryview(b"abcdef"), 0)
-    sums = checksums(draft.fd, [(0, 4), (4, 2)])
-    for (offset, nbytes, checksum), data in zip(sums, (b"abcd", b"ef"), strict=True):
-        assert len(data) == nbytes
-        peer.send({"at": offset}, data, checksum)
-    peer.send({"manifest": Manifest(1, 7, "s", 6, (), sums)})
-    assert peer.receive()[0] == {} and memory.verify("1-7-0-copy").checksums == sums
-    peer.send({"read": "1-7-0-copy", "offset": 2, "nbytes": 3})
-    assert bytes(peer.receive()[1]) == b"cde"
+def test_a_copy_arrives_and_is_read_and_strangers_are_refused(own, monkeypatch):
+    monkeypatch.setattr(host_memory, "_CHUNK_BYTES", 16)
+    there = HostMemory("job", "h2")
+    server = RankServer(there, TOKEN, "127.0.0.1")
+    peer, content = connect_to_rank(1, server.address, TOKEN, 0), bytes(range(40))
+    name = keep(HostMemory("job", "h1"), SNAPSHOT, content, copies=[peer.write])
+    found = there.find_whole(name)
+    assert found == (SNAPSHOT, Region(0, ((0, 40), (2, 3))))
+    assert read_region(peer.read, *found, len(content)) == content
     with socket.create_connection(server.address.split(":")) as stranger:
         stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" * 20)
         stranger.settimeout(60)
@@ -162,22 +155,34 @@ def test_a_copy_arrives_and_is_read_and_strangers_are_refused(own):
             while stranger.recv(4096):
                 pass
             raise ConnectionError  # it may also be closed in order
-    peer.send({"read": "../1-7-0-copy", "offset": 0, "nbytes": 3})  # out of the directory leads no way
+    with pytest.raises(OSError, match=r"rank 1: .*No such file"):  # out of the directory leads no way
+        peer.read(f"../job-snapshots-h1/{name}", 0, 3)
+    with pytest.raises(OSError, match=r"rank 1: .*ends early"):
+        peer.read(name, 0, 1000)
+    peer.connection.shutdown(socket.SHUT_RDWR)
     with pytest.raises(ConnectionError, match="the connection to rank 1, for snapshots, was lost"):
-        peer.receive()
+        peer.read(name, 0, 3)
     peer.connection.close()
 
 
 def test_another_token_or_changed_chunk_is_refused(own, monkeypatch):
-    server = RankServer(HostMemory("job", "h2", 1), TOKEN, "127.0.0.1")
+    memory = HostMemory("job", "h2")
+    server = RankServer(memory, TOKEN, "127.0.0.1")
     monkeypatch.setattr("jaxrun_runtime.state_snapshots.peers._CONNECT_TIMEOUT_S", 0.5)
     with pytest.raises(UnavailableError, match="does not know the token"):
         connect_to_rank(1, server.address, "cd" * 32, 0)
     peer = connect_to_rank(1, server.address, TOKEN, 0)
-    peer.send({"keep": 4})
-    peer.send({"at": 0}, b"abcd", bytes(32))  # not its digest
-    with pytest.raises((ConnectionError, ProtocolError)):
-        peer.receive()
+    flush = peer._writer.flush
+
+    def flush_another():
+        assert peer._writer._pieces[-2] == b"abcd"
+        peer._writer._pieces[-2] = memoryview(b"abcD")  # before its tag
+        flush()
+
+    monkeypatch.setattr(peer._writer, "flush", flush_another)
+    with pytest.raises(ConnectionError):
+        peer.write("1_0_0_", 68, 64, b"abcd")
+    assert memory.names() == []
     peer.connection.close()
 
 

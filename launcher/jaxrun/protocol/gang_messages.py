@@ -207,7 +207,7 @@ class GangMessageWriter:
         """Add a message; `digests` saves computing `message.digests()` for each of many receivers."""
         pieces: list[memoryview] = []
         if self._tags is not None:
-            digests = digests or message.digests()
+            digests = digests or [self._tags.digest(*part) for part in message.to_parts()]
         for number, part in enumerate(message.to_parts()):
             pieces += [memoryview(piece).cast("B") for piece in part]
             if self._tags is not None:

@@ -16,8 +16,8 @@ import sys
 from collections.abc import Callable, Iterator, Set
 from typing import Any, NamedTuple
 
-from jaxrun.protocol.compiled_programs import shared_directory
 from jaxrun.protocol.env import WorkerEnv
+from jaxrun.protocol.shared_memory import shared_directory
 from jaxrun_runtime import jax_private
 from jaxrun_runtime.compile_cache import jax_hooks
 from jaxrun_runtime.compile_cache.jax_hooks import CompileRequest, describe_devices, is_local

@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from jaxrun.protocol.compiled_programs import open_shared_directory
 from jaxrun.protocol.own_files import write_whole_file
+from jaxrun.protocol.shared_memory import open_shared_directory
 
 _NOT_SHARED = b""
 NOBODY = -1

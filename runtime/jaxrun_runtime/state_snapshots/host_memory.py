@@ -1,117 +1,105 @@
-"""The files in /dev/shm that outlive the ranks: two for each rank that keeps something, each whole or not there.
+"""The files in /dev/shm that outlive the ranks: two for each region that is kept, each whole or not there.
 
-A file has the bytes of its pieces, a manifest as JSON, and a trailer with the manifest's length and digest. It is
-written as a draft, in the place of the last file but one, whose memory the kernel need not clear again.
+A file has a header and the region's bytes. The header is written last, with a checksum of all; what is written beyond
+it makes it void. Snapshots take the two files in turn, whose memory the kernel need not clear again.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import struct
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from jaxrun.errors import ProtocolError
-from jaxrun.protocol.codec import from_content, to_content
-from jaxrun.protocol.compiled_programs import open_shared_directory, snapshot_directory
-from jaxrun.protocol.message_tags import digest
-from jaxrun.protocol.own_files import draft_name
-from jaxrun_runtime.state_snapshots.layout import Manifest
+from jaxrun.protocol.shared_memory import open_shared_directory, snapshot_directory
+from jaxrun_runtime.state_snapshots.placement import HEADER_BYTES, KeptRegion, Region, StateSnapshot
 
-CHUNK_BYTES = 16 * 2**20  # that are checked, and sent, at a time
-OWN, COPY = "own", "copy"
-_KEPT = 2
-_TRAILER = struct.Struct("<Q32s")
+SLOTS = 2
+_CHUNK_BYTES = 16 * 2**20  # that are checked, and sent, at a time
+_HEADER = struct.Struct(f"<Qq16sL{HEADER_BYTES - 36}x")  # number, step, structure; a checksum of these and the data
 _MODE = 0o600
 _CGROUP = Path("/sys/fs/cgroup")
 
-
-class Draft:
-    """A file that is being written; nobody else knows its name."""
-
-    def __init__(self, fd: int, name: str, key: tuple[int, str]) -> None:
-        self.fd = fd
-        self.name = name
-        self.key = key
-
-    def write(self, data: memoryview, offset: int) -> None:
-        """Raises OSError."""
-        done = 0
-        while done < data.nbytes:
-            done += os.pwrite(self.fd, data[done:], offset + done)
+Write = Callable[[str, int, int, bytes | memoryview], None]  # HostMemory.write, here or on another host
+Read = Callable[[str, int, int], bytes | memoryview]
 
 
 class HostMemory:
-    """The snapshots that are on this host, of a job's attempt `attempt` and of those before."""
+    """What is kept on a host."""
 
-    def __init__(self, job_id: str, host: str, attempt: int) -> None:
+    def __init__(self, job_id: str, host: str) -> None:
         """Raises OSError if there is no such memory, or it is not this user's alone."""
         self._directory = open_shared_directory(snapshot_directory(job_id, host))
-        self._attempt = attempt
-        self._written: dict[tuple[int, str], list[str]] = {}  # by this process
 
-    def begin(self, writer: int, kind: str, nbytes: int) -> Draft:
-        """Begin a file of what `writer` holds, in the place of the last one but one. Raises OSError without memory."""
-        names, draft = self._written.setdefault((writer, kind), []), draft_name()
-        if len(names) == _KEPT:
-            os.rename(names.pop(0), draft, src_dir_fd=self._directory, dst_dir_fd=self._directory)
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(draft, flags, _MODE, dir_fd=self._directory)
-        if nbytes:
-            os.posix_fallocate(fd, 0, nbytes)
-        os.ftruncate(fd, nbytes)
-        return Draft(fd, draft, (writer, kind))
-
-    def commit(self, draft: Draft, manifest: Manifest) -> str:
-        """The file is whole: returns its name. Raises OSError."""
-        text = json.dumps(to_content(manifest), default=to_content).encode()
-        draft.write(memoryview(text + _TRAILER.pack(len(text), digest(text))), manifest.nbytes)
-        os.close(draft.fd)
-        writer, kind = draft.key
-        name = f"{self._attempt}-{manifest.step}-{writer}-{kind}"
-        os.replace(draft.name, name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
-        names = self._written[draft.key]
-        names[:] = [*(one for one in names if one != name), name]
-        return name
-
-    def names(self) -> list[str]:
-        return sorted(name for name in os.listdir(self._directory) if name.endswith((OWN, COPY)))
+    def write(self, name: str, size: int, offset: int, data: bytes | memoryview) -> None:
+        """Write into a file, which is made if need be, and has then `size` bytes. Raises OSError without memory."""
+        fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE, dir_fd=self._directory)
+        try:
+            if os.fstat(fd).st_size != size:
+                os.posix_fallocate(fd, 0, size)
+                os.ftruncate(fd, size)
+            if offset:
+                os.pwrite(fd, bytes(HEADER_BYTES), 0)
+            view = memoryview(data)
+            while view:
+                written = os.pwrite(fd, view, offset)
+                view, offset = view[written:], offset + written
+        finally:
+            os.close(fd)
 
     def read(self, name: str, offset: int, nbytes: int) -> bytes:
-        """From its end for a negative `offset`. Raises OSError if the file is not there, or shorter."""
+        """Raises OSError if the file is not there, or shorter."""
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._directory)
         try:
-            size = os.fstat(fd).st_size
-            data = os.pread(fd, min(nbytes, size), offset if offset >= 0 else size + offset)
+            data = os.pread(fd, nbytes, offset)
         finally:
             os.close(fd)
         if len(data) != nbytes:
             raise OSError(f"{name} ends early")
         return data
 
-    def verify(self, name: str) -> Manifest | None:
-        """The manifest of a file, each of whose bytes is what was written; None for any other file."""
-        try:
-            length, checksum = _TRAILER.unpack(self.read(name, -_TRAILER.size, _TRAILER.size))
-            text = self.read(name, -_TRAILER.size - length, length)
-            manifest = from_content(Manifest, json.loads(text)) if digest(text) == checksum else None
-            if manifest and all(digest(self.read(name, at, size)) == known for at, size, known in manifest.checksums):
-                return manifest
-        except (OSError, OverflowError, ValueError, ProtocolError):
-            pass
+    def begin(self, snapshot: StateSnapshot, kept: KeptRegion, data: memoryview) -> None:
+        """Write a file without its header. Raises OSError without memory."""
+        self.write(file_name(snapshot, kept.region), HEADER_BYTES + kept.nbytes, HEADER_BYTES, data)
+
+    def complete(self, snapshot: StateSnapshot, kept: KeptRegion, copies: Iterable[Write]) -> None:
+        """Write the header, and copies of the file. Raises OSError."""
+        name, size = file_name(snapshot, kept.region), HEADER_BYTES + kept.nbytes
+        checksum = zlib.crc32(repr(snapshot).encode())
+        for offset, chunk in _chunks(self.read, name, kept.nbytes):
+            checksum = zlib.crc32(chunk, checksum)
+            for write in copies:
+                write(name, size, offset, chunk)
+        header = _HEADER.pack(snapshot.number, snapshot.step, snapshot.structure.encode(), checksum)
+        for write in (self.write, *copies):
+            write(name, size, 0, header)
+
+    def names(self) -> list[str]:
+        return sorted(os.listdir(self._directory))
+
+    def find_whole(self, name: str) -> tuple[StateSnapshot, Region] | None:
+        """What a file has, if each of its bytes is what was written."""
+        with contextlib.suppress(OSError, ValueError, struct.error):
+            attempt, _, leaf, axes = name.split("_")
+            number, step, structure, known = _HEADER.unpack(self.read(name, 0, HEADER_BYTES))
+            snapshot = StateSnapshot(int(attempt), number, step, structure.decode())
+            checksum = zlib.crc32(repr(snapshot).encode())
+            for _, chunk in _chunks(self.read, name, os.stat(name, dir_fd=self._directory).st_size - HEADER_BYTES):
+                checksum = zlib.crc32(chunk, checksum)
+            limits = (axis.split(":") for axis in axes.split(",") if axis)
+            region = Region(int(leaf), tuple((int(start), int(stop)) for start, stop in limits))
+            return (snapshot, region) if checksum == known else None
         return None
 
-    def remove(self, *, keep: tuple[int, int] | None = None, earlier: bool = False) -> None:
-        """Remove all files but those of this attempt and step; `earlier`: those of earlier attempts alone."""
+    def remove_before(self, attempt: int, but: StateSnapshot | None = None) -> None:
+        """Remove all files of earlier attempts, except those of the snapshot `but`."""
         for name in self.names():
-            attempt, step = map(int, name.split("-")[:2])
-            if (attempt < self._attempt) if earlier else ((attempt, step) != keep):
+            number, slot = map(int, name.split("_")[:2])
+            if number < attempt and (but is None or (number, slot) != (but.attempt, but.number % SLOTS)):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(name, dir_fd=self._directory)
-                for names in self._written.values():
-                    names[:] = [one for one in names if one != name]
 
     def available_bytes(self) -> int:
         """How much memory snapshots may take on this host, what they take now included."""
@@ -119,6 +107,22 @@ class HostMemory:
         facts = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         free = [there.f_bavail * there.f_frsize, int(facts["MemAvailable"].split()[0]) * 1024, *_left_in_cgroups()]
         return min(free) + sum(os.stat(name, dir_fd=self._directory).st_size for name in self.names())
+
+
+def file_name(snapshot: StateSnapshot, region: Region) -> str:
+    axes = ",".join(f"{start}:{stop}" for start, stop in region.bounds)
+    return f"{snapshot.attempt}_{snapshot.number % SLOTS}_{region.leaf}_{axes}"
+
+
+def read_region(read: Read, snapshot: StateSnapshot, region: Region, nbytes: int) -> bytes:
+    return b"".join(chunk for _, chunk in _chunks(read, file_name(snapshot, region), nbytes))
+
+
+def _chunks(read: Read, name: str, nbytes: int) -> Iterator[tuple[int, bytes | memoryview]]:
+    """The bytes of a region, in chunks with their offsets in the file."""
+    end = HEADER_BYTES + nbytes
+    for offset in range(HEADER_BYTES, end, _CHUNK_BYTES):
+        yield offset, read(name, offset, min(_CHUNK_BYTES, end - offset))
 
 
 def _left_in_cgroups() -> Iterator[int]:
@@ -130,17 +134,3 @@ def _left_in_cgroups() -> Iterator[int]:
             with contextlib.suppress(OSError, ValueError, KeyError):
                 facts = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
                 yield int((cgroup / "memory.max").read_text()) - int(facts["anon"]) - int(facts["shmem"])
-
-
-def chunks(*ends: int) -> list[tuple[int, int]]:
-    """From which byte on, and how many: the chunks of a file, none of which goes beyond one of these ends."""
-    found: list[tuple[int, int]] = []
-    start = 0
-    for end in ends:
-        found += [(at, min(CHUNK_BYTES, end - at)) for at in range(start, end, CHUNK_BYTES)]
-        start = max(start, end)
-    return found
-
-
-def checksums(fd: int, parts: Sequence[tuple[int, int]]) -> tuple[tuple[int, int, bytes], ...]:
-    return tuple((offset, nbytes, digest(os.pread(fd, nbytes, offset))) for offset, nbytes in parts)

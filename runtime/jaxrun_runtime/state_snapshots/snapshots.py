@@ -14,22 +14,22 @@ import sys
 import threading
 import zlib
 from base64 import b85decode, b85encode
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxrun.protocol.codec import from_content, to_content
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.names import COORDINATOR_ADDRESS, JOB_ID
 from jaxrun.text import format_bytes
 from jaxrun_runtime import checkpoints, jax_private, join
-from jaxrun_runtime.state_snapshots import arrays, layout
-from jaxrun_runtime.state_snapshots.host_memory import OWN, Draft, HostMemory, checksums, chunks
-from jaxrun_runtime.state_snapshots.layout import Bounds, Manifest, Pieces, RankShare, SnapshotFile
+from jaxrun_runtime.state_snapshots import arrays, placement
+from jaxrun_runtime.state_snapshots.host_memory import SLOTS, HostMemory, read_region
 from jaxrun_runtime.state_snapshots.peers import PeerConnection, RankServer, connect_to_rank
+from jaxrun_runtime.state_snapshots.placement import Bounds, KeptRegion, Places, Region, StateSnapshot
 
-_SNAPSHOTS_AT_A_TIME = 2
+_ON_DISK = "go on from the checkpoint on disk"
 
 
 class RestoredState(NamedTuple):
@@ -47,7 +47,8 @@ def snapshot(step: int, state: Any) -> None:
     Once all of it is done, the step counts as saved. Two snapshots are kept. They outlive ranks, agents and any hosts
     that are not neighbours in the job's list of hosts, and go with the job. Without jaxrun it does nothing.
 
-    Raises MemoryError if a host has less than they take (at most twice the state), TypeError for another leaf.
+    Raises MemoryError if a host has less than they take (at most twice the state), TypeError for a leaf that is not a
+    jax.Array of all ranks.
     """
     number = operator.index(step)
     if JOB_ID in os.environ:
@@ -85,32 +86,36 @@ class SnapshotKeeper:
         self._background: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._laid_out_for: Any = None
-        self._share = RankShare((), 0, 0)
+        self._share: Sequence[KeptRegion] = ()
         self._peers: dict[int, PeerConnection] = {}
-        self._memory = HostMemory(env.job_id, env.host, env.attempt)
+        self._memory = HostMemory(env.job_id, env.host)
         ip = join.local_address_towards(os.environ[COORDINATOR_ADDRESS])
         self._server = RankServer(self._memory, env.rank_token, ip)
         places = self._exchange([env.host, self._server.address])
         self._hosts, self._addresses = ([place[n] for place in places] for n in (0, 1))
-        self._keeper_of_copy = layout.keeper_of_copy(env.rank, self._hosts)
 
     # ---- taking
 
     def take(self, step: int, state: Any) -> None:
         self._wait()
-        leaves, _, structure = arrays.flatten(state)
+        leaves, _, structure = arrays.flatten(state, self._env.size)
         self._lay_out(leaves)
         if self._taken == (1 if self._is_restored else 0) and self._env.local_rank == 0:
-            self._memory.remove(earlier=True)
-        draft = self._memory.begin(self._env.rank, OWN, self._share.nbytes)
-        data = {number: arrays.local_data(leaves[number]) for number in {piece.leaf for piece in self._share.pieces}}
-        for piece in self._share.pieces:
-            data[piece.leaf][piece.bounds].copy_to_host_async()
-        for piece in self._share.pieces:
-            draft.write(arrays.to_bytes(data[piece.leaf].pop(piece.bounds)), piece.offset)
+            self._memory.remove_before(self._env.attempt)
+        snapshot = StateSnapshot(self._env.attempt, self._taken, step, structure)
+        data = {
+            (number, arrays.bounds_of(shard.index, leaf)): shard.data
+            for number, leaf in enumerate(leaves)
+            for shard in leaf.addressable_shards
+        }
+        mine = [(kept, data[kept.region.leaf, kept.region.bounds]) for kept in self._share]
+        for _, array in mine:
+            array.copy_to_host_async()
+        for kept, array in mine:
+            self._memory.begin(snapshot, kept, arrays.to_bytes(array))
         self._taken += 1
         self._background = threading.Thread(
-            target=self._complete, args=(draft, step, structure), name="jaxrun-snapshot", daemon=True
+            target=lambda: self._complete(snapshot), name="jaxrun-snapshot", daemon=True
         )
         self._background.start()
 
@@ -119,126 +124,98 @@ class SnapshotKeeper:
         described = [(leaf.shape, leaf.dtype, leaf.sharding) for leaf in leaves]
         if described == self._laid_out_for:
             return
-        shares = layout.share_out(arrays.regions(leaves, self._env.rank, self._env.size), self._hosts)
-        by_host = layout.memory_by_host(shares, self._hosts)
-        needed, there = _SNAPSHOTS_AT_A_TIME * by_host[self._env.host], self._memory.available_bytes()
+        shares = placement.share_out(arrays.regions(leaves), self._hosts)
+        by_host = placement.memory_by_host(shares, self._hosts)
+        needed, there = SLOTS * by_host[self._env.host], self._memory.available_bytes()
         if needed > there:
             raise MemoryError(
                 f"snapshots of this state take {format_bytes(needed)} of memory on {self._env.host}, in /dev/shm, but "
                 f"{format_bytes(max(0, there))} are free there; use more hosts, or checkpoints on disk instead"
             )
         if self._env.rank == 0:
-            most = format_bytes(_SNAPSHOTS_AT_A_TIME * max(by_host.values()))
+            most = format_bytes(SLOTS * max(by_host.values()))
             print(f"jaxrun: snapshots take up to {most} of memory on each host", file=sys.stderr, flush=True)
-        self._share, self._laid_out_for = shares[self._env.rank], described
+        self._share = [kept for kept in shares if self._env.rank in kept.keepers]
+        self._laid_out_for = described
 
-    def _complete(self, draft: Draft, step: int, structure: str) -> None:
+    def _complete(self, snapshot: StateSnapshot) -> None:
         """Make the snapshot whole on this host and on the next one, and wait until all ranks have."""
         try:
-            share, parts = self._share, chunks(self._share.sole_bytes, self._share.nbytes)
-            sums = checksums(draft.fd, parts)
-            manifest = Manifest(self._env.attempt, step, structure, share.nbytes, share.pieces, sums)
-            name = self._memory.commit(draft, manifest)
-            if self._keeper_of_copy is not None and share.sole_bytes:
-                self._send_copy(self._peer(self._keeper_of_copy), name, manifest.of_copy(share.sole_bytes))
+            for kept in self._share:
+                self._memory.complete(snapshot, kept, [self._memory_of(rank).write for rank in kept.copies])
             if self._env.size > 1:
-                jax_private.wait_at_barrier(f"jaxrun/snapshots/{self._taken}")
+                jax_private.wait_at_barrier(f"jaxrun/snapshots/{snapshot.number}")
             if self._env.rank == 0:
-                checkpoints.saved(step)
+                checkpoints.saved(snapshot.step)
         except BaseException as error:
             self._failure = error
-
-    def _send_copy(self, peer: PeerConnection, name: str, manifest: Manifest) -> None:
-        peer.send({"keep": manifest.nbytes})
-        for offset, nbytes, checksum in manifest.checksums:
-            peer.send({"at": offset}, self._memory.read(name, offset, nbytes), checksum)
-        peer.send({"manifest": manifest})
-        peer.receive()
 
     def _wait(self) -> None:
         """Wait until the snapshot before is whole. Raises what has kept it from being so."""
         if self._background is not None:
             self._background.join()
-        failure = self._failure or self._server.failure
-        if failure is not None:
-            raise RuntimeError(f"the snapshot before this one is not whole: {failure}") from None
+        if self._failure is not None:
+            raise RuntimeError(f"the snapshot before this one is not whole: {self._failure}") from None
 
     # ---- restoring
 
     def restore(self, like: Any) -> RestoredState | None:
         self._wait()
         self._is_restored = True
-        env, (leaves, treedef, structure) = self._env, arrays.flatten(like)
-        verified = {name: self._memory.verify(name) for name in self._memory.names()[env.local_rank :: env.local_size]}
-        listed = self._exchange([[name, manifest] for name, manifest in verified.items() if manifest is not None])
-        files = [
-            SnapshotFile(host, name, from_content(Manifest, content))
-            for host, found in zip(self._hosts, listed, strict=True)
-            for name, content in found
+        env, (leaves, treedef, structure) = self._env, arrays.flatten(like, self._env.size)
+        found = [self._memory.find_whole(name) for name in self._memory.names()[env.local_rank :: env.local_size]]
+        listed = [
+            (rank, StateSnapshot(*snapshot), Region(leaf, tuple((start, stop) for start, stop in bounds)))
+            for rank, files in enumerate(self._exchange([one for one in found if one is not None]))
+            for snapshot, (leaf, bounds) in files
         ]
-        snapshots = {key: layout.gather(group, env.host) for key, group in layout.by_snapshot(files)}
-        if any(file.manifest.structure != structure for file in files):
+        snapshots = placement.gather(listed, self._hosts, env.host)
+        if any(snapshot.structure != structure for snapshot in snapshots):
             raise ValueError("the snapshots in memory are of a state with other leaves, shapes or types than `like`")
-        whole = [key for key, pieces in snapshots.items() if self._has_all(pieces, leaves)]
-        agreed = set.intersection(*({(attempt, step) for attempt, step in one} for one in self._exchange(whole)))
-        chosen = max(agreed, default=None)
+        wholes = [arrays.whole_of(leaf) for leaf in leaves]
+        chosen = max((one for one, places in snapshots.items() if placement.is_whole(places, wholes)), default=None)
         if env.local_rank == 0:
-            self._memory.remove(keep=chosen)
+            self._memory.remove_before(env.attempt, but=chosen)
         if chosen is None:
-            if files and env.rank == 0:
-                lost = f"no snapshot in memory is whole, as hosts that kept parts of step {max(snapshots)[1]} are lost"
-                print(f"jaxrun: {lost}; go on from the checkpoint on disk", file=sys.stderr, flush=True)
+            if snapshots and env.rank == 0:
+                lost = (
+                    f"hosts that kept parts of step {max(snapshots).step} are lost; go on from the checkpoint on disk"
+                )
+                print(f"jaxrun: no snapshot in memory is whole, as {lost}", file=sys.stderr, flush=True)
             return None
-        pieces = snapshots[chosen]
+        places = snapshots[chosen]
         made = [
-            arrays.make_array(leaf, lambda bounds, n=n, leaf=leaf: self._load(pieces, n, leaf, bounds))  # type: ignore[misc]
+            arrays.make_array(leaf, lambda bounds, n=n, leaf=leaf: self._load(chosen, places, n, leaf, bounds))  # type: ignore[misc]
             for n, leaf in enumerate(leaves)
         ]
-        return RestoredState(chosen[1], treedef.unflatten(made))
+        return RestoredState(chosen.step, treedef.unflatten(made))
 
-    def _has_all(self, pieces: Pieces, leaves: list[Any]) -> bool:
-        """Whether all is there that this rank needs."""
-        return all(
-            layout.cover(pieces, number, arrays.owner_of(leaf, self._env.rank, self._env.size), bounds) is not None
-            for number, leaf in enumerate(leaves)
-            for bounds in arrays.local_bounds(leaf)
-        )
-
-    def _load(self, pieces: Pieces, number: int, leaf: Any, bounds: Bounds) -> NDArray[Any]:
-        """A region of an array, from one piece, or made of several."""
-        found = layout.cover(pieces, number, arrays.owner_of(leaf, self._env.rank, self._env.size), bounds)
-        assert found is not None
+    def _load(self, snapshot: StateSnapshot, places: Places, number: int, leaf: Any, bounds: Bounds) -> NDArray[Any]:
+        """A region of an array, from one kept region, or made of several."""
         made = np.empty([stop - start for start, stop in bounds], np.dtype(leaf.dtype))
-        for placed in found:
-            piece, common = placed.piece, layout.overlap(placed.piece.bounds, bounds)
+        for there, rank in (placement.cover(places, number, bounds) or {}).items():
+            nbytes = placement.volume(there) * made.itemsize
+            data = read_region(self._memory_of(rank).read, snapshot, Region(number, there), nbytes)
+            kept = np.frombuffer(data, made.dtype).reshape([stop - start for start, stop in there])
+            common = placement.overlap(there, bounds)
             assert common is not None
-            data = arrays.from_bytes(self._read(placed.file, piece.offset, piece.nbytes), leaf, piece.bounds)
-            made[_slices(common, bounds)] = data[_slices(common, piece.bounds)]
+            made[_slices(common, bounds)] = kept[_slices(common, there)]
         return made
-
-    def _read(self, file: SnapshotFile, offset: int, nbytes: int) -> bytes | bytearray:
-        """Read from this host, or from one of the ranks of another one."""
-        if file.host == self._env.host:
-            return self._memory.read(file.name, offset, nbytes)
-        there = [rank for rank, host in enumerate(self._hosts) if host == file.host]
-        peer, data = self._peer(there[self._env.rank % len(there)]), bytearray()
-        for at, part in chunks(nbytes):
-            peer.send({"read": file.name, "offset": offset + at, "nbytes": part})
-            data += peer.receive()[1]
-        return data
 
     # ---- the other ranks
 
-    def _peer(self, rank: int) -> PeerConnection:
+    def _memory_of(self, rank: int) -> HostMemory | PeerConnection:
+        """That of the host of this rank."""
+        if self._hosts[rank] == self._env.host:
+            return self._memory
         if rank not in self._peers:
-            address, token = self._addresses[rank], self._env.rank_token
-            self._peers[rank] = connect_to_rank(rank, address, token, self._env.rank)
+            self._peers[rank] = connect_to_rank(rank, self._addresses[rank], self._env.rank_token, self._env.rank)
         return self._peers[rank]
 
     def _exchange(self, value: Any) -> list[Any]:
         """What each rank gives, by rank; JSON. Raises RuntimeError if this JAX cannot do that."""
         self._exchanges += 1
-        text = b85encode(zlib.compress(json.dumps(value, default=to_content).encode())).decode()
+        text = b85encode(zlib.compress(json.dumps(value).encode())).decode()
         texts = [text]
         if self._env.size > 1:
             texts = jax_private.exchange(f"jaxrun/snapshots/{self._exchanges}", self._env.rank, self._env.size, text)

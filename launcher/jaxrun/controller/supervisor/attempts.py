@@ -34,9 +34,9 @@ from jaxrun.node.agent.process_tree import become_subreaper, kill_all
 from jaxrun.node.agent.signals import LAUNCHER_SIGNALS, SignalPipe
 from jaxrun.protocol.addresses import loopback_address
 from jaxrun.protocol.codec import field_values
-from jaxrun.protocol.compiled_programs import remove_all_of_job
 from jaxrun.protocol.env import attempt_nonce
 from jaxrun.protocol.settings import TLS_ON
+from jaxrun.protocol.shared_memory import remove_all_of_job
 from jaxrun.records.event_log.event_log import LoggedEvent
 from jaxrun.records.event_log.events import AttemptEnded, AttemptStarted
 from jaxrun.records.output.output import Output

@@ -19,8 +19,8 @@ from typing import NoReturn
 
 from jaxrun.node.agent.process_tree import TRACKER_GRACE_S, Descendants, children, group_members, is_tracker, kill
 from jaxrun.node.channel.event_loop import EventLoop
-from jaxrun.protocol.compiled_programs import remove_all_of_job, remove_unless_held
 from jaxrun.protocol.names import JOB_ID, RANK
+from jaxrun.protocol.shared_memory import remove_all_of_job, remove_unless_held
 
 _SWEEP_TIMEOUT_S = 2.0
 _SWEEP_PAUSE_S = 0.02

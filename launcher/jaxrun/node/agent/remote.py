@@ -42,9 +42,9 @@ from jaxrun.protocol.agent_messages import (
 )
 from jaxrun.protocol.auth import derive_rank_token
 from jaxrun.protocol.codec import MessageDecoder, message_types
-from jaxrun.protocol.compiled_programs import remove_shared_directory, snapshot_directory
 from jaxrun.protocol.connect import HeadAddress, connect
 from jaxrun.protocol.probe_messages import CheckHost, ProbePeers
+from jaxrun.protocol.shared_memory import remove_shared_directory, snapshot_directory
 from jaxrun.protocol.stage_messages import CopyStaged
 from jaxrun.protocol.worker_messages import AgentToWorker
 from jaxrun.text import format_ranks

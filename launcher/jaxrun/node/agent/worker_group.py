@@ -12,13 +12,13 @@ from jaxrun.node.agent.worker_process import WorkerProcess
 from jaxrun.node.forkserver import early
 from jaxrun.node.forkserver.client import ForkServer
 from jaxrun.protocol.agent_messages import AgentEvent, StartFailed, WorkerSpawned
-from jaxrun.protocol.compiled_programs import (
+from jaxrun.protocol.forkserver_messages import ForkDeclined, SuccessorForked, WorkerForked
+from jaxrun.protocol.shared_memory import (
     hold_directory,
     remove_shared_directory,
     shared_directory,
     snapshot_directory,
 )
-from jaxrun.protocol.forkserver_messages import ForkDeclined, SuccessorForked, WorkerForked
 
 _CONCURRENT_FORKS = 16  # requests that the fork server's socket surely holds while it still imports jax
 
