@@ -56,7 +56,11 @@ def main(arguments: list[str]) -> None:
     )
     with ocp.CheckpointManager(options.directory.resolve(), options=policy) as checkpoints:
         done = checkpoints.latest_step() or 0
-        if done:
+        found = jr.restore(state) if jr.attempt().number > 1 else None  # from the memory of the job's hosts
+        if found is not None and found.step >= done:
+            done, state = found
+            print_once(f"goes on after step {done}, from memory")
+        elif done:
             state = restore(checkpoints, done, state, description)
 
         def save(**more: Any) -> bool:
@@ -69,6 +73,8 @@ def main(arguments: list[str]) -> None:
             loss = float(loss)  # waits for the step: on CPU, dozens of unfinished steps can block each other for ever
             done += 1
             save()
+            if done % options.snapshot_every == 0:
+                jr.snapshot(done, state)
             if done % EVALUATE_EVERY == 0:
                 accuracy = evaluate(state, options.batch_size, split)
                 print_once(f"step {done:>4}  loss {loss:.4f}" + ("" if accuracy is None else f"  {accuracy:.1%} right"))
@@ -185,6 +191,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("directory", type=Path, metavar="DIR", help="for checkpoints, shared by all hosts")
     parser.add_argument("--steps", type=int, default=400, help="(default: 400)")
     parser.add_argument("--save-every", type=int, default=50, help="steps between checkpoints (default: 50)")
+    parser.add_argument(
+        "--snapshot-every", type=int, default=10, help="steps between snapshots in memory (default: 10)"
+    )
     parser.add_argument("--batch-size", type=int, default=128, help="rows over all devices (default: 128)")
     parser.add_argument("--step-time", type=float, default=0.0, metavar="S", help="seconds that a step takes at least")
     return parser.parse_args(arguments)
