@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ class Bed:
     """The testbed in the directory `root`."""
 
     root: Path
+    hosts: tuple[str, ...] = HOSTS
 
     def start(self, *words: str, **popen: object) -> subprocess.Popen[str]:
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": os.environ, **popen}
@@ -93,7 +95,7 @@ class Bed:
 
     def job_processes(self) -> list[Process]:
         """All processes on all hosts that are neither the testbed's nor a daemon of Slurm's."""
-        keepers = [hosts.keeper(Place(self.root), host) for host in (CONTROLLER, *HOSTS)]
+        keepers = [hosts.keeper(Place(self.root), host) for host in (CONTROLLER, *self.hosts)]
         networks = {keeper.network for keeper in keepers if keeper}
         own = {keeper.pid for keeper in keepers if keeper}
         found = (process for process in processes.scan() if process.network in networks and process.pid not in own)
@@ -116,6 +118,24 @@ class Bed:
             if self.job_processes():
                 self.inside("ctl", "scancel", "--user=root")
             harness.kill(left.pid for left in self.job_processes())
+
+
+@contextmanager
+def brought_up(names: tuple[str, ...]) -> Iterator[Bed]:
+    """A testbed with these hosts, h1 and so on, and nothing is left of it."""
+    bed = Bed(Path(tempfile.mkdtemp(prefix="jrtb-")), names)
+    takes_down = subprocess.Popen(  # once its input ends, as it does with this process
+        ["sh", "-c", 'read -r _; exec "$0" down', TESTBED],
+        env={**os.environ, "JAXRUN_TESTBED_DIR": str(bed.root)},
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        bed.run("up", "-H", str(len(names)))
+        yield bed
+    finally:
+        takes_down.communicate()
+        assert takes_down.returncode == 0 and not bed.root.exists() and not bed.processes()
 
 
 class Job(harness.Job):

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -42,19 +40,8 @@ def machine() -> None:
 
 @pytest.fixture(scope="session")
 def bed(machine: None) -> Iterator[cluster_fixture.Bed]:
-    bed = cluster_fixture.Bed(Path(tempfile.mkdtemp(prefix="jrtb-")))
-    takes_down = subprocess.Popen(  # once its input ends, as it does with this process
-        ["sh", "-c", 'read -r _; exec "$0" down', cluster_fixture.TESTBED],
-        env={**os.environ, "JAXRUN_TESTBED_DIR": str(bed.root)},
-        stdin=subprocess.PIPE,
-        start_new_session=True,
-    )
-    try:
-        bed.run("up", "-H", str(len(cluster_fixture.HOSTS)))
+    with cluster_fixture.brought_up(cluster_fixture.HOSTS) as bed:
         yield bed
-    finally:
-        takes_down.communicate()
-        assert takes_down.returncode == 0 and not bed.root.exists() and not bed.processes()
 
 
 @pytest.fixture
@@ -63,7 +50,7 @@ def mended(bed: cluster_fixture.Bed) -> Iterator[None]:
     try:
         yield
     finally:
-        for host in cluster_fixture.HOSTS:
+        for host in bed.hosts:
             match bed.row(host)[3]:
                 case "cut":
                     bed.run("mend", host)
