@@ -67,9 +67,8 @@ def made_up() -> View:
         Overview(at, "running", hosts, tuple(ranks), flights, {rank: vitals(rank, at) for rank in ranks})
         for at in (now - 1.0, now)
     )
-    pace = [3.1 + 0.2 * (index % 3) for index in range(38)] + [2.0, 0.4] + [0.0] * 6
     samples = take_samples(here, then, 0.0)
-    return View("1123-0402-pretrain", "running", 1, 5233.0, samples, pace, 0.0, 1)
+    return View("1123-0402-pretrain", "running", 1, 5233.0, samples, 0.0, 1)
 
 
 def main(run_dir: str, docs: str) -> None:

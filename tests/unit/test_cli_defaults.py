@@ -121,8 +121,8 @@ def ask(project, monkeypatch, capsys):
         (("train.py", "-n", "4"), "-n 4 goes to train.py; did you mean jaxrun -n 4 train.py?"),
         (("-d", "2", "train.py", "-np=4", "x"), "-np=4 goes to train.py; did you mean jaxrun -np=4 -d 2 train.py x?"),
         (
-            ("train.py", "a b", "--processes", "4", "--dry-run"),
-            "--processes 4 --dry-run go to train.py; did you mean jaxrun --processes 4 --dry-run train.py 'a b'?",
+            ("train.py", "a b", "--processes", "4", "--lr=1"),
+            "--processes 4 goes to train.py; did you mean jaxrun --processes 4 train.py 'a b' --lr=1?",
         ),
         (("-m", "train", "--backend=slurm"), "did you mean jaxrun --backend=slurm -m train?"),
     ],

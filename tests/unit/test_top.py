@@ -9,10 +9,10 @@ from rich.cells import cell_len
 
 from jaxrun.analysis.diagnosis.snapshot import Overview, RankEnd
 from jaxrun.analysis.lockstep.straggler import Straggler
-from jaxrun.frontends.top.feed import CallRates
+from jaxrun.frontends.top.feed import CallRate
 from jaxrun.frontends.top.rows import group_samples
 from jaxrun.frontends.top.samples import FAILED, LATE, LIKE_OTHERS, SLOW, STOPPED, RankSample, take_samples
-from jaxrun.frontends.top.screen import View, format_memory, format_pace, lay_out, render, render_pages, sparkline
+from jaxrun.frontends.top.screen import View, format_memory, format_pace, lay_out, render, render_pages
 from jaxrun.protocol.flight import DispatchedCall, Flight, PendingCall, ProgramInfo
 from jaxrun.protocol.flight_file import EVERY_CALL
 from jaxrun.protocol.snapshot_messages import ProcessState, RankReply
@@ -198,7 +198,7 @@ def plain(lines):
 
 
 def view(samples, **more):
-    fields = {"pace": [1.0, 3.0], "pace_now": 12.3, "calls_per_step": 1, "note": "", **more}
+    fields = {"pace": 12.3, "calls_per_step": 1, "note": "", **more}
     return View("1123-0315-train", "running", 1, 133.0, tuple(samples), **fields)
 
 
@@ -221,7 +221,7 @@ def test_a_screen_of_80_columns_has_all_of_it():
     now = overview(flights | {2: flight(120, group=GROUP)}, waits={2: SLEEPS})
     shown = plain(render(view(take_samples(now)), 80, 24, lambda rank: f"step 120 loss 0.{rank}"))
     assert shown[0] == "jaxrun top  1123-0315-train  attempt 1, running 2 min 13 s"
-    assert shown[1] == "12.3 steps/s     ▃█" + " " * 54 + "4 ranks"
+    assert shown[1] == "12.3 steps/s  4 ranks"
     assert shown[3].split() == ["RANK", "STATE", "CALL", "LAG", "CPU", "MEM", "LAST", "LINE"]
     assert " ".join(shown[4].split()) == "! 2 sleeps 120 12.0 s - 256M step 120 loss 0.2"
     assert " ".join(shown[5].split()) == "0 waits 12.0 s for rank 2 in… 121 - 256M step 120 loss 0.0"
@@ -242,11 +242,6 @@ def test_what_is_not_known_is_a_hyphen():
     assert lay_out([row], 80, {})[1].plain.split() == ["0", "waits", "-", "-", "-"]
 
 
-def test_a_terminal_without_other_letters_gets_a_sparkline_of_ascii():
-    lines = plain(render(view([sample(0)]), 80, 24, lambda rank: "", plain=True))
-    assert "".join(lines).isascii()
-
-
 def test_long_texts_are_cut_and_say_so():
     shown = plain(render_pages("\n".join(f"  {n} {'x' * 100}" for n in range(40)), 80, 24))
     assert len(shown) == 24 and shown[-2] == "… 18 more lines: jaxrun stacks" and shown[0].endswith("x…")
@@ -256,19 +251,19 @@ def test_long_texts_are_cut_and_say_so():
 
 
 def test_the_pace_is_that_of_the_last_seconds_and_begins_anew_with_an_attempt():
-    rates = CallRates()
+    rate = CallRate()
     for second in range(30):
-        rates.add(overview({0: flight(10 * second, group="0")}, time=NOW + second))
-    assert rates.per_second() == pytest.approx(10.0) and rates.history() == [10.0] * 29
-    rates.add(overview({0: flight(1, group="0")}, time=NOW + 30))
-    assert rates.per_second() is None and rates.history() == []
+        rate.add(overview({0: flight(10 * second, group="0")}, time=NOW + second))
+    assert rate.per_second() == pytest.approx(10.0)
+    rate.add(overview({0: flight(1, group="0")}, time=NOW + 30))
+    assert rate.per_second() is None
 
 
 def test_a_job_that_records_nothing_has_no_pace():
-    rates = CallRates()
+    rate = CallRate()
     for second in range(3):
-        rates.add(overview({0: Flight()}, time=NOW + second))
-    assert rates.per_second() is None and format_pace(None, 0) == ""
+        rate.add(overview({0: Flight()}, time=NOW + second))
+    assert rate.per_second() is None and format_pace(None, 0) == ""
 
 
 @pytest.mark.parametrize(
@@ -288,4 +283,3 @@ def test_the_pace_in_words(rate, calls, text):
 def test_figures_are_short():
     sizes = (None, 5 * 2**10, 412 * 2**20, 1.25 * 2**30, 80 * 2**30, 2**41)
     assert [format_memory(size) for size in sizes] == ["-", "5K", "412M", "1.2G", "80G", "2.0T"]
-    assert sparkline([0.0, 1.0, 2.0], 2) == "▅█" and sparkline([0.0], 5) == "▁" and sparkline([], 5) == ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import click
@@ -105,27 +105,36 @@ def _plain(message: str) -> str:
 
 
 def describe_misplaced(ctx: click.Context, words: Sequence[str], program: Sequence[str], source: Path | None) -> str:
-    """Ask whether options among the program's own were meant for jaxrun; empty where nothing speaks for it.
+    """Ask whether an option among the program's own was meant for jaxrun; empty where nothing speaks for it.
 
     words:   the whole command line
     program: its end, the program and its arguments
     source:  the program's file; an option that it mentions is its own, and any is where the file is not known
-
-    An option that the command line also gives jaxrun is known to the user, and not asked for.
     """
     before = words[: len(words) - len(program)]
     if "--" in before or source is None:
         return ""
-    moved, kept = _split(ctx, program[1:], _options(ctx), _read(source))
-    if not moved:
-        return ""
-    verb = "goes" if sum(word.startswith("-") for word in moved) == 1 else "go"
-    instead = shlex.join(["jaxrun", *moved, *before, program[0], *kept])
-    return f"{shlex.join(moved)} {verb} to {program[0]}; did you mean {instead}?"
+    options, text = _options(ctx), _read(source)
+    for at, word in enumerate(program[1:], 1):
+        if word == "--":
+            break
+        name, equals, value = word.partition("=")
+        option = options.get(name)
+        if option is None or _mentions(text, name):
+            continue
+        end = at + (1 if equals or option.is_flag else 2)
+        if option.is_flag or _fits(ctx, option, value if equals else "".join(program[at + 1 : end])):
+            moved = program[at:end]
+            instead = shlex.join(["jaxrun", *moved, *before, *program[:at], *program[end:]])
+            return f"{shlex.join(moved)} goes to {program[0]}; did you mean {instead}?"
+    return ""
 
 
 def _options(ctx: click.Context) -> dict[str, JobOption]:
-    """The options to look for, by each of their names: those that most jobs need, and those of their shape."""
+    """The options to look for, by each of their names: those that most jobs need, and those of their shape.
+
+    One that the command line also gives jaxrun is known to the user, and not asked for.
+    """
     typed = click.core.ParameterSource.COMMANDLINE
     return {
         name: option
@@ -134,30 +143,6 @@ def _options(ctx: click.Context) -> dict[str, JobOption]:
         if option.opts != ["-m"] and ctx.get_parameter_source(option.parameter) is not typed
         for name in (*option.opts, *option.declared.aliases)
     }
-
-
-def _split(
-    ctx: click.Context, words: Sequence[str], options: Mapping[str, JobOption], text: str
-) -> tuple[list[str], list[str]]:
-    """The words that may be meant for jaxrun, and the others."""
-    moved: list[str] = []
-    kept: list[str] = []
-    rest = list(words)
-    while rest:
-        word = rest.pop(0)
-        if word == "--":
-            return moved, [*kept, word, *rest]
-        name, equals, value = word.partition("=")
-        option = options.get(name if name.startswith("-") else "")
-        if option is None or _mentions(text, name):
-            kept.append(word)
-        elif option.is_flag or (equals and _fits(ctx, option, value)):
-            moved.append(word)
-        elif not equals and rest and _fits(ctx, option, rest[0]):
-            moved += [word, rest.pop(0)]
-        else:
-            kept.append(word)
-    return moved, kept
 
 
 def _fits(ctx: click.Context, option: JobOption, value: str) -> bool:

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -20,7 +20,8 @@ from jaxrun.frontends.gang.call_events import make_display
 from jaxrun.frontends.gang.exceptions import GangError
 from jaxrun.frontends.gang.gang_job import GangJob, GangWorker
 from jaxrun.frontends.gang.map import map_items
-from jaxrun.frontends.gang.spec import GangSpec, takes_gang_spec
+from jaxrun.frontends.gang.spec import GangSpec
+from jaxrun.protocol.flight_file import LOCKSTEP_RECORD
 from jaxrun.protocol.payload import FunctionReference
 from jaxrun.spec.job.fault_spec import FAULT_KINDS
 
@@ -45,9 +46,20 @@ class Gang:
     output, if the gang does not start. Several threads may use a gang; it runs their calls one after the other.
     """
 
-    @takes_gang_spec(GangSpec)
-    def __init__(self, *args: Any, **options: Any) -> None:
-        self.spec = GangSpec(*args, **options)
+    def __init__(
+        self,
+        processes: int | None = None,
+        devices: int | None = None,
+        *,
+        hosts: int | None = None,
+        backend: str = "local",
+        platform: str = "auto",
+        env: Mapping[str, str] | None = None,
+        lockstep: str = LOCKSTEP_RECORD,
+        run_dir: str | os.PathLike[str] | None = None,
+        options: str | Sequence[str] = (),
+    ) -> None:
+        self.spec = GangSpec(processes, devices, hosts, backend, platform, env, lockstep, run_dir, options)
         self._display = make_display()
         self._lock = threading.RLock()  # held during a call
         self._in_call = False

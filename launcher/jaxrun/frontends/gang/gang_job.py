@@ -7,7 +7,6 @@ import json
 import os
 import sys
 import time
-import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -22,7 +21,6 @@ from jaxrun.frontends.gang.rank_connections import RankConnections, RankListener
 from jaxrun.frontends.gang.spec import GangSpec
 from jaxrun.node.forkserver.launcher_pool import pool_for
 from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind, pack
-from jaxrun.protocol.payload import dump
 from jaxrun.protocol.snapshot_messages import ProcessState
 from jaxrun.records.rundir.running_job import RunningJob, format_stacks, request_overview, request_snapshot
 from jaxrun.text import format_ranks, has_several_hosts, plural
@@ -30,7 +28,6 @@ from jaxrun.text import format_ranks, has_several_hosts, plural
 _SHUTDOWN_TIMEOUT_S = 5.0  # for the ranks to end by themselves
 _PAUSE_TIMEOUT_S = 5.0
 _NO_VERDICT = 2  # the exit status of a launcher that has left no verdict: its command line was wrong
-_LARGE_CLOSURE_BYTES = 2**24  # of a function with all that it closes over, from which a warning says so
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +116,6 @@ class GangJob:
             "cells": cells.lines if cells is not None else {},
             "path": [os.path.abspath(entry) for entry in sys.path],
         }
-        if task.payload.nbytes > _LARGE_CLOSURE_BYTES:
-            _warn_of_closure(fn)
         return replace(task, note=json.dumps(note).encode())
 
     def interrupt(self) -> None:
@@ -202,14 +197,3 @@ class GangJob:
         code = verdict.exit_code if verdict is not None else _NO_VERDICT
         said = self.launcher.all_output or "its launcher ended without a word; are there processes and memory left?"
         return GangStartError(f"the gang did not start:\n{said}", code)
-
-
-def _warn_of_closure(fn: Callable[..., Any]) -> None:
-    """Warn if a function is large by itself, whatever its arguments are."""
-    nbytes = dump(fn, share=False).nbytes
-    if nbytes > _LARGE_CLOSURE_BYTES:
-        warnings.warn(
-            f"{getattr(fn, '__name__', fn)} and what it closes over take {nbytes / 2**20:.0f} MiB, which are sent "
-            "to every rank with each call; pass large arrays as arguments, or load them on the ranks",
-            stacklevel=5,
-        )

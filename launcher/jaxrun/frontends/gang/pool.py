@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
 from types import TracebackType
 from typing import Any, Self
 
@@ -20,7 +21,7 @@ from jaxrun.frontends.gang.call import Results
 from jaxrun.frontends.gang.exceptions import GangError
 from jaxrun.frontends.gang.gang import Gang
 from jaxrun.frontends.gang.map import map_items
-from jaxrun.frontends.gang.spec import GangSpec, lists_gang_options, pop_gang_options
+from jaxrun.frontends.gang.spec import GangSpec
 from jaxrun.spec.job.devices import Gpus, probe_machine
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.layout import decide_layout, wanted_platforms
@@ -71,17 +72,16 @@ class Pool:
         return map_items(self._gang, func, items, chunk=chunk, jax=self._jax, unpack_items=unpack_items)
 
 
-@lists_gang_options()
 def launch(fn: Callable[..., Any], *args: Any, timeout: float | None = None, **kwargs: Any) -> Results:
     """Start a job, call `fn(*args, **kwargs)` on each of its ranks, and end the job; returns the results by rank.
 
     Gang takes the keywords that describe the job; `fn` gets all others. Results and errors are those of Gang.run.
     """
-    with Gang(**pop_gang_options(kwargs)) as gang:
+    named = {each.name: kwargs.pop(each.name) for each in fields(GangSpec) if each.name in kwargs}
+    with Gang(**named) as gang:
         return gang.run(fn, *args, timeout=timeout, **kwargs)
 
 
-@lists_gang_options(without=["devices"])
 def pool(processes: int | None = None, *, jax: bool = True, **gang: Any) -> Pool:
     """Start processes that map functions over items. End them with `close` and `join`, or a `with`.
 

@@ -1,14 +1,12 @@
-"""GangSpec: what a gang is asked to be, the only place that lists it, and the launcher's command line for that."""
+"""GangSpec: what a gang is asked to be, and the launcher's command line for that."""
 
 from __future__ import annotations
 
-import inspect
 import os
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from jaxrun import RUNTIME
 from jaxrun.errors import UsageError
@@ -16,8 +14,6 @@ from jaxrun.protocol.flight_file import LOCKSTEP_RECORD
 
 _RANK_PROGRAM = f"{RUNTIME}.gang"
 _GRACE_S = 1.0  # between SIGTERM and SIGKILL; a gang that is told to end has nothing to save
-_P = ParamSpec("_P")
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +22,6 @@ class GangSpec:
 
     processes: int | None = None
     devices: int | None = None
-    _: KW_ONLY
     hosts: int | None = None
     backend: str = "local"
     platform: str = "auto"
@@ -94,43 +89,3 @@ def _split_options(options: str | Sequence[str]) -> tuple[str, ...]:
     if not all(isinstance(word, str) for word in words):
         raise UsageError(f"options of a gang must be strings, such as ['--partition', 'debug'], not {options!r}")
     return tuple(words)
-
-
-# ---- signatures of what takes these arguments
-
-
-def takes_gang_spec(
-    spec: Callable[_P, GangSpec],
-) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, _P], None]]:
-    """Give a constructor that passes all its arguments to `spec` the signature of that."""
-
-    def declare(constructor: Callable[..., None]) -> Callable[Concatenate[Any, _P], None]:
-        own = next(iter(inspect.signature(constructor).parameters.values()))
-        signature = inspect.Signature([own, *inspect.signature(spec).parameters.values()])
-        constructor.__signature__ = signature  # type: ignore[attr-defined]
-        return constructor
-
-    return declare
-
-
-def lists_gang_options(*, without: Sequence[str] = ()) -> Callable[[_Function], _Function]:
-    """Have the help of a function that takes arguments of Gang in its **kwargs list them, by name only."""
-
-    def declare(function: _Function) -> _Function:
-        signature = inspect.signature(function)
-        *own, kwargs = signature.parameters.values()
-        options = (parameter.replace(kind=kwargs.KEYWORD_ONLY) for parameter in _gang_parameters())
-        added = [option for option in options if option.name not in (*signature.parameters, *without)]
-        function.__signature__ = signature.replace(parameters=[*own, *added, kwargs])  # type: ignore[attr-defined]
-        return function
-
-    return declare
-
-
-def pop_gang_options(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Remove the arguments of Gang from `kwargs`; returns them."""
-    return {parameter.name: kwargs.pop(parameter.name) for parameter in _gang_parameters() if parameter.name in kwargs}
-
-
-def _gang_parameters() -> Iterable[inspect.Parameter]:
-    return inspect.signature(GangSpec).parameters.values()

@@ -46,16 +46,11 @@ class CellResult:
 def load(shell: Any) -> None:
     """Register the magics with IPython's `shell`."""
 
-    line_failed = False  # the last %gang, so that the gang which it was to start is not there
-
     def gang(line: str, cell: str | None = None) -> CellResult | None:
-        nonlocal line_failed
         try:
             if cell is not None:
-                return _run_cell(shell, parse_arguments(line), cell, line_failed)
-            line_failed = True
+                return _run_cell(shell, parse_arguments(line), cell)
             _run_line(shell, parse_arguments(line))
-            line_failed = False
             return None
         except JaxrunError as error:
             if isinstance(error, RemoteError):
@@ -98,17 +93,12 @@ def _run_line(shell: Any, arguments: MagicArguments) -> None:
         print(f"jaxrun: {_describe_state(gang)}")
 
 
-def _run_cell(shell: Any, arguments: MagicArguments, cell: str, line_failed: bool) -> CellResult | None:
+def _run_cell(shell: Any, arguments: MagicArguments, cell: str) -> CellResult | None:
     if arguments.action == HELP:
         print(__doc__)
         return None
     if arguments.action:
         raise UsageError(f"%%{NAME} runs a cell; to {arguments.action} the gang: %{NAME} {arguments.action}")
-    if line_failed:
-        raise UsageError(
-            f"the last %{NAME} failed, so this cell's gang may not be the one you want; correct that line and run it, "
-            f"or %{NAME} alone to keep the gang that you have"
-        )
     gang = _find_gang(shell)
     if gang is None or (arguments.gang and gang.spec != GangSpec(**arguments.gang)):
         gang = _start(shell, arguments.gang)

@@ -33,9 +33,7 @@ _ASKING = "asking the job ..."
 _MAX_SHARE = 0.5  # of the time, that a large job may be busy with answers
 _CPU_OVERVIEWS = 4  # of which the first and the last say how much CPU time was used meanwhile
 _TAIL_BYTES = 4096
-_KEPT_RATES = 400
-_NOW_S = 10.0  # over which the present rate is taken
-_BAR_S = 2.0  # the same for one bar of the sparkline
+_PACE_S = 10.0  # over which the rate of calls is taken
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -47,7 +45,7 @@ class Feed:
         self._files = JobFiles(job.run_dir)
         self._started = self._files.started()
         self._overviews: deque[Overview] = deque(maxlen=_CPU_OVERVIEWS)
-        self._rates = CallRates()
+        self._rate = CallRate()
         self._trouble = ""
         self._attempt = 1
         self._sizes = ""
@@ -67,7 +65,7 @@ class Feed:
             self._attempt, self._trouble = attempt, trouble
             if overview is not None:
                 self._overviews.append(overview)
-                self._rates.add(overview)
+                self._rate.add(overview)
 
     def update_forever(self, on_update: Callable[[], None]) -> None:
         """Ask twice a second, less often where an answer takes long, until the job is over."""
@@ -86,26 +84,26 @@ class Feed:
         """What is to be shown now."""
         with self._lock:
             overviews, trouble = tuple(self._overviews), self._trouble
-            rate, history = self._rates.per_second(), self._rates.history()
+            rate = self._rate.per_second()
         name = self._job.run_dir.name
         seconds = time.time() - self._started if self._started is not None else None
         if not overviews:
-            return View(name, "", self._attempt, seconds, (), [], None, 0, trouble or _ASKING)
+            return View(name, "", self._attempt, seconds, (), None, 0, trouble or _ASKING)
         last = overviews[-1]
         straggler = format_straggler(last.straggler, last.hosts) + "." if last.straggler is not None else ""
         note = " · ".join(filter(None, (self._sizes, trouble or straggler)))
         samples = take_samples(last, overviews[0] if len(overviews) > 1 else None, rate)
-        return View(name, last.phase, self._attempt, seconds, samples, history, rate, last.calls_per_step, note)
+        return View(name, last.phase, self._attempt, seconds, samples, rate, last.calls_per_step, note)
 
     def last_line(self, rank: int) -> str:
         return self._files.last_line(rank, self._attempt)
 
 
-class CallRates:
-    """The calls that a rank, the median of them, had made at each time that the job was looked at."""
+class CallRate:
+    """How many calls a rank, the median of them, makes per second."""
 
     def __init__(self) -> None:
-        self._made: deque[tuple[float, float]] = deque(maxlen=_KEPT_RATES)
+        self._made: deque[tuple[float, float]] = deque()  # when the job was looked at, and calls made by then
 
     def add(self, overview: Overview) -> None:
         recorded = [flight for flight in overview.flights.values() if flight.level != NOTHING]
@@ -115,24 +113,14 @@ class CallRates:
         if self._made and made < self._made[-1][1]:
             self._made.clear()  # another attempt
         self._made.append((overview.time, made))
+        while len(self._made) > 2 and overview.time - self._made[0][0] > _PACE_S:
+            self._made.popleft()
 
     def per_second(self) -> float | None:
-        """Calls per second now; None where that is not known."""
-        return self._rate(len(self._made) - 1, _NOW_S)
-
-    def history(self) -> list[float]:
-        """Calls per second at each time, the last one last."""
-        rates = (self._rate(index, _BAR_S) for index in range(1, len(self._made)))
-        return [rate for rate in rates if rate is not None]
-
-    def _rate(self, index: int, over_s: float) -> float | None:
-        if index < 1:
+        """None where that is not known."""
+        if len(self._made) < 2:
             return None
-        at, made = self._made[index]
-        first = index - 1
-        while first > 0 and at - self._made[first - 1][0] <= over_s:
-            first -= 1
-        then, before = self._made[first]
+        (then, before), (at, made) = self._made[0], self._made[-1]
         return (made - before) / (at - then) if at > then else None
 
 

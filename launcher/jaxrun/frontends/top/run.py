@@ -44,7 +44,7 @@ def show_once(job: RunningJob, environ: Mapping[str, str]) -> None:
     time.sleep(INTERVAL_S)
     feed.update()
     console = _console(environ)
-    _print(console, render(feed.view(), console.width, None, feed.last_line, plain=_is_plain(console)))
+    _print(console, render(feed.view(), console.width, None, feed.last_line))
 
 
 def watch(job: RunningJob, environ: Mapping[str, str], *, verdict_follows: bool = False) -> None:
@@ -107,8 +107,7 @@ class _Screen:
     def print_last(self) -> None:
         """Leave on the terminal what was shown last."""
         view = replace(self._feed.view(), phase="over after")
-        plain = _is_plain(self.console)
-        _print(self.console, render(view, self.console.width, None, self._feed.last_line, plain=plain))
+        _print(self.console, render(view, self.console.width, None, self._feed.last_line))
 
     def _on_key(self, key: str) -> None:
         if self._pages:
@@ -123,7 +122,7 @@ class _Screen:
         width, height = self.console.size
         if self._pages:
             return render_pages(without_controls(self._pages), width, height)
-        return render(self._feed.view(), width, height, self._feed.last_line, plain=_is_plain(self.console))
+        return render(self._feed.view(), width, height, self._feed.last_line)
 
 
 class Keyboard:
@@ -172,10 +171,6 @@ def _console(environ: Mapping[str, str]) -> Console:
         markup=False,
         emoji=False,
     )
-
-
-def _is_plain(console: Console) -> bool:
-    return not console.encoding.startswith("utf")
 
 
 def join_lines(lines: Iterable[Text]) -> Text:

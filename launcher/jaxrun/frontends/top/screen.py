@@ -17,11 +17,9 @@ from jaxrun.terminal import TerminalFormat
 from jaxrun.text import format_seconds, plural
 
 _STYLES = {LIKE_OTHERS: "", SLOW: "yellow", LATE: "yellow", STOPPED: "bold red", FAILED: "bold red"}
-_PACE_WIDTH = 16
 _NOTE_LINES = 3
 _ALL_ROWS = 64  # that are printed where there is no screen to fill
 _KEYS = "s stacks   q quit"
-_BARS, _PLAIN_BARS = "▁▂▃▄▅▆▇█", "_.:-=+*#"
 _GAP = 2  # between columns
 _UNKNOWN = "-"
 _INDENT = " " * 6
@@ -38,7 +36,7 @@ class View:
     """What is shown.
 
     name:     of the job; phase: "running"; attempt: its number; seconds: since the job began, None if not known
-    pace:     calls per second at each time that it was looked at; pace_now: None where that is not known
+    pace:     calls per second; None where that is not known
     note:     one sentence that matters more than the rows; may be empty
     """
 
@@ -47,19 +45,17 @@ class View:
     attempt: int
     seconds: float | None
     samples: tuple[RankSample, ...]
-    pace: list[float]
-    pace_now: float | None
+    pace: float | None
     calls_per_step: int
     note: str = ""
 
 
-def render(view: View, width: int, height: int | None, last_line: LastLine, *, plain: bool = False) -> list[Text]:
+def render(view: View, width: int, height: int | None, last_line: LastLine) -> list[Text]:
     """All lines of the screen; with `height` None as many as it takes, without the line of the keys.
 
     last_line:  returns what a rank wrote last
-    plain:      the terminal shows nothing but ASCII
     """
-    lines = [_title(view, width), _pace(view, width, _PLAIN_BARS if plain else _BARS), *_note(view, width), Text()]
+    lines = [_title(view, width), _pace(view, width), *_note(view, width), Text()]
     room = _ALL_ROWS if height is None else max(1, height - len(lines) - 2)  # the titles, and the keys
     lines += _rows_that_fit(view, width, room, last_line) if view.samples else []
     if height is None:
@@ -96,28 +92,16 @@ def _title(view: View, width: int) -> Text:
     return Text.assemble(_cut(f"jaxrun top  {view.name}", width - len(rest), "bold"), rest)
 
 
-def _pace(view: View, width: int, bars: str) -> Text:
+def _pace(view: View, width: int) -> Text:
     hosts = len({sample.host for sample in view.samples})
     ranks = plural(len(view.samples), "rank") if view.samples else ""
     ranks += f" on {hosts} hosts" if hosts > 1 else ""
-    pace = format_pace(view.pace_now, view.calls_per_step).ljust(_PACE_WIDTH)
-    room = width - len(pace) - len(ranks) - 3
-    line = sparkline(view.pace, room, bars) if len(view.pace) > 1 else ""
-    return Text.assemble(f"{pace} ", (line, "cyan"), " " * (room - len(line) + 2), ranks)
+    return _cut(f"{format_pace(view.pace, view.calls_per_step)}  {ranks}".strip(), width)
 
 
 def _note(view: View, width: int) -> list[Text]:
     lines = textwrap.wrap(view.note, width, max_lines=_NOTE_LINES, placeholder=" …")
     return [_cut(line, width, "yellow") for line in lines]
-
-
-def sparkline(values: list[float], width: int, bars: str = _BARS) -> str:
-    """The last values as at most `width` of these bars, the highest for the largest of them."""
-    shown = values[-width:] if width > 0 else []
-    largest = max(shown, default=0.0)
-    if largest <= 0.0:
-        return bars[0] * len(shown)
-    return "".join(bars[round(value / largest * (len(bars) - 1))] for value in shown)
 
 
 def format_pace(calls_per_second: float | None, calls_per_step: int) -> str:
