@@ -1,12 +1,11 @@
 """What a program expects of `python` and a rank cannot give it, with what is said where the program tries it.
 
-os.exec… is refused: what is executed would run alone, as process 0 of 1. input() says which rank has standard input.
-mpi4py knows nothing of the other ranks where no MPI has started them.
+os.exec… is refused: what is executed would run alone, as process 0 of 1. mpi4py knows nothing of the other ranks where
+no MPI has started them.
 """
 
 from __future__ import annotations
 
-import builtins
 import functools
 import os
 import sys
@@ -15,7 +14,6 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from jaxrun.protocol.env import WorkerEnv
-from jaxrun.protocol.settings import STDIN_NONE, STDIN_RANK_0
 from jaxrun_runtime.import_watch import call_after_import
 
 _EXEC_CALLS = ("execv", "execve")  # the others of `os` call these
@@ -30,7 +28,6 @@ class ExecError(RuntimeError):
 def explain(env: WorkerEnv) -> None:
     """From now on, say so where the program tries one of these."""
     _refuse_exec()
-    explain_missing_input(env)
     warn_of_singletons(env)
 
 
@@ -53,27 +50,6 @@ def _guard(original: Callable[..., NoReturn], owner: int) -> Callable[..., NoRet
         original(path, *args)
 
     return execute
-
-
-def explain_missing_input(env: WorkerEnv) -> None:
-    """On a rank without standard input, let the EOFError of input() say who has it."""
-    owner = env.stdin or STDIN_RANK_0
-    if owner == str(env.rank):
-        return
-    who = "no rank has" if owner == STDIN_NONE else f"rank {owner} has"
-    text = f"rank {env.rank} has no standard input: {who} jaxrun's (--stdin RANK|none)"
-    original = builtins.input
-
-    @functools.wraps(original)
-    def explained(prompt: object = "", /) -> str:
-        try:
-            return original(prompt)
-        except EOFError:
-            if sys.stdin is not sys.__stdin__:  # the program's own
-                raise
-            raise EOFError(text) from None
-
-    builtins.input = explained
 
 
 def warn_of_singletons(env: WorkerEnv) -> None:

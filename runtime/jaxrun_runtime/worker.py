@@ -119,7 +119,7 @@ def _handle_error(env: WorkerEnv, channel: AgentChannel, stage: WorkerStage, err
     """Report the error and exit, unless it is a sys.exit with status 0."""
     if not isinstance(error, SystemExit) or program.exit_status(error):
         interrupts.deactivate()
-    if isinstance(error, (DivergenceError, unsupported.ExecError, EOFError, KeyboardInterrupt)):
+    if isinstance(error, (DivergenceError, unsupported.ExecError, KeyboardInterrupt)):
         from jaxrun_runtime.lockstep import call_sites
 
         call_sites.trim_to_user_frames(error)

@@ -140,7 +140,7 @@ def test_a_rank_on_another_host_gets_the_terminal(make_runner: MakeRunner, tmp_p
         terminal.wait_for("(Pdb) ")
         terminal.type("c\n")
         assert terminal.end() == 1, terminal.text
-    assert "has no standard input: no rank has jaxrun's (--stdin RANK|none)" in terminal.text
+    assert "one rank has jaxrun's standard input" in terminal.text
 
 
 # ---- what is seen of a job: `jaxrun top`, a profile, and one timeline, whose clocks are compared

@@ -115,11 +115,11 @@ def test_a_closed_stdout_ends_the_output_not_the_job(tmp_path: Path) -> None:
 # ---- standard input
 
 
-def test_input_on_a_rank_without_standard_input_says_who_has_it(tmp_path: Path) -> None:
+def test_input_on_a_rank_without_standard_input_finds_nothing_to_read(tmp_path: Path) -> None:
     code = "try:\n    print('read', input('name? '))\nexcept EOFError as error:\n    print(error)\n"
     (tmp_path / "answers").write_text("Ada\n")
     with (tmp_path / "answers").open() as stdin:
         result = jaxrun(tmp_path, "-n", "2", "--stdin", "1", write(tmp_path, code), stdin=stdin)
     assert result.code == 0, result
     assert "[1] name? read Ada\n" in result.out
-    assert "rank 0 has no standard input: rank 1 has jaxrun's (--stdin RANK|none)\n" in result.out
+    assert "[0] name? EOF when reading a line\n" in result.out

@@ -124,14 +124,6 @@ def test_a_rank_that_works_alone_waits_for_nobody(simulate):
     assert len(sent(job, CallMismatch)) == 1
 
 
-def test_the_cost_is_reported_at_the_end(strict):
-    for rank, took in ((0, 0.3), (1, 0.5), (2, 0.1)):
-        strict.handle(RecorderSnapshot(rank, replace(flight("a", "a"), agreement_cost=(2, took))))
-    end_well(strict)
-    text = final_report(strict)
-    assert "2 calls agreed on first, which took rank 1 0.50 s, 250.00 ms each, waiting for slower ranks" in text
-
-
 # ---- record: first calls
 
 

@@ -101,20 +101,6 @@ def test_programs_whose_code_is_not_known_match():
     assert divergence_of({0: recorded([1, 2, 3]), 1: recorded([1, 2, 4], programs=unknown)}).number == 3
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "extra"),
-    [
-        ([1, 1, 2, 1, 1, 3], [1, 1, 1, 1, 3], (0,)),
-        ([1, 2, 3, 2, 3], [1, 3, 2, 3, 2], ()),  # either may have made one more
-        ([1, 2, 3, 4], [1, 3, 2, 4], ()),
-        ([1, 2, 3], [1, 3], ()),  # too few calls to decide
-        ([1, 3, 1], [1, 2, 3, 1], (1,)),
-    ],
-)
-def test_an_extra_call_is_recognised_by_what_follows(one, other, extra):
-    assert divergence_of({0: recorded(one), 1: recorded(other)}).extra_call_ranks == extra
-
-
 def test_ranks_that_do_not_record_every_call_are_left_out():
     partly = replace(recorded([4, 5]), level=FIRST_CALLS)
     flights = {0: recorded([1, 2]), 1: partly, 2: Flight()}

@@ -253,13 +253,6 @@ def test_a_call_that_one_rank_alone_makes():
     assert "pad or drop the uneven tail" in " ".join(format_report_lines(replace(STEP, ranks=(0,)), gone))
 
 
-def test_an_extra_call_is_named_as_such():
-    found = Divergence("0-3", 12, (STEP, replace(OTHER, name="jit(mean)")), extra_call_ranks=(3,))
-    lines = report.format_divergence(found, ONE_HOST).splitlines()
-    assert lines[0] == "the processes disagree at cross-process call #12"
-    assert lines[3] == "  only rank 3 made this call: what came next there is what ranks 0-2 did in its place"
-
-
 def test_groups_that_wait_for_each_other():
     crossed = CallGroup((3,), absence=Absence(waits_in=OtherCall(1, "1, 3", "jit(g)", "train.py:50")))
     lines = format_report_lines(replace(STEP, ranks=(0,)), crossed, group="0,3")

@@ -1,11 +1,8 @@
 """Who has jaxrun's terminal and standard input: debuggers of ranks, one after another, and the rank of --stdin."""
 
-import builtins
-import io
 import os
 import pty
 import signal
-import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -24,12 +21,10 @@ from jaxrun.protocol.debugger_messages import (
     DebuggerReadRequest,
     DebuggerRequest,
 )
-from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.worker_messages import Interrupted
 from jaxrun.records.event_log.events import TerminalLine
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import LaunchCommand
-from jaxrun_runtime.unsupported import explain_missing_input
 
 
 def stop_at_breakpoint(job, *ranks):
@@ -232,25 +227,3 @@ def test_a_debugger_needs_a_terminal_that_no_rank_reads(stdin):
     assert why("0") == why("none", SRUN) == ""
     assert why("none", live=True) == "--live has the terminal"
     assert why("0", SRUN) == "--stdin 0 gives the terminal to rank 0"
-
-
-# ---- input() in a rank
-
-
-@pytest.mark.parametrize(
-    ("given", "owner"), [("1", "rank 1 has"), ("none", "no rank has"), ("0", "")], ids=lambda value: value
-)
-def test_input_on_a_rank_without_standard_input_says_who_has_it(monkeypatch, given, owner):
-    def finds_nothing(prompt):
-        raise EOFError(f"after {prompt}")
-
-    monkeypatch.setattr(builtins, "input", finds_nothing)
-    monkeypatch.setattr(sys, "stdin", sys.__stdin__)
-    explain_missing_input(WorkerEnv("ab" * 16, 0, 2, 0, 2, "h1", 7, 8, 9, init_timeout=60.0, stdin=given))
-    said = f"rank 0 has no standard input: {owner} jaxrun's (--stdin RANK|none)" if owner else "after ?"
-    with pytest.raises(EOFError) as ended:
-        input("?")
-    assert str(ended.value) == said
-    monkeypatch.setattr(sys, "stdin", io.StringIO())  # the program's own
-    with pytest.raises(EOFError, match=r"after \?"):
-        input("?")

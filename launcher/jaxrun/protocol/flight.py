@@ -105,7 +105,6 @@ class Flight:
     sites:             "file.py:88 train_step", innermost first
     unknown_programs:  how many of all its programs lack a key or a code
     trouble:           why less is recorded than could be
-    agreement_cost:    how many calls were agreed on first, and the seconds that took
     """
 
     level: int = NOTHING
@@ -121,7 +120,6 @@ class Flight:
     sites: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     unknown_programs: int = 0
     trouble: str = ""
-    agreement_cost: tuple[int, float] = (0, 0.0)
 
     @property
     def complete(self) -> bool:
@@ -171,7 +169,6 @@ class Flight:
             "sites": list(self.sites.items()),
             "unknown": self.unknown_programs,
             "trouble": self.trouble,
-            "agreed": self.agreement_cost if self.agreement_cost[0] else None,
         }
         return {name: value for name, value in content.items() if value}
 
@@ -192,7 +189,6 @@ def _from_content(content: Mapping[str, Any]) -> Flight:
     names = list(groups)
     pending = content.get("pending")
     compiling = content.get("compiling")
-    agreed = content.get("agreed", (0, 0.0))
     return Flight(
         level=int(content.get("level", NOTHING)),
         strict=bool(content.get("strict", False)),
@@ -207,7 +203,6 @@ def _from_content(content: Mapping[str, Any]) -> Flight:
         sites={int(number): tuple(map(str, stack)) for number, stack in content.get("sites", ())},
         unknown_programs=int(content.get("unknown", 0)),
         trouble=str(content.get("trouble", "")),
-        agreement_cost=(int(float(agreed[0])), float(agreed[1])),  # a number that no float can be raises
     )
 
 

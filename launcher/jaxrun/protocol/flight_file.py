@@ -54,8 +54,6 @@ RECORD_COUNT_WORD = 8  # records made so far
 TEXT_SIZE_WORD = 9
 COMPILING_SINCE_WORD = 10  # since when (nanoseconds since the epoch) a program is being compiled; 0 if none is
 COMPILED_COUNT_WORD = 11  # programs compiled so far
-AGREED_COUNT_WORD = 12  # calls that were agreed on first
-AGREED_NS_WORD = 13  # nanoseconds that this took, waiting for slower ranks included
 # The call that was entered and whose record is still to come: known for the first call of a program, and in strict
 # mode for all; the tag is number | group << 48, and 0 if there is none.
 PENDING_TAG_WORD = 16

@@ -180,10 +180,8 @@ class CallRecorder:
             with contextlib.suppress(AgentDisconnected):
                 self._channel.send(call)
             return
-        began = time.perf_counter_ns()
         self._channel.send(call)
         answer = self._channel.receive_answer(group, number)
-        self.recorder.add_agreement(time.perf_counter_ns() - began)
         if isinstance(answer, CallMismatch):
             program.group.made = number  # so that a program that goes on has a new number for its next call
             raise DivergenceError(answer.reason)

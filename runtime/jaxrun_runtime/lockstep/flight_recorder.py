@@ -160,11 +160,6 @@ class FlightRecorder:
             now = time_ns()
             self._write({"stage": stage, "name": name, "since": now - int(seconds * 1e9), "until": now})
 
-    def add_agreement(self, nanoseconds: int) -> None:
-        """Count a call that was agreed on, and the time that this took."""
-        self._words[flight_file.AGREED_COUNT_WORD] += 1
-        self._words[flight_file.AGREED_NS_WORD] += nanoseconds
-
     def _show_compiling(self) -> None:
         self._words[flight_file.COMPILING_SINCE_WORD] = min(list(self._compiling.values()), default=0)
 

@@ -7,8 +7,8 @@ differed first; a chain may also differ because a rank does not know a program's
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from jaxrun.analysis.lockstep.divergence import (
     CallGroup,
@@ -19,8 +19,6 @@ from jaxrun.analysis.lockstep.divergence import (
 from jaxrun.analysis.lockstep.progress import find_progress
 from jaxrun.protocol.flight import AnyCall, DispatchedCall, Flight
 from jaxrun.text import group_alike
-
-_COMPARED_AFTER = 8  # calls after the first that differs
 
 Flights = Mapping[int, Flight]  # by rank
 
@@ -92,8 +90,7 @@ def find_divergence(candidate: Candidate, histories: Flights) -> Divergence | No
             continue
         found = partition_by_program({rank: (program.key, program.code) for rank, program in programs.items()})
         if len(found) > 1:
-            divergence = _make_divergence(candidate, number, found, complete, held)
-            return replace(divergence, extra_call_ranks=_extra(number, divergence.call_groups, complete, calls))
+            return _make_divergence(candidate, number, found, complete, held)
     return _before(candidate, oldest, complete, calls) if oldest is not None else None
 
 
@@ -183,27 +180,6 @@ def _make_divergence(
             )
         )
     return Divergence(candidate.group, number, largest_first(call_groups), before)
-
-
-def _extra(
-    number: int, call_groups: Sequence[CallGroup], histories: Flights, calls: Mapping[int, Mapping[int, AnyCall]]
-) -> tuple[int, ...]:
-    """Return the ranks that made one call more: their next calls are what the others do from `number` on."""
-    if len(call_groups) != 2:
-        return ()
-
-    def goes_on_like(one: CallGroup, other: CallGroup) -> bool:
-        mine, theirs = calls[one.recorded_by], calls[other.recorded_by]
-        both = [n for n in range(number, number + _COMPARED_AFTER) if n + 1 in mine and n in theirs]
-        pairs = (
-            (histories[one.recorded_by].program(mine[n + 1]), histories[other.recorded_by].program(theirs[n]))
-            for n in both
-        )
-        return len(both) > 1 and all(left[:3] == right[:3] for left, right in pairs)
-
-    first, second = call_groups
-    leads, trails = goes_on_like(first, second), goes_on_like(second, first)
-    return () if leads == trails else first.ranks if leads else second.ranks
 
 
 def _before(

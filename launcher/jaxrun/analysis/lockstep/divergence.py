@@ -87,15 +87,13 @@ class CallGroup:
 class Divergence:
     """Ranks that did different things as call `number` of the ranks `group`; `call_groups` has the largest first.
 
-    is_earlier:          all make the same call there, but were out of step before, where nothing is recorded
-    extra_call_ranks:    ranks that made one call more: what they did next is what the others did in its place
+    is_earlier:  all make the same call there, but were out of step before, where nothing is recorded
     """
 
     group: str
     number: int
     call_groups: tuple[CallGroup, ...]
     is_earlier: bool = False
-    extra_call_ranks: tuple[int, ...] = ()
 
     @property
     def title(self) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from jaxrun.protocol.flight import AnyCall, Flight, parse_group
-from jaxrun.text import format_ranges, format_seconds, plural
+from jaxrun.text import format_ranges, format_seconds
 
 _MAX_STATES = 2  # that one line mentions
 
@@ -63,17 +63,6 @@ def format_progress(flights: Mapping[int, Flight], size: int, now: float | None 
             states.setdefault(state, []).append((number, since))
     ranked = sorted(states.items(), key=lambda state: -len(state[1]))[:_MAX_STATES]
     return " or ".join(_format_state(state, calls, size, now) for state, calls in ranked)
-
-
-def format_strict_cost(flights: Mapping[int, Flight]) -> str:
-    """Write what it cost to agree on each call first; empty if no rank did."""
-    slowest = max(flights, key=lambda rank: flights[rank].agreement_cost[1], default=None)
-    if slowest is None or not flights[slowest].agreement_cost[0]:
-        return ""
-    count, took = flights[slowest].agreement_cost
-    each = f"{1000 * took / count:.2f} ms each, waiting for slower ranks included"
-    which = f"which took rank {slowest} {format_seconds(took)}, {each}"
-    return f"--lockstep strict: {plural(count, 'call')} agreed on first, {which}."
 
 
 def _state_of(flight: Flight) -> tuple[_CallState, int, float] | None:

@@ -135,7 +135,6 @@ class FlightReader:
             sites={site: stack[:frames] for site, stack in sites.items()},
             unknown_programs=notes.unknown + len(programs - notes.programs.keys()),
             trouble=notes.trouble,
-            agreement_cost=(header[recorder.AGREED_COUNT_WORD], header[recorder.AGREED_NS_WORD] / _NS_PER_S),
         )
 
     def _records(self, wanted: int) -> list[_Record]:

@@ -35,12 +35,6 @@ def format_divergence(divergence: Divergence, hosts: Mapping[int, str]) -> str:
     callers = [call_group for call_group in call_groups if call_group.absence is None]
     if len(callers) == 1 and len(call_groups) > 1 and not _crossed(call_groups):
         lines.append(f"  only {_names(callers[0].ranks, hosts)} made this call")
-    elif divergence.extra_call_ranks:
-        others = [
-            rank for call_group in call_groups for rank in call_group.ranks if rank not in divergence.extra_call_ranks
-        ]
-        alone = f"only {_names(divergence.extra_call_ranks, hosts)} made this call"
-        lines.append(f"  {alone}: what came next there is what {_names(others, hosts)} did in its place")
     for difference in found[:_DIFFERENCES]:
         lines += _difference(difference, hosts)
     if len(found) > _DIFFERENCES:

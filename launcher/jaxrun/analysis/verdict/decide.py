@@ -14,7 +14,6 @@ from jaxrun.analysis.diagnosis.stacks import main_stack
 from jaxrun.analysis.lockstep import report as lockstep
 from jaxrun.analysis.lockstep.compare import find_lags
 from jaxrun.analysis.lockstep.divergence import Divergence
-from jaxrun.analysis.lockstep.progress import format_strict_cost
 from jaxrun.analysis.verdict import phrasing
 from jaxrun.analysis.verdict.deadlocks import SAME_STEPS, explain_deadlock
 from jaxrun.analysis.verdict.exit_code import exit_code
@@ -130,9 +129,6 @@ def _remarks(outcome: JobOutcome) -> Iterator[str]:
     late = [worker.rank for worker in outcome.workers if worker.killed_by_launcher]
     if late:
         yield f"{format_ranks(late)} had finished the program but did not end, and had to be killed."
-    cost = format_strict_cost(outcome.flights)
-    if cost:
-        yield cost
 
 
 def _describe_stuck(verdict: Verdict, outcome: JobOutcome, decided: float, timeout: float | None) -> Verdict:

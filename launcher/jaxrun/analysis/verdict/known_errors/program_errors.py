@@ -17,12 +17,6 @@ PROGRAM_ERRORS = (
         f"{_ISSUES}/37769",
     ),
     KnownError(
-        "no-slices",
-        r"does not have attribute slice_index",
-        "create_hybrid_device_mesh groups devices by slice, and these have none.",
-        "create_hybrid_device_mesh(..., process_is_granule=True) groups them by process.",
-    ),
-    KnownError(
         "devices-set-late",
         r"jax_num_cpu_devices config should be updated before backends are initialized",
         "JAX has its devices before the program's first line, so their number cannot be changed in it.",
@@ -35,17 +29,16 @@ PROGRAM_ERRORS = (
         "take the program's own calls of jax.distributed.shutdown() and initialize() out.",
     ),
     KnownError(
+        "no-stdin",
+        r"EOF when reading a line",
+        "one rank has jaxrun's standard input, rank 0 or that of --stdin RANK; the others find nothing to read.",
+        "read it on that rank, and send it on: jax.experimental.multihost_utils.broadcast_one_to_all.",
+    ),
+    KnownError(
         "not-addressable",
         r"spans non-addressable \(non process local\) devices",
         "a part of that array lies in other processes, and this one cannot read it.",
         "multihost_utils.process_allgather(x, tiled=True) on every rank, or x.addressable_shards for the own part.",
-        f"{_DOCS}/_autosummary/jax.experimental.multihost_utils.process_allgather.html",
-    ),
-    KnownError(
-        "gather-tiled",
-        r"non-fully-addressable arrays only supports tiled=True",
-        "process_allgather puts a global array together, and cannot stack it.",
-        "multihost_utils.process_allgather(x, tiled=True).",
         f"{_DOCS}/_autosummary/jax.experimental.multihost_utils.process_allgather.html",
     ),
     KnownError(
@@ -57,12 +50,6 @@ PROGRAM_ERRORS = (
         "this process gave {size} entries of axis {axis}, but its devices hold {own}.",
         "give each process its own {own} entries (jaxrun_runtime.shard cuts them out), or all of them.",
         f"{_DOCS}/multi_process.html",
-    ),
-    KnownError(
-        "global-shape",
-        r"Unable to compute global_shape due to non-uniform sharding",
-        "the processes hold parts of different sizes, so JAX cannot tell the size of the whole.",
-        "make_array_from_process_local_data(sharding, data, global_shape), or as many devices in every process.",
     ),
     KnownError(
         "differs-between-ranks",
@@ -77,19 +64,6 @@ PROGRAM_ERRORS = (
         "jax.device_put would have to send the array to another process, which this platform cannot do.",
         "jax.make_array_from_callback makes it where it is wanted; jit(f, out_shardings=...) moves it between ranks.",
         f"{_DOCS}/multi_process.html",
-    ),
-    KnownError(
-        "cross-host-reshard",
-        r"cross-host reshard in multi-controller JAX, input and target sharding should have the same set of devices",
-        "jax.device_put moves an array of several processes only among the devices that hold it already.",
-        "a mesh of all devices for both; or multihost_utils.process_allgather(x, tiled=True) for a copy on every rank.",
-    ),
-    KnownError(
-        "host-local-checkpoint",
-        r"Cannot serialize host local jax\.Array",
-        "orbax saves arrays of the whole job, and one of these lies on this process's devices alone.",
-        "jax.device_put(numpy.asarray(x), NamedSharding(mesh, PartitionSpec())) on every rank makes it one of the job.",
-        "https://orbax.readthedocs.io/en/latest",
     ),
     KnownError(
         "sync-names",

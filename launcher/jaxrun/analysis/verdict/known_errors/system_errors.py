@@ -51,12 +51,6 @@ _LAUNCH_COMMANDS = (
         f"ssh-copy-id HOST; {_SSH_TRY}",
     ),
     KnownError(
-        "ssh-host-key",
-        r"Host key verification failed",
-        "ssh does not know a host's key yet, or the key has changed.",
-        f"ssh HOST once by hand, to accept it; {_SSH_TRY}",
-    ),
-    KnownError(
         "not-on-path",
         r"(?:bash|sh): (?:line )?(?:\d+: )?(?P<what>\S{1,200}): (?:command )?not found",
         "{what} is not in the PATH that a command gets over ssh on that host.",
@@ -74,24 +68,6 @@ _LAUNCH_COMMANDS = (
         r"daemon failed to report back|(?:inability to create a connection back|TCP connection\s{1,80}back)",
         "mpirun could not start its helper on another host, or the helper could not call back.",
         f"{_SSH_TRY} The same MPI there? Another network: --interface NAME.",
-    ),
-    KnownError(
-        "gres",
-        r"Invalid generic resource \(gres\) specification",
-        "no partition of this Slurm has the GPUs that were asked for.",
-        "`sinfo -o '%P %G'` shows which have how many; jaxrun --gpus-per-host N.",
-    ),
-    KnownError(
-        "nodes",
-        r"Requested node configuration is not available|Invalid node name specified",
-        "no node of this Slurm is what was asked for, by name or by cores and memory.",
-        "`sinfo -N -l` lists the nodes; fewer --cpus-per-process, or other --slurm-args.",
-    ),
-    KnownError(
-        "allocation-over",
-        r"Unable to confirm allocation for job (?P<job>\d+)",
-        "the Slurm job {job}, which this shell belongs to, is over.",
-        "leave the shell and get a new allocation: salloc -N2, or jaxrun --submit.",
     ),
 )
 
@@ -115,13 +91,6 @@ _GPUS = (
         r"NCCL operation (?P<what>\w{1,60})\(.{0,300}?\) failed: (?P<why>[^(\n]{1,60}\w)",
         "NCCL could not do {what}: {why}; its own log has the cause.",
         "jaxrun --env NCCL_DEBUG=INFO ...; --env NCCL_SOCKET_IFNAME=NAME chooses the network between hosts.",
-    ),
-    KnownError(
-        "gpu-number",
-        r"CUDA_ERROR_INVALID_DEVICE: invalid device ordinal",
-        "the process asks for a GPU by a number that it does not have; they count from 0 among those it may see.",
-        "no local_device_ids in the program, and no --gpus-per-task; `nvidia-smi -L` and CUDA_VISIBLE_DEVICES.",
-        f"{_ISSUES}/23452",
     ),
     KnownError(
         "gpu-memory",
