@@ -80,11 +80,6 @@ def test_native_of_a_stopped_rank_shows_its_python_frames(stuck):
     assert "rank 1:\n  (a stopped process is seen without C frames)\n  File " in text
 
 
-def test_native_frames_are_not_watched(stuck):
-    text = command("stacks", "--native", "--watch", stuck.run_dir, status=2)
-    assert "--native and --watch exclude each other, because --native stops every rank while it looks" in text
-
-
 # ---- launchers that are not asked
 
 

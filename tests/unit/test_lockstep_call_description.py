@@ -21,7 +21,7 @@ from jaxrun.protocol.flight_file import ENTERED_WORD, HEADER_WORDS
 from jaxrun_runtime.lockstep import call_sites, program_signature
 from jaxrun_runtime.lockstep.call_sites import CallEntries, CallSites
 from jaxrun_runtime.lockstep.jax_hooks import CallInfo
-from jaxrun_runtime.lockstep.program_signature import HloPacker, LoweredProgram, lowering_fields
+from jaxrun_runtime.lockstep.program_signature import LoweredProgram, lowering_fields
 
 pytestmark = pytest.mark.jax_version
 
@@ -271,10 +271,10 @@ def test_a_long_list_of_devices_is_shortened_but_every_device_counts():
     assert _fields(None, ids)["mesh"] != text
 
 
-def _lowered(function, *args, texts=None):
+def _lowered(function, *args):
     devices = [SimpleNamespace(process_index=rank, id=10 + rank) for rank in (1, 0, 3)]
     module = jax.jit(function).lower(*args).compiler_ir()
-    return program_signature.lowered_program(module, devices, texts or HloPacker(time.monotonic()))
+    return program_signature.lowered_program(module, devices)
 
 
 def test_a_lowered_program_knows_its_ranks_and_its_devices_in_order():
@@ -298,28 +298,8 @@ def test_where_a_function_stands_and_how_it_is_written_does_not_matter():
     assert _lowered(first, 1.0).code != _lowered(lambda x: x * 2 + 1, 1.0).code  # another name
 
 
-def test_texts_are_kept_as_long_as_that_takes_little_time(monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr(program_signature.time, "monotonic", lambda: now[0])
-    compress = zlib.compress
-
-    def slowly(data):
-        now[0] += 0.04
-        return compress(data)
-
-    monkeypatch.setattr(program_signature.zlib, "compress", slowly)
-    texts = HloPacker(now[0])
-    assert [bool(texts.pack("module")) for _ in range(4)] == [True, True, False, False]
-    now[0] += 2.0
-    assert [bool(texts.pack("module")) for _ in range(2)] == [True, False]
-
-
 def test_a_text_that_is_too_long_is_not_kept():
     rng = np.random.default_rng(0)
-    texts = HloPacker(time.monotonic() - 1000)
-    assert texts.pack("x" * 100_000)
-    assert texts.pack(rng.bytes(100_000).hex()) == ""
-    assert texts.pack("x" * (program_signature._MAX_HLO_CHARACTERS + 1)) == ""
-    program = _lowered(lambda x: x * 2, 1.0, texts=SimpleNamespace(pack=lambda text: ""))
-    assert program.text == ""
-    assert program.code
+    assert program_signature.pack("x" * 100_000)
+    assert program_signature.pack(rng.bytes(100_000).hex()) == ""
+    assert program_signature.pack("x" * (program_signature._MAX_HLO_CHARACTERS + 1)) == ""

@@ -2,7 +2,6 @@
 
 import copy
 import json
-from dataclasses import replace
 
 import pytest
 
@@ -238,10 +237,10 @@ ITEM = ItemInfo(
 )
 
 
-def build(results, show_all=False):
+def build(results):
     """The report of the call."""
     run = RunResult(dict(enumerate(results)), dict.fromkeys(range(len(results)), "h"), span=(99.0, 107.0))
-    _, data, _ = build_reports(replace(ITEM, show_all=show_all), run)
+    _, data, _ = build_reports(ITEM, run)
     json.dumps(data)  # as simple as execnet wants it
     return data
 
@@ -266,14 +265,6 @@ def test_a_failure_shows_the_table_then_the_traceback_of_the_first_failure():
     text = found.longreprtext
     assert text.index("[2 processes x 1 device") < text.index("--- rank 1 ---") < text.index("traceback of 1")
     assert found.longrepr.reprcrash.message == "rank 1: assert 1 == 0\nmore"
-
-
-def test_other_failures_are_shown_on_request_and_equal_ones_once():
-    results = [result(failed("ab"[rank == 2], rank=rank), at=rank) for rank in range(3)]
-    first, show_all = (shown(build(results, wanted)).longreprtext for wanted in (False, True))
-    assert "traceback of 0" in first and "traceback of 2" not in first
-    assert "--- ranks 0-1 ---\ntraceback of 0" in show_all and "--- rank 2 ---\ntraceback of 2" in show_all
-    assert "traceback of 1" not in show_all
 
 
 @pytest.mark.parametrize("longrepr", ["fixture 'nope' not found", None], ids=["text", "no text"])

@@ -24,7 +24,6 @@ from jaxrun.records.history.chrome_trace import chrome_events, write_chrome_trac
 from jaxrun.records.history.job_log import rank_phases, read_attempts
 from jaxrun.records.history.job_trace import AttemptTrace, JobTrace, Moment, RankTrace, Span, TracedCall, trace_calls
 from jaxrun.records.history.page import choose_rows, format_page
-from jaxrun.records.rundir.recorders import explain_missing_entries
 
 # ---- calls: who came last, and how long the others waited for it
 
@@ -114,14 +113,6 @@ def test_without_the_times_of_entry_nobody_waits():
     calls, awaited = traced([flight((0.0, 2.0)), flight((0.0, 2.0)), flight((0.0, 2.0))])
     assert [(call.entered, call.left, call.waited, call.last) for (call,) in calls] == [(0.0, 2.0, 0.0, -1)] * 3
     assert awaited == {}
-
-
-def test_without_the_times_of_entry_it_is_said_why_no_straggler_is():
-    unknown, known = flight((0.0, 2.0)), flight((1.0, 2.0))
-    (note,) = explain_missing_entries({0: unknown, 1: unknown})
-    assert "needs Python 3.12.2 or later" in note
-    for flights in ({0: unknown, 1: known}, {0: unknown}, {0: flight(), 1: flight()}):
-        assert explain_missing_entries(flights) == []
 
 
 def test_groups_of_ranks_wait_for_themselves_alone():

@@ -57,21 +57,13 @@ def _explain(run_dir: str | None, trace: str | None, html: str | None) -> int:
     _JOB,
     click.Option(["--full"], is_flag=True, help="Show all frames of each group."),
     click.Option(["--native"], is_flag=True, help="Show C frames too, by py-spy, which stops each rank for a second."),
-    click.Option(["--watch"], is_flag=True, help="Repeat every two seconds until the job is over."),
 )
-def _stacks(run_dir: str | None, full: bool, native: bool, watch: bool) -> int:
+def _stacks(run_dir: str | None, full: bool, native: bool) -> int:
     from jaxrun.records.rundir import running_job
 
-    if native and watch:
-        raise UsageError(
-            "--native and --watch exclude each other, because --native stops every rank while it looks; leave one out"
-        )
     job = running_job.find_running_job(_path(run_dir), "jaxrun stacks")
-    if watch:
-        running_job.watch_stacks(job)
-    else:
-        snapshot = running_job.request_snapshot(job, native=native)
-        _show(running_job.format_stacks(snapshot, full=full, native=native))
+    snapshot = running_job.request_snapshot(job, native=native)
+    _show(running_job.format_stacks(snapshot, full=full, native=native))
     return 0
 
 

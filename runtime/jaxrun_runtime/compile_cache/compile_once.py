@@ -44,28 +44,16 @@ def set_up(env: WorkerEnv, cores: Set[int], warn: Callable[[str], None]) -> None
         return
     directory = shared_directory(env.job_id, env.attempt, env.host)
     programs = SharedPrograms(directory, env.local_size)
-    compiler = _SharedCompiler(programs, _teller(env), cores)
+    compiler = _SharedCompiler(programs, cores)
     if not jax_hooks.hook_compiler(compiler.compile):
         warn(jax_private.lacks("each rank compiles for itself, as with --compile each"))
-
-
-def _teller(env: WorkerEnv) -> Callable[[str], None]:
-    told: list[str] = []
-
-    def tell(text: str) -> None:
-        if env.verbose and not told:
-            told.append(text)
-            print(f"jaxrun: rank {env.rank} ({env.host}) {text}", file=sys.stderr)
-
-    return tell
 
 
 class _SharedCompiler:
     """Compiles programs, or loads those that other ranks of this host have compiled."""
 
-    def __init__(self, programs: SharedPrograms, tell: Callable[[str], None], cores: Set[int]) -> None:
+    def __init__(self, programs: SharedPrograms, cores: Set[int]) -> None:
         self._programs = programs
-        self._tell = tell
         self._cores = cores
         self._bound_to = os.sched_getaffinity(0)
         self._owner = os.getpid()
@@ -138,8 +126,7 @@ class _SharedCompiler:
         request = loaded.request
         try:
             executable = request.backend.deserialize_executable(content, request.devices, request.options)
-        except Exception as error:
-            self._tell(f"compiles what it could not load from another rank: {error}")
+        except Exception:  # then it is compiled here
             return None
         jax_hooks.hook_serialization(type(executable), type(request.backend), self._serialize_loaded)
         self._loaded.set(executable, loaded)

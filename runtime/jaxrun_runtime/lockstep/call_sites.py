@@ -1,8 +1,8 @@
 """Where in the user's program a cross-process call is made, and when it is entered.
 
 The place is the innermost frame that is neither JAX's nor jaxrun's. JAX's C++ dispatch tells of a call only when it has
-been made; Python's own monitoring (sys.monitoring, Python 3.12) tells when a call instruction is reached. It is on for
-those instructions alone at which a cross-process program has been dispatched before.
+been made; Python's own monitoring (sys.monitoring, from Python 3.12.2 on) tells when a call instruction is reached. It
+is on for those instructions alone at which a cross-process program has been dispatched before.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _DECORATORS = (contextlib.__file__, functools.__file__)
 _MAX_FRAMES = 8  # of the user's, in a site's stack
 _MAX_SITES = 10_000  # a program that makes code as it runs must not fill the memory
 _TOOLS = (4, 3)  # the numbers that Python leaves to tools of no special kind
-_monitoring: Any = getattr(sys, "monitoring", None)
+# Before Python 3.12.2 one call of a function cannot be left alone and another not.
+_monitoring: Any = getattr(sys, "monitoring", None) if sys.version_info >= (3, 12, 2) else None
 
 
 class CallSites:
@@ -162,38 +163,8 @@ class CallEntries:
 
 
 def _claim_tool() -> int | None:
-    """Return a number of ours by which monitoring works; None if others have them, or this Python cannot."""
-    for tool in _TOOLS:
-        if _monitoring.get_tool(tool) is None:
-            _monitoring.use_tool_id(tool, "jaxrun")
-            if _tells_watched_calls(tool):
-                return tool
-            _monitoring.free_tool_id(tool)
-            return None
-    return None
-
-
-def _tells_watched_calls(tool: int) -> bool:
-    """Try whether one call of a function can be left alone and another not: in the first releases of 3.12 it cannot."""
-    told: list[object] = []
-
-    def watched() -> None:
-        pass
-
-    def other() -> None:
-        pass
-
-    def on_call(code: CodeType, instruction: int, function: object, argument: object) -> Any:
-        told.append(function)
-        return None if function is watched else _monitoring.DISABLE
-
-    def caller() -> None:
-        for _ in "two":
-            other()
-            watched()
-
-    _monitoring.register_callback(tool, _monitoring.events.CALL, on_call)
-    _monitoring.set_local_events(tool, caller.__code__, _monitoring.events.CALL)
-    caller()
-    _monitoring.set_local_events(tool, caller.__code__, 0)
-    return told == [other, watched, watched, watched]
+    """Return a number of ours by which monitoring works; None if others have them."""
+    tool = next((tool for tool in _TOOLS if _monitoring.get_tool(tool) is None), None)
+    if tool is not None:
+        _monitoring.use_tool_id(tool, "jaxrun")
+    return tool

@@ -11,7 +11,6 @@ import base64
 import hashlib
 import json
 import re
-import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,6 @@ from jaxrun_runtime.lockstep import jax_hooks
 _MAX_CONSTANT_ELEMENTS = 64  # larger constants are left out of the text
 _MAX_PRINTED_ELEMENTS = 2**24  # of a constant whose content can only be had by printing it
 _MAX_HLO_CHARACTERS, _MAX_PACKED_BYTES = 2 * 2**20, 2**16
-_PACKING_SHARE, _PACKING_START_S = 0.02, 0.05  # of the run time, and seconds besides, may go into packing
 # Addresses in the process's memory, by which XLA calls back.
 _ADDRESSES = re.compile(
     r'(@(?:InspectSharding|CustomSPMDPartitioning)\(.*?backend_config = |backend_config = (?="\d{12}))"[^"]*"'
@@ -52,27 +50,13 @@ class LoweredProgram:
     text: str
 
 
-class HloPacker:
-    """Packs the texts of programs, as long as that takes next to no time; `started_at` is of time.monotonic."""
-
-    def __init__(self, started_at: float) -> None:
-        self._started_at = started_at
-        self._spent_s = 0.0
-
-    def pack(self, text: str) -> str:
-        """Compress `text`, and write it in base64; an empty text if it is too long, or the time is used up."""
-        started = time.monotonic()
-        if len(text) > _MAX_HLO_CHARACTERS or self._spent_s > _PACKING_START_S + _PACKING_SHARE * (
-            started - self._started_at
-        ):
-            return ""
-        packed = zlib.compress(text.encode())
-        kept = base64.b64encode(packed).decode() if len(packed) <= _MAX_PACKED_BYTES else ""
-        self._spent_s += time.monotonic() - started
-        return kept
+def pack(text: str) -> str:
+    """Compress the text of a program, and write it in base64; empty if it is too long."""
+    packed = zlib.compress(text.encode(), 1) if len(text) <= _MAX_HLO_CHARACTERS else b""
+    return base64.b64encode(packed).decode() if len(packed) <= _MAX_PACKED_BYTES else ""
 
 
-def lowered_program(module: Any, devices: Iterable[Any], texts: HloPacker) -> LoweredProgram:
+def lowered_program(module: Any, devices: Iterable[Any]) -> LoweredProgram:
     """Describe a program by `module`, its StableHLO, and the `devices` of its mesh, in order."""
     devices = tuple(devices)
     ranks = tuple(sorted({device.process_index for device in devices}))
@@ -81,7 +65,7 @@ def lowered_program(module: Any, devices: Iterable[Any], texts: HloPacker) -> Lo
     if _ELIDED in text:
         for content in _constant_bytes(module, _MAX_CONSTANT_ELEMENTS, _MAX_PRINTED_ELEMENTS):
             digest.update(content)
-    return LoweredProgram(ranks, tuple(device.id for device in devices), digest.hexdigest(), texts.pack(text))
+    return LoweredProgram(ranks, tuple(device.id for device in devices), digest.hexdigest(), pack(text))
 
 
 def without_addresses(text: str) -> str:

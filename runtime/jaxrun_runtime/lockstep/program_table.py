@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -19,7 +18,7 @@ from jaxrun_runtime.lockstep.call_sites import is_internal_source
 from jaxrun_runtime.lockstep.flight_recorder import FlightRecorder, RecordedProgram
 
 if TYPE_CHECKING:
-    from jaxrun_runtime.lockstep.program_signature import HloPacker, LoweredProgram, ProgramRecord
+    from jaxrun_runtime.lockstep.program_signature import LoweredProgram, ProgramRecord
 
 _LoweredIdentity = tuple[tuple[int, ...], tuple[int, ...], str, str, str]  # ranks, devices, code, name, source
 
@@ -31,8 +30,6 @@ class ProgramTable:
 
     def __init__(self, recorder: FlightRecorder) -> None:
         self._recorder = recorder
-        self._started_at = time.monotonic()
-        self._packer: HloPacker | None = None
         self._records: WeakKeyDictionary[Any, ProgramRecord] = WeakKeyDictionary()
         self._programs: WeakKeyDictionary[Any, RecordedProgram | None] = WeakKeyDictionary()
         self._by_loaded: IdentityDict[RecordedProgram] = IdentityDict()
@@ -46,8 +43,7 @@ class ProgramTable:
             return None
         from jaxrun_runtime.lockstep import program_signature
 
-        self._packer = self._packer or program_signature.HloPacker(self._started_at)
-        return program_signature.lowered_program(lowering.module, lowering.devices, self._packer)
+        return program_signature.lowered_program(lowering.module, lowering.devices)
 
     def find_called(self, lowering: jax_hooks.Lowering, lowered: LoweredProgram) -> RecordedProgram | None:
         """Return the program if it is about to be compiled for a call that other ranks are to make, too.

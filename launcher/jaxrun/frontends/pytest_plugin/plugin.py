@@ -56,12 +56,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="WORDS",
         help="more words for jaxrun's command line: --gang-options='-H h1:2,h2:2'; may be given again",
     )
-    group.addoption(
-        "--gang-report",
-        choices=("first", "all"),
-        default="first",
-        help="show the failure that came first, or those of all ranks that differ",
-    )
     group.addoption("--no-gang", action="store_true", help="run these tests in this process, as the only one")
     group.addoption("--gang-timeout", type=float, metavar="SECONDS", help="for each test (ini: gang_timeout; 300)")
     group.addoption(

@@ -33,7 +33,6 @@ class ItemInfo:
     dies:      the ranks that it expects to die
     gang:      what it runs on: "4 processes x 1 device, local"
     rerun:     the command that runs it alone
-    show_all:  show the failures of all ranks, not only the first
     """
 
     nodeid: str
@@ -42,7 +41,6 @@ class ItemInfo:
     dies: frozenset[int] = frozenset()
     gang: str = ""
     rerun: str = ""
-    show_all: bool = False
 
 
 def build_reports(item: ItemInfo, run: RunResult) -> list[Report]:
@@ -86,7 +84,7 @@ def _build_report(item: ItemInfo, run: RunResult, outcome: PhaseOutcome, began: 
         "start": min(start for start, _, _ in spans),
         "stop": max(stop for _, stop, _ in spans),
         "duration": max(duration for _, _, duration in spans),
-        "sections": list(_captured_sections(item, run, outcome)),
+        "sections": list(_captured_sections(run, outcome)),
         "user_properties": _properties(of_ranks),
     }
     report.pop(PEER_LOST, None)
@@ -120,13 +118,9 @@ def _empty_report(item: ItemInfo, phase: str, now: float) -> Report:
 
 
 def _add_failure(report: Report, item: ItemInfo, run: RunResult, outcome: PhaseOutcome) -> None:
-    """Make the report show the table, with `show_all` other ranks' tracebacks, and the lead's own traceback last."""
-    of_lead, *others = group_ranks(outcome, run.ranks)
+    """Make the report show the table, and the lead's own traceback."""
+    of_lead = group_ranks(outcome, run.ranks)[0]
     shown: list[Any] = [format_table(outcome, run, item.gang, item.rerun)]
-    for ranks in others if item.show_all else []:
-        other = run.ranks[ranks[0]].reports.get(outcome.phase, {})
-        if other.get("outcome") == "failed":
-            shown += [f"--- {format_ranks(ranks)} ---", other["longrepr"]]
     own_failure = outcome.states[outcome.lead] in (PhaseState.FAILED, PhaseState.XPASSED_STRICT)
     if own_failure and report["longrepr"] is not None:
         shown += [f"--- {format_ranks(of_lead)} ---"] if len(run.ranks) > 1 else []
@@ -168,11 +162,10 @@ def _as_chain(longrepr: Any) -> list[tuple[Any, Any, Any]]:
 # ---- captured output and properties
 
 
-def _captured_sections(item: ItemInfo, run: RunResult, outcome: PhaseOutcome) -> Iterator[tuple[str, str]]:
-    """Captured output, each text once with its ranks. Of a failure only the lead's, unless `show_all` is given."""
-    every = item.show_all or outcome.outcome != "failed"
+def _captured_sections(run: RunResult, outcome: PhaseOutcome) -> Iterator[tuple[str, str]]:
+    """Captured output, each text once with its ranks; of a failure only the lead's."""
     found: dict[tuple[str, str], list[int]] = {}
-    for rank in run.ranks if every else [outcome.lead]:
+    for rank in [outcome.lead] if outcome.outcome == "failed" else run.ranks:
         result = run.ranks[rank]
         for name, text in result.reports.get(outcome.phase, {}).get("sections", ()):
             found.setdefault((name, text), []).append(rank)

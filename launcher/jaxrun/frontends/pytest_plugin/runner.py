@@ -43,7 +43,7 @@ class Runner:
 
     def run(self, item: pytest.Item, spec: MarkSpec | str) -> list[Report]:
         """Run a test; returns the reports of its phases. `spec`: the parsed mark, or what is wrong with the mark."""
-        info = ItemInfo(item.nodeid, item.location, tuple(item.keywords), show_all=self._given.gang_report == "all")
+        info = ItemInfo(item.nodeid, item.location, tuple(item.keywords))
         if isinstance(spec, str):
             return reports.not_run_reports(info, spec)
         if RANK in os.environ:

@@ -49,7 +49,7 @@ def format_recorders(run_dir: Path, hosts: Mapping[int, str], *, divergences: bo
         if not flights:
             return ""
         known = {rank: hosts.get(rank, UNKNOWN_HOST) for rank in readers}
-        parts = [_table(flights, known), *explain_missing_entries(flights)]
+        parts = [_table(flights, known)]
         if divergences:
             parts += [report.format_divergence(found, known) for found in _divergences(flights, readers)[:1]]
         return "\n\n".join(parts)
@@ -68,15 +68,6 @@ def _table(flights: Mapping[int, Flight], hosts: Mapping[int, str]) -> str:
     rows = [(format_ranks_on_hosts(ranks, hosts), text) for ranks, text in lines]
     heading = f"cross-process calls, as the flight recorders of {plural(len(hosts), 'rank')} show them at their end:"
     return "\n".join([heading, *(f"  {line}" for line in format_columns(rows))])
-
-
-def explain_missing_entries(flights: Mapping[int, Flight]) -> list[str]:
-    """Say that nothing is known of who waited for whom, where no rank has recorded when it entered its calls."""
-    calls = [call for flight in flights.values() for call in flight.calls]
-    if len(flights) < 2 or not calls or any(call.entered for call in calls):
-        return []
-    needs = "which needs Python 3.12.2 or later on all ranks"
-    return [f"When ranks entered their calls is not known, {needs}: so neither is who the others waited for."]
 
 
 def _place(flight: Flight) -> str:

@@ -30,7 +30,6 @@ _CANNOT_ANSWER = (
     "the launcher of this job cannot be asked that: it is starting or ending, or of another version of jaxrun"
 )
 _POLL_S = 0.02
-_WATCH_INTERVAL_S = 2.0
 PROFILE_DIR = "profile"  # in the run directory
 _LEADS_S = (1.0, 4.0, 16.0)  # for the order to reach all ranks, at each attempt
 _RETRY_S = 0.5
@@ -181,14 +180,6 @@ def format_stacks(snapshot: Snapshot, *, full: bool = False, native: bool = Fals
     frames = stack_text.format_all_frames(snapshot.dumps, snapshot.hosts) if full else ""
     natives = stack_text.format_by_text(snapshot.natives or {}, snapshot.hosts) if native else ""
     return "\n\n".join(filter(None, (stack_text.format_snapshot(snapshot), natives or frames)))
-
-
-def watch_stacks(job: RunningJob) -> None:
-    """Print where the ranks are every few seconds, until the job is over."""
-    while job.is_running:
-        print(f"{time.strftime('%H:%M:%S')}  {format_stacks(request_snapshot(job))}\n", flush=True)
-        time.sleep(_WATCH_INTERVAL_S)
-    print(f"the job is over; how it went: jaxrun explain {job.run_dir}")
 
 
 def _parse(kind: type[T], answer: Answer) -> T:
