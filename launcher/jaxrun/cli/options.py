@@ -42,7 +42,6 @@ class JobOption(click.Option):
 
     @property
     def parameter(self) -> str:
-        """The name of its value."""
         assert self.name is not None
         return self.name
 

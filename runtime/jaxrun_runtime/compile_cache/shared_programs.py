@@ -89,7 +89,6 @@ class SharedPrograms:
         return self.read(key) if content is None else content  # it may have ended right after writing
 
     def write(self, key: str, content: bytes) -> None:
-        """Give the program to the other ranks."""
         if len(content) * 4 <= self._max_bytes:
             self._make_room(len(content))
             with contextlib.suppress(OSError):
@@ -155,7 +154,6 @@ class CompilingRank:
         self._busy_s = self._idle_s = 0.0
 
     def is_worth_waiting_for(self) -> bool:
-        """Whether to wait on."""
         passed = self._clock() - self._looked_at
         if passed < max(_LOOK_EVERY_S, _LOOK_SHARE * (self._busy_s + self._idle_s)):
             return True

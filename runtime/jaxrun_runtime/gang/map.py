@@ -72,7 +72,6 @@ class _Share:
             self._collect()
 
     def finish(self) -> None:
-        """Send the results that are left."""
         while self._running:
             self._collect()
 

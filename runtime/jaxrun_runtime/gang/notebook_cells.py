@@ -63,7 +63,6 @@ def get_variable(name: str) -> Any:
 
 
 def set_variable(name: str, value: Any) -> None:
-    """Set a variable of the cells."""
     _namespace()[name] = value
 
 
@@ -93,7 +92,6 @@ def _show(*values: Any, **options: Any) -> None:
 
 
 def _evaluate(parts: Sequence[CodeType]) -> Any:
-    """The value of the last part."""
     return [eval(part, _namespace()) for part in parts][-1]
 
 

@@ -130,7 +130,6 @@ class CallRecorder:
     # ---- calls
 
     def execute(self, original: Callable[..., Any], executed: Any, args: tuple[Any, ...]) -> Any:
-        """Dispatch a program from Python."""
         program, new, site = None, False, 0
         if self._on:
             try:

@@ -84,7 +84,6 @@ class FlightRecorder:
         words[flight_file.MAGIC_WORD] = flight_file.MAGIC
 
     def call_counts(self) -> dict[str, int]:
-        """Return how many calls each group has made."""
         return {ranks: group.made for ranks, group in tuple(self._groups.items())}
 
     def call_chains(self) -> dict[str, int]:

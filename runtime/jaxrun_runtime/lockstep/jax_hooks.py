@@ -231,7 +231,6 @@ def hook_executions(execute: Callable[..., Any], ours: Sequence[str]) -> None:
 
 
 def loaded_executable(executed: Any) -> Any:
-    """Return the executable that an ExecuteReplicated runs."""
     return executed.xla_executable
 
 
@@ -330,7 +329,6 @@ class CallInfo(NamedTuple):
 
 
 def argument_info(compiled: Any) -> ArgumentInfo:
-    """Return what a MeshExecutable says of its arguments."""
     return _argument_info(compiled.in_avals, compiled._kept_var_idx, compiled._all_args_info)
 
 

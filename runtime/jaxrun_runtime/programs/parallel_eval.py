@@ -95,7 +95,6 @@ def check(name: str, result: jax.Array, on_one_device: jax.Array) -> None:
 
 
 def print_once(line: str) -> None:
-    """Print on rank 0 only."""
     if jax.process_index() == 0:
         print(line, flush=True)
 

@@ -34,7 +34,6 @@ class Culpability(enum.IntEnum):
 
 
 def culpability(worker: WorkerOutcome) -> Culpability:
-    """The class of one worker's outcome."""
     if worker.failure is not None:
         return _culpability_of_failure(worker)
     if worker.lost_reason:

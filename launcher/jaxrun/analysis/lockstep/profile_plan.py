@@ -77,6 +77,5 @@ def _main_group(flight: Flight, size: int) -> str:
 
 
 def _rate(times: Sequence[float]) -> float:
-    """Calls per second."""
     took = times[-1] - times[0] if times else 0.0
     return (len(times) - 1) / took if took > 0 else 0.0

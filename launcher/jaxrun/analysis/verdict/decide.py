@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 
 from jaxrun.analysis.diagnosis.consequences import Fate
@@ -22,7 +22,7 @@ from jaxrun.analysis.verdict.known_errors.lookup import explain_unavailable
 from jaxrun.analysis.verdict.stack_text import find_place, format_snapshot, format_straggler
 from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.protocol.flight_file import DIVERGENCE_ERROR
-from jaxrun.text import format_ranks, format_ranks_on_hosts, format_seconds, format_signal, plural
+from jaxrun.text import agree, format_ranks, format_ranks_on_hosts, format_seconds, format_signal, plural
 
 _LATENESS_MATTERS = (EndReason.OK, EndReason.TIMEOUT, EndReason.INTERRUPTED, EndReason.PREEMPTED)
 _MAX_PLACES = 2  # that are named in one sentence
@@ -149,7 +149,7 @@ def _describe_early_exit(verdict: Verdict, outcome: JobOutcome, decided: float) 
     ranks = tuple(worker.rank for worker in finished)
     since = decided - min((worker.time for worker in finished), default=decided)
     ago = f" {format_seconds(since)} ago" if since > 0.5 else ""
-    waiting = f"{format_ranks(outcome.stacks)} {'waits' if len(outcome.stacks) == 1 else 'wait'}"
+    waiting = f"{format_ranks(outcome.stacks)} {agree('waits', len(outcome.stacks))}"
     snapshot = _snapshot(outcome, verdict.hosts, decided, ranks)
     is_advised = any(cause.advises_same_steps for cause in explain_deadlock(snapshot))
     return replace(
@@ -202,18 +202,15 @@ def _describe_fates(outcome: JobOutcome) -> str:
     killed = [worker.rank for worker in outcome.workers if worker.killed_by_launcher]
     if not killed:
         return "all ranks ended by themselves"
+    was = agree("was", len(killed))
     if outcome.unheard:
-        return f"no rank listens to SIGTERM, so {plural(len(killed), 'rank')} {_was(killed)} killed at once"
+        return f"no rank listens to SIGTERM, so {plural(len(killed), 'rank')} {was} killed at once"
     who = plural(len(killed), "rank") if len(killed) == len(outcome.workers) else format_ranks(killed)
     late = [rank for rank in killed if rank in outcome.stacks]
-    fate = f"{who} {_was(killed)} killed"
+    fate = f"{who} {was} killed"
     if late == killed:
         places = dict.fromkeys(find_place(main_stack(outcome.stacks[rank])) for rank in late)
         where = ", or at ".join(place.format(", ") for place in places)
         stuck = f"stuck at {where}" if len(places) <= _MAX_PLACES else "stuck at several places"
-        fate = f"{who} did not end in time ({stuck}), and {_was(killed)} killed"
+        fate = f"{who} did not end in time ({stuck}), and {was} killed"
     return fate if len(killed) == len(outcome.workers) else f"{fate}, the others ended by themselves"
-
-
-def _was(ranks: Sequence[int]) -> str:
-    return "was" if len(ranks) == 1 else "were"

@@ -89,7 +89,6 @@ def _explanation(verdict: Verdict) -> Iterator[str]:
 
 
 def _victims(fates: Mapping[int, str], stopping: float | None) -> str:
-    """What became of the other ranks, in one line."""
     groups = group_alike(fates)
     others = plural(len(fates), "other")
     later = f" {format_seconds(stopping)} later" if stopping is not None else ""

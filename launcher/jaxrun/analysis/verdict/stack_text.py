@@ -69,8 +69,7 @@ def format_snapshot(snapshot: Snapshot) -> str:
         return ""
     lines = [groups]
     if snapshot.finished:
-        have = "has" if len(snapshot.finished) == 1 else "have"
-        made = calls(snapshot.finished)
+        have, made = agree("has", len(snapshot.finished)), calls(snapshot.finished)
         who = format_ranks_on_hosts(snapshot.finished, snapshot.hosts)
         lines.append(f"{who} {have} finished{f', {made}' if made else ''}.")
     explanations = explain_deadlock(snapshot)
@@ -134,7 +133,6 @@ def group_by_place(dumps: Mapping[int, str], waits: Mapping[int, str]) -> list[t
 
 
 def find_place(stack: Stack) -> Place:
-    """Where a thread is."""
     users = stack.users
     if not users:
         return Place(silent=_DEAF)

@@ -85,7 +85,6 @@ class Verdict:
 
 
 def to_json(verdict: Verdict) -> str:
-    """The text of verdict.json."""
     return json.dumps(_to_content(verdict), default=to_content, indent=2, ensure_ascii=False) + "\n"
 
 

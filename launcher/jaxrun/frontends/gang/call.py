@@ -30,7 +30,7 @@ from jaxrun.frontends.gang.gang_job import GangJob
 from jaxrun.protocol.flight import parse_group
 from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind, pack
 from jaxrun.protocol.payload import OwnedDescriptor
-from jaxrun.text import format_ranks
+from jaxrun.text import format_ranks, group_alike
 
 INTERRUPT_TIMEOUT_S = 1.0  # for ranks to end what they do when they are interrupted
 FAILURE_GRACE_S = 1.5  # for the other ranks to return after one has raised
@@ -96,7 +96,6 @@ class GangCall:
         return self._events.popleft()
 
     def show(self, event: Printed | LauncherOutput) -> None:
-        """Show what a rank or the launcher has printed."""
         if isinstance(event, Printed):
             self._display.show(event)
         else:
@@ -217,10 +216,7 @@ def step_difference(notes: Mapping[int, bytes]) -> str:
     size = max(counts, default=-1) + 1
     for group in sorted({name for made in counts.values() for name in made}):
         made = {rank: counts[rank].get(group, 0) for rank in parse_group(group, size) if rank in counts}
-        by_count: dict[int, list[int]] = {}
-        for rank, count in made.items():
-            by_count.setdefault(count, []).append(rank)
-        if len(by_count) > 1:
-            each = ", ".join(f"{format_ranks(ranks)} {count}" for count, ranks in sorted(by_count.items()))
+        if len(set(made.values())) > 1:
+            each = ", ".join(f"{format_ranks(ranks)} {count}" for count, ranks in sorted(group_alike(made)))
             return f"ranks {group} are out of step, having made different numbers of cross-process calls ({each})"
     return ""

@@ -83,8 +83,7 @@ class GangJob:
         if self.spec.backend == "local":
             where = f"on {plural(self.spec.hosts, 'simulated host')}" if self.spec.hosts else "on this machine"
         first = self.workers[0]
-        count = f"{len(hosts)} process{'es' if len(hosts) > 1 else ''}"
-        return f"{count} x {plural(first.devices, 'device')} ({first.platform}) {where}"
+        return f"{plural(len(hosts), 'process')} x {plural(first.devices, 'device')} ({first.platform}) {where}"
 
     @property
     def usable(self) -> bool:
@@ -119,7 +118,6 @@ class GangJob:
         return replace(task, note=json.dumps(note).encode())
 
     def interrupt(self) -> None:
-        """Raise KeyboardInterrupt in what the ranks run."""
         self.interrupts += 1
         self.launcher.send_command(signal=2)
 

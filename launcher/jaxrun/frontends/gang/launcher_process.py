@@ -68,7 +68,6 @@ class LauncherProcess:
 
     @property
     def all_output(self) -> str:
-        """All that it has printed so far."""
         self.read_output()
         return self._output.strip()
 

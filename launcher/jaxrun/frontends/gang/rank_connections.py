@@ -79,7 +79,6 @@ class RankConnections:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks that are connected."""
         return tuple(sorted(self._connections))
 
     def accept(self, listener: Listener, *, expected: int) -> None:

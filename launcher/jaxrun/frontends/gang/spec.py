@@ -55,7 +55,6 @@ class GangSpec:
         return words[words.index("--interface") + 1] if "--interface" in words[:-1] else ""
 
     def command_line(self, run_dir: Path) -> tuple[str, ...]:
-        """The words after `jaxrun`."""
         hosts = "--simulate-hosts" if self.backend == "local" else "--hosts"
         given = (
             ("--backend", self.backend),

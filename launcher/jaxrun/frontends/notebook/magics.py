@@ -63,7 +63,6 @@ def load(shell: Any) -> None:
 
 
 def unload(shell: Any) -> None:
-    """Remove the magics, and close the gang."""
     for magics in shell.magics_manager.magics.values():
         magics.pop(NAME, None)
     _stop(shell)

@@ -13,6 +13,7 @@ import pytest
 
 from jaxrun.errors import UsageError
 from jaxrun.protocol.flight_file import LOCKSTEP_MODES, LOCKSTEP_RECORD
+from jaxrun.text import plural
 
 MARK_NAME = "processes"
 MARK_USAGE = "processes(n, devices=1, hosts=1, timeout=300, fresh=False, env={}, dies=(), lockstep='record')"
@@ -34,11 +35,9 @@ class GangKey:
 
     def __str__(self) -> str:
         """`4 processes x 2 devices`."""
-        text = "1 process" if self.processes == 1 else f"{self.processes} processes"
-        if self.devices is not None:
-            text += " x 1 device" if self.devices == 1 else f" x {self.devices} devices"
-        if self.hosts is not None:
-            text += " on 1 host" if self.hosts == 1 else f" on {self.hosts} hosts"
+        text = plural(self.processes, "process")
+        text += f" x {plural(self.devices, 'device')}" if self.devices is not None else ""
+        text += f" on {plural(self.hosts, 'host')}" if self.hosts is not None else ""
         text += f", lockstep {self.lockstep}" if self.lockstep != LOCKSTEP_RECORD else ""
         return text + (" with variables of its own" if self.env else "")
 

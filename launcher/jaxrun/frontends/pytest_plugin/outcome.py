@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from jaxrun.frontends.pytest_plugin.rank_results import CUT_OFF_STATES, PhaseState, RankResult, RunResult
 from jaxrun.protocol.pytest_messages import PHASES
-from jaxrun.text import format_columns, format_ranks, format_ranks_on_hosts, format_seconds
+from jaxrun.text import agree, format_columns, format_ranks, format_ranks_on_hosts, format_seconds
 
 _HEADLINE_LENGTH = 90  # characters in the table; the traceback below has the whole text
 _NO_FAILURE = (PhaseState.PASSED, PhaseState.ABSENT)
@@ -94,8 +94,7 @@ def decide_outcome(
             failure_expected = PhaseState.XPASSED in states.values()
             outcome, reason = "skipped" if failure_expected else "failed", "the ranks fell out of step"
         elif alive:
-            were = "was" if len(alive) == 1 else "were"
-            outcome, reason = "failed", f"{format_ranks(alive)} {were} to die, and did not"
+            outcome, reason = "failed", f"{format_ranks(alive)} {agree('was', len(alive))} to die, and did not"
     if standings[lead] is Standing.HELD_UP and _fails_later(phase, results, dies):
         outcome, reason = "passed", ""
     return PhaseOutcome(phase, outcome, lead, states, reason)
@@ -183,7 +182,6 @@ def format_one_line(outcome: PhaseOutcome, results: Mapping[int, RankResult]) ->
 
 
 def _describe_rank(outcome: PhaseOutcome, rank: int, results: Mapping[int, RankResult]) -> tuple[str, str, str]:
-    """The state of a rank, its headline and its place."""
     result, state, phase = results[rank], outcome.states[rank], outcome.phase
     if state in _NO_FAILURE and outcome.outcome == "failed":
         # The rank did not fail in this phase, but may have been cut off in another one, or have failed later.

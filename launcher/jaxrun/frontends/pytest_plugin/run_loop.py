@@ -49,7 +49,6 @@ class RunLimits:
         self._checked_at = 0.0
 
     def next_expiry(self, state: RunState) -> tuple[float, Expiry]:
-        """When something is to happen next, and what."""
         expiries = [(self._timeout, Expiry.TIMEOUT)]
         if state.first_failure_at is not None:
             expiries.append((state.first_failure_at + self._grace, Expiry.GRACE))

@@ -22,7 +22,7 @@ from jaxrun.protocol.pytest_messages import (
     RecordedWarning,
     RunFinished,
 )
-from jaxrun.text import format_ranks
+from jaxrun.text import agree, format_ranks, group_alike
 
 
 @dataclass(slots=True)
@@ -105,7 +105,6 @@ class RunState:
         return max((rank.finished_at for rank in self.ranks.values() if rank.finished_at is not None), default=None)
 
     def handle_message(self, number: int, message: Any, now: float) -> None:
-        """Handle a message of rank `number`."""
         if isinstance(message, (DebuggerOutput, DebuggerReadRequest, DebugRequest)):
             self._handle_debugger(number, message)
             return
@@ -157,14 +156,12 @@ class RunState:
         """Why the gather will never be complete; empty if it may be."""
         gone = [number for number, rank in self.ranks.items() if rank.disconnected_at is not None]
         if gone:
-            return f"{_are(gone)} gone"
+            return f"{format_ranks(gone)} {agree('is', len(gone))} gone"
         for number in sorted(self.finished):
             return f"rank {number} {_describe_end(self.ranks[number])}"
-        places: dict[str, list[int]] = {}
-        for number, gather in waiting.items():
-            places.setdefault(gather.where, []).append(number)
+        places = group_alike({number: gather.where for number, gather in waiting.items()})
         if len(waiting) == len(self.ranks) and len(places) > 1:
-            return ", ".join(f"{_are(ranks)} at {where}" for where, ranks in places.items())
+            return ", ".join(f"{format_ranks(ranks)} {agree('is', len(ranks))} at {where}" for where, ranks in places)
         return ""
 
     # ---- debuggers: one rank at a time
@@ -218,10 +215,6 @@ def _agree(by_rank: Mapping[int, Mapping[str, int]], unknown: int | None) -> boo
         if len(values - {None}) > 1:
             return False
     return True
-
-
-def _are(ranks: list[int]) -> str:
-    return f"{format_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'}"
 
 
 def _describe_end(rank: RankProgress) -> str:

@@ -89,7 +89,6 @@ class Runner:
         return str(factory.mktemp(f"shared-{name}", numbered=True))
 
     def _rerun(self, item: pytest.Item) -> str:
-        """The command that runs this test alone."""
         file, colons, rest = rank_nodeid(item).partition("::")
         # Relative to where pytest was started, as its command line takes it.
         nodeid = os.path.relpath(self._config.rootpath / file, self._config.invocation_params.dir) + colons + rest

@@ -47,7 +47,6 @@ class WarmGangs:
                 same_gang.append(test)
 
     def key(self, test: pytest.Item, spec: MarkSpec) -> str:
-        """The key of the gang for this test."""
         return f"{spec.gang.label} {test.nodeid}" if spec.fresh else spec.gang.label
 
     def next_test(self, test: pytest.Item, key: str) -> pytest.Item | None:
@@ -91,7 +90,6 @@ class WarmGangs:
             warm.gang.close()
 
     def close(self) -> None:
-        """Close all gangs."""
         for key in tuple(self._gangs):
             self.release(key)
 

@@ -81,7 +81,6 @@ class Feed:
         return self._job.is_running and not (self._job.run_dir / VERDICT_FILE).exists()
 
     def view(self) -> View:
-        """What is to be shown now."""
         with self._lock:
             overviews, trouble = tuple(self._overviews), self._trouble
             rate = self._rate.per_second()

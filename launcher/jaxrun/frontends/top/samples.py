@@ -82,7 +82,6 @@ class _Progress:
     _behind: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def behind(self, number: int) -> tuple[int, ...]:
-        """The ranks that have not come to this call."""
         if number not in self._behind:
             self._behind[number] = self.ranks.behind(number)
         return self._behind[number]

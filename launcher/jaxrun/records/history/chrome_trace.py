@@ -49,7 +49,6 @@ def chrome_events(trace: JobTrace) -> Iterator[Event]:
 
 
 def _rank_events(writer: _Writer, attempts: Sequence[RankTrace]) -> Iterator[Event]:
-    """The events of one rank in all attempts."""
     last = attempts[-1]
     process = last.rank + 1
     name = f"rank {last.rank}" + (f" ({last.host})" if last.host else "")
@@ -95,7 +94,6 @@ class _Writer:
                 yield self._slice(process, track + lane, span.name, name, span.start, span.end, args)
 
     def calls(self, process: int, calls: Sequence[TracedCall]) -> Iterator[Event]:
-        """Events of calls and their waits."""
         for lane, part in enumerate(
             _assign_lanes([(_begin(call), _finish(call), call) for call in calls], nested=False)
         ):

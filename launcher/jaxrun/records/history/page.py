@@ -27,7 +27,6 @@ Ranks = Mapping[int, RankParts]
 
 
 def format_page(trace: JobTrace) -> str:
-    """Return the page as HTML."""
     ranks = trace.by_rank
     shown = choose_rows(ranks, trace.culprits)
     page = Template(_read("page.html"))

@@ -53,7 +53,6 @@ class RankLogs:
         return self._dir is not None
 
     def write(self, rank: int, stream: str, data: bytes) -> None:
-        """Keep what a worker has written."""
         self.write_file(rank, stream, data)
         self._written[rank] += len(data)
         self._bursts[rank].add(time.time(), len(data))

@@ -107,7 +107,6 @@ class RankStream:
     bar_shown_at: float = float("-inf")
 
     def show(self, text: bytes) -> None:
-        """Show `text`, which `buffer` returned."""
         self.screen.write(self.screen.interleaver.render(self, self.prefix, text))
 
 
@@ -130,7 +129,6 @@ class HeldScreen:
         self._closing_since: float | None = None
 
     def keep(self, text: str) -> None:
-        """Keep lines of jaxrun's own."""
         self._kept.append(text)
 
     def take_kept(self) -> list[str]:

@@ -193,7 +193,6 @@ def _started(path: Path) -> float:
 
 
 def _size(path: Path) -> int:
-    """Bytes on disk below `path`."""
     total = 0
     for folder, _, names in os.walk(path):
         for name in names:
