@@ -72,14 +72,14 @@ def test_with_less_of_jax_less_is_recorded_and_rank_0_says_so(
 
 def test_errors_of_the_recorders_own_are_recorded_and_the_program_goes_on(start, script):
     body = """
-from jaxrun_runtime.lockstep import jax_hooks, program_signature
+from jaxrun_runtime.lockstep import program_facts, program_signature
 def broken(*_):
     raise KeyError("surprise")
 program_signature.module_text = broken
 for n in range(3):
     f = jax.jit(lambda a: a * n)
     f(x), f(x)
-jax_hooks.call_info = broken
+program_facts.call_info = broken
 print(jax.jit(lambda a: a * 3 + 1)(x).shape, f(x).shape)
 """
     workers = record(start, script, body)

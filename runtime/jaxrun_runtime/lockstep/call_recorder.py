@@ -26,6 +26,7 @@ from jaxrun_runtime.lockstep import jax_hooks
 from jaxrun_runtime.lockstep.call_profiler import CallProfiler
 from jaxrun_runtime.lockstep.call_sites import CallEntries, CallSites
 from jaxrun_runtime.lockstep.flight_recorder import FlightRecorder, RecordedProgram
+from jaxrun_runtime.lockstep.program_facts import Lowering
 from jaxrun_runtime.lockstep.program_table import ProgramTable
 
 _installed: CallRecorder | None = None  # in this process
@@ -104,7 +105,7 @@ class CallRecorder:
                 self.recorder.end_compilation()
             self.recorder.add_stage(stage, name, seconds)
 
-    def on_lowering(self, lowering: jax_hooks.Lowering) -> Any:
+    def on_lowering(self, lowering: Lowering) -> Any:
         """Describe a program that is about to be compiled, and announce the call that it is compiled for, if any.
 
         In strict mode, wait for the other ranks. Raises DivergenceError.

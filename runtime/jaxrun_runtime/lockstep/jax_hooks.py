@@ -1,4 +1,4 @@
-"""The hooks that --lockstep puts into JAX, and what it reads from JAX's own objects: each private name behind a probe.
+"""The hooks that --lockstep puts into JAX: each private name behind a probe, also those that program_facts.py reads.
 
 | what                           | private name                               | without it                     |
 |--------------------------------|--------------------------------------------|--------------------------------|
@@ -23,11 +23,10 @@ uses are in jax_private.py.
 from __future__ import annotations
 
 import functools
-import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxrun.protocol.flight_file import (
     COMPILATIONS,
@@ -39,6 +38,7 @@ from jaxrun.protocol.flight_file import (
     NOTHING,
     TRACE,
 )
+from jaxrun_runtime.lockstep.program_facts import Lowering
 
 _PXLA = "jax._src.interpreters.pxla"
 _COMPILES = "/backend_compile_duration"
@@ -61,10 +61,6 @@ _SEEN = {
     COMPILATIONS: "--lockstep sees what is compiled, but no calls",
     NOTHING: "--lockstep sees neither calls nor what is compiled",
 }
-# Operations of HLO, "ROOT %all-gather = f32[8]{0} all-gather(".
-_COLLECTIVE = re.compile(
-    r" (?:all-gather|all-reduce|all-to-all|ragged-all-to-all|reduce-scatter|collective-\w+|send|recv)(?:-start)?\("
-)
 
 
 # ---- probes
@@ -230,33 +226,6 @@ def hook_executions(execute: Callable[..., Any], ours: Sequence[str]) -> None:
         exclude(file)
 
 
-def loaded_executable(executed: Any) -> Any:
-    return executed.xla_executable
-
-
-def ranks_of(executed: Any) -> set[int]:
-    """Return the processes whose devices an ExecuteReplicated uses, as far as its arguments and results say."""
-    for sharding in (*executed.in_handler.in_shardings, *executed.out_handler.out_shardings):
-        found = {device.process_index for device in getattr(sharding, "device_set", ())}
-        if found:
-            return found
-    return set()
-
-
-def communicates(executed: Any) -> bool:
-    """Return whether an ExecuteReplicated exchanges data between devices, as far as is known.
-
-    Only where all its arguments and results are replicated, which a step of training has not, is its program searched.
-    """
-    shardings = (*executed.in_handler.in_shardings, *executed.out_handler.out_shardings)
-    if not all(getattr(sharding, "is_fully_replicated", False) for sharding in shardings):
-        return True
-    try:
-        return any(_COLLECTIVE.search(module.to_string()) for module in executed.xla_executable.hlo_modules())
-    except Exception:
-        return True  # as of a plugin that does not show its programs
-
-
 def hook_fast_dispatch(mark: Callable[[Any], Any], made: Callable[[Any, Any], Any], *, refuse: bool) -> None:
     """Have made(program, (results,)) called after each execution by the C++ dispatch; what it returns are the results.
 
@@ -291,75 +260,3 @@ def _node(made: Callable[[Any, Any], Any]) -> Callable[[Any], Any]:
     jax.tree_util.register_pytree_node(Mark, lambda mark: ((0,), mark.program), made)
     registry = _find("jax._src.tree_util", "dispatch_registry")
     return lambda program: registry.flatten(Mark(program), None)[1]
-
-
-# ---- what JAX's objects say of a program
-
-
-class ArgumentInfo(NamedTuple):
-    """The arguments of a program, and its source, "function at file:line"."""
-
-    in_avals: Sequence[Any]
-    names: Sequence[str]
-    source: str
-
-
-class Lowering(NamedTuple):
-    """A program that has been lowered to `module`, StableHLO, for these devices.
-
-    parameters:   of UnloadedMeshExecutable.from_hlo
-    is_for_call:  whether it is compiled because it is called, and not ahead of time
-    """
-
-    name: str
-    module: Any
-    devices: Sequence[Any]
-    parameters: Mapping[str, Any]
-    is_for_call: bool
-
-
-class CallInfo(NamedTuple):
-    name: str
-    in_avals: Sequence[Any]
-    in_shardings: Sequence[Any]
-    out_avals: Sequence[Any]
-    out_shardings: Sequence[Any]
-    names: Sequence[str]
-    source: str
-
-
-def argument_info(compiled: Any) -> ArgumentInfo:
-    return _argument_info(compiled.in_avals, compiled._kept_var_idx, compiled._all_args_info)
-
-
-def _argument_info(in_avals: Sequence[Any], kept: Iterable[int], all_args: Any) -> ArgumentInfo:
-    debug = getattr(all_args, "debug_info", None)
-    named = getattr(debug, "arg_names", None) or ()
-    names = [named[i] for i in sorted(kept) if i < len(named)]
-    names += [""] * (len(in_avals) - len(names))
-    return ArgumentInfo(in_avals, names, str(getattr(debug, "func_src_info", None) or ""))
-
-
-def lowering_info(lowering: Lowering) -> CallInfo:
-    """Return what is known of a call before its program is compiled; a sharding may still be left to XLA."""
-    of = lowering.parameters
-    known = _argument_info(of["global_in_avals"], of["kept_var_idx"], of["all_args_info"])
-    shardings, results = of["in_shardings"], of["out_shardings"]
-    return CallInfo(lowering.name, known.in_avals, shardings, of["global_out_avals"], results, *known[1:])
-
-
-def is_sharded(lowering: Lowering) -> bool:
-    """Return whether an argument or result is known not to be replicated, so that `communicates` will say so."""
-    shardings = (*lowering.parameters["in_shardings"], *lowering.parameters["out_shardings"])
-    return any(getattr(sharding, "is_fully_replicated", True) is False for sharding in shardings)
-
-
-def call_info(executed: Any, args: Sequence[Any], known: ArgumentInfo | None) -> CallInfo:
-    """Return what an ExecuteReplicated that is called with `args` says of the call."""
-    if known is None:
-        import jax
-
-        known = ArgumentInfo([jax.typeof(args[i]) for i in sorted(executed.kept_var_idx)], [""] * len(args), "")
-    results = executed.out_handler
-    shardings = executed.in_handler.in_shardings
-    return CallInfo(executed.name, known.in_avals, shardings, results.out_avals, results.out_shardings, *known[1:])

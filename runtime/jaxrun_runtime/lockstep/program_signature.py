@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jaxrun_runtime.lockstep import jax_hooks
+from jaxrun_runtime.lockstep import program_facts
 
 _MAX_CONSTANT_ELEMENTS = 64  # larger constants are left out of the text
 _MAX_PRINTED_ELEMENTS = 2**24  # of a constant whose content can only be had by printing it
@@ -107,7 +107,7 @@ def _constant_bytes(module: Any, long: int, printable: int) -> Iterator[bytes | 
 # ---- the fields of a program
 
 
-ProgramRecord = tuple[LoweredProgram, jax_hooks.ArgumentInfo]
+ProgramRecord = tuple[LoweredProgram, program_facts.ArgumentInfo]
 
 
 def signature_fields(
@@ -115,20 +115,20 @@ def signature_fields(
 ) -> tuple[tuple[int, ...], dict[str, Any]]:
     """Return the ranks that take part in a call, and the fields of the program's line in the recorder."""
     program, known = record or (None, None)
-    facts = jax_hooks.call_info(executed, args, known)
-    ranks = program.ranks if program else tuple(sorted(jax_hooks.ranks_of(executed)))
+    facts = program_facts.call_info(executed, args, known)
+    ranks = program.ranks if program else tuple(sorted(program_facts.ranks_of(executed)))
     devices = program.devices if program else _devices([*facts.in_shardings, *facts.out_shardings])
     arguments, results, mesh = _arrays(facts, devices)
     key = _hash([facts.name, ranks, arguments, results, mesh])
     return ranks, {"key": key, **_fields(facts, program, arguments, results, mesh)}
 
 
-def lowering_fields(facts: jax_hooks.CallInfo, program: LoweredProgram) -> dict[str, Any]:
+def lowering_fields(facts: program_facts.CallInfo, program: LoweredProgram) -> dict[str, Any]:
     """Return the same fields of a program that is not compiled yet, all but the key."""
     return _fields(facts, program, *_arrays(facts, program.devices))
 
 
-def _arrays(facts: jax_hooks.CallInfo, devices: Sequence[int]) -> tuple[list[list[str]], list[list[str]], str]:
+def _arrays(facts: program_facts.CallInfo, devices: Sequence[int]) -> tuple[list[list[str]], list[list[str]], str]:
     """Return the types and shardings of arguments and results, and the mesh."""
     texts: dict[int, str] = {}
     arguments = [[_aval(a), _sharding(s, texts)] for a, s in zip(facts.in_avals, facts.in_shardings, strict=False)]
@@ -137,7 +137,7 @@ def _arrays(facts: jax_hooks.CallInfo, devices: Sequence[int]) -> tuple[list[lis
 
 
 def _fields(
-    facts: jax_hooks.CallInfo,
+    facts: program_facts.CallInfo,
     program: LoweredProgram | None,
     arguments: list[list[str]],
     results: list[list[str]],

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 from jaxrun.text import format_ranges
 from jaxrun_runtime.identity_dict import IdentityDict
-from jaxrun_runtime.lockstep import jax_hooks
+from jaxrun_runtime.lockstep import jax_hooks, program_facts
 from jaxrun_runtime.lockstep.call_sites import is_internal_source
 from jaxrun_runtime.lockstep.flight_recorder import FlightRecorder, RecordedProgram
 
@@ -37,7 +37,7 @@ class ProgramTable:
         self._announced: dict[_LoweredIdentity, RecordedProgram] = {}
         self._adding = threading.RLock()
 
-    def describe_lowering(self, lowering: jax_hooks.Lowering) -> LoweredProgram | None:
+    def describe_lowering(self, lowering: program_facts.Lowering) -> LoweredProgram | None:
         """Describe a program that is about to be compiled, for `add_lowered`; None if it belongs to one process."""
         if len({device.process_index for device in lowering.devices}) < 2:
             return None
@@ -45,17 +45,17 @@ class ProgramTable:
 
         return program_signature.lowered_program(lowering.module, lowering.devices)
 
-    def find_called(self, lowering: jax_hooks.Lowering, lowered: LoweredProgram) -> RecordedProgram | None:
+    def find_called(self, lowering: program_facts.Lowering, lowered: LoweredProgram) -> RecordedProgram | None:
         """Return the program if it is about to be compiled for a call that other ranks are to make, too.
 
         None where that is not certain: of a program of replicated values, only its compilation shows whether it
         exchanges anything.
         """
-        if not lowering.is_for_call or not jax_hooks.is_sharded(lowering):
+        if not lowering.is_for_call or not program_facts.is_sharded(lowering):
             return None
         from jaxrun_runtime.lockstep import program_signature
 
-        facts = jax_hooks.lowering_info(lowering)
+        facts = program_facts.lowering_info(lowering)
         identity = (lowered.ranks, lowered.devices, lowered.code, facts.name, facts.source)
         with self._adding:
             if identity not in self._announced:
@@ -66,7 +66,7 @@ class ProgramTable:
 
     def add_lowered(self, compiled: Any, lowered: LoweredProgram) -> None:
         """Remember the description of a program that has been compiled, until its first call."""
-        record = (lowered, jax_hooks.argument_info(compiled))
+        record = (lowered, program_facts.argument_info(compiled))
         jax_hooks.on_loaded(compiled, lambda executed: self._records.__setitem__(executed, record))
 
     def find_or_add(self, executed: Any, args: Sequence[Any]) -> tuple[RecordedProgram | None, bool]:
@@ -84,7 +84,7 @@ class ProgramTable:
             recorded = program if program is not None and program.communicates else None
             self._programs[executed] = recorded
             if recorded is not None:
-                self._by_loaded.set(jax_hooks.loaded_executable(executed), recorded)
+                self._by_loaded.set(program_facts.loaded_executable(executed), recorded)
             return (program, True) if is_new else (recorded, False)
 
     def find_loaded(self, loaded: Any) -> RecordedProgram | None:
@@ -93,11 +93,11 @@ class ProgramTable:
 
     def _describe(self, executed: Any, args: Sequence[Any]) -> RecordedProgram | None:
         record = self._records.get(executed)
-        if record is None and len(jax_hooks.ranks_of(executed)) < 2:
+        if record is None and len(program_facts.ranks_of(executed)) < 2:
             return None
         from jaxrun_runtime.lockstep import program_signature
 
-        communicates = jax_hooks.communicates(executed)
+        communicates = program_facts.communicates(executed)
         if not communicates and record is not None and is_internal_source(record[1].source):
             return None  # such as jnp.exp
         ranks, fields = program_signature.signature_fields(executed, args, record)

@@ -1,0 +1,112 @@
+"""What JAX's own objects say of a cross-process program: its arguments and results, its ranks, whether it communicates.
+
+An ExecuteReplicated is what runs a program; a MeshExecutable is what has been compiled. Their attributes are probed by
+jax_hooks.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+# Operations of HLO, "ROOT %all-gather = f32[8]{0} all-gather(".
+_COLLECTIVE = re.compile(
+    r" (?:all-gather|all-reduce|all-to-all|ragged-all-to-all|reduce-scatter|collective-\w+|send|recv)(?:-start)?\("
+)
+
+
+class ArgumentInfo(NamedTuple):
+    """The arguments of a program, and its source, "function at file:line"."""
+
+    in_avals: Sequence[Any]
+    names: Sequence[str]
+    source: str
+
+
+class Lowering(NamedTuple):
+    """A program that has been lowered to `module`, StableHLO, for these devices.
+
+    parameters:   of UnloadedMeshExecutable.from_hlo
+    is_for_call:  whether it is compiled because it is called, and not ahead of time
+    """
+
+    name: str
+    module: Any
+    devices: Sequence[Any]
+    parameters: Mapping[str, Any]
+    is_for_call: bool
+
+
+class CallInfo(NamedTuple):
+    name: str
+    in_avals: Sequence[Any]
+    in_shardings: Sequence[Any]
+    out_avals: Sequence[Any]
+    out_shardings: Sequence[Any]
+    names: Sequence[str]
+    source: str
+
+
+def argument_info(compiled: Any) -> ArgumentInfo:
+    return _argument_info(compiled.in_avals, compiled._kept_var_idx, compiled._all_args_info)
+
+
+def _argument_info(in_avals: Sequence[Any], kept: Iterable[int], all_args: Any) -> ArgumentInfo:
+    debug = getattr(all_args, "debug_info", None)
+    named = getattr(debug, "arg_names", None) or ()
+    names = [named[i] for i in sorted(kept) if i < len(named)]
+    names += [""] * (len(in_avals) - len(names))
+    return ArgumentInfo(in_avals, names, str(getattr(debug, "func_src_info", None) or ""))
+
+
+def lowering_info(lowering: Lowering) -> CallInfo:
+    """Return what is known of a call before its program is compiled; a sharding may still be left to XLA."""
+    of = lowering.parameters
+    known = _argument_info(of["global_in_avals"], of["kept_var_idx"], of["all_args_info"])
+    shardings, results = of["in_shardings"], of["out_shardings"]
+    return CallInfo(lowering.name, known.in_avals, shardings, of["global_out_avals"], results, *known[1:])
+
+
+def is_sharded(lowering: Lowering) -> bool:
+    """Return whether an argument or result is known not to be replicated, so that `communicates` will say so."""
+    shardings = (*lowering.parameters["in_shardings"], *lowering.parameters["out_shardings"])
+    return any(getattr(sharding, "is_fully_replicated", True) is False for sharding in shardings)
+
+
+def call_info(executed: Any, args: Sequence[Any], known: ArgumentInfo | None) -> CallInfo:
+    """Return what an ExecuteReplicated that is called with `args` says of the call."""
+    if known is None:
+        import jax
+
+        known = ArgumentInfo([jax.typeof(args[i]) for i in sorted(executed.kept_var_idx)], [""] * len(args), "")
+    results = executed.out_handler
+    shardings = executed.in_handler.in_shardings
+    return CallInfo(executed.name, known.in_avals, shardings, results.out_avals, results.out_shardings, *known[1:])
+
+
+def loaded_executable(executed: Any) -> Any:
+    return executed.xla_executable
+
+
+def ranks_of(executed: Any) -> set[int]:
+    """Return the processes whose devices an ExecuteReplicated uses, as far as its arguments and results say."""
+    for sharding in (*executed.in_handler.in_shardings, *executed.out_handler.out_shardings):
+        found = {device.process_index for device in getattr(sharding, "device_set", ())}
+        if found:
+            return found
+    return set()
+
+
+def communicates(executed: Any) -> bool:
+    """Return whether an ExecuteReplicated exchanges data between devices, as far as is known.
+
+    Only where all its arguments and results are replicated, which a step of training has not, is its program searched.
+    """
+    shardings = (*executed.in_handler.in_shardings, *executed.out_handler.out_shardings)
+    if not all(getattr(sharding, "is_fully_replicated", False) for sharding in shardings):
+        return True
+    try:
+        return any(_COLLECTIVE.search(module.to_string()) for module in executed.xla_executable.hlo_modules())
+    except Exception:
+        return True  # as of a plugin that does not show its programs
