@@ -70,7 +70,6 @@ def test_the_trace_shows_both_attempts_and_what_each_rank_did(files):
         assert names(events, rank, "call").count("jit(step)") >= 20 + 40
     failed = [event for event in events if event.get("cat") == "mark" and event["name"] == "ValueError"]
     assert min(failed, key=lambda event: event["ts"])["args"] == {"detail": "bad record in shard 1"}
-    assert names(events, 1, "output")
 
 
 @pytest.mark.skipif(not CALL_ENTRIES, reason="this Python does not tell when calls are entered")

@@ -191,7 +191,7 @@ def test_a_verdict_keeps_those_of_earlier_attempts():
 
 def test_what_is_logged_comes_back_as_it_was():
     for message in (
-        WorkerExited(1, -9, output_bursts=((1.0, 2.5, 30),)),
+        WorkerExited(1, -9, out_of_memory="61.2 GiB of 64"),
         Failed(1, 5.0, WorkerStage.PROGRAM, 3, "SystemExit", "bye\n\u2028", "", ("note",)),
         FaultRequested("pause", (0, 2)),
         AttemptEnded("failed", 1, "rank 1 failed", "rank-0001.err"),

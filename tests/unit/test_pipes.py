@@ -5,15 +5,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from itertools import accumulate, pairwise
 from pathlib import Path
-from random import Random
 
 import pytest
 
 from jaxrun.node.agent.pipes import OutputPipes, Pipe, drain, drain_ready
 from jaxrun.records.output.output import Output
-from jaxrun.records.output.rank_logs import MAX_BURSTS, OutputBursts
 
 
 class RecordingLogs:
@@ -249,27 +246,3 @@ def test_back_pressure_only_without_disk_and_nothing_is_lost():
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
-
-
-# ---- when a rank wrote output
-
-
-def written(*times):
-    bursts = OutputBursts()
-    for time in times:
-        bursts.add(time, 10)
-    return bursts.bursts
-
-
-def test_what_is_written_at_nearly_the_same_time_is_one_burst():
-    assert written() == ()
-    assert written(1.0, 1.05, 1.1, 3.0, 3.0, 9.0) == ((1.0, 1.1, 30.0), (3.0, 3.0, 20.0), (9.0, 9.0, 10.0))
-
-
-def test_there_are_never_many_and_no_byte_is_lost():
-    pauses = Random(1)
-    bursts = written(*accumulate(pauses.expovariate(0.1) for _ in range(5000)))
-    assert 8 <= len(bursts) <= MAX_BURSTS
-    assert sum(count for _, _, count in bursts) == 50_000
-    assert all(end < start for (_, end, _), (start, _, _) in pairwise(bursts))
-    assert written(*range(1000)) == ((0, 999, 10_000),)

@@ -202,15 +202,14 @@ def test_times_of_another_clock_are_corrected_by_the_last_word_on_it():
         (0.5, RecordClock(1, -7.0), 1),
         (1.0, ProfileEnded(1, 7.0, 6.0, "s", "f", 1, 2, "", False), 1),
         (2.0, RecordClock(1, -5.0, 0.001), 1),
-        (3.0, WorkerExited(1, 0, output_bursts=((7.0, 7.5, 120),)), 1),
+        (3.0, WorkerExited(1, 0), 1),
     )
     rank = log.ranks[1]
-    assert (rank.output[0].start, rank.output[0].end, rank.output[0].detail) == (2.0, 2.5, "120 bytes")
     assert (rank.profiles[0].start, rank.profiles[0].end, rank.clock_error) == (1.0, 2.0, 0.001)
 
 
 def test_values_that_no_process_has_are_left_out():
-    odd = (proof(1, math.nan), WorkerExited(0, 0, output_bursts=((1.0,),)), LauncherSignalled(10**9))
+    odd = (proof(1, math.nan), LauncherSignalled(10**9))
     (log,) = logs(*START[:-1], *((6.0, message, 1) for message in odd))
     assert len(log.ranks) == 2 and log.ranks[1].joined is None and log.end == 6.0
 
@@ -275,7 +274,7 @@ _SPANS = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 5)), max_size=12)
 def test_whatever_the_times_are_the_format_is_kept(calls, spans):
     calls = tuple(call(n, begin, begin + took, waited=took * 2, last=1) for n, (begin, took) in enumerate(calls, 1))
     spans = tuple(Span("s", *at(begin, begin + took)) for begin, took in spans)
-    check_events(list(chrome_events(job(rank(0, *calls, compilations=spans, output=spans, marks=())))))
+    check_events(list(chrome_events(job(rank(0, *calls, compilations=spans, marks=())))))
 
 
 @pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])

@@ -181,7 +181,6 @@ class WorkerExited:
     crash_dump:     what its fault handler wrote at a fatal signal
     stderr_tail:    the last lines of its stderr
     out_of_memory:  what the kernel says of its death, where it says that memory was short
-    output_bursts:  when it wrote output: start and end, in seconds since the epoch, and bytes
     """
 
     rank: int
@@ -189,7 +188,6 @@ class WorkerExited:
     crash_dump: str = ""
     stderr_tail: str = ""
     out_of_memory: str = ""
-    output_bursts: tuple[tuple[float, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

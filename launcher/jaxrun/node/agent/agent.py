@@ -219,6 +219,5 @@ class Agent:
         if crashed and FATAL_ERROR not in crash_dump:  # the program has led the fault handler to stderr, as absl does
             crash_dump = self._output.logs.crash_dump(worker.rank) or crash_dump
         self._report_flight(worker)
-        logs = self._output.logs
-        tail, bursts = logs.stderr_tail(worker.rank), logs.bursts(worker.rank)
-        self._report(WorkerExited(worker.rank, status, crash_dump, tail, oom, bursts))
+        tail = self._output.logs.stderr_tail(worker.rank)
+        self._report(WorkerExited(worker.rank, status, crash_dump, tail, oom))

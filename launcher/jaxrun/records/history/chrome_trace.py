@@ -1,7 +1,7 @@
 """A job as Chrome trace events, which Perfetto opens: a process for each rank, with tracks for what it did.
 
     the job       attempts, and what happened to all
-    rank 3 (h1)   phases · calls · compilations · output
+    rank 3 (h1)   phases · calls · compilations
                   a call that waited for others has its wait within it, or around it where it was dispatched earlier
 
 Times are microseconds since the job's start: since the epoch they would lose their nanoseconds in a float.
@@ -19,7 +19,7 @@ from jaxrun.records.history.job_trace import AttemptTrace, JobTrace, Moment, Ran
 
 Event = dict[str, Any]
 _JOB = 0  # the process of the job; that of a rank is rank + 1
-_PHASES, _CALLS, _COMPILATIONS, _OUTPUT = 1, 100, 200, 300  # tracks; those that need more lanes than one count on
+_PHASES, _CALLS, _COMPILATIONS = 1, 100, 200  # tracks; those that need more lanes than one count on
 _US_PER_S = 1e6
 _MIN_WAIT_S = 1e-6
 
@@ -60,7 +60,6 @@ def _rank_events(writer: _Writer, attempts: Sequence[RankTrace]) -> Iterator[Eve
     yield from writer.calls(process, [call for part in attempts for call in part.calls])
     compilations = [span for part in attempts for span in part.compilations]
     yield from writer.lanes(process, _COMPILATIONS, "compilations", compilations)
-    yield from writer.lanes(process, _OUTPUT, "output", [span for part in attempts for span in part.output])
 
 
 def _attempt_span(attempt: AttemptTrace) -> Span:

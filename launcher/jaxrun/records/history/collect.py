@@ -68,7 +68,6 @@ def _trace_attempt(log: AttemptLog, directory: Path, max_calls: int, culprits: C
             calls=calls.get(rank, ()),
             calls_made=sum(flight.call_counts.values()),
             compilations=tuple(_compilations(flight, stages, ranked, log.end)),
-            output=tuple(ranked.output),
             marks=tuple(ranked.marks if not culprits or rank in culprits else map(_as_consequence, ranked.marks)),
             trouble=flight.trouble,
             awaited=awaited.get(rank),

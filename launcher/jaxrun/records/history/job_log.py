@@ -25,7 +25,6 @@ from jaxrun.records.history.job_trace import Moment, Span
 from jaxrun.text import format_ranks, format_signal, format_sizes, format_status
 
 _MAX_S = 1e11  # some thousand years
-_MIN_OUTPUT_S = 0.001  # so that it can be seen
 
 
 @dataclass(slots=True)
@@ -48,7 +47,6 @@ class RankLog:
     joined: float | None = None
     cores: str = ""
     marks: list[Moment] = field(default_factory=list)
-    output: list[Span] = field(default_factory=list)
     profiles: list[Span] = field(default_factory=list)
 
     @property
@@ -187,8 +185,6 @@ def _add_to_rank(rank: RankLog, event: LoggedEvent, stopped: bool) -> None:
             rank.status = status
             if status and not stopped and Failed not in rank.at:
                 rank.marks.append(Moment(time, format_status(status), is_failure=True))
-            for start, stop, count in message.output_bursts:
-                rank.output.append(_output(_seconds(start) + rank.offset, _seconds(stop) + rank.offset, int(count)))
         case ProfileEnded() if message.started_at:
             start, stop = _seconds(message.started_at) + rank.offset, _seconds(message.time) + rank.offset
             rank.profiles.append(Span("JAX profile", start, max(start, stop), message.file or message.error))
@@ -199,7 +195,3 @@ def _seconds(value: float) -> float:
     if not abs(value) <= _MAX_S:
         raise ValueError(f"no time: {value!r:.40}")
     return value
-
-
-def _output(start: float, end: float, count: int) -> Span:
-    return Span("output", start, max(end, start + _MIN_OUTPUT_S), f"{count:,} bytes")

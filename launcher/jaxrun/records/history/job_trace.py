@@ -69,7 +69,6 @@ class RankTrace:
     calls:         the last ones that its flight recorder holds, in their order
     calls_made:    how many it has made in all
     compilations:  the stages of its compilations; one may lie within another
-    output:        when it wrote how much
     trouble:       why its calls are not, or not all, known; else empty
     awaited:       since when others wait for it in a call that it never entered; None if none do
     """
@@ -81,7 +80,6 @@ class RankTrace:
     calls: tuple[TracedCall, ...] = ()
     calls_made: int = 0
     compilations: tuple[Span, ...] = ()
-    output: tuple[Span, ...] = ()
     marks: tuple[Moment, ...] = ()
     trouble: str = ""
     awaited: float | None = None

@@ -114,7 +114,6 @@ class _Tables:
             "awaited": [[self.seconds(time), self.seconds(part.end)] for part, time in awaited],
             "phases": [self._span(span) for part in parts for span in part.phases],
             "compilations": [self._span(span) for part in parts for span in part.compilations],
-            "output": [self._span(span)[1:] for part in parts for span in part.output],
             "marks": [self.mark(mark) for part in parts for mark in part.marks],
             "calls": self._calls(parts, max_calls),
         }

@@ -7,7 +7,7 @@ let colours = {}, chosen = null, picture = null;  // `picture` of the overview
 
 function readColours() {
   const style = getComputedStyle(document.documentElement);
-  for (const name of ["panel", "ink", "muted", "line", "band", "call", "wait", "compile", "startup", "output", "accent",
+  for (const name of ["panel", "ink", "muted", "line", "band", "call", "wait", "compile", "startup", "accent",
                       "mild", "hot", "worst"])
     colours[name] = style.getPropertyValue(`--${name}`).trim();
 }
@@ -66,11 +66,6 @@ function drawRow(pen, row, top, width) {
   else for (let i = first; i < first + seen; i++) drawCall(pen, row, i, y, height, width);
   for (const [start, end] of row.awaited)
     if (end - start > 0.05) bar(pen, "others wait for it", start, end, heat(end - start), y, height, width);
-  pen.fillStyle = colours.output;
-  for (const [start, end] of row.output) {
-    if (end < view.from || start > view.to) continue;
-    pen.fillRect(x(start, width), top + ROW - pad + 0.5, Math.max(1.5, x(end, width) - x(start, width)), Math.max(1.5, pad - 1));
-  }
   let taken = -1;  // up to where flags have their names
   for (const mark of row.marks) taken = drawFlag(pen, mark, top, width, taken);
 }

@@ -105,8 +105,7 @@ function find(event) {
   const near = spans => spans.find(span => span[1] - 2 * pixel <= time && time <= span[2] + 2 * pixel);
   const mark = row.marks.find(([at]) => Math.abs(at - time) < 6 * pixel);
   const i = callAt(row, time, pixel);
-  return {row, time, i, mark, compiled: near(row.compilations), phase: near([...row.phases].reverse()),
-          wrote: row.output.find(([start, end]) => start - 2 * pixel <= time && time <= end + 2 * pixel)};
+  return {row, time, i, mark, compiled: near(row.compilations), phase: near([...row.phases].reverse())};
 }
 
 function hover(event) {
@@ -119,14 +118,13 @@ function hover(event) {
   tip.style.top = `${event.clientY + 18 + box.height > innerHeight ? event.clientY - box.height - 12 : event.clientY + 18}px`;
 }
 
-function describe({row, time, i, mark, compiled, phase, wrote}) {
+function describe({row, time, i, mark, compiled, phase}) {
   const at = `${row.label} · ${time.toFixed(4)} s`;
   if (mark) return [mark[1], mark[2], at].filter(Boolean);
   if (i >= 0) return [...describeCall(row, i), at];
   const [awaited] = row.awaited.filter(([start, end]) => start <= time && time <= end);
   if (awaited) return ["others wait for it in a call that it never enters", `for ${seconds(awaited[1] - awaited[0])}`, at];
   if (compiled) return [compiled[0], `took ${seconds(compiled[2] - compiled[1])}`, compiled[3], at].filter(Boolean);
-  if (wrote) return ["output", wrote[2], at];
   return phase ? [phase[0], `took ${seconds(phase[2] - phase[1])}`, phase[3], at].filter(Boolean) : [];
 }
 

@@ -1,9 +1,8 @@
-"""What is kept of each rank's output: log files with the exact bytes, and in memory the end of its stderr, and when."""
+"""What is kept of each rank's output: log files with the exact bytes, and in memory the end of its stderr."""
 
 from __future__ import annotations
 
 import os
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -11,13 +10,9 @@ from pathlib import Path
 from jaxrun.analysis.diagnosis.stacks import FATAL_ERROR
 from jaxrun.protocol.own_files import open_own_directory
 
-Burst = tuple[float, float, float]  # of output: start and end, in seconds since the epoch, and bytes
-
 STREAMS = ("out", "err")
 TAIL_BYTES = 4096
 _KEPT_BYTES = 2**15  # of stderr: a fault handler's dump of many threads, with its list of extension modules
-MAX_BURSTS = 64
-_PAUSE_S = 0.1  # what is written within this time of the last belongs to the same burst
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -42,7 +37,6 @@ class RankLogs:
         self._given_up: set[tuple[int, str]] = set()
         self._stderr: dict[int, bytes] = {}
         self._written: defaultdict[int, int] = defaultdict(int)
-        self._bursts: defaultdict[int, OutputBursts] = defaultdict(OutputBursts)
         if log_dir is not None:
             for rank in ranks:
                 for stream in STREAMS:
@@ -55,7 +49,6 @@ class RankLogs:
     def write(self, rank: int, stream: str, data: bytes) -> None:
         self.write_file(rank, stream, data)
         self._written[rank] += len(data)
-        self._bursts[rank].add(time.time(), len(data))
         if stream == "err":
             self._stderr[rank] = (self._stderr.get(rank, b"") + data[-_KEPT_BYTES:])[-_KEPT_BYTES:]
 
@@ -77,10 +70,6 @@ class RankLogs:
     def bytes_written(self, rank: int) -> int:
         """Return how much the worker has written so far."""
         return self._written[rank]
-
-    def bursts(self, rank: int) -> tuple[Burst, ...]:
-        """Return when it did."""
-        return self._bursts[rank].bursts
 
     def stderr_tail(self, rank: int) -> str:
         """Return the last lines of the worker's stderr, at most TAIL_BYTES."""
@@ -132,30 +121,3 @@ class RankLogs:
             self._report(
                 f"jaxrun: cannot write {path}: {error.strerror}; logs that fail so are given up, the job goes on"
             )
-
-
-class OutputBursts:
-    """Joins what is written shortly after each other; where that makes too many bursts, after longer pauses, too."""
-
-    def __init__(self) -> None:
-        self._bursts: list[Burst] = []
-        self._pause_s = _PAUSE_S
-
-    @property
-    def bursts(self) -> tuple[Burst, ...]:
-        return tuple(self._bursts)
-
-    def add(self, now: float, count: int) -> None:
-        """So many bytes have been written."""
-        self._append((now, now, float(count)))
-        while len(self._bursts) > MAX_BURSTS:
-            self._pause_s *= 2
-            bursts, self._bursts = self._bursts, []
-            for burst in bursts:
-                self._append(burst)
-
-    def _append(self, burst: Burst) -> None:
-        if self._bursts and burst[0] - self._bursts[-1][1] <= self._pause_s:
-            start, _, count = self._bursts.pop()
-            burst = (start, burst[1], count + burst[2])
-        self._bursts.append(burst)
