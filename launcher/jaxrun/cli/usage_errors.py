@@ -123,7 +123,7 @@ def describe_misplaced(ctx: click.Context, words: Sequence[str], program: Sequen
         if option is None or _mentions(text, name):
             continue
         end = at + (1 if equals or option.is_flag else 2)
-        if option.is_flag or _fits(ctx, option, value if equals else "".join(program[at + 1 : end])):
+        if option.is_flag or (end <= len(program) and _fits(ctx, option, value if equals else program[end - 1])):
             moved = program[at:end]
             instead = shlex.join(["jaxrun", *moved, *before, *program[:at], *program[end:]])
             return f"{shlex.join(moved)} goes to {program[0]}; did you mean {instead}?"
