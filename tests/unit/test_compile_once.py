@@ -174,12 +174,10 @@ def test_who_compiles_for_all_uses_the_cores_of_those_that_wait(rank, monkeypatc
     assert backend.compiled_on == {0}
 
 
-def test_what_cannot_be_loaded_is_compiled_and_told(rank, capsys):
+def test_what_cannot_be_loaded_is_compiled(rank):
     first, second = rank(), rank()
     first(b"a", content=b"damaged")
     assert second(b"a").how == "compiled"
-    said = "jaxrun: rank 0 (h) compiles what it could not load from another rank: it is damaged\n"
-    assert capsys.readouterr().err == said
 
 
 @pytest.mark.parametrize(

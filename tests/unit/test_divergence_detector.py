@@ -186,7 +186,7 @@ def test_what_follows_a_divergence_is_not_told(record):
     record.wait(100)
     end_well(record).wait(5)
     assert [text.partition("\n")[0] for text in record.lines] == ["the processes disagree at cross-process call #6"]
-    assert "only rank 0 made this call" in record.lines[0] and final_report(record).count("disagree") == 1
+    assert final_report(record).count("disagree") == 1
 
 
 # ---- record: programs of replicated values

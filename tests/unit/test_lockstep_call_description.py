@@ -20,7 +20,7 @@ import jaxrun_runtime
 from jaxrun.protocol.flight_file import ENTERED_WORD, HEADER_WORDS
 from jaxrun_runtime.lockstep import call_sites, program_signature
 from jaxrun_runtime.lockstep.call_sites import CallEntries, CallSites
-from jaxrun_runtime.lockstep.jax_hooks import CallInfo
+from jaxrun_runtime.lockstep.program_facts import CallInfo
 from jaxrun_runtime.lockstep.program_signature import LoweredProgram, lowering_fields
 
 pytestmark = pytest.mark.jax_version

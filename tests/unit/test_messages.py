@@ -224,7 +224,7 @@ def test_no_content_means_no_recorder():
 
 MALFORMED_FLIGHTS = """[] 7 {"level":"many"} {"level":null} {"level":Infinity} {"calls":[[1,2]]}
 {"calls":[[1.0,0,1,1,1,1]]} {"marks":[[0,[[1,2]]]]} {"programs":[[1,["a"]]]} {"pending":["0-3",1]} {"sites":7}"""
-MALFORMED_FLIGHTS += f' {{"agreed":[1{400 * "0"},1.0]}}'
+MALFORMED_FLIGHTS += f' {{"entered":1{400 * "0"}}}'
 
 
 @pytest.mark.parametrize("text", MALFORMED_FLIGHTS.split())
