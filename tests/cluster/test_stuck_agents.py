@@ -16,6 +16,9 @@ from launch_modes import ATTACHED, LAUNCHED, MPICH, OPEN_MPI_5, SLURM, Engine, L
 
 from jaxrun.controller.head.interruption import REPEATED_SIGNAL_S
 
+UNTIL_GO = (
+    RUNS + "print('ready', flush=True); any(iter(lambda: time.sleep(0.01) or os.path.exists({!r}), True)); done()"
+)
 BY_HAND = ("by_hand.py", *[RUNS + READY] * len(HOSTS))
 
 
@@ -84,6 +87,26 @@ def test_a_job_ends_without_a_stopped_agent(
     assert result.verdict()["exit_code"] == code, result
     assert result.code == code if direction == LAUNCHED else result.code != 0
     check_named(result, rank, seconds)
+
+
+@pytest.mark.usefixtures("mended")
+@pytest.mark.parametrize("engine", [OPEN_MPI_5, extended(SLURM)], ids=lambda engine: engine.label)
+def test_a_job_outlives_a_stopped_agent_and_a_link_that_is_cut_for_less_than_the_host_timeout(
+    make_runner: Callable[[LaunchMode], JobRunner], tmp_path: Path, engine: Engine
+) -> None:
+    go = tmp_path / "go"
+    runner = make_runner(LaunchMode(engine, LAUNCHED))
+    with runner.by_hand("--host-timeout", "60", code=UNTIL_GO.format(str(go))) as job:
+        stop_agent(job)
+        time.sleep(3.0)  # the default would end the job after 2 s if the kernel said nothing
+        os.kill(job.agent(1), signal.SIGCONT)
+        runner.bed.run("cut", "h2")
+        time.sleep(3.0)  # and now it does not
+        runner.bed.run("mend", "h2")
+        go.touch()
+        result = job.result()
+        job.gone()
+    assert result.code == 0 and not result.events("AgentLost"), result
 
 
 @pytest.mark.extended

@@ -1,5 +1,6 @@
 """A connection never blocks, keeps the order, and delivers all that came before its end; the head's to its agents."""
 
+import errno
 import socket
 import struct
 import time
@@ -7,13 +8,15 @@ from types import SimpleNamespace
 
 import pytest
 from listener_thread import wait_until
+from test_silence import Clock
 
 from jaxrun.controller.supervisor.connections import AgentConnections, RemoteOutput
+from jaxrun.controller.supervisor.host_watches import HostWatches
 from jaxrun.errors import ProtocolError
 from jaxrun.node.agent.pipes import READ_BYTES
-from jaxrun.node.channel import connection as connection_module
 from jaxrun.node.channel.connection import AGENT_TO_HEAD, HEAD_TO_AGENT, Connection
 from jaxrun.node.channel.event_loop import EventLoop
+from jaxrun.node.channel.silence import BEAT_INTERVAL_S
 from jaxrun.protocol.agent_messages import (
     JobInfo,
     OutputChunk,
@@ -150,7 +153,7 @@ def test_small_messages_go_at_once_and_the_kernel_monitors_the_peer():
     try:
         assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         assert one.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-        assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == connection_module.PEER_TIMEOUT_S * 1000
+        assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 1
         assert not one.getblocking()
     finally:
         connection.close()
@@ -169,6 +172,9 @@ class Unreachable:
     def recv(self, size):
         raise self.error
 
+    def getpeername(self):
+        raise OSError(107, "Transport endpoint is not connected")
+
     def setblocking(self, *args):
         pass
 
@@ -176,22 +182,21 @@ class Unreachable:
 
 
 ERRORS = {
-    "silence": (TimeoutError(110, "Connection timed out"), "nothing was heard from its host for 8 s"),
-    "no route": (OSError(113, "No route to host"), "nothing was heard from its host for 8 s"),
-    "a reset": (ConnectionResetError(104, "Connection reset by peer"), "the connection to its agent broke"),
+    "silence": TimeoutError(110, "Connection timed out"),
+    "a reset": ConnectionResetError(104, "Connection reset by peer"),
 }
 
 
-@pytest.mark.parametrize(("error", "reason"), ERRORS.values(), ids=ERRORS)
+@pytest.mark.parametrize("error", ERRORS.values(), ids=ERRORS)
 @pytest.mark.parametrize(
     "operation",
     [lambda connection: connection.receive(), lambda connection: connection.send(Shutdown(0))],
     ids=["receive", "send"],
 )
-def test_the_reason_of_a_lost_connection_is_recorded(error, reason, operation):
+def test_the_reason_of_a_lost_connection_is_recorded(error, operation):
     connection = Connection(Unreachable(error), AGENT_TO_HEAD, None)
     operation(connection)
-    assert connection.lost_reason == f"{reason} ({error.strerror})"
+    assert connection.lost_reason == f"the connection to its agent broke ({error.strerror})"
 
 
 # ---- the head's connections to the agents: what the network does not take, acknowledged output, and clocks
@@ -241,22 +246,46 @@ def test_a_host_has_answered_a_probe_also_where_more_is_on_its_way(loop, ends, c
     assert head.acknowledged_bytes() < head.queued_bytes and connections.unanswered_ranks() == []
     connections.probe()
     assert connections.unanswered_ranks() == [3]
-    assert len(receive(agent, TIMES + 2, lambda: loop.run_once(0.001))) == TIMES + 2
+    assert len(receive(agent, TIMES, lambda: loop.run_once(0.001))) == TIMES
 
 
-def test_a_silent_host_is_given_up_eight_seconds_after_its_last_word(loop, ends, connections, monkeypatch):
-    head, _ = ends
-    assert not connections.has_unconfirmed
+def test_beats_keep_a_host_busy_that_reads_and_reach_nobody(ends, connections):
+    head, agent = ends
+    watches = HostWatches(2.0, clock := Clock(), print, beats=True)
+    for _ in range(3):
+        sent = head.queued_bytes
+        assert watches.check(connections) == [] and head.queued_bytes > sent
+        wait_until(lambda: head.acknowledged_bytes() == head.queued_bytes)
+        sent = head.queued_bytes
+        assert watches.check(connections) == [] and head.queued_bytes == sent  # not yet due
+        clock.now += BEAT_INTERVAL_S
     connections.send((3,), OutputCredit(1))
-    assert connections.has_unconfirmed
-    wait_until(lambda: connections.give_up_silent() == [] and not connections.has_unconfirmed)
-    assert head.silence_s() is None  # all has arrived
-    send_much(connections)
-    # Its agent reads nothing, but its kernel answers.
-    assert head.silence_s() < 8 and connections.give_up_silent() == []
+    assert receive(agent) == [OutputCredit(1)]
+    while not head.unsent_bytes:  # the agent is stopped
+        connections.send((3,), LARGE)
+    sent = head.queued_bytes
+    assert watches.check(connections) == [] and head.queued_bytes == sent
+    watches.close()
+
+
+def test_of_many_agents_none_is_sent_beats(ends, connections):
+    watches = HostWatches(2.5, Clock(), print, beats=False)
+    assert watches.check(connections) == [] and ends[0].queued_bytes == 0
+    watches.close()
+
+
+def test_the_head_loses_a_silent_host_and_says_where_probes_are_of_no_use(ends, connections, monkeypatch):
+    head, said = ends[0], []
+    watches = HostWatches(2.0, clock := Clock(), said.append, beats=True)
+    monkeypatch.setattr(socket.socket, "connect_ex", lambda self, address: errno.EINPROGRESS)  # a firewall drops it
+    while not said:
+        assert watches.check(connections) == []
+        clock.now = watches.next_check
     monkeypatch.setattr(Connection, "silence_s", lambda self: 8.0)
-    assert connections.give_up_silent() == [(3, head)]
-    assert head.lost_reason == "nothing was heard from its host for 8 s (Connection timed out)"
+    assert watches.check(connections) == [(3, head)] and head.lost_reason == "nothing was heard from its host for 8 s"
+    reason = "such a host is lost after 8 s of silence, not after 2 s"
+    assert said == [f"jaxrun: 127.0.0.1 answers no probes, as behind a firewall: {reason}"]
+    watches.close()
 
 
 def test_an_idle_loop_does_not_wake_up_to_send(loop, ends, connections, monkeypatch):

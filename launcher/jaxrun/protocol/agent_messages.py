@@ -59,6 +59,8 @@ class JobInfo:
     probe:      whether HostFacts are to follow the report
     stage:      what is to be on each host's disk before the workers start
     environment:  variables that the ranks get and that matter to the report
+    host_timeout:  the seconds of silence after which the head's host counts as lost
+    closed_port:  of the head's host, at which nothing listens
     """
 
     job_id: str
@@ -68,6 +70,8 @@ class JobInfo:
     probe: bool = False
     stage: Stage | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    host_timeout: float = 2.0
+    closed_port: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,3 +315,4 @@ AgentOrder = StartWorker | HostTask | SignalWorker | InjectFault | RankQuery | P
 AgentMessage = AgentEvent | FirstOutput | ForkingDeclined | WorkerToAgent  # wherever the head is
 AgentToHead = AgentMessage | OutputChunk | StreamEnded
 HeadToAgent = JobInfo | AgentRefused | AgentOrder | ToRanks | OutputCredit | NextAttempt | Shutdown | AgentToWorker
+BEAT = OutputCredit(0)  # says nothing: what counts is that the agent's kernel confirms it

@@ -11,10 +11,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from jaxrun.controller.supervisor.connections import AgentConnection, AgentConnections
+from jaxrun.controller.supervisor.host_watches import HostWatches
 from jaxrun.errors import ProtocolError
 from jaxrun.node.channel.connection import AGENT_TO_HEAD
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.node.channel.listener import Peer
+from jaxrun.node.channel.silence import MAX_BEATS
 from jaxrun.protocol.agent_messages import (
     AgentAlone,
     AgentRefused,
@@ -29,8 +31,6 @@ from jaxrun.records.event_log.events import AgentTurnedAway, BadMessage, PeersDr
 if TYPE_CHECKING:
     from jaxrun.controller.supervisor.attempts import AttemptContext
 
-_SILENCE_CHECK_INTERVAL_S = 0.25  # while something is on its way to an agent
-
 OnMessage = Callable[[int, AgentConnection, AgentToHead], None]
 OnLost = Callable[[int, AgentConnection], None]
 
@@ -39,6 +39,7 @@ class AgentReceiver:
     """Admits agents until the program starts, and hands on what they say.
 
     is_closed: whether the start-up is over, in which the head names agents that do not fit; later ones are refused
+    watches:   those over the agents' hosts
     """
 
     def __init__(
@@ -71,9 +72,10 @@ class AgentReceiver:
         self._on_second_report = on_second_report
         self._on_lost = on_lost
         self._stale: set[AgentConnection] = set()  # on which nothing but the end of the earlier attempt counts
-        self._next_silence_check = 0.0
+        has_beats, timeout = len(self._agents) <= MAX_BEATS, job_info.host_timeout
+        self.watches = HostWatches(timeout, context.clock, context.output.print_line, beats=has_beats)
         self.is_closed = False
-        loop.add_timer(lambda: self._next_silence_check if connections.has_unconfirmed else None, self._drop_silent)
+        loop.add_timer(lambda: self.watches.next_check, self._drop_silent)
 
     def add(self, peer: Peer) -> None:
         connection: AgentConnection = AgentConnection(peer.connection, AGENT_TO_HEAD, peer.tags)
@@ -141,9 +143,8 @@ class AgentReceiver:
                 self._on_lost(number, connection)
 
     def _drop_silent(self) -> None:
-        """Lose the hosts that are silent, also where the kernel would wait for longer."""
-        self._next_silence_check = self._clock() + _SILENCE_CHECK_INTERVAL_S
-        for number, connection in self._connections.give_up_silent():
+        """Lose the hosts that are silent."""
+        for number, connection in self.watches.check(self._connections):
             self._on_readable(number, connection)
 
     def _drop_stale(self, connection: AgentConnection, messages: list[AgentToHead]) -> list[AgentToHead]:

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 
 from jaxrun.errors import ProtocolError
-from jaxrun.node.channel.connection import PEER_TIMEOUT_S, Connection
+from jaxrun.node.channel.connection import Connection
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.protocol.agent_messages import (
+    BEAT,
     AgentToHead,
     HostTask,
     OutputChunk,
@@ -43,7 +44,6 @@ class AgentConnections:
         self._by_number: dict[int, AgentConnection] = {}
         self._unsent: set[AgentConnection] = set()
         self._probed: dict[AgentConnection, int] = {}  # the bytes that had been queued with the last probe
-        self._unconfirmed: set[AgentConnection] = set()  # on which something was sent that may not have arrived
         self._others: dict[AgentConnection, int] = {}  # that are not their agent's; they are only told of the end
 
     def __iter__(self) -> Iterator[AgentConnection]:
@@ -74,7 +74,6 @@ class AgentConnections:
     def remove(self, number: int, connection: AgentConnection) -> bool:
         """Forget a connection; returns whether it was that of the agent."""
         self._unsent.discard(connection)
-        self._unconfirmed.discard(connection)
         self._others.pop(connection, None)
         was_agents = self._by_number.get(number) is connection
         if was_agents:
@@ -110,7 +109,7 @@ class AgentConnections:
 
     def probe(self) -> None:
         """Send something to all agents: what counts is only that the other side's kernel confirms it."""
-        self.send_all(OutputCredit(0))
+        self.send_all(BEAT)
         self._probed = {connection: connection.queued_bytes for connection in self._by_number.values()}
 
     def unanswered_ranks(self) -> list[int]:
@@ -121,20 +120,6 @@ class AgentConnections:
             if connection.acknowledged_bytes() < self._probed.get(connection, 0)
             for rank in self.ranks_of(number)
         )
-
-    @property
-    def has_unconfirmed(self) -> bool:
-        """Whether something was sent of which `give_up_silent` does not know yet that it has arrived."""
-        return bool(self._unconfirmed)
-
-    def give_up_silent(self) -> list[tuple[int, AgentConnection]]:
-        """Return, with their numbers, those that are lost from now on: their hosts are silent."""
-        waits = {one: seconds for one in self._unconfirmed if (seconds := one.silence_s()) is not None}
-        self._unconfirmed = set(waits)
-        silent = {one for one, seconds in waits.items() if seconds >= PEER_TIMEOUT_S}
-        for connection in silent:
-            connection.mark_silent()
-        return [(number, connection) for number, connection in self.items() if connection in silent] if silent else []
 
     def flush(self, timeout: float) -> None:
         """Send what waits, for at most `timeout` seconds, without the event loop."""
@@ -165,7 +150,6 @@ class AgentConnections:
 
     def _send(self, connection: AgentConnection, frame: bytes) -> None:
         connection.send_frame(frame)
-        self._unconfirmed.add(connection)
         if connection.unsent_bytes and connection not in self._unsent:
             self._unsent.add(connection)
             self._loop.set_writer(connection.fileno(), partial(self._flush, connection))

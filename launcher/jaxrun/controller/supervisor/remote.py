@@ -24,6 +24,7 @@ from jaxrun.node.agent.agent import LISTENER
 from jaxrun.node.channel.host_addresses import HostAddress, describe_addresses
 from jaxrun.node.channel.listener import listen_on_tcp
 from jaxrun.node.channel.rendezvous import RendezvousFile
+from jaxrun.node.channel.silence import LATE_S, MAX_BEATS, reserve_port
 from jaxrun.protocol import auth
 from jaxrun.protocol.addresses import format_addresses
 from jaxrun.protocol.agent_messages import JobInfo
@@ -86,7 +87,10 @@ class RemoteAgents:
             self._stage_listener = listen_on_tcp(offered, auth.peer_token(self._token), everywhere=everywhere)
             stage = replace(staged.stage, port=self._stage_listener.sockets[0].getsockname()[1])
         given = relevant_variables(plan.job.env)
-        self._job_info = JobInfo(plan.job_id, directory.name, platforms, restarts, plan.job.probe_hosts, stage, given)
+        self._reserved = reserve_port()
+        timeout = plan.job.host_timeout + (LATE_S if len(plan.agents) > MAX_BEATS else 0.0)
+        port, probe = self._reserved.getsockname()[1], plan.job.probe_hosts
+        self._job_info = JobInfo(plan.job_id, directory.name, platforms, restarts, probe, stage, given, timeout, port)
         self._listener = listen_on_tcp(offered, self._token, everywhere=everywhere, port=self._endpoint.port)
         self.listen_addresses = describe_addresses(self._listener.addresses, offered)
 
@@ -167,6 +171,7 @@ class RemoteAgents:
         for launch in filter(None, (*self._retired, self._launch)):
             print_notice(launch.close())
         self._listener.close()
+        self._reserved.close()
         if self._staged is not None:
             self._stage_listener.close()
         hangs = server is not None and bool(server.silent_ranks - {0})

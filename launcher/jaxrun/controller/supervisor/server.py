@@ -120,6 +120,7 @@ class AgentServer:
         return outcome
 
     def close_loop(self) -> None:
+        self._receiver.watches.close()
         self._loop.close()
 
     @property
@@ -156,7 +157,7 @@ class AgentServer:
         self.connections.wait_for_end(_AGENT_EXIT_S if wait and self.silent_ranks else 0)
         for connection in self.connections:
             connection.close()
-        self._loop.close()
+        self.close_loop()
 
     # ---- orders of the head
 

@@ -9,6 +9,7 @@ import os
 import select
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -26,6 +27,7 @@ from jaxrun.node.agent.spawn import setup_of_orders
 from jaxrun.node.agent.worker_group import ForkServers, WorkerGroup
 from jaxrun.node.channel.connection import HEAD_TO_AGENT, Connection
 from jaxrun.node.channel.event_loop import EventLoop
+from jaxrun.node.channel.silence import HostWatch, SilenceLimit
 from jaxrun.protocol.agent_messages import (
     AgentConnected,
     AgentOrder,
@@ -127,6 +129,7 @@ class _AgentJob:
         self._environ = environ
         self._tasks = HostTasks(number, connection, token, environ, report)
         self._stops_left = 1 if by_terminal else None  # until a signal that asks for the end does not ask the head
+        self._check_head: Callable[[], float | None] = lambda: None  # whether its host is lost; returns when again
         self._fork_servers = ForkServers()
         self._gpu_memory: GpuMemory | None = None
         self._snapshots = ""  # the directory of those on this host, once it has had ranks
@@ -144,7 +147,8 @@ class _AgentJob:
         connection, signals, tasks = self._connection, self._signals, self._tasks
         starts: dict[int, StartWorker] = {}
         while True:
-            select.select([connection.fileno(), signals.fileno()], [], [])
+            wait = 0.0 if connection.has_messages else self._check_head()
+            select.select([connection.fileno(), signals.fileno()], [], [], wait)
             for signum in signals.receive():
                 if signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) and (order := self._on_stop(signum)):
                     return order
@@ -153,6 +157,9 @@ class _AgentJob:
                 match message:
                     case JobInfo():
                         tasks.info = message
+                        closed = (connection.peer[0], message.closed_port, *connection.peer[2:])
+                        watch = HostWatch(SilenceLimit(message.host_timeout).of_agent(), closed, time.monotonic)
+                        self._check_head = partial(watch.poll, (connection,))
                         report = tasks.report()
                         if report.gpu_names and message.restarts:
                             self._gpu_memory = GpuMemory(self._environ)
@@ -210,8 +217,10 @@ class _AgentJob:
         print(f"jaxrun: {format_ranks(self._ranks)} on {os.uname().nodename}: {text}", file=sys.stderr, flush=True)
 
     def _is_stopped(self) -> bool:
-        """Whether somebody asks for the end: by a signal, or the head, which sends nothing else now."""
-        return self._signals.stop_requested or bool(select.select([self._connection.fileno()], [], [], 0)[0])
+        """Whether somebody asks for the end: by a signal, or the head, which sends nothing else now but beats."""
+        self._check_head()
+        self._connection.push_back(orders := self._connection.receive())
+        return self._signals.stop_requested or bool(orders or self._connection.lost_reason)
 
     def supervise_workers(self, starts: tuple[StartWorker, ...]) -> _Order:
         """Start the workers and serve them until the head ends attempt or job, or is lost; returns its order."""
@@ -282,9 +291,12 @@ class _AgentJob:
 
         loop.add_reader(self._signals.fileno(), SIGNALS, on_signals)
         loop.add_reader(self._connection.fileno(), MESSAGES, on_orders)
+        loop.add_poller(self._check_head)
         loop.add_poller(relay.flush_due)
         agent.start()
         on_orders()  # those that came together with the order to start are not announced by the descriptor
         while last is None:
             loop.run_once()
+            if self._connection.lost_reason:
+                on_orders()
         return last

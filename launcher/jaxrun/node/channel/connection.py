@@ -3,34 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
-import os
 import socket
 import struct
 import sys
 import termios
 from collections.abc import Mapping
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from jaxrun.protocol import agent_messages
+from jaxrun.protocol.agent_messages import BEAT
 from jaxrun.protocol.codec import MessageDecoder, encode, message_types
 from jaxrun.protocol.message_tags import ConnectionTags, digest
 
 _RECEIVE_BYTES = 2**18
-# The kernel closes the connection when the other host's kernel has not answered for PEER_TIMEOUT_S. Where something was
-# sent since the host was last heard it counts from there, and may take 5 s more: `silence_s` counts from the last word.
-_KEEPALIVE_IDLE_S = 3
-_KEEPALIVE_INTERVAL_S = 1
-_KEEPALIVE_PROBES = 5
-PEER_TIMEOUT_S = _KEEPALIVE_IDLE_S + _KEEPALIVE_PROBES * _KEEPALIVE_INTERVAL_S
-_LAST_ACK_RECEIVED = struct.Struct("56xI")  # tcp_info.tcpi_last_ack_recv: ms since anything came from the other host
+KEEPALIVE_S = 1
+_KEEPALIVE_PROBES = 127  # the most that there are: silence.py decides earlier
+_HEARD = struct.Struct("52xII")  # tcp_info.tcpi_last_data_recv and tcpi_last_ack_recv, in ms
+_WINDOW = slice(228, 232)  # tcp_info.tcpi_snd_wnd, since Linux 5.4: how many bytes the other host has room for
+_LEAST_WINDOW = 2**14
 
 M = TypeVar("M")
 
 
 AGENT_TO_HEAD = message_types(agent_messages.AgentToHead)
 HEAD_TO_AGENT = message_types(agent_messages.HeadToAgent)
+_BEAT = encode(BEAT)
 
 
 class Connection(Generic[M]):
@@ -45,6 +43,9 @@ class Connection(Generic[M]):
         self._unsent = bytearray()
         self._sent_bytes = 0
         self._pushed_back: list[M] = []
+        self.peer: tuple[Any, ...] = ("", 0)  # the address of the other end, unless that has gone already
+        with contextlib.suppress(OSError):
+            self.peer = connection.getpeername()
         self.lost_reason = ""  # why nothing more can come or go
 
     def fileno(self) -> int:
@@ -92,13 +93,18 @@ class Connection(Generic[M]):
             if not data:
                 self.lost_reason = self.lost_reason or "the connection to its agent was closed"
                 break
-            arrived += self._codec.feed(data)
+            arrived += [message for message in self._codec.feed(data) if message != BEAT]
             if len(data) < _RECEIVE_BYTES:
                 break
         return arrived
 
     def push_back(self, messages: list[M]) -> None:
         self._pushed_back = messages
+
+    @property
+    def has_messages(self) -> bool:
+        """Whether some were pushed back: no descriptor announces them."""
+        return bool(self._pushed_back)
 
     @property
     def queued_bytes(self) -> int:
@@ -112,35 +118,36 @@ class Connection(Generic[M]):
             return self._sent_bytes - int.from_bytes(waiting, sys.byteorder)
         return self.queued_bytes
 
-    def silence_s(self) -> float | None:
-        """For how many seconds nothing was heard from the other host's kernel; None if it has nothing to confirm."""
+    def silence_s(self) -> float:
+        """For how many seconds nothing was heard from the other host's kernel; 0 once the connection is closed."""
         with contextlib.suppress(OSError):
-            if self.acknowledged_bytes() < self.queued_bytes:
-                info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_ACK_RECEIVED.size)
-                return float(_LAST_ACK_RECEIVED.unpack(info)[0] / 1000)
-        return None
+            info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _HEARD.size)
+            return float(min(_HEARD.unpack(info)) / 1000)
+        return 0.0
 
-    def mark_silent(self) -> None:
-        """Give up a connection that has been silent for PEER_TIMEOUT_S."""
-        self._mark_lost(TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)))
+    def send_beat(self) -> None:
+        """Send what the other kernel acknowledges, unless it has to anyway, or its process reads nothing any more."""
+        if self.acknowledged_bytes() == self.queued_bytes:
+            window = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _WINDOW.stop)[_WINDOW]
+            if not window or int.from_bytes(window, sys.byteorder) >= _LEAST_WINDOW:
+                self.send_frame(_BEAT)
+
+    def give_up(self, silence_s: float) -> None:
+        """Take the other host for lost, of which nothing was heard for so long."""
+        self.lost_reason = self.lost_reason or f"nothing was heard from its host for {silence_s:g} s"
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._socket.close()
 
     def _mark_lost(self, error: OSError) -> None:
-        silent = isinstance(error, TimeoutError) or "route" in str(error)
-        what = (
-            f"nothing was heard from its host for {PEER_TIMEOUT_S} s" if silent else "the connection to its agent broke"
-        )
-        self.lost_reason = self.lost_reason or f"{what} ({error.strerror})"
+        self.lost_reason = self.lost_reason or f"the connection to its agent broke ({error.strerror})"
 
 
 def enable_keepalive(connection: socket.socket) -> None:
     """Let the kernel notice a host or a network that is gone, and send small messages at once."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_IDLE_S)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_INTERVAL_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_S)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _KEEPALIVE_PROBES)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, PEER_TIMEOUT_S * 1000)

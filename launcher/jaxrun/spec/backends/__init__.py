@@ -31,7 +31,7 @@ class Backend:
     options: tuple[str, ...]
 
 
-HOST_OPTIONS = ("hosts", "interface")
+HOST_OPTIONS = ("hosts", "network")
 
 BACKENDS = {
     "local": Backend("jaxrun.spec.backends.local", ("simulated hosts",)),
@@ -41,7 +41,7 @@ BACKENDS = {
 ATTACH = "attach"  # `jaxrun attach`, whose processes somebody else has started
 HOSTS = "hosts"  # a command on each host, which --host-rank tells apart
 _BY_HAND = {  # not for --backend
-    ATTACH: Backend("", ("interface",)),
+    ATTACH: Backend("", ("network",)),
     HOSTS: Backend("jaxrun.spec.backends.by_hand", (*HOST_OPTIONS, "fewer hosts", "by hand")),
 }
 

@@ -196,7 +196,7 @@ class JobOptions(WorkerSettings):
         group=MPIRUN,
         default="",
         metavar="NAME",
-        needs="interface",
+        needs="network",
     )
     cpus_per_process: int | None = _slurm(
         "--cpus-per-process", "How many cores to request for each process.", check=at_least(1)
@@ -281,6 +281,14 @@ class JobOptions(WorkerSettings):
         "How long ranks may take to end before SIGKILL. "
         f"[default: {SIGNAL_GRACE_S:g} after SIGTERM and Ctrl-C, else {FAILURE_GRACE_S:g}]",
         check=_check_grace,
+    )
+    host_timeout: float = _failure(
+        "--host-timeout",
+        "Another host is lost after this time without an answer of its kernel, which answers whatever its processes "
+        "do. [default: {default}, which a link survives that is cut for 1 s; {backends}]",
+        default=2.0,
+        check=positive_seconds,
+        needs="network",
     )
     max_restarts: int = _failure(
         "--max-restarts",

@@ -1,0 +1,51 @@
+"""Watches the hosts of all agents: sends beats to the agents, and gives up the connections to hosts that are lost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from jaxrun.controller.supervisor.connections import AgentConnection, AgentConnections
+from jaxrun.node.channel.silence import BEAT_INTERVAL_S, LATE_S, LONGEST_SILENCE_S, HostWatch, SilenceLimit
+
+_CHECK_INTERVAL_S = 0.1  # the least; hosts are many
+
+
+class HostWatches:
+    """A HostWatch for each address from which agents have connected; the ports of these connections refuse probes."""
+
+    def __init__(self, timeout: float, clock: Callable[[], float], say: Callable[[str], None], *, beats: bool) -> None:
+        limit = SilenceLimit(timeout)
+        self._limit = limit if beats else SilenceLimit(timeout, limit.suspect_after + LATE_S)
+        self._clock = clock
+        self._say = say
+        self._watches: dict[str, HostWatch] = {}
+        self._next_beat = 0.0 if beats else math.inf
+        self.next_check = 0.0
+
+    def check(self, connections: AgentConnections) -> list[tuple[int, AgentConnection]]:
+        """Do what is due; return the connections that are lost from now on, with the numbers of their agents."""
+        now, items = self._clock(), connections.items()
+        if now >= self._next_beat:
+            self._next_beat = now + BEAT_INTERVAL_S
+            for _, connection in items:
+                connection.send_beat()
+        hosts: dict[str, list[AgentConnection]] = {}
+        for _, connection in items:
+            hosts.setdefault(connection.peer[0], []).append(connection)
+        self.next_check = min(self._next_beat, now + BEAT_INTERVAL_S)
+        for ip, of_host in hosts.items():
+            if ip not in self._watches:
+                self._watches[ip] = HostWatch(self._limit, of_host[0].peer, self._clock)
+            self.next_check = min(self.next_check, now + max(self._watches[ip].poll(of_host), _CHECK_INTERVAL_S))
+            if self._watches[ip].probes.in_vain(self._limit) and self._limit.timeout < LONGEST_SILENCE_S:
+                self._say(
+                    f"jaxrun: {ip.removeprefix('::ffff:')} answers no probes, as behind a firewall: such a host is "
+                    f"lost after {LONGEST_SILENCE_S:g} s of silence, not after {self._limit.timeout:g} s"
+                )
+                self._say = lambda text: None  # once will do
+        return [(number, connection) for number, connection in items if connection.lost_reason]
+
+    def close(self) -> None:
+        for watch in self._watches.values():
+            watch.close()

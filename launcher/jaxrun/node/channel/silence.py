@@ -1,0 +1,124 @@
+"""When a silent host counts as lost: its kernel, which answers whatever its processes do, leaves probes unanswered.
+
+A probe is the first packet of a TCP connection to a port where nothing listens. The other kernel refuses it at once.
+Each probe is sent anew, as TCP repeats what is lost ever more slowly. How many stay unanswered is what counts, and not
+the time: a process, or a host, that stands still itself sends none meanwhile.
+
+The head sends beats, which the agents' kernels acknowledge, so that probes are rare. Of more than MAX_BEATS agents none
+gets any: there the kernels' keepalives, one a second, cost no time of the head.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxrun.node.channel.connection import Connection
+
+BEAT_INTERVAL_S = 0.5
+MAX_BEATS = 1000
+LATE_S = 0.5  # by which a host is suspected later where there are keepalives only
+LONGEST_SILENCE_S = 8.0  # of the connection, where probes do not tell
+_GRACE_S = 0.1  # for what is late; a probe too many does no harm
+_PROBE_INTERVAL_S = 0.2
+# An agent probes late: a host whose link is down forgets its neighbours' addresses, and asks for one that it needs only
+# once a second. If it has begun with that while the link is cut, it can answer nobody for up to a second after.
+_PROBES_OF_AGENT = 2
+_SENT = (errno.EINPROGRESS, errno.ECONNREFUSED, errno.ENETUNREACH, errno.EHOSTUNREACH)
+_ANSWERED = (errno.ECONNREFUSED, errno.EISCONN, 0)
+
+
+def reserve_port() -> socket.socket:
+    """A socket that holds a TCP port of this host at which nothing listens. Raises OSError."""
+    reserved = socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET)
+    reserved.bind(("", 0))
+    return reserved
+
+
+@dataclass(frozen=True, slots=True)
+class SilenceLimit:
+    """A host is probed `suspect_after` seconds after its last word, and lost after `timeout`."""
+
+    timeout: float
+    suspect_after: float = BEAT_INTERVAL_S + _GRACE_S
+
+    @property
+    def probes(self) -> int:
+        """How many probes it leaves unanswered if it is lost."""
+        return max(1, round((self.timeout - self.suspect_after) / _PROBE_INTERVAL_S))
+
+    def of_agent(self) -> SilenceLimit:
+        """What an agent has for the head's host."""
+        return SilenceLimit(self.timeout, max(self.suspect_after, self.timeout - _PROBES_OF_AGENT * _PROBE_INTERVAL_S))
+
+
+@dataclass(frozen=True, slots=True)
+class Probes:
+    """How many probes of a host were left unanswered in a row, and whether it has ever answered one."""
+
+    unanswered: int = 0
+    answers: bool = False
+
+    def update(self, limit: SilenceLimit, silence_s: float, *, answered: bool) -> Probes:
+        """What is known now that the host's last word is so old; `answered`: the latest probe was."""
+        return Probes(0, True) if answered or (self.answers and silence_s < limit.suspect_after) else self
+
+    def is_due(self, limit: SilenceLimit, silence_s: float) -> bool:
+        """Whether to send another: to a host that is silent, and at first, to find out whether it answers."""
+        return silence_s >= limit.suspect_after if self.answers else not self.in_vain(limit)
+
+    def in_vain(self, limit: SilenceLimit) -> bool:
+        """Whether probes do not tell: a firewall may drop them."""
+        return not self.answers and self.unanswered >= limit.probes
+
+    def lost_after(self, limit: SilenceLimit, silence_s: float) -> float | None:
+        """The seconds of silence after which the host is lost, if it is."""
+        if self.answers and self.unanswered >= limit.probes:
+            return limit.timeout
+        longest = max(LONGEST_SILENCE_S, limit.timeout)  # also if something else answers in its place
+        return longest if silence_s >= longest else None
+
+
+class HostWatch:
+    """Probes one host, at a TCP address where nothing listens, whenever nothing is heard of it."""
+
+    def __init__(self, limit: SilenceLimit, address: tuple[Any, ...], clock: Callable[[], float]) -> None:
+        self.probes = Probes()
+        self._limit = limit
+        self._clock = clock
+        self._address = address
+        self._probe: socket.socket | None = None
+        self._next_check = 0.0
+
+    def poll(self, connections: Sequence[Connection[Any]]) -> float:
+        """Do what is due; return the seconds until something is again. Gives all connections up if the host is lost."""
+        now = self._clock()
+        if now < self._next_check:
+            return self._next_check - now
+        silence_s = min(connection.silence_s() for connection in connections)
+        answered = self._probe is not None and self._probe.connect_ex(self._address) in _ANSWERED
+        self.close()
+        probes = self.probes.update(self._limit, silence_s, answered=answered)
+        if lost_after := probes.lost_after(self._limit, silence_s):
+            for connection in connections:
+                connection.give_up(lost_after)
+            return 0.0
+        wait = max(self._limit.suspect_after - (0 if answered else silence_s), _GRACE_S)
+        if probes.is_due(self._limit, silence_s) and not answered:
+            wait = _PROBE_INTERVAL_S
+            with contextlib.suppress(OSError):  # for want of descriptors
+                self._probe = socket.socket(socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET)
+                self._probe.setblocking(False)
+                is_sent = self._probe.connect_ex(self._address) in _SENT
+                probes = Probes(probes.unanswered + is_sent, probes.answers)
+        self.probes, self._next_check = probes, max(self._next_check + wait, now + _GRACE_S)
+        return self._next_check - now
+
+    def close(self) -> None:
+        if self._probe is not None:
+            self._probe.close()
+            self._probe = None
