@@ -16,7 +16,7 @@ from jaxrun.errors import ProtocolError
 from jaxrun.node.channel.connection import AGENT_TO_HEAD
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.node.channel.listener import Peer
-from jaxrun.node.channel.silence import MAX_BEATS
+from jaxrun.node.channel.silence import MANY_AGENTS
 from jaxrun.protocol.agent_messages import (
     AgentAlone,
     AgentRefused,
@@ -39,7 +39,6 @@ class AgentReceiver:
     """Admits agents until the program starts, and hands on what they say.
 
     is_closed: whether the start-up is over, in which the head names agents that do not fit; later ones are refused
-    watches:   those over the agents' hosts
     """
 
     def __init__(
@@ -72,8 +71,8 @@ class AgentReceiver:
         self._on_second_report = on_second_report
         self._on_lost = on_lost
         self._stale: set[AgentConnection] = set()  # on which nothing but the end of the earlier attempt counts
-        has_beats, timeout = len(self._agents) <= MAX_BEATS, job_info.host_timeout
-        self.watches = HostWatches(timeout, context.clock, context.output.print_line, beats=has_beats)
+        is_many, timeout = len(self._agents) > MANY_AGENTS, job_info.host_timeout
+        self.watches = HostWatches(timeout, context.clock, context.output.print_line, many=is_many)
         self.is_closed = False
         loop.add_timer(lambda: self.watches.next_check, self._drop_silent)
 

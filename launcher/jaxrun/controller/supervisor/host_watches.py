@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 from jaxrun.controller.supervisor.connections import AgentConnection, AgentConnections
-from jaxrun.node.channel.silence import BEAT_INTERVAL_S, LATE_S, LONGEST_SILENCE_S, HostWatch, SilenceLimit
+from jaxrun.node.channel.silence import BEAT_INTERVAL_S, GRACE_S, LATE_S, LONGEST_SILENCE_S, HostWatch, SilenceLimit
 
 _CHECK_INTERVAL_S = 0.1  # the least; hosts are many
 
@@ -14,26 +13,27 @@ _CHECK_INTERVAL_S = 0.1  # the least; hosts are many
 class HostWatches:
     """A HostWatch for each address from which agents have connected; the ports of these connections refuse probes."""
 
-    def __init__(self, timeout: float, clock: Callable[[], float], say: Callable[[str], None], *, beats: bool) -> None:
-        limit = SilenceLimit(timeout)
-        self._limit = limit if beats else SilenceLimit(timeout, limit.suspect_after + LATE_S)
+    def __init__(self, timeout: float, clock: Callable[[], float], say: Callable[[str], None], *, many: bool) -> None:
+        """`many`: whether there are more than MANY_AGENTS, for which `timeout` has LATE_S in it."""
+        self._beat_interval = BEAT_INTERVAL_S + (LATE_S if many else 0.0)
+        self._limit = SilenceLimit(timeout, self._beat_interval + GRACE_S)
         self._clock = clock
         self._say = say
         self._watches: dict[str, HostWatch] = {}
-        self._next_beat = 0.0 if beats else math.inf
+        self._next_beat = 0.0
         self.next_check = 0.0
 
     def check(self, connections: AgentConnections) -> list[tuple[int, AgentConnection]]:
         """Do what is due; return the connections that are lost from now on, with the numbers of their agents."""
         now, items = self._clock(), connections.items()
         if now >= self._next_beat:
-            self._next_beat = now + BEAT_INTERVAL_S
+            self._next_beat = now + self._beat_interval
             for _, connection in items:
                 connection.send_beat()
         hosts: dict[str, list[AgentConnection]] = {}
         for _, connection in items:
             hosts.setdefault(connection.peer[0], []).append(connection)
-        self.next_check = min(self._next_beat, now + BEAT_INTERVAL_S)
+        self.next_check = self._next_beat
         for ip, of_host in hosts.items():
             if ip not in self._watches:
                 self._watches[ip] = HostWatch(self._limit, of_host[0].peer, self._clock)

@@ -24,7 +24,7 @@ from jaxrun.node.agent.agent import LISTENER
 from jaxrun.node.channel.host_addresses import HostAddress, describe_addresses
 from jaxrun.node.channel.listener import listen_on_tcp
 from jaxrun.node.channel.rendezvous import RendezvousFile
-from jaxrun.node.channel.silence import LATE_S, MAX_BEATS, reserve_port
+from jaxrun.node.channel.silence import LATE_S, MANY_AGENTS, reserve_port
 from jaxrun.protocol import auth
 from jaxrun.protocol.addresses import format_addresses
 from jaxrun.protocol.agent_messages import JobInfo
@@ -34,6 +34,7 @@ from jaxrun.records.output.output import Output
 from jaxrun.records.rundir.rundir import RunDir, attempt_directory
 from jaxrun.spec.backends.quarantine import add_to_quarantine
 from jaxrun.spec.job.layout import wanted_platforms
+from jaxrun.spec.job.options import HOST_TIMEOUT_S
 from jaxrun.spec.job.plan import LaunchCommand, Plan
 from jaxrun.terminal import print_notice
 
@@ -88,7 +89,7 @@ class RemoteAgents:
             stage = replace(staged.stage, port=self._stage_listener.sockets[0].getsockname()[1])
         given = relevant_variables(plan.job.env)
         self._reserved = reserve_port()
-        timeout = plan.job.host_timeout + (LATE_S if len(plan.agents) > MAX_BEATS else 0.0)
+        timeout = (plan.job.host_timeout or HOST_TIMEOUT_S) + (LATE_S if len(plan.agents) > MANY_AGENTS else 0.0)
         port, probe = self._reserved.getsockname()[1], plan.job.probe_hosts
         self._job_info = JobInfo(plan.job_id, directory.name, platforms, restarts, probe, stage, given, timeout, port)
         self._listener = listen_on_tcp(offered, self._token, everywhere=everywhere, port=self._endpoint.port)

@@ -17,7 +17,8 @@ from jaxrun.protocol.codec import MessageDecoder, encode, message_types
 from jaxrun.protocol.message_tags import ConnectionTags, digest
 
 _RECEIVE_BYTES = 2**18
-KEEPALIVE_S = 1
+_KEEPALIVE_IDLE_S = 3  # an agent sends nothing that early to a head that may be cut off (silence.py)
+_KEEPALIVE_INTERVAL_S = 1
 _KEEPALIVE_PROBES = 127  # the most that there are: silence.py decides earlier
 _HEARD = struct.Struct("52xII")  # tcp_info.tcpi_last_data_recv and tcpi_last_ack_recv, in ms
 _WINDOW = slice(228, 232)  # tcp_info.tcpi_snd_wnd, since Linux 5.4: how many bytes the other host has room for
@@ -148,6 +149,6 @@ def enable_keepalive(connection: socket.socket) -> None:
     """Let the kernel notice a host or a network that is gone, and send small messages at once."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_IDLE_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_INTERVAL_S)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _KEEPALIVE_PROBES)

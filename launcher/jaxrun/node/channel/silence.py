@@ -4,8 +4,8 @@ A probe is the first packet of a TCP connection to a port where nothing listens.
 Each probe is sent anew, as TCP repeats what is lost ever more slowly. How many stay unanswered is what counts, and not
 the time: a process, or a host, that stands still itself sends none meanwhile.
 
-The head sends beats, which the agents' kernels acknowledge, so that probes are rare. Of more than MAX_BEATS agents none
-gets any: there the kernels' keepalives, one a second, cost no time of the head.
+The head sends beats, which the agents' kernels acknowledge, so that probes are rare. They cost the head some time, so
+more than MANY_AGENTS get them less often.
 """
 
 from __future__ import annotations
@@ -20,14 +20,11 @@ from typing import Any
 from jaxrun.node.channel.connection import Connection
 
 BEAT_INTERVAL_S = 0.5
-MAX_BEATS = 1000
-LATE_S = 0.5  # by which a host is suspected later where there are keepalives only
+MANY_AGENTS = 1000
+LATE_S = 0.5  # by which beats, suspicions and losses come later where there are many agents
 LONGEST_SILENCE_S = 8.0  # of the connection, where probes do not tell
-_GRACE_S = 0.1  # for what is late; a probe too many does no harm
+GRACE_S = 0.1  # for what is late; a probe too many does no harm
 _PROBE_INTERVAL_S = 0.2
-# An agent probes late: a host whose link is down forgets its neighbours' addresses, and asks for one that it needs only
-# once a second. If it has begun with that while the link is cut, it can answer nobody for up to a second after.
-_PROBES_OF_AGENT = 2
 _SENT = (errno.EINPROGRESS, errno.ECONNREFUSED, errno.ENETUNREACH, errno.EHOSTUNREACH)
 _ANSWERED = (errno.ECONNREFUSED, errno.EISCONN, 0)
 
@@ -44,7 +41,7 @@ class SilenceLimit:
     """A host is probed `suspect_after` seconds after its last word, and lost after `timeout`."""
 
     timeout: float
-    suspect_after: float = BEAT_INTERVAL_S + _GRACE_S
+    suspect_after: float = BEAT_INTERVAL_S + GRACE_S
 
     @property
     def probes(self) -> int:
@@ -53,7 +50,9 @@ class SilenceLimit:
 
     def of_agent(self) -> SilenceLimit:
         """What an agent has for the head's host."""
-        return SilenceLimit(self.timeout, max(self.suspect_after, self.timeout - _PROBES_OF_AGENT * _PROBE_INTERVAL_S))
+        # A host whose link is down forgets its neighbours' addresses, and asks for one that it needs once a second. If
+        # it begins while the link is cut, it can answer nobody for up to a second after: so an agent probes late.
+        return SilenceLimit(self.timeout, max(self.suspect_after, self.timeout - 2 * _PROBE_INTERVAL_S))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +106,7 @@ class HostWatch:
             for connection in connections:
                 connection.give_up(lost_after)
             return 0.0
-        wait = max(self._limit.suspect_after - (0 if answered else silence_s), _GRACE_S)
+        wait = max(self._limit.suspect_after - (0 if answered else silence_s), GRACE_S)
         if probes.is_due(self._limit, silence_s) and not answered:
             wait = _PROBE_INTERVAL_S
             with contextlib.suppress(OSError):  # for want of descriptors
@@ -115,7 +114,7 @@ class HostWatch:
                 self._probe.setblocking(False)
                 is_sent = self._probe.connect_ex(self._address) in _SENT
                 probes = Probes(probes.unanswered + is_sent, probes.answers)
-        self.probes, self._next_check = probes, max(self._next_check + wait, now + _GRACE_S)
+        self.probes, self._next_check = probes, max(self._next_check + wait, now + GRACE_S)
         return self._next_check - now
 
     def close(self) -> None:

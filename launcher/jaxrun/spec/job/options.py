@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _MAX_PROCESSES = 1_000_000  # a slip of the finger beyond
 FAILURE_GRACE_S = 5.0  # for exit handlers after a failure, and for a rank that a Ctrl-C does not reach
 SIGNAL_GRACE_S = 30.0  # after SIGTERM, or KeyboardInterrupt
+HOST_TIMEOUT_S = 2.0
 GROW_S = 600.0  # a stop and a start cost seconds to two minutes
 RESTART_ON = ("failure", "lost", "stall")  # any failure; lost hosts and signals; a stall
 PLATFORMS = ("auto", "cpu", "gpu", "cuda", "rocm", "tpu")
@@ -282,11 +283,10 @@ class JobOptions(WorkerSettings):
         f"[default: {SIGNAL_GRACE_S:g} after SIGTERM and Ctrl-C, else {FAILURE_GRACE_S:g}]",
         check=_check_grace,
     )
-    host_timeout: float = _failure(
+    host_timeout: float | None = _failure(
         "--host-timeout",
         "Another host is lost after this time without an answer of its kernel, which answers whatever its processes "
-        "do. [default: {default}, which a link survives that is cut for 1 s; {backends}]",
-        default=2.0,
+        f"do. [default: {HOST_TIMEOUT_S:g}, which a link survives that is cut for 1 s; {{backends}}]",
         check=positive_seconds,
         needs="network",
     )
