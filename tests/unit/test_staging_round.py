@@ -11,7 +11,7 @@ from jaxrun.errors import UnavailableError
 from jaxrun.node.forkserver import early
 from jaxrun.protocol.agent_messages import StartWorker
 from jaxrun.protocol.stage_messages import CopyStaged, Stage, StagedContent, StagedCopied
-from jaxrun.protocol.staged_paths import read_staged, staged_argv, staged_path, staged_variables
+from jaxrun.protocol.staged_paths import read_staged, staged_path, use_copies
 from jaxrun.records.event_log.actions import Finish, PrintLine
 from jaxrun.records.event_log.events import Tick
 
@@ -86,11 +86,10 @@ def test_paths_below_a_source_lead_to_its_copy(monkeypatch, tmp_path):
     assert staged_path("train.py", staged) == "/tmp/2/copy/train.py"
     assert staged_path("train.py", {}) == "train.py"
     python = "/home/me/venv/bin/python"
-    argv = staged_argv((python, "-m", "jaxrun_runtime", "train.py", "train.py"), staged)
-    assert argv == ("/tmp/1/copy/bin/python", "-m", "jaxrun_runtime", "/tmp/2/copy/train.py", "train.py")
-    assert staged_argv((python, "-m", "jaxrun_runtime", "-m", "train"), staged)[3:] == ("-m", "train")
     environ = {"PATH": "/home/me/venv/bin:/bin", "PYTHONPATH": f"/x:{tmp_path}/src", "HOME": "/home/me/venv"}
-    variables = staged_variables(environ, staged)
+    argv, variables = use_copies((python, "-m", "jaxrun_runtime", "train.py", "train.py"), environ, staged)
+    assert argv == ("/tmp/1/copy/bin/python", "-m", "jaxrun_runtime", "/tmp/2/copy/train.py", "train.py")
+    assert use_copies((python, "-m", "jaxrun_runtime", "-m", "train"), {}, staged)[0][3:] == ("-m", "train")
     assert read_staged(variables) == staged and read_staged({}) == {}
     assert variables.items() >= {"PATH": "/tmp/1/copy/bin:/bin", "PYTHONPATH": "/x:/tmp/2/copy/src"}.items()
     assert "HOME" not in variables

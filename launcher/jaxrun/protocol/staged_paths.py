@@ -21,18 +21,16 @@ def staged_path(path: str, staged: Mapping[str, str]) -> str:
     return path
 
 
-def staged_argv(argv: tuple[str, ...], staged: Mapping[str, str]) -> tuple[str, ...]:
-    """`python … -m jaxrun_runtime PROGRAM …` with the copies in place of their sources."""
+def use_copies(
+    argv: tuple[str, ...], environ: Mapping[str, str], staged: Mapping[str, str]
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return `python … -m jaxrun_runtime PROGRAM …`, and the variables that name files, with copies for sources."""
     at = argv.index(RUNTIME) + 1
     program = argv[at] if argv[at] == "-m" else staged_path(argv[at], staged)
-    return (staged_path(argv[0], staged), *argv[1:at], program, *argv[at + 1 :])
-
-
-def staged_variables(environ: Mapping[str, str], staged: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that hold paths, with the copies in place of their sources, and JAXRUN_STAGED."""
     lists = {name: environ[name].split(":") for name in _PATH_VARIABLES if environ.get(name)}
     variables = {name: ":".join(staged_path(part, staged) for part in parts) for name, parts in lists.items()}
-    return {**variables, _STAGED: json.dumps(staged)}
+    argv = (staged_path(argv[0], staged), *argv[1:at], program, *argv[at + 1 :])
+    return argv, {**variables, _STAGED: json.dumps(staged)}
 
 
 def read_staged(environ: Mapping[str, str]) -> dict[str, str]:

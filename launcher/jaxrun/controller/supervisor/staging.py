@@ -17,7 +17,7 @@ from jaxrun.node.staging.copies import Copies
 from jaxrun.node.staging.source import copy_directory, list_directory
 from jaxrun.node.staging.transfer import PieceStream, name_copy, pass_on
 from jaxrun.protocol.stage_messages import Stage, StagedContent
-from jaxrun.protocol.staged_paths import staged_argv, staged_path, staged_variables
+from jaxrun.protocol.staged_paths import staged_path, use_copies
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import Plan
 from jaxrun.terminal import print_notice
@@ -63,9 +63,8 @@ def stage_directories(job: Job) -> Staged:
 def stage_here(plan: Plan, environ: Mapping[str, str]) -> Plan:
     """The plan of workers that start from this host's copies."""
     found = stage_directories(plan.job)
-    staged = found.copies.by_source(found.stage)
-    variables = staged_variables(plan.base_env(environ), staged)
-    return replace(plan, argv=staged_argv(plan.argv, staged), set_env={**plan.set_env, **variables})
+    argv, variables = use_copies(plan.argv, plan.base_env(environ), found.copies.by_source(found.stage))
+    return replace(plan, argv=argv, set_env={**plan.set_env, **variables})
 
 
 def _resolve(named: Path) -> str:

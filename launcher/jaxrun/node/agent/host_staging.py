@@ -18,7 +18,7 @@ from jaxrun.protocol.addresses import parse_addresses
 from jaxrun.protocol.auth import peer_token
 from jaxrun.protocol.connect import HeadAddress, connect
 from jaxrun.protocol.stage_messages import CopyStaged, Stage, StagedCopied
-from jaxrun.protocol.staged_paths import staged_argv, staged_variables
+from jaxrun.protocol.staged_paths import use_copies
 
 _CONNECT_S = 10.0
 _BLAME_S = 5.0  # before a failure of another host is reported: that one reports it, or the head notices its loss
@@ -76,8 +76,8 @@ class HostStaging:
         staged: Mapping[str, str] = {}
         with contextlib.suppress(OSError):
             staged = self._find_copies().by_source(self._stage)
-        variables = staged_variables(setup.environ, staged)
-        return replace(setup, argv=staged_argv(setup.argv, staged), environ={**setup.environ, **variables})
+        argv, variables = use_copies(setup.argv, setup.environ, staged)
+        return replace(setup, argv=argv, environ={**setup.environ, **variables})
 
     def _find_copies(self) -> Copies:
         self._copies = self._copies or Copies(self._stage.base)
