@@ -255,7 +255,8 @@ def _report(rank: int, size: int, sees_run_dir: bool) -> AgentReport:
 def _hello(begin: StartWorker) -> Hello:
     now = time.time()
     versions = {"python": "3.11.7", "jax": "0.10.2", "jaxlib": "0.10.2", "numpy": "2.4.0"}
-    return Hello(begin.rank, begin.host, 1000 + begin.rank, now, now, versions, "0" * 64, dict(begin.environment))
+    rank, host = begin.worker.rank, begin.worker.host
+    return Hello(rank, host, 1000 + rank, now, now, versions, "0" * 64, dict(begin.environment))
 
 
 def _look(pid: int) -> Look:

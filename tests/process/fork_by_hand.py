@@ -53,4 +53,5 @@ def _become(worker, descriptors, codes):
     env = WorkerEnv.from_env(worker.environment)
     channel, stacks, flight = (descriptors[name] for name in ("channel", "stacks", "flight"))
     env = replace(env, channel_fd=channel, stacks_fd=stacks, flight_fd=flight)
+    os.environ.update({**worker.environment, **env.to_env()})
     worker_by_hand.live(env, codes[env.rank])

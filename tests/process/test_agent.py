@@ -112,9 +112,8 @@ def test_daemons_that_workers_left_behind_hold_up_nothing_and_are_gone_at_the_en
 
 def test_attempts_leave_no_descriptor_open_in_the_launcher(run_job):
     ends = "done() if attempt == '4' else os._exit(2 + int(attempt))"
-    code = (
-        f"run(); attempt = os.environ['JAXRUN_ATTEMPT']; print(len(os.listdir(f'/proc/{{os.getppid()}}/fd'))); {ends}"
-    )
+    shows = "print(len(os.listdir(f'/proc/{os.getppid()}/fd')), flush=True)"
+    code = f"run(); attempt = os.environ['JAXRUN_ATTEMPT']; {shows}; {ends}"
     result = run_job(code, CLEAN, options=("--max-restarts", "3"))
     assert result.code == 0, result
     open_then = [path.read_text() for path in sorted(result.run_dir.rglob("rank-0000.out"))]

@@ -161,12 +161,6 @@ def test_an_array_that_all_ranks_hold_comes_whole_and_of_another_the_error_says_
     assert [np.concatenate(part).tolist() for part in parts] == [[0, 1], [2, 3], [4, 5]]
 
 
-def test_a_large_function_is_warned_of(gang):
-    heavy = bytes(2**24)
-    with pytest.warns(UserWarning, match="16 MiB, which are sent to every rank with each call; pass large arrays"):
-        assert gang.run(lambda: len(heavy)).main == 2**24
-
-
 def answer_values():
     from jaxrun_runtime.gang import calls
 

@@ -7,6 +7,7 @@ longer import of jax: so this module imports no more than it must.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -173,4 +174,5 @@ def _channel() -> tuple[socket.socket, socket.socket]:
 def start_process(argv: Sequence[str], environ: Mapping[str, str], streams: tuple[int, ...]) -> int:
     """Start `argv` in its own session, with `streams` as its first descriptors; returns its process id. OSError."""
     actions = [(os.POSIX_SPAWN_DUP2, source, target) for target, source in enumerate(streams)]
-    return os.posix_spawn(argv[0], list(argv), environ, file_actions=actions, setsid=True)
+    ignored = (signal.SIGPIPE, signal.SIGXFSZ)  # by Python, and by no other program
+    return os.posix_spawn(argv[0], list(argv), environ, file_actions=actions, setsid=True, setsigdef=ignored)
