@@ -17,7 +17,7 @@ from jaxrun.frontends.top.samples import take_samples
 from jaxrun.frontends.top.screen import LastLine, View, render
 from jaxrun.protocol.flight import DispatchedCall, Flight, PendingCall, ProgramInfo
 from jaxrun.protocol.flight_file import EVERY_CALL
-from jaxrun.protocol.snapshot_messages import RankVitals
+from jaxrun.protocol.snapshot_messages import RankReply
 from jaxrun.records.rundir.running_job import RunningJob, find_running_job
 
 WIDTH, HEIGHT = 96, 14
@@ -55,10 +55,12 @@ def made_up() -> View:
         pending = PendingCall(group, 1204, 1, 1, now - 12.3) if rank != LATE else None
         return Flight(EVERY_CALL, pending=pending, calls=(made,), call_counts={group: 1203}, programs=programs)
 
-    def vitals(rank: int, time: float) -> RankVitals:
+    def vitals(rank: int, time: float) -> RankReply:
         wait = "hrtimer_nanosleep" if rank == LATE else "futex_wait_queue"
         busy = 0.2 if rank == LATE else 1.0
-        return RankVitals(time, time * busy, 3 * 2**30 + rank * 2**16, wait, 0.0 if rank == LATE else 100.0, 61 * 2**30)
+        gpu, memory = 0.0 if rank == LATE else 100.0, 3 * 2**30 + rank * 2**16
+        used = {"cpu_seconds": time * busy, "memory_bytes": memory, "gpu_percent": gpu, "gpu_bytes": 61 * 2**30}
+        return RankReply(rank, time=time, kernel_wait=wait, **used)
 
     ranks = range(RANKS)
     hosts = {rank: f"gpu{rank // PER_HOST:03}" for rank in ranks}
