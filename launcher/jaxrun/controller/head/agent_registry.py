@@ -112,7 +112,8 @@ class AgentRegistry:
     def describe_network(self, taken: NcclNetwork) -> str:
         """The line about the network that NCCL has taken; empty if another host has said the same."""
         text = describe_choice(taken.network, taken.provider, (facts for _, facts in self._fabrics()))
-        where = f", on {self.reports[taken.rank].host}" if self._networks else ""
+        report = self.reports.get(taken.rank)
+        where = f", on {report.host}" if report is not None and self._networks else ""
         is_new = text not in self._networks
         self._networks.add(text)
         return f"{text}{where}" if is_new else ""
