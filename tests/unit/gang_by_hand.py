@@ -11,7 +11,8 @@ from types import SimpleNamespace
 from jaxrun.frontends.gang.call import GangCall
 from jaxrun.frontends.gang.rank_connections import RankConnections
 from jaxrun.node.channel.listener import Peer
-from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind, GangMessageReader, GangMessageWriter, pack
+from jaxrun.protocol.gang_connection import GangMessageReader, GangMessageWriter
+from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind, pack
 from jaxrun.protocol.payload import Payload, pickle_exception
 
 NUMBER = 1  # of the call

@@ -16,7 +16,8 @@ from gang_by_hand import FakeGang
 from jaxrun.errors import ProtocolError, UnavailableError, UsageError
 from jaxrun.frontends.gang.rank_connections import RankListener
 from jaxrun.node.channel.event_loop import EventLoop
-from jaxrun.protocol.gang_messages import GangMessageKind, GangMessageReader, pack
+from jaxrun.protocol.gang_connection import GangMessageReader
+from jaxrun.protocol.gang_messages import GangMessageKind, pack
 from jaxrun.protocol.names import GANG_ADDRESS, GANG_TOKEN
 from jaxrun_runtime.gang import __main__ as gang_connect
 

@@ -13,7 +13,8 @@ from jaxrun.protocol import auth
 from jaxrun.protocol.agent_messages import SignalWorker, WorkerSpawned
 from jaxrun.protocol.auth import Challenge, ClientHandshake, ServerHandshake, Welcome, make_proof
 from jaxrun.protocol.codec import MessageDecoder, encode, message_types
-from jaxrun.protocol.gang_messages import GangMessageKind, GangMessageReader, GangMessageWriter, pack
+from jaxrun.protocol.gang_connection import GangMessageReader, GangMessageWriter
+from jaxrun.protocol.gang_messages import GangMessageKind, pack
 from jaxrun.protocol.message_tags import ConnectionTags, Tags, derive_tags, digest
 
 TOKEN = auth.new_token()

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrun.errors import ProtocolError
-from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind, GangMessageReader, GangMessageWriter, pack
+from jaxrun.protocol.gang_connection import GangMessageReader, GangMessageWriter
+from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind, pack
 from jaxrun.protocol.payload import make_memory_file
 
 HEAVY = 2**18  # bytes from which arrays go into shared memory

@@ -12,7 +12,7 @@ from jaxrun.errors import UnavailableError
 from jaxrun.protocol import shared_memory as directories
 from jaxrun_runtime.state_snapshots import host_memory, placement
 from jaxrun_runtime.state_snapshots.host_memory import HostMemory, file_name, read_region
-from jaxrun_runtime.state_snapshots.peers import RankServer, connect_to_rank
+from jaxrun_runtime.state_snapshots.peers import PeerMemory, RankServer
 from jaxrun_runtime.state_snapshots.placement import KeptRegion, Region, StateSnapshot
 
 TOKEN = "ab" * 32
@@ -143,7 +143,7 @@ def test_a_copy_arrives_and_is_read_and_strangers_are_refused(own, monkeypatch):
     monkeypatch.setattr(host_memory, "_CHUNK_BYTES", 16)
     there = HostMemory("job", "h2")
     server = RankServer(there, TOKEN, "127.0.0.1")
-    peer, content = connect_to_rank(1, server.address, TOKEN, 0), bytes(range(40))
+    peer, content = PeerMemory(1, server.address, TOKEN, 0), bytes(range(40))
     name = keep(HostMemory("job", "h1"), SNAPSHOT, content, copies=[peer.write])
     found = there.find_whole(name)
     assert found == (SNAPSHOT, Region(0, ((0, 40), (2, 3))))
@@ -159,10 +159,10 @@ def test_a_copy_arrives_and_is_read_and_strangers_are_refused(own, monkeypatch):
         peer.read(f"../job-snapshots-h1/{name}", 0, 3)
     with pytest.raises(OSError, match=r"rank 1: .*ends early"):
         peer.read(name, 0, 1000)
-    peer.connection.shutdown(socket.SHUT_RDWR)
+    peer._connection.socket.shutdown(socket.SHUT_RDWR)
     with pytest.raises(ConnectionError, match="the connection to rank 1, for snapshots, was lost"):
         peer.read(name, 0, 3)
-    peer.connection.close()
+    peer._connection.socket.close()
 
 
 def test_another_token_or_changed_chunk_is_refused(own, monkeypatch):
@@ -170,20 +170,21 @@ def test_another_token_or_changed_chunk_is_refused(own, monkeypatch):
     server = RankServer(memory, TOKEN, "127.0.0.1")
     monkeypatch.setattr("jaxrun_runtime.state_snapshots.peers._CONNECT_TIMEOUT_S", 0.5)
     with pytest.raises(UnavailableError, match="does not know the token"):
-        connect_to_rank(1, server.address, "cd" * 32, 0)
-    peer = connect_to_rank(1, server.address, TOKEN, 0)
-    flush = peer._writer.flush
+        PeerMemory(1, server.address, "cd" * 32, 0)
+    peer = PeerMemory(1, server.address, TOKEN, 0)
+    writer = peer._connection._writer
+    flush = writer.flush
 
     def flush_another():
-        assert peer._writer._pieces[-2] == b"abcd"
-        peer._writer._pieces[-2] = memoryview(b"abcD")  # before its tag
+        assert writer._pieces[-2] == b"abcd"
+        writer._pieces[-2] = memoryview(b"abcD")  # before its tag
         flush()
 
-    monkeypatch.setattr(peer._writer, "flush", flush_another)
+    monkeypatch.setattr(writer, "flush", flush_another)
     with pytest.raises(ConnectionError):
         peer.write("1_0_0_", 68, 64, b"abcd")
     assert memory.names() == []
-    peer.connection.close()
+    peer._connection.socket.close()
 
 
 # ---- how long the directories stay

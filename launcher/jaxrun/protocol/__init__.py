@@ -7,7 +7,7 @@ its name: the command line needs the variables only, and the messages would cost
 |-------------------------|----------------------------------------|-----------------------------|
 | worker and agent        | worker_messages                        | codec                       |
 | agent and head          | agent_messages (after auth)            | codec                       |
-| gang's rank and parent  | gang_messages (after auth)             | gang_messages, payload      |
+| gang's rank and parent  | gang_messages (after auth)             | gang_connection, payload    |
 | - in a map              | map_messages                           | pickled within gang_messages |
 | - in a pytest session   | pytest_messages                        | pickled within gang_messages |
 """

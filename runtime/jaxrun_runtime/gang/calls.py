@@ -19,7 +19,8 @@ from typing import Any
 
 import jaxrun_runtime
 from jaxrun.errors import ProtocolError
-from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind, GangMessageReader, GangMessageWriter, pack
+from jaxrun.protocol.gang_connection import BlockingConnection
+from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind, pack
 from jaxrun.protocol.message_tags import ConnectionTags
 from jaxrun.protocol.payload import OwnedDescriptor, Payload, pickle_exception
 from jaxrun_runtime import failure_report
@@ -42,9 +43,7 @@ class CallerConnection:
         self.rank: int = jaxrun_runtime.rank
         self.size: int = jaxrun_runtime.size
         self._shares_memory = connection.family == socket.AF_UNIX
-        self._connection = connection
-        self._reader = GangMessageReader(connection, tags.received if tags is not None else None)
-        self._writer = GangMessageWriter(connection, tags.sent if tags is not None else None)
+        self._connection = BlockingConnection(connection, tags, "the caller")
         self._send_lock = threading.Lock()
         self._interrupts = CallInterrupts()
         self._call_number = 0
@@ -146,21 +145,20 @@ class CallerConnection:
     def _send(self, message: GangMessage) -> None:
         with self._interrupts.deferred(), self._send_lock:
             try:
-                self._writer.add(message)
-                self._writer.flush()
-            except OSError as error:
+                self._connection.send(message)
+            except ConnectionError as error:
                 self._shut_down = True
                 raise CallEnded from error
 
     def _receive(self) -> GangMessage:
         poll = select.poll()
-        poll.register(self._connection, select.POLLIN)
+        poll.register(self._connection.socket, select.POLLIN)
         if self._received is None:
             poll.poll()
         with self._interrupts.deferred():
             try:
-                self._received = self._received or self._reader.receive()
-            except (EOFError, OSError, ProtocolError) as error:
+                self._received = self._received or self._connection.receive()
+            except (ConnectionError, ProtocolError) as error:
                 self._shut_down = True
                 raise CallEnded from error
         message, self._received = self._received, None  # an interrupt before this leaves it for the next `_receive`

@@ -22,8 +22,9 @@ _HEADER = struct.Struct(f"<Qq16sL{HEADER_BYTES - 36}x")  # number, step, structu
 _MODE = 0o600
 _CGROUP = Path("/sys/fs/cgroup")
 
-Write = Callable[[str, int, int, bytes | memoryview], None]  # HostMemory.write, here or on another host
-Read = Callable[[str, int, int], bytes | memoryview]
+Data = bytes | bytearray | memoryview
+Write = Callable[[str, int, int, Data], None]  # HostMemory.write, here or on another host
+Read = Callable[[str, int, int], Data]
 
 
 class HostMemory:
@@ -33,7 +34,7 @@ class HostMemory:
         """Raises OSError if there is no such memory, or it is not this user's alone."""
         self._directory = open_shared_directory(snapshot_directory(job_id, host))
 
-    def write(self, name: str, size: int, offset: int, data: bytes | memoryview) -> None:
+    def write(self, name: str, size: int, offset: int, data: Data) -> None:
         """Write into a file, which is made if need be, and has then `size` bytes. Raises OSError without memory."""
         fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE, dir_fd=self._directory)
         try:
@@ -118,7 +119,7 @@ def read_region(read: Read, snapshot: StateSnapshot, region: Region, nbytes: int
     return b"".join(chunk for _, chunk in _chunks(read, file_name(snapshot, region), nbytes))
 
 
-def _chunks(read: Read, name: str, nbytes: int) -> Iterator[tuple[int, bytes | memoryview]]:
+def _chunks(read: Read, name: str, nbytes: int) -> Iterator[tuple[int, Data]]:
     """The bytes of a region, in chunks with their offsets in the file."""
     end = HEADER_BYTES + nbytes
     for offset in range(HEADER_BYTES, end, _CHUNK_BYTES):

@@ -25,10 +25,9 @@ from jaxrun.errors import ProtocolError
 from jaxrun.protocol.addresses import Address, parse_addresses
 from jaxrun.protocol.auth import ServerHandshake
 from jaxrun.protocol.connect import HeadAddress, connect
-from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind, GangMessageReader, GangMessageWriter
+from jaxrun.protocol.gang_connection import BlockingConnection
 from jaxrun.protocol.message_tags import ConnectionTags
-from jaxrun.protocol.payload import Payload
-from jaxrun_runtime.state_snapshots.host_memory import HostMemory
+from jaxrun_runtime.state_snapshots.host_memory import Data, HostMemory
 
 _CONNECT_TIMEOUT_S = 30.0
 _HANDSHAKE_TIMEOUT_S = 10.0
@@ -36,57 +35,41 @@ _MAX_UNPROVEN = 64  # connections; when there are more, the first is dropped
 _NONCE = bytes(12)
 
 
-class PeerConnection:
-    """An authenticated connection to the rank `rank`, which blocks: the memory of its host.
+class PeerMemory:
+    """The memory of the host of another rank.
 
-    Also raises ConnectionError or ProtocolError.
+    Its operations also raise ConnectionError or ProtocolError.
     """
 
-    def __init__(self, rank: int, connection: socket.socket, tags: ConnectionTags | None, token: str) -> None:
-        assert tags is not None
-        connection.setblocking(True)
-        self.rank = rank
-        self.connection = connection
-        cipher = AESGCM(hmac.digest(token.encode(), b"jaxrun snapshots", "sha256"))
-        for each in (tags.sent, tags.received):
-            each.digest = lambda *pieces: cipher.encrypt(
-                _NONCE, b"", pieces[0] if len(pieces) == 1 else b"".join(pieces)
-            )
-        self._reader = GangMessageReader(connection, tags.received)
-        self._writer = GangMessageWriter(connection, tags.sent)
+    def __init__(self, rank: int, address: str, token: str, own_rank: int) -> None:
+        """Connect. Raises UnavailableError."""
+        where, target = HeadAddress(token, parse_addresses(address)), f"rank {rank}, a peer for snapshots,"
+        found = connect(lambda: where, own_rank, _CONNECT_TIMEOUT_S, target=target)
+        self._rank = rank
+        self._connection = _open_connection(rank, found.connection, found.tags, token)
 
-    def write(self, name: str, size: int, offset: int, data: bytes | memoryview) -> None:
+    def write(self, name: str, size: int, offset: int, data: Data) -> None:
         self._request({"name": name, "offset": offset, "size": size, "is_write": True}, data)
 
-    def read(self, name: str, offset: int, nbytes: int) -> bytes | memoryview:
+    def read(self, name: str, offset: int, nbytes: int) -> Data:
         return self._request({"name": name, "offset": offset, "size": nbytes, "is_write": False})
 
-    def _request(self, note: dict[str, Any], chunk: bytes | memoryview = b"") -> bytes | memoryview:
-        try:
-            self.send(note, chunk)
-            reply, data = self.receive()
-        except (EOFError, OSError):  # the other end's fault, by this text: see diagnosis/consequences.py
-            raise ConnectionError(f"the connection to rank {self.rank}, for snapshots, was lost") from None
-        if reply["error"]:
-            raise OSError(f"rank {self.rank}: {reply['error']}")
-        return data
-
-    def send(self, note: dict[str, Any], chunk: bytes | memoryview = b"") -> None:
-        payload = Payload(buffers=(memoryview(chunk),) if chunk else ())
-        self._writer.add(GangMessage(GangMessageKind.VALUE, 0, payload, json.dumps(note).encode()))
-        self._writer.flush()
-
-    def receive(self) -> tuple[dict[str, Any], bytes | memoryview]:
-        """A note and a chunk. Raises EOFError, OSError or ProtocolError."""
-        message = self._reader.receive()
-        return json.loads(message.note), message.payload.buffers[0] if message.payload.buffers else b""
+    def _request(self, note: dict[str, Any], chunk: Data = b"") -> Data:
+        self._connection.send_bytes(chunk, json.dumps(note).encode())
+        reply = self._connection.receive()
+        if error := json.loads(reply.note)["error"]:
+            raise OSError(f"rank {self._rank}: {error}")
+        return reply.payload.body
 
 
-def connect_to_rank(rank: int, address: str, token: str, own_rank: int) -> PeerConnection:
-    """Raises UnavailableError."""
-    where = HeadAddress(token, parse_addresses(address))
-    found = connect(lambda: where, own_rank, _CONNECT_TIMEOUT_S, target=f"rank {rank}, a peer for snapshots,")
-    return PeerConnection(rank, found.connection, found.tags, token)
+def _open_connection(
+    rank: int, connection: socket.socket, tags: ConnectionTags | None, token: str
+) -> BlockingConnection:
+    assert tags is not None
+    cipher = AESGCM(hmac.digest(token.encode(), b"jaxrun snapshots", "sha256"))
+    for each in (tags.sent, tags.received):
+        each.digest = lambda *pieces: cipher.encrypt(_NONCE, b"", pieces[0] if len(pieces) == 1 else b"".join(pieces))
+    return BlockingConnection(connection, tags, f"rank {rank}, for snapshots,")
 
 
 class RankServer:
@@ -120,15 +103,16 @@ class RankServer:
             connection.settimeout(_HANDSHAKE_TIMEOUT_S)
             handshake.advance()  # which waits now
             self._unproven.remove(connection)
-            peer = PeerConnection(handshake.rank, connection, handshake.tags, self._token)
+            peer = _open_connection(handshake.rank, connection, handshake.tags, self._token)
             while True:
-                note, chunk = peer.receive()
+                request = peer.receive()
+                note = json.loads(request.note)
                 name, data, error = note["name"].replace("/", ""), b"", ""
                 try:
                     if note["is_write"]:
-                        self._memory.write(name, note["size"], note["offset"], chunk)
+                        self._memory.write(name, note["size"], note["offset"], request.payload.body)
                     else:
                         data = self._memory.read(name, note["offset"], note["size"])
                 except OSError as failure:
                     error = str(failure)
-                peer.send({"error": error}, data)
+                peer.send_bytes(data, json.dumps({"error": error}).encode())

@@ -26,7 +26,7 @@ from jaxrun.text import format_bytes
 from jaxrun_runtime import checkpoints, jax_private, join
 from jaxrun_runtime.state_snapshots import arrays, placement
 from jaxrun_runtime.state_snapshots.host_memory import SLOTS, HostMemory, read_region
-from jaxrun_runtime.state_snapshots.peers import PeerConnection, RankServer, connect_to_rank
+from jaxrun_runtime.state_snapshots.peers import PeerMemory, RankServer
 from jaxrun_runtime.state_snapshots.placement import Bounds, KeptRegion, Places, Region, StateSnapshot
 
 _ON_DISK = "go on from the checkpoint on disk"
@@ -87,7 +87,7 @@ class SnapshotKeeper:
         self._failure: BaseException | None = None
         self._laid_out_for: Any = None
         self._share: Sequence[KeptRegion] = ()
-        self._peers: dict[int, PeerConnection] = {}
+        self._peers: dict[int, PeerMemory] = {}
         self._memory = HostMemory(env.job_id, env.host)
         ip = join.local_address_towards(os.environ[COORDINATOR_ADDRESS])
         self._server = RankServer(self._memory, env.rank_token, ip)
@@ -204,12 +204,12 @@ class SnapshotKeeper:
 
     # ---- the other ranks
 
-    def _memory_of(self, rank: int) -> HostMemory | PeerConnection:
+    def _memory_of(self, rank: int) -> HostMemory | PeerMemory:
         """That of the host of this rank."""
         if self._hosts[rank] == self._env.host:
             return self._memory
         if rank not in self._peers:
-            self._peers[rank] = connect_to_rank(rank, self._addresses[rank], self._env.rank_token, self._env.rank)
+            self._peers[rank] = PeerMemory(rank, self._addresses[rank], self._env.rank_token, self._env.rank)
         return self._peers[rank]
 
     def _exchange(self, value: Any) -> list[Any]:

@@ -15,7 +15,8 @@ from jaxrun.errors import ProtocolError, UnavailableError, UsageError
 from jaxrun.node.channel.listener import Peer
 from jaxrun.node.staging.copies import Copies
 from jaxrun.node.staging.source import copy_directory, list_directory
-from jaxrun.node.staging.transfer import PieceStream, name_copy, pass_on
+from jaxrun.node.staging.transfer import name_copy, pass_on
+from jaxrun.protocol.gang_connection import BlockingConnection
 from jaxrun.protocol.stage_messages import Stage, StagedContent
 from jaxrun.protocol.staged_paths import staged_path, use_copies
 from jaxrun.spec.job.job import Job
@@ -39,7 +40,8 @@ class Staged:
 
         def pass_all() -> None:
             with suppress(OSError, ProtocolError), peer.connection:
-                pass_on(self.stage.contents, self.copies, None, [PieceStream(peer)])
+                taker = BlockingConnection(peer.connection, peer.tags, f"rank {peer.rank}")
+                pass_on(self.stage.contents, self.copies, None, [taker])
 
         threading.Thread(target=pass_all, name="jaxrun-stage", daemon=True).start()
 

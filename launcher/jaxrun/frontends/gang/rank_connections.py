@@ -21,7 +21,8 @@ from jaxrun.node.channel.host_addresses import list_addresses, select_addresses
 from jaxrun.node.channel.listener import Listener, Peer, listen_on_tcp, listen_on_unix_socket
 from jaxrun.protocol.addresses import format_addresses
 from jaxrun.protocol.auth import new_token
-from jaxrun.protocol.gang_messages import GangMessage, GangMessageReader, GangMessageWriter
+from jaxrun.protocol.gang_connection import GangMessageReader, GangMessageWriter
+from jaxrun.protocol.gang_messages import GangMessage
 from jaxrun.protocol.names import GANG_ADDRESS, GANG_DIRECTORY_PREFIX, GANG_TOKEN
 from jaxrun.protocol.own_files import remove_directory
 

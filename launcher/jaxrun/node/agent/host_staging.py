@@ -13,14 +13,16 @@ from jaxrun.node.agent.host_probe import PeerServer
 from jaxrun.node.agent.spawn import WorkerSetup
 from jaxrun.node.channel.listener import Peer
 from jaxrun.node.staging.copies import Copies
-from jaxrun.node.staging.transfer import POLL_S, PieceStream, pass_on
+from jaxrun.node.staging.transfer import pass_on
 from jaxrun.protocol.addresses import parse_addresses
 from jaxrun.protocol.auth import peer_token
 from jaxrun.protocol.connect import HeadAddress, connect
+from jaxrun.protocol.gang_connection import BlockingConnection
 from jaxrun.protocol.stage_messages import CopyStaged, Stage, StagedCopied
 from jaxrun.protocol.staged_paths import use_copies
 
 _CONNECT_S = 10.0
+_POLL_S = 0.1
 _BLAME_S = 5.0  # before a failure of another host is reported: that one reports it, or the head notices its loss
 
 
@@ -42,34 +44,36 @@ class HostStaging:
 
     def copy(self, order: CopyStaged, is_stopped: Callable[[], bool]) -> StagedCopied | None:
         """Carry out the order; None if `is_stopped` before."""
-        nbytes, failure = 0, ""
-        try:
-            nbytes = self._copy(order, is_stopped)
-        except ProtocolError as error:
-            failure, until = str(error), time.monotonic() + _BLAME_S
-            while not is_stopped() and time.monotonic() < until:
-                time.sleep(POLL_S)
-        except (OSError, UnavailableError) as error:
-            failure = str(error)
-        return None if failure and is_stopped() else StagedCopied(self._number, nbytes, failure)
-
-    def _copy(self, order: CopyStaged, is_stopped: Callable[[], bool]) -> int:
-        giver = HeadAddress(self._token, parse_addresses(order.giver))
 
         def check() -> None:
             if is_stopped():
                 raise UnavailableError("stopped")
 
-        found = connect(lambda: giver, self._number, _CONNECT_S, target="host that gives copies", check=check)
+        try:
+            return StagedCopied(self._number, self._copy(order, check))
+        except (OSError, ProtocolError, UnavailableError) as error:
+            is_own = isinstance(error, OSError) and not isinstance(error, ConnectionError)
+            until = time.monotonic() + (0 if is_own else _BLAME_S)
+            while not is_stopped():
+                if time.monotonic() >= until:
+                    return StagedCopied(self._number, 0, str(error))
+                time.sleep(_POLL_S)
+            return None
+
+    def _copy(self, order: CopyStaged, check: Callable[[], None]) -> int:
+        where = HeadAddress(self._token, parse_addresses(order.giver))
+        found = connect(lambda: where, self._number, _CONNECT_S, target="host that gives copies", check=check)
         with contextlib.ExitStack() as stack:
             stack.enter_context(found.connection)
-            takers = list[PieceStream]()
-            while len(takers) < order.takers and not is_stopped():
+            takers = list[BlockingConnection]()
+            while len(takers) < order.takers:
+                check()
                 with contextlib.suppress(queue.Empty):
-                    peer = self._peers.get(timeout=POLL_S)
+                    peer = self._peers.get(timeout=_POLL_S)
                     stack.enter_context(peer.connection)
-                    takers.append(PieceStream(peer, is_stopped))
-            return pass_on(self._stage.contents, self._find_copies(), PieceStream(found, is_stopped), takers)
+                    takers.append(BlockingConnection(peer.connection, peer.tags, f"rank {peer.rank}", check))
+            giver = BlockingConnection(found.connection, found.tags, order.giver, check)
+            return pass_on(self._stage.contents, self._find_copies(), giver, takers)
 
     def start_from_copies(self, setup: WorkerSetup) -> WorkerSetup:
         """The same with the copies in place of their sources, as far as this host has them."""
