@@ -21,23 +21,10 @@ from jaxrun.node.channel.host_addresses import HostAddress
 from jaxrun.node.channel.listener import listen_on_tcp
 from jaxrun.protocol import auth
 from jaxrun.protocol.addresses import format_addresses
-from jaxrun.protocol.agent_messages import (
-    AgentReport,
-    JobInfo,
-    OutputChunk,
-    Shutdown,
-    StartWorker,
-    WorkerSpawned,
-)
+from jaxrun.protocol.agent_messages import AgentReport, JobInfo, OutputChunk, Shutdown, StartWorker, WorkerSpawned
 from jaxrun.protocol.env import AgentEnv, WorkerEnv
 from jaxrun.protocol.names import CONTROL_FD
-from jaxrun.protocol.worker_messages import (
-    CoordinatorReady,
-    DeviceReport,
-    Hello,
-    Run,
-    StartCoordinator,
-)
+from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, Hello, Run, StartCoordinator
 
 SLEEPS = "run(); time.sleep(600)"
 READY = "run(); print('ready', flush=True); time.sleep(600)"

@@ -174,11 +174,7 @@ def daemons(seconds: str) -> list[int]:
 
 @contextmanager
 def started(
-    tmp_path: Path,
-    *arguments: str,
-    command: Sequence[str] = (),
-    env: Mapping[str, str] | None = None,
-    **popen: object,
+    tmp_path: Path, *arguments: str, command: Sequence[str] = (), env: Mapping[str, str] | None = None, **popen: object
 ) -> Iterator[Job]:
     """`jaxrun ARGUMENTS` in a directory of its own; whatever the test does, nothing survives it.
 

@@ -51,11 +51,7 @@ def prepare(tmp_path: Path) -> None:
 
 @contextmanager
 def started(
-    tmp_path: Path,
-    *words: str,
-    launcher: Sequence[str] = (),
-    with_hypothesis: bool = False,
-    **popen: object,
+    tmp_path: Path, *words: str, launcher: Sequence[str] = (), with_hypothesis: bool = False, **popen: object
 ) -> Iterator[subprocess.Popen[str]]:
     """pytest in `tmp_path`, perhaps as the program of a `launcher`; none of its processes outlives the block."""
     prepare(tmp_path)

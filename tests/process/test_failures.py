@@ -12,20 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from harness import (
-    DAEMONS,
-    MISBEHAVE,
-    TIME_LIMIT,
-    daemons,
-    extended,
-    is_alive,
-    jaxrun,
-    process_state,
-    seconds_of_daemons,
-    started,
-    wait_until,
-    write_fake_runtime,
-)
+from harness import MISBEHAVE, TIME_LIMIT, is_alive, jaxrun, process_state, started, wait_until, write_fake_runtime
 
 from jaxrun.node.agent.process_tree import children
 from jaxrun.records.history.explain import explain_run
@@ -78,12 +65,6 @@ def test_a_crash_of_rank_0_keeps_its_output_and_shows_where_python_was_without_n
     assert "Terminating process because the JAX distributed service" in log or log == ""  # it was killed before
 
 
-def test_an_early_exit_is_named_with_where_the_other_waits(tmp_path: Path) -> None:
-    result = jaxrun(tmp_path, "-n", "2", MISBEHAVE, "--rank", "1", "--finish")
-    assert (result.code, result.verdict()["outcome"], result.verdict()["culprits"]) == (124, "early-exit", [1])
-    assert "misbehave.py:" in result.err
-
-
 def test_a_signal_before_the_program_has_begun_ends_at_once(tmp_path: Path) -> None:
     with started(tmp_path, "-n", "2", "--grace", "600", MISBEHAVE) as job:
         job.wait_until((job.run_dir / "job.json").exists, "run directory")
@@ -112,12 +93,6 @@ def _left(run_dir: Path) -> tuple[list[int], Path]:
     *children, block = words.split()
     assert len(children) == 3
     return list(map(int, children)), Path(f"/dev/shm/{block}")
-
-
-def test_processes_that_a_worker_leaves_behind_are_ended(tmp_path: Path) -> None:
-    result = jaxrun(tmp_path, "-n", "1", "by_hand.py", f"{LEAVES}\ndone()", env=write_fake_runtime(tmp_path))
-    assert result.code == 0
-    assert not any(map(is_alive, _left(result.run_dir)[0]))
 
 
 def test_kill_9_of_the_launcher_leaves_no_process_and_no_shared_memory(tmp_path: Path) -> None:
@@ -160,14 +135,6 @@ def _guards(launcher: int) -> list[int]:
     return [pid for pid in children(launcher) if command(pid) == command(launcher)]
 
 
-@pytest.mark.parametrize("options", [(), extended(("--no-fork",))], ids=["forked", "not forked"])
-def test_kill_9_of_the_launcher_leaves_no_daemon(tmp_path: Path, options: tuple[str, ...]) -> None:
-    with seconds_of_daemons() as seconds, started(tmp_path, "-n", "1", *options, DAEMONS, seconds) as job:
-        job.wait_until(lambda: len(daemons(seconds)) >= 5, "daemons")
-        job.process.kill()
-        wait_until(lambda: not daemons(seconds))
-
-
 # ---- Ctrl-Z
 
 
@@ -189,14 +156,6 @@ done()"""
 
 
 # ---- jobs that stall
-
-
-@pytest.mark.jax_version
-def test_a_job_that_hangs_is_stopped_with_its_stacks(tmp_path: Path) -> None:
-    result = jaxrun(tmp_path, "-n", "2", "--stall-timeout", "3", MISBEHAVE, "--rank", "1", "--hang")
-    assert (result.code, result.verdict()["outcome"]) == (124, "stall"), result
-    assert "no progress" in result.err and "misbehave.py" in result.err and "2 groups" in result.err
-    assert result.err.count("the job is stopped after 3 s of it (--stall-timeout)") == 1
 
 
 @pytest.mark.jax_version
@@ -224,23 +183,14 @@ def test_a_stall_is_told_with_its_cause_and_signals_reach_the_ranks_while_the_jo
 
 
 LIVES = """
-import sys, time
-
-def work():
-    sum(range(1_000_000))
-    time.sleep(0.08)
-
-def speak():
+import time
+until = time.monotonic() + 4
+while time.monotonic() < until:
     print("here", flush=True)
     time.sleep(0.3)
-
-for deed in (work, speak):
-    until = time.monotonic() + 4
-    while time.monotonic() < until:
-        deed()
 """
 
 
-def test_work_and_output_are_signs_of_life(tmp_path: Path, script) -> None:
+def test_output_is_a_sign_of_life(tmp_path: Path, script) -> None:
     result = jaxrun(tmp_path, "-n", "1", "--stall-timeout", "3", str(script(LIVES)))
     assert result.code == 0 and "no output" not in result.err, result

@@ -123,10 +123,7 @@ def test_the_command_ends_as_the_job_did_and_not_before(state, code, status):
 
 
 def test_output_is_passed_on_byte_by_byte_and_the_end_is_the_jobs(cluster, capfdbinary):
-    cluster.states(
-        shown("RUNNING", output=cluster.output),
-        shown("FAILED", code="7:0", output=cluster.output),
-    )
+    cluster.states(shown("RUNNING", output=cluster.output), shown("FAILED", code="7:0", output=cluster.output))
     cluster.when(1, r"printf 'one\n\377\0' > jaxrun-80.out")
     cluster.when(2, r"printf 'two, no end' >> jaxrun-80.out")
     assert submit_and_follow(SCRIPT, cluster.folder / "job.sh", {**cluster.environ, "SBATCH_OUTPUT": "y"}) == 7

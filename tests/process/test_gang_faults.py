@@ -64,20 +64,12 @@ def rank_1_dies(how, *args):
 
 DEATHS = {
     "killed": ((kill_myself, signal.SIGKILL), 137, signal.SIGKILL, "SIGKILL (9)"),
-    "crashed": ((kill_myself, signal.SIGSEGV), 139, signal.SIGSEGV, "SIGSEGV (11)"),
-    "left": ((os._exit, 7), 7, None, "7"),
     "left as if all were well": ((os._exit, 0), 1, None, "rank 1 of this gang ended"),
 }
 
 
 @pytest.mark.jax_version
-@pytest.mark.parametrize(
-    ("how", "status", "number", "words"),
-    [
-        pytest.param(*DEATHS[how], id=how, marks=pytest.mark.extended if how in ("crashed", "left") else [])
-        for how in DEATHS
-    ],
-)
+@pytest.mark.parametrize(("how", "status", "number", "words"), DEATHS.values(), ids=DEATHS)
 def test_a_rank_that_dies_is_named(lasting, capsys, how, status, number, words):
     host = lasting.workers[1].host
     with pytest.raises(jaxrun.WorkerDied, match="rank 1 of ") as caught:

@@ -135,16 +135,7 @@ def test_the_hosts_own_name_does_not_matter(start, script, tmp_path, resolves_to
     hosts = tmp_path / "hosts"
     hosts.write_text(f"127.0.0.1 localhost\n{resolves_to or '#'} lonely-host\n")
     lines = f'mount --bind {hosts} /etc/hosts && hostname lonely-host && exec "$@"'
-    wrap = [
-        "unshare",
-        *([] if os.getuid() == 0 else ["--map-root-user"]),
-        "--mount",
-        "--uts",
-        "sh",
-        "-c",
-        lines,
-        "sh",
-    ]
+    wrap = ["unshare", *([] if os.getuid() == 0 else ["--map-root-user"]), "--mount", "--uts", "sh", "-c", lines, "sh"]
     if subprocess.run([*wrap, "true"], capture_output=True).returncode:
         pytest.skip("this machine allows no namespaces")
     workers = start([script(_LISTENS)], 2, fork=False, wrap=wrap).run()

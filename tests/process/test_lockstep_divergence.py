@@ -159,10 +159,7 @@ def test_a_difference_is_on_the_screen_while_the_compilers_wait(tmp_path: Path, 
 # ---- no call differs
 
 
-@pytest.mark.parametrize(
-    ("kind", "mode"),
-    [("stopped", "record"), ("last-batch-sleep", "strict")],
-)
+@pytest.mark.parametrize(("kind", "mode"), [("stopped", "record"), ("last-batch-sleep", "strict")])
 def test_a_rank_that_is_stuck_is_named_with_its_line(tmp_path: Path, kind: str, mode: str) -> None:
     result = diverge(tmp_path, mode, kind, flags=STALL)
     assert (result.code, result.verdict()["outcome"], result.verdict()["divergence"]) == (124, "stall", ""), result.err

@@ -36,10 +36,7 @@ CELLS = {
     ),
     "differing": Cell(
         "%%gang\nr = jax.process_index()\nprint(f'from {r}')\nr * 10",
-        (
-            "[0] from 0\nrank 1 printed 1 other line:\n[1] from 1\n",
-            "\n0\nother on rank 1:\n[1] 10",
-        ),
+        ("[0] from 0\nrank 1 printed 1 other line:\n[1] from 1\n", "\n0\nother on rank 1:\n[1] 10"),
     ),
     "quiet": Cell("%%gang\nr;"),
     "get": Cell("gang['r']", ("(0, 1)",)),
@@ -67,10 +64,7 @@ while not first.exists():
     time.sleep(0.01)
 time.sleep(1)
 raise OSError('others')""",
-        (
-            "rank 1 raised\nTraceback (most recent call last):\n",
-            "KeyError: 'one'\nrank 0 raised OSError: others",
-        ),
+        ("rank 1 raised\nTraceback (most recent call last):\n", "KeyError: 'one'\nrank 0 raised OSError: others"),
         "KeyError",
     ),
     "syntax": Cell(

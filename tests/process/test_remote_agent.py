@@ -245,11 +245,7 @@ def test_an_agent_ends_with_what_has_started_it(tmp_path, when):
         waits = f"until [ -e {go} ]; do sleep 0.02; done; " if when == "before its first line" else ""
         agent = f"({waits}exec {sys.executable} -m jaxrun.node.agent) 2> {tmp_path / 'err'}"
         mpirun = subprocess.Popen(
-            ["sh", "-c", f"{agent} & echo $!; wait"],
-            env=env,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
+            ["sh", "-c", f"{agent} & echo $!; wait"], env=env, stdout=subprocess.PIPE, text=True, start_new_session=True
         )
         try:
             pid = int(mpirun.stdout.readline())

@@ -9,21 +9,10 @@ import json
 import os
 import signal
 import socket
-import time
 from pathlib import Path
 
 import pytest
-from harness import (
-    MISBEHAVE,
-    TIME_LIMIT,
-    Result,
-    extended,
-    jaxrun,
-    read_events,
-    started,
-    wait_until,
-    write_fake_runtime,
-)
+from harness import TIME_LIMIT, Result, extended, jaxrun, read_events, started, wait_until, write_fake_runtime
 
 from jaxrun.protocol.names import CONTROL_FD
 from jaxrun.records.history.explain import explain_run
@@ -34,26 +23,6 @@ from jaxrun.records.history.explain import explain_run
 def seconds_after(words: str, text: str) -> float:
     """The number that follows `words` in a text: on a busy machine a fault comes later than asked, never sooner."""
     return float(text.split(words, 1)[1].split()[0])
-
-
-def test_a_killed_rank_ends_the_job_as_if_it_had_died_by_itself(tmp_path: Path) -> None:
-    result = jaxrun(tmp_path, "-n", "2", "--chaos", "kill:1@300ms", MISBEHAVE)
-    assert result.code == 137, result
-    assert result.err.splitlines()[0].endswith(" · --chaos kill:1@0.3s")
-    headline = str(result.verdict()["headline"])
-    assert headline.startswith("rank 1 of 2 was killed by SIGKILL (9), as --chaos asked, ")
-    assert seconds_after("as --chaos asked, ", headline) >= 0.3
-    assert result.verdict()["culprits"] == [1]
-    (note,) = result.events("InjectFault")
-    assert (note["kind"], note["to"]) == ("kill", [1])
-    assert json.loads((result.run_dir / "job.json").read_text())["chaos"] == ["kill:1@0.3s"]
-
-
-def test_a_paused_rank_holds_the_others_up_and_is_named(tmp_path: Path) -> None:
-    result = jaxrun(tmp_path, "-n", "2", "--chaos", "pause:1@300ms", "--stall-timeout", "3", MISBEHAVE)
-    assert result.code == 124, result
-    assert "rank 1 was stopped by SIGSTOP (19), as --chaos asked, " in result.err
-    assert "rank 1 is stopped by a signal, and rank 0 waits for it" in result.err
 
 
 INTERRUPTED = """
@@ -143,10 +112,16 @@ def test_a_job_that_fails_is_started_again_until_it_ends_well(tmp_path: Path, sc
     assert steps_of(result.run_dir, "AttemptEnded") == [(1, None), (2, None)]
 
 
-def test_an_injected_fault_comes_once_and_explain_shows_both_attempts(tmp_path: Path, script) -> None:
-    program = script("import time\ntime.sleep(600)\n")
-    faults = ("--chaos", "kill:1@300ms", "--chaos", "kill:0@3s")
-    result = jaxrun(tmp_path, "-n", "2", "--max-restarts", "3", *faults, str(program))
+def test_an_injected_fault_ends_an_attempt_as_any_death_comes_once_and_is_explained(tmp_path: Path) -> None:
+    words = ("-n", "2", "--max-restarts", "3", "--chaos", "kill:1@300ms", "--chaos", "kill:0@3s")
+    codes = ["run(); time.sleep(600)"] * 2
+    result = jaxrun(tmp_path, *words, "by_hand.py", *codes, env=write_fake_runtime(tmp_path))
+    assert " · --chaos kill:1@0.3s" in result.err
+    assert json.loads((result.run_dir / "job.json").read_text())["chaos"] == ["kill:1@0.3s", "kill:0@3s"]
+    (first,) = result.verdict()["earlier"]  # type: ignore[misc]
+    assert first["culprits"] == [1]
+    assert first["headline"].startswith("rank 1 of 2 was killed by SIGKILL (9), as --chaos asked, ")
+    assert seconds_after("as --chaos asked, ", first["headline"]) >= 0.3
     # Killed twice without a step saved: the same signal.
     assert result.code == 137 and "twice in a row, and saved no step in between: that is a bug" in result.err
     assert [event["to"] for event in result.events("InjectFault")] == [[1], [0]]
@@ -156,14 +131,10 @@ def test_an_injected_fault_comes_once_and_explain_shows_both_attempts(tmp_path: 
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
-@pytest.mark.parametrize("delay", [0.0, extended(0.1)])
-def test_a_signal_between_two_attempts_ends_the_job_and_leaves_nothing(
-    tmp_path: Path, script, signum: signal.Signals, delay: float
-) -> None:
+def test_a_signal_between_two_attempts_ends_the_job_and_leaves_nothing(tmp_path: Path, script, signum: int) -> None:
     arguments = (str(script(PROGRAM)), *["kill", "exit"] * 25)
     with started(tmp_path, "-n", "2", "--max-restarts", "50", *arguments) as job:
         job.wait_until((tmp_path / "run" / "attempt-2").exists, "second attempt")
-        time.sleep(delay)
         job.process.send_signal(signum)
         code = job.process.wait(TIME_LIMIT)
         if signum == signal.SIGINT:
@@ -181,26 +152,6 @@ def by_hand(directory: Path, code: str, *options: str) -> Result:
     return jaxrun(directory, "-n", "1", "--max-restarts", "5", *options, "by_hand.py", code, env=environ)
 
 
-def test_restart_on_leaves_exceptions_out(tmp_path: Path) -> None:
-    result = by_hand(
-        tmp_path, "os._exit(7) if attempt == 3 else os.kill(os.getpid(), 8 + attempt)", "--restart-on", "lost"
-    )
-    assert (result.code, result.verdict()["attempt"]) == (7, 3)
-    assert "not restarted: --restart-on lost leaves this out." in result.err
-
-
 def test_timeout_counts_over_all_attempts(tmp_path: Path) -> None:
     result = by_hand(tmp_path, "time.sleep(600) if attempt > 1 else fail()", "--timeout", "4")
     assert result.code == 124 and "not restarted: --timeout counts over all attempts" in result.err
-
-
-def test_a_stop_by_ctrl_c_restarts_nothing(tmp_path: Path) -> None:
-    code = "run()\nif env.attempt == 1: os._exit(7)\nprint('waiting', flush=True); time.sleep(600)"
-    arguments = ("-n", "1", "--max-restarts", "5", "by_hand.py", code)
-    with started(tmp_path, *arguments, env=write_fake_runtime(tmp_path)) as job:
-        log = job.run_dir / "attempt-2" / "rank-0000.out"
-        job.wait_until(lambda: log.exists() and "waiting" in log.read_text(), "rank that waits")
-        job.process.send_signal(signal.SIGINT)
-        result = job.end()
-    assert result.code == 130 and "not restarted: it was asked to stop" in result.err
-    assert result.verdict()["attempt"] == 2

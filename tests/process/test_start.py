@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import MADE_NVML, Result, jaxrun, write_fake_runtime
+from harness import MADE_NVML, Result, jaxrun
 
 SHOW = """\
 import json, multiprocessing, os, socket, sys
@@ -216,19 +216,6 @@ def test_ranks_with_other_devices_settings_or_versions_are_refused_with_what_dif
     assert result.code == 65
     assert "rank 1 " in " ".join(result.err.split())
     assert all(word in result.err for word in ("JAX_NUM_CPU_DEVICES", "XLA_FLAGS", "fast_math", "numpy", "1.0")), result
-
-
-@pytest.mark.parametrize(
-    ("does", "code"),
-    [("time.sleep(600)", 69), ("os._exit(5)", 5)],
-    ids=["it never starts", "it dies"],
-)
-def test_a_rank_that_does_not_start_is_named(tmp_path: Path, does: str, code: int) -> None:
-    words = ("-n", "2", "--init-timeout", "5", "by_hand.py", "run()", does)
-    result = jaxrun(tmp_path, *words, env=write_fake_runtime(tmp_path))
-    assert result.code == code, result
-    assert "rank 1" in result.err
-    assert code != 69 or "1 of 2 ranks" in result.err
 
 
 @pytest.mark.parametrize("options", [(), ("--no-fork",)], ids=["forked", "fresh"])

@@ -11,15 +11,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from harness import MISBEHAVE, Result, extended, jaxrun, started, write_fake_runtime
+from harness import MISBEHAVE, Result, extended, jaxrun, started
 from harness_worker import environment
 
 import jaxrun_runtime
-from jaxrun.controller.head.interruption import REPEATED_SIGNAL_S
 
 pytestmark = pytest.mark.jax_version
 
@@ -92,28 +90,6 @@ def test_ctrl_c_is_keyboard_interrupt_in_every_rank_that_it_reaches(tmp_path: Pa
 def _written(result: Result, rank: int) -> list[str]:
     lines = (result.run_dir / f"rank-{rank:04d}.out").read_text().splitlines()
     return [line for line in lines if not line.startswith("[Gloo]")]
-
-
-CAUGHT_BY_HAND = """
-run()
-try:
-    print("ready", flush=True)
-    time.sleep(600)
-except KeyboardInterrupt:
-    print("caught", flush=True)
-    time.sleep(600)
-"""
-
-
-def test_a_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:
-    arguments = ("-n", "1", "--grace", "600", "by_hand.py", CAUGHT_BY_HAND)
-    with started(tmp_path, *arguments, env=write_fake_runtime(tmp_path)) as job:
-        job.wait_for_output("ready")
-        job.process.send_signal(signal.SIGINT)
-        job.wait_for_output("caught")
-        time.sleep(REPEATED_SIGNAL_S)  # until then it would be the same signal
-        job.process.send_signal(signal.SIGINT)
-        assert job.result().code == 130
 
 
 # ---- SIGTERM

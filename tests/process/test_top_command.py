@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 
-from harness import MISBEHAVE, jaxrun, started
+from harness import MISBEHAVE, started
 from terminals import TerminalSession
 
 WAITS = """
@@ -74,17 +74,6 @@ def test_it_shows_who_is_late_once_or_until_the_end_of_the_job(tmp_path):
         assert "is over; how it went: jaxrun explain" in top(job.run_dir, status=2)
 
 
-def test_a_terminal_that_knows_no_other_letters_than_ascii_shows_what_it_can(tmp_path):
-    (tmp_path / "waits.py").write_text(WAITS.replace('"ready"', '"gr\\xfc\\xdfe"'))
-    ascii_only = {**SCREEN, "env": {**SCREEN["env"], "PYTHONIOENCODING": "ascii"}}
-    with started(tmp_path, "-n", "1", "waits.py") as job:
-        job.wait_for_output("gr\xfc\xdfe")
-        with TerminalSession(tmp_path, "top", str(job.run_dir), **ascii_only) as screen:
-            screen.wait_for("gr??e")
-            screen.type("q")
-            assert screen.end() == 0
-
-
 def test_live_has_the_terminal_until_the_job_is_over_and_then_the_verdict_is_printed(tmp_path):
     (tmp_path / "waits.py").write_text(WAITS)
     with TerminalSession(tmp_path, "--live", "--run-dir", "run", "-n", "2", "waits.py", **SCREEN) as screen:
@@ -98,19 +87,17 @@ def test_live_has_the_terminal_until_the_job_is_over_and_then_the_verdict_is_pri
     assert "ValueError: bad record" in after and "rank 1 of 2 raised ValueError" in after and "exit 1" in after
 
 
-def test_who_leaves_the_live_screen_sees_the_output(tmp_path):
-    (tmp_path / "waits.py").write_text(WAITS)
-    with TerminalSession(tmp_path, "--live", "--run-dir", "run", "-n", "1", "waits.py", **SCREEN) as screen:
+def test_who_leaves_the_live_screen_sees_the_output_and_letters_that_a_terminal_lacks_are_replaced(tmp_path):
+    (tmp_path / "waits.py").write_text(
+        WAITS.replace('print("ready", flush=True)', 'os.write(1, "gr\xfc\xdfe\\n".encode())')
+    )
+    ascii_only = {**SCREEN, "env": {**SCREEN["env"], "PYTHONIOENCODING": "ascii"}}
+    with TerminalSession(tmp_path, "--live", "--run-dir", "run", "-n", "1", "waits.py", **ascii_only) as screen:
         screen.wait_for("jaxrun top  run  attempt 1, running")
+        screen.wait_for("gr??e")
         screen.type("q")
         screen.wait_for("jaxrun: 1 process x 1 device")
         (tmp_path / "go").touch()
         screen.wait_for("[0] finished")
         screen.wait_for("jaxrun: done in")
         assert screen.end() == 0
-
-
-def test_live_needs_a_terminal(tmp_path):
-    result = jaxrun(tmp_path, "--live", "-n", "2", MISBEHAVE)
-    assert result.code == 2 and len(result.err.splitlines()) == 1
-    assert "--live needs a terminal, and standard input is not one" in result.err

@@ -9,15 +9,7 @@ import pytest
 from harness import wait_until, wait_until_dead
 from harness_worker import environment
 
-from jaxrun.protocol.worker_messages import (
-    CoordinatorReady,
-    DeviceReport,
-    Done,
-    Failed,
-    Hello,
-    Run,
-    StartCoordinator,
-)
+from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, Done, Failed, Hello, Run, StartCoordinator
 
 _CASES = {
     "fork-ends": """

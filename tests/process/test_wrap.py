@@ -11,7 +11,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from harness import MISBEHAVE, TIME_LIMIT, Job, extended, is_alive, jaxrun, started, wait_until, write_fake_runtime
+from harness import (
+    MISBEHAVE,
+    TIME_LIMIT,
+    Job,
+    extended,
+    is_alive,
+    jaxrun,
+    process_state,
+    started,
+    wait_until,
+    write_fake_runtime,
+)
 
 RUNS = "run(); print('ready', flush=True); "
 WAITS = RUNS + "time.sleep(1000)"
@@ -32,14 +43,19 @@ def pids(job: Job) -> list[int]:
     return [event["pid"] for event in sorted(job.events("Hello"), key=lambda event: event["rank"])]
 
 
-@pytest.mark.parametrize("wrap", WRAPS)
+KILLED = ("os.kill(os.getpid(), signal.SIGKILL)", 137, "was killed by SIGKILL (9)")
+RAISES = ("fail('bad record', 137)", 137, "raised ValueError")
+
+
 @pytest.mark.parametrize(
-    ("code", "status", "text"),
+    ("wrap", "code", "status", "text"),
     [
-        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "was killed by SIGKILL (9)"),
-        ("os.kill(os.getpid(), signal.SIGSEGV)", 139, "crashed with SIGSEGV (11)"),
-        ("os._exit(7)", 7, "exited with status 7"),
-        ("fail('bad record', 137)", 137, "raised ValueError"),
+        (FORKS, *KILLED),
+        (FORKS, *RAISES),
+        (FORKS, "os.kill(os.getpid(), signal.SIGSEGV)", 139, "crashed with SIGSEGV (11)"),
+        (FORKS, "os._exit(7)", 7, "exited with status 7"),
+        pytest.param(SANDBOX, *KILLED, marks=needs_bwrap),
+        pytest.param(SANDBOX, *RAISES, marks=needs_bwrap),
     ],
 )
 def test_how_a_rank_ends_is_known_through_the_command(
@@ -66,13 +82,14 @@ def test_stacks_and_signals_reach_the_rank_itself(tmp_path: Path, wrap: str) -> 
 
 
 @pytest.mark.parametrize("wrap", WRAPS)
-def test_chaos_stops_the_rank_itself(tmp_path: Path, wrap: str) -> None:
+def test_chaos_stops_the_rank_itself_and_nothing_is_left_when_the_launcher_is_killed(tmp_path: Path, wrap: str) -> None:
     with started(tmp_path, *words(wrap, [WAITS] * 2, "--chaos", "pause:1@0s"), env=write_fake_runtime(tmp_path)) as job:
         rank_0, rank_1 = pids(job)
-        job.wait_until(lambda: state(rank_1) == "T", "the pause")
-        assert state(rank_0) != "T"
-        job.process.send_signal(signal.SIGTERM)
-        assert job.end().code == 143
+        job.wait_until(lambda: process_state(rank_1) == "T", "the pause")
+        assert process_state(rank_0) != "T"
+        left = [*job.processes(), rank_0, rank_1]
+        job.process.kill()
+        wait_until(lambda: not any(map(is_alive, left)), left)
 
 
 @pytest.mark.parametrize("wrap", WRAPS)
@@ -83,15 +100,6 @@ def test_the_end_of_the_command_is_that_of_the_rank(tmp_path: Path, wrap: str) -
         os.kill(spawned[1], signal.SIGKILL)
         result = job.end()  # the rank may have outlived it, but not the job
     assert result.code == 137 and "rank 1 of 2 was killed by SIGKILL" in result.err, result
-
-
-@pytest.mark.parametrize("wrap", WRAPS)
-def test_nothing_is_left_of_a_job_whose_launcher_is_killed(tmp_path: Path, wrap: str) -> None:
-    with started(tmp_path, *words(wrap, [WAITS] * 2), env=write_fake_runtime(tmp_path)) as job:
-        job.wait_for_output("ready", 2)
-        left = [*job.processes(), *pids(job)]
-        job.process.kill()
-        wait_until(lambda: not any(map(is_alive, left)), left)
 
 
 def test_the_words_have_rank_local_rank_and_host(tmp_path: Path) -> None:
@@ -139,8 +147,3 @@ def test_real_tools_with_jax(tmp_path: Path, wrap: str, tool: str) -> None:
         tmp_path, "-n", "2", "--wrap", wrap, "--init-timeout", "200s", MISBEHAVE, "--after", "3", "--raise", "bad"
     )
     assert result.code == 1 and "rank 1 of 2 raised Trouble" in result.err, result
-
-
-def state(pid: int) -> str:
-    """As the kernel says it: T for a process that a signal has stopped."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

@@ -42,13 +42,7 @@ class Worker:
         return messages[0]
 
     def hello(self, **changes):
-        values = {
-            "rank": self.rank,
-            "host": self.env.host,
-            "pid": os.getpid(),
-            "time": time.time(),
-            "started_at": 0.0,
-        }
+        values = {"rank": self.rank, "host": self.env.host, "pid": os.getpid(), "time": time.time(), "started_at": 0.0}
         values |= {"versions": {}, "program_hash": "", "environment": {}}
         self.send(Hello(**{**values, **changes}))
 

@@ -84,8 +84,7 @@ def test_the_place_of_an_amd_gpu_is_read_from_its_node(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("siblings", "expected"),
-    [("0", (0, 1, 2, 3)), ("0-1", (0, 1, 2, 3)), ("0,2", (0, 2, 1, 3)), ("", (0, 1, 2, 3))],
+    ("siblings", "expected"), [("0", (0, 1, 2, 3)), ("0-1", (0, 1, 2, 3)), ("0,2", (0, 2, 1, 3)), ("", (0, 1, 2, 3))]
 )
 def test_hardware_threads_of_a_core_are_side_by_side(tmp_path, monkeypatch, siblings, expected):
     (tmp_path / "siblings").write_text(siblings)

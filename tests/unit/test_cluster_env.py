@@ -166,14 +166,7 @@ def test_a_heterogeneous_job_is_refused_unless_an_mpirun_in_it_has_started_the_r
     assert detect_rank_info(TASK | env("SLURM_HET_SIZE=1")).engine == "slurm"
 
 
-ENGINE_AND_ENV = {
-    "open-mpi": OPEN_MPI_5,
-    "hydra": MPICH,
-    "mvapich": MVAPICH,
-    "flux": FLUX,
-    "pals": PALS,
-    "slurm": TASK,
-}
+ENGINE_AND_ENV = {"open-mpi": OPEN_MPI_5, "hydra": MPICH, "mvapich": MVAPICH, "flux": FLUX, "pals": PALS, "slurm": TASK}
 
 
 ENGINES = pytest.mark.parametrize("engine", CLUSTER_ENVS, ids=lambda engine: engine.key)

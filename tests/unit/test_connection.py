@@ -17,14 +17,7 @@ from jaxrun.node.agent.pipes import READ_BYTES
 from jaxrun.node.channel.connection import AGENT_TO_HEAD, HEAD_TO_AGENT, Connection
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.node.channel.silence import BEAT_INTERVAL_S
-from jaxrun.protocol.agent_messages import (
-    JobInfo,
-    OutputChunk,
-    OutputCredit,
-    Shutdown,
-    WorkerExited,
-    WorkerSpawned,
-)
+from jaxrun.protocol.agent_messages import JobInfo, OutputChunk, OutputCredit, Shutdown, WorkerExited, WorkerSpawned
 from jaxrun.protocol.codec import MAX_FRAME_BYTES, encode
 from jaxrun.protocol.worker_messages import Failed, Run
 

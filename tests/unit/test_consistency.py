@@ -4,12 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from jaxrun.controller.head.consistency import (
-    Expected,
-    check_device_reports,
-    compare_hellos,
-    describe_missing_ranks,
-)
+from jaxrun.controller.head.consistency import Expected, check_device_reports, compare_hellos, describe_missing_ranks
 from jaxrun.protocol.worker_messages import DeviceReport, Hello
 
 JOB_ID = "ab" * 16

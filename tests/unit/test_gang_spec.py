@@ -121,10 +121,7 @@ def test_a_gang_takes_what_a_spec_has():
             "--backend slurm --partition debug",
             MagicArguments(gang=dict(backend="slurm", options=("--partition", "debug"))),
         ),
-        (
-            "--platform cpu --env 'A=b c' --env D=",
-            MagicArguments(gang=dict(platform="cpu", env={"A": "b c", "D": ""})),
-        ),
+        ("--platform cpu --env 'A=b c' --env D=", MagicArguments(gang=dict(platform="cpu", env={"A": "b c", "D": ""}))),
         ("-n 2 --timeout 1.5", MagicArguments(gang=dict(processes=2), timeout=1.5)),
         ("-n 4   # 4 processes, don't ask", MagicArguments(gang=dict(processes=4))),
         ("# nothing", MagicArguments()),

@@ -8,13 +8,7 @@ import subprocess
 import pytest
 
 from jaxrun.errors import UsageError
-from jaxrun.spec.backends.mpi_hosts import (
-    HostSlots,
-    parse_host_list,
-    parse_hostfile,
-    place_ranks,
-    read_hostfile,
-)
+from jaxrun.spec.backends.mpi_hosts import HostSlots, parse_host_list, parse_hostfile, place_ranks, read_hostfile
 from jaxrun.spec.backends.slurm_allocation import expand_counts, expand_node_list
 
 

@@ -89,8 +89,7 @@ def test_ranks_that_the_job_does_not_have_are_refused(option, given):
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
-    [("A=b=c d", ("A", "b=c d")), ("A=", ("A", "")), ("HOME", ("HOME", "/root"))],
+    ("text", "expected"), [("A=b=c d", ("A", "b=c d")), ("A=", ("A", "")), ("HOME", ("HOME", "/root"))]
 )
 def test_an_assignment_has_a_value_or_passes_the_variable_on(text, expected):
     assert parse_assignment(text, {"A": "x", "HOME": "/root"}) == expected

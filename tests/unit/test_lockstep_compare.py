@@ -8,12 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrun.analysis.lockstep.compare import Candidate, find_candidates, find_divergence, find_lags
-from jaxrun.analysis.lockstep.divergence import (
-    Absence,
-    CallGroup,
-    divergence_of_calls,
-    partition_by_program,
-)
+from jaxrun.analysis.lockstep.divergence import Absence, CallGroup, divergence_of_calls, partition_by_program
 from jaxrun.protocol.flight import DispatchedCall, Flight, PendingCall, ProgramDetails, ProgramInfo
 from jaxrun.protocol.flight_file import EVERY_CALL, FIRST_CALLS
 from jaxrun.protocol.worker_messages import Call

@@ -85,12 +85,7 @@ class CapturedOutput:
         self.terminal = Terminal(merged=merged)
         self.clock = Clock()
         self.output = Output(
-            size,
-            log_dir=log_dir,
-            stdout_fd=self.terminal.out,
-            stderr_fd=self.terminal.err,
-            clock=self.clock,
-            **options,
+            size, log_dir=log_dir, stdout_fd=self.terminal.out, stderr_fd=self.terminal.err, clock=self.clock, **options
         )
         self.terminal.output = self.output
 

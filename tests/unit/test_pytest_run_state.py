@@ -82,10 +82,7 @@ def gather(value=b"", where="gang.barrier()", root=-1):
         ([(0, gather(b"0", root=1)), (1, gather(b"1", root=1))], [(Gathered((b"1",)), (0, 1))]),
         ([(0, gather()), (1, FAILED)], []),
         ([(0, gather()), (1, FAILED), (1, gather())], [(Gathered((b"", b"")), (0, 1))]),
-        (
-            [(0, gather(where="a")), (1, gather(where="b"))],
-            [(PeerLost("rank 0 is at a, rank 1 is at b"), (0, 1))],
-        ),
+        ([(0, gather(where="a")), (1, gather(where="b"))], [(PeerLost("rank 0 is at a, rank 1 is at b"), (0, 1))]),
     ],
     ids=["one is there", "all", "all, and the next", "broadcast", "may come yet", "comes in its teardown", "elsewhere"],
 )

@@ -9,13 +9,7 @@ from listener_thread import wait_until
 
 from jaxrun.node.agent.pipes import WINDOW_BYTES, Pipe, Relay, drain
 from jaxrun.node.channel.connection import AGENT_TO_HEAD, HEAD_TO_AGENT, Connection
-from jaxrun.protocol.agent_messages import (
-    OutputChunk,
-    OutputCredit,
-    SignalWorker,
-    StreamEnded,
-    WorkerExited,
-)
+from jaxrun.protocol.agent_messages import OutputChunk, OutputCredit, SignalWorker, StreamEnded, WorkerExited
 
 
 @pytest.fixture

@@ -149,15 +149,7 @@ def test_another_job_has_another_file(tmp_path, other):
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "",
-        "{",
-        "[]",
-        '{"token": 1}',
-        json.dumps({"token": "b", "head": "no address"}),
-        "[" * 60_000,
-        "\udcff",
-    ],
+    ["", "{", "[]", '{"token": 1}', json.dumps({"token": "b", "head": "no address"}), "[" * 60_000, "\udcff"],
     ids=["empty", "half", "list", "number", "no address", "deep", "no UTF-8"],
 )
 def test_what_rank_0_does_not_write_is_refused_in_words(file, text):

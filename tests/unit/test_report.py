@@ -251,8 +251,7 @@ def test_each_line_is_painted_for_itself():
 
 
 @pytest.mark.parametrize(
-    ("ranks", "text"),
-    [([], ""), ([3], "3"), ([0, 1], "0-1"), ([5, 0, 2, 1, 1], "0-2, 5"), ([7, 5, 3], "3, 5, 7")],
+    ("ranks", "text"), [([], ""), ([3], "3"), ([0, 1], "0-1"), ([5, 0, 2, 1, 1], "0-2, 5"), ([7, 5, 3], "3, 5, 7")]
 )
 def test_runs_are_compacted(ranks, text):
     assert format_ranges(ranks) == text

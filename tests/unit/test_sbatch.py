@@ -161,14 +161,7 @@ def test_a_job_that_goes_on_is_warned_by_sigusr2_early_enough_to_be_started_agai
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [
-        ("90:30", 5430),
-        ("1:30:00", 5400),
-        ("1-12:30", 131400),
-        ("1-12:30:15", 131415),
-        ("UNLIMITED", None),
-        ("", None),
-    ],
+    [("90:30", 5430), ("1:30:00", 5400), ("1-12:30", 131400), ("1-12:30:15", 131415), ("UNLIMITED", None), ("", None)],
 )
 def test_a_time_limit_is_read_as_slurm_reads_it(text, expected):
     assert parse_time_limit(text) == expected

@@ -257,16 +257,8 @@ def test_cpus_may_be_shared_on_request(make, word):
         (allocation(), {"hosts": 3}, "3 hosts are asked for, but Slurm job 7 has 2 nodes: h1, h2; give a smaller -N"),
         (allocation(cpus="4,1"), {"processes_per_host": 2}, "with 1 CPU a process, h1 4, h2 1 of them can run there"),
         (allocation(), {"slurm_args": ("-n3",)}, "--slurm-args -n3: jaxrun needs to know this too; give it as -n"),
-        (
-            allocation(),
-            {"slurm_args": ("--cpus-per-task=3",)},
-            "to know this too; give it as --cpus-per-process",
-        ),
-        (
-            allocation(),
-            {"hosts": 2, "spares": 1, "max_restarts": 1},
-            "-N 2 and --spares 1 take 3 hosts, but there",
-        ),
+        (allocation(), {"slurm_args": ("--cpus-per-task=3",)}, "to know this too; give it as --cpus-per-process"),
+        (allocation(), {"hosts": 2, "spares": 1, "max_restarts": 1}, "-N 2 and --spares 1 take 3 hosts, but there"),
         (allocation(), {"only_ranks": (range(2, 3),)}, "names rank 2, but the ranks of this job are 0 to 1"),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 
 from jaxrun.controller.head.debugger import HANDOVER_S
 from jaxrun.controller.head.head_state import JobPhase
-from jaxrun.controller.supervisor.terminal import resolve_stdin, why_no_terminal
+from jaxrun.controller.supervisor.terminal import check_live, resolve_stdin, why_no_terminal
 from jaxrun.errors import UsageError
 from jaxrun.node.agent.spawn import open_stdin
 from jaxrun.protocol.debugger_messages import (
@@ -227,3 +227,17 @@ def test_a_debugger_needs_a_terminal_that_no_rank_reads(stdin):
     assert why("0") == why("none", SRUN) == ""
     assert why("none", live=True) == "--live has the terminal"
     assert why("0", SRUN) == "--stdin 0 gives the terminal to rank 0"
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "wanted", "message"),
+    [
+        (False, {}, "--live needs a terminal, and standard input is not one; leave --live out"),
+        (True, {"stdin": "1"}, "--live and --stdin 1 both read what you type"),
+        (True, {"no_run_dir": True}, "--live needs the run directory, which --no-run-dir leaves out"),
+    ],
+)
+def test_the_live_screen_needs_a_terminal_of_its_own_and_a_run_directory(monkeypatch, is_terminal, wanted, message):
+    monkeypatch.setattr(os, "isatty", lambda fd: is_terminal)
+    with pytest.raises(UsageError, match=message):
+        check_live(Job(program=("p",), live=True, **wanted))
