@@ -65,11 +65,14 @@ class ByHand:
 
     def admit(self):
         """Let the agent in; returns its report."""
+        self.connect()
+        return self.expect(AgentReport)
+
+    def connect(self):
         deadline = time.monotonic() + TIME_LIMIT
         while self.line is None:
             assert time.monotonic() < deadline and self.process.poll() is None, self.process.poll()
             self.loop.run_once(0.02)
-        return self.expect(AgentReport)
 
     def begin(self, *codes, **changes):
         """Let it in, and have it start its worker by hand."""

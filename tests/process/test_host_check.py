@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from agent_by_hand import CLEAN, ByHand, remote_jobs
 from harness import daemons, jaxrun, seconds_of_daemons, started, wait_until
 
-from jaxrun.protocol.agent_messages import NextAttempt
-from jaxrun.protocol.probe_messages import CheckHost, HostChecked
+from jaxrun.protocol.agent_messages import AgentReport, HostCheck, NextAttempt
 
 JOB_ID = "cd" * 16
 PROGRAM = "raise SystemExit('the program has started')"
 
 
 @pytest.fixture
-def agent(tmp_path):
-    by_hand = ByHand(tmp_path, JOB_ID, COLOUR="green", JAXRUN_STALE="1")
-    by_hand.admit()
-    yield by_hand
-    by_hand.close()
+def make_agent(tmp_path):
+    """Starts an agent that checks its host with a command, and returns it."""
+    with contextlib.ExitStack() as stack:
+
+        def make(command, timeout=60.0):
+            by_hand = ByHand(tmp_path, JOB_ID, JAXRUN_STALE="1")
+            stack.callback(by_hand.close)
+            check = HostCheck(command, timeout, {"COLOUR": "green", "JAXRUN_JOB_ID": JOB_ID})
+            by_hand.job_info = replace(by_hand.job_info, host_check=check)
+            return by_hand
+
+        yield make
 
 
 @pytest.fixture
@@ -40,10 +48,6 @@ def endless():
         yield f"setsid sleep {seconds} & sleep {seconds} & sleep {seconds}", lambda: daemons(seconds)
 
 
-def check(command, timeout=60.0, **variables):
-    return CheckHost(0, command, timeout, {"JAXRUN_RANK": "0", **variables})
-
-
 @pytest.mark.parametrize(
     ("command", "failure"),
     [
@@ -51,40 +55,47 @@ def check(command, timeout=60.0, **variables):
         ("echo first; echo 'Xid \033[31m79' >&2; echo; exit 3", "exited with status 3: Xid ?[31m79"),
         ("kill -9 $$", "was killed by SIGKILL (9)"),
         ("no-such-command", "exited with status 127: /bin/sh: 1: no-such-command: not found"),
+        ("yes | head -100000; echo end; exit 1", "exited with status 1: end"),
+        ("echo $COLOUR $JAXRUN_ATTEMPT $JAXRUN_JOB_ID $JAXRUN_STALE.; exit 1", f"exited with status 1: green 1 {JOB_ID} ."),
     ],
 )
-def test_how_a_check_ended_is_told(agent, command, failure):
-    agent.send(check(command))
-    assert agent.expect(HostChecked).failure == failure
-
-
-def test_it_has_the_environment_of_the_ranks_and_the_end_of_its_output_is_kept(agent):
-    agent.send(check("yes | head -100000; echo $COLOUR $JAXRUN_HOST $JAXRUN_JOB_ID $JAXRUN_STALE.", JAXRUN_HOST="h7"))
-    output = agent.expect(HostChecked).output
-    assert output.endswith(f"y\ngreen h7 {JOB_ID} .") and 2**16 - 100 < len(output) <= 2**16
+def test_how_a_check_ended_is_told_in_the_report(make_agent, command, failure):
+    agent = make_agent(command)
+    assert agent.admit().check_failure == failure
     assert agent.shut_down()[0] == 0
 
 
-def test_what_it_leaves_and_what_takes_too_long_is_killed_before_it_is_told(agent, endless):
+def test_what_it_leaves_is_killed_before_it_is_told(make_agent, endless):
     command, left = endless
-    agent.send(check(f"({command}) & exit 0"))
-    assert agent.expect(HostChecked).failure == "" and left() == []
-    agent.send(check(command, timeout=0.5))
-    assert agent.expect(HostChecked).failure == "did not end in 0.5 s" and left() == []
+    assert make_agent(f"({command}) & exit 0").admit().check_failure == "" and left() == []
 
 
-def test_the_next_attempt_and_the_end_of_an_agent_end_its_check(agent, endless):
+def test_what_takes_too_long_is_killed_before_it_is_told(make_agent, endless):
     command, left = endless
-    agent.send(check(command))
+    assert make_agent(command, timeout=0.5).admit().check_failure == "did not end in 0.5 s" and left() == []
+
+
+def test_the_next_attempt_and_the_end_of_an_agent_end_its_check(make_agent, endless):
+    command, left = endless
+    agent = make_agent(command)
+    agent.connect()
     wait_until(lambda: len(left()) == 3)
+    first = left()
     agent.send(NextAttempt(2, (0,)))
-    agent.until(lambda: any(getattr(message, "attempt", 1) == 2 for message in agent.received))
-    assert left() == [] and not any(isinstance(message, HostChecked) for message in agent.received)
-    agent.send(check(command))
-    wait_until(lambda: len(left()) == 3)
+    wait_until(lambda: len(left()) == 3 and not {*left()} & {*first})
+    assert agent.receive() and not any(isinstance(message, AgentReport) for message in agent.received)
     agent.process.kill()
     agent.end()
     wait_until(lambda: not left())
+
+
+def test_a_spare_host_is_checked_once_it_has_ranks(make_agent):
+    agent = make_agent("echo $JAXRUN_RANK; exit 1")
+    agent.job_info = replace(agent.job_info, attempt=0)
+    assert agent.admit().check_failure == ""
+    agent.send(NextAttempt(2, (7,)))
+    agent.until(lambda: any(getattr(message, "attempt", 0) == 2 for message in agent.received))
+    assert agent.received[-1].check_failure == "exited with status 1: 7"
 
 
 @pytest.mark.parametrize(
@@ -109,18 +120,15 @@ def test_a_host_that_fails_ends_the_job_before_any_worker_starts(start):
         ended.code == 69
         and f"jaxrun: {os.uname().nodename} failed --host-check: exited with status 1: 1: no GPU" in ended.err
     )
-    assert not job.events("WorkerSpawned") and len(job.events("HostChecked")) == 1
-    (log,) = job.run_dir.glob("host-check-*.log")
-    assert log.read_text() == "1: no GPU"
+    assert not job.events("WorkerSpawned")
+    assert sorted(event["check_failure"] for event in job.events("AgentReport")) == ["", "exited with status 1: 1: no GPU"]
 
 
-def test_a_check_runs_before_each_attempt(start):
+def test_a_check_runs_once_on_each_host_before_each_attempt(start, tmp_path):
     fails_once = "run(); sys.exit(3) if os.environ['JAXRUN_ATTEMPT'] == '1' else done()"
-    job = start(fails_once, CLEAN, host_check="echo $JAXRUN_ATTEMPT", max_restarts=1)
+    job = start(fails_once, CLEAN, host_check=f"echo $JAXRUN_ATTEMPT >> {tmp_path}/checks", max_restarts=1)
     assert job.end().code == 0
-    logs = sorted(job.run_dir.glob("**/host-check-*.log"))
-    assert sorted(log.read_text() for log in logs) == ["1", "2"]
-    assert [event["attempt"] for event in job.events("HostChecked")] == [1, 2]
+    assert (tmp_path / "checks").read_text().split() == ["1", "2"]
 
 
 # ---- on this machine
@@ -138,8 +146,6 @@ def test_a_simulated_host_that_fails_is_named_and_the_program_does_not_start(tmp
     result = jaxrun(tmp_path, *options, program(tmp_path))
     assert result.code == 69
     assert "jaxrun: h2 failed --host-check: exited with status 1: on h2\n" in result.err, result.err
-    assert [event["rank"] for event in result.events("HostChecked")] == [0, 2]
-    assert (result.run_dir / "host-check-h1.log").read_text() == "on h1"
     assert not result.events("Hello")
 
 

@@ -110,7 +110,11 @@ class Server:
         )
         self._context = SimpleNamespace(
             plan=SimpleNamespace(
-                attempt=1, agents=agents_by_rank(2), launch_command=None, job=SimpleNamespace(verbose=False)
+                attempt=1,
+                agents=agents_by_rank(2),
+                launch_command=None,
+                is_started_by_hand=False,
+                job=SimpleNamespace(verbose=False),
             ),
             dispatcher=dispatcher,
             output=SimpleNamespace(congested=False, flush_due=lambda: None, print_line=self.printed.append),

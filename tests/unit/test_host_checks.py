@@ -12,8 +12,7 @@ from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head
 from jaxrun.controller.head.head_state import TimeLimits
 from jaxrun.errors import UsageError
-from jaxrun.protocol.agent_messages import StartWorker
-from jaxrun.protocol.probe_messages import CheckHost, HostChecked
+from jaxrun.protocol.agent_messages import AgentConnected, StartWorker
 from jaxrun.records.event_log.actions import Finish, PrintLine, Send
 from jaxrun.records.event_log.events import Tick
 from jaxrun.spec.backends import make_plan
@@ -25,67 +24,54 @@ from jaxrun.spec.job.job import Job
 INIT = 60.0
 
 
-def started(hosts, **wanted):
-    """The head of a job with a rank on each of these hosts, whose agents have reported at 1 s; and what it does."""
-    registry = make_registry(len(hosts), init_timeout=INIT, env={"COLOUR": "blue"}, **wanted)
+def starting(hosts, **wanted):
+    """The head of a job with a rank on each of these hosts, and `handle`, which has the agent of a rank report."""
+    registry = make_registry(len(hosts), init_timeout=INIT, **wanted)
     names = dict.fromkeys(range(len(hosts)), "?")
     head = Head(names, Expected(len(hosts), "", "cpu", 1), TimeLimits(INIT, None, 5.0, 30.0), "", 0.0, registry)
-    actions = [action for rank, host in enumerate(hosts) for action in head.handle(report(rank, host, len(hosts)), 1.0)]
-    return head, actions
+
+    def handle(rank, now, failure=""):
+        return head.handle(report(rank, hosts[rank], len(hosts), check_failure=failure), now)
+
+    return head, handle
 
 
-def sent(actions, kind):
-    return [
-        (action.ranks, action.message)
-        for action in actions
-        if isinstance(action, Send) and type(action.message) is kind
-    ]
-
-
-def test_one_agent_of_each_host_is_asked_and_the_workers_start_once_all_are_good():
-    head, actions = started(["h1", "h1", "h2"], host_check="nvidia-smi -q")
-    variables = {"COLOUR": "blue", "JAXRUN_ATTEMPT": "1"}
-    assert [(action.ranks, action.message) for action in actions] == [
-        ((rank,), CheckHost(rank, "nvidia-smi -q", INIT, {**variables, "JAXRUN_HOST": host, "JAXRUN_RANK": str(rank)}))
-        for rank, host in ((0, "h1"), (2, "h2"))
-    ]
-    assert head.handle(HostChecked(2), 3.0) == []
+def test_the_workers_start_once_all_hosts_are_good():
+    head, handle = starting(["h1", "h1", "h2"], host_check="nvidia-smi -q")
+    assert handle(1, 1.0) == handle(2, 3.0) == []
     (line,) = (action for action in head.handle(Tick(), 4.0) if isinstance(action, PrintLine))
-    assert line.text == "checking the hosts: 2 of 3 ranks after 4 s, waiting for rank 0 (h1)"
-    assert len(sent(head.handle(HostChecked(0), 5.0), StartWorker)) == 3
-    assert head.handle(HostChecked(0, "exited with status 1"), 6.0) == []  # nobody has asked
+    assert line.text == "checking the hosts: 2 of 3 ranks after 4 s, waiting for rank 0"
+    starts = handle(0, 5.0)
+    assert len([action for action in starts if isinstance(action, Send) and type(action.message) is StartWorker]) == 3
 
 
-def test_without_a_check_nobody_is_asked():
-    _, actions = started(["h1", "h2"])
-    assert len(sent(actions, StartWorker)) == 2 and not sent(actions, CheckHost)
-
-
-def test_hosts_that_fail_are_named_all_with_the_last_line_and_no_worker_starts():
-    head, _ = started(["h1", "h2", "h3"], host_check="check")
-    assert head.handle(HostChecked(2, "exited with status 3: Xid 79"), 2.0) == head.handle(HostChecked(0), 2.0) == []
-    (end,) = head.handle(HostChecked(1, "was killed by SIGKILL (9)"), 2.0)
+def test_hosts_that_fail_are_named_all_and_once_with_the_last_line_and_no_worker_starts():
+    _, handle = starting(["h1", "h2", "h2", "h3"], host_check="check")
+    assert handle(3, 2.0, "exited with status 3: Xid 79") == handle(0, 2.0) == handle(1, 2.0, "was killed") == []
+    (end,) = handle(2, 2.0, "was killed")
     assert isinstance(end, Finish)
-    assert (end.outcome.reason, end.outcome.failed_checks.keys()) == (EndReason.UNAVAILABLE, {1, 2})
+    assert (end.outcome.reason, end.outcome.failed_checks.keys()) == (EndReason.UNAVAILABLE, {1, 2, 3})
     assert end.outcome.text == (
-        "h2 failed --host-check: was killed by SIGKILL (9); h3 failed --host-check: exited with status 3: Xid 79"
+        "h2 failed --host-check: was killed; h3 failed --host-check: exited with status 3: Xid 79"
     )
 
 
 def test_the_time_for_the_start_counts_anew_with_and_after_the_checks():
-    head, _ = started(["h1", "h2"], host_check="check")
-    assert head.handle(Tick(), INIT + 1) and head.phase.name == "STARTING"  # 1 s after the agents' own limit
-    head.handle(HostChecked(0), INIT + 2)
-    head.handle(HostChecked(1), INIT + 2)
-    head.handle(Tick(), 2 * INIT)
-    assert head.phase.name == "STARTING"
+    head, handle = starting(["h1", "h2"], host_check="check")
+    head.handle(AgentConnected(0, "h1"), INIT)
+    assert head.handle(Tick(), 2 * INIT + 1) and head.phase.name == "STARTING"  # 1 s after the agents' own limit
+    handle(0, 2 * INIT + 2)
+    handle(1, 2 * INIT + 2)
     head.handle(Tick(), 3 * INIT)
+    assert head.phase.name == "STARTING"
+    head.handle(Tick(), 4 * INIT)
     assert head.phase.name == "OVER"
 
 
 def test_agents_that_never_answer_end_the_job():
-    head, _ = started(["h1", "h2"], host_check="check")
-    head.handle(HostChecked(0), 2.0)
+    head, handle = starting(["h1", "h2"], host_check="check")
+    head.handle(AgentConnected(1, "h2"), 1.0)
+    handle(0, 2.0)
     actions = head.handle(Tick(), 2.0 + INIT + 30)
     (text,) = [action.outcome.text for action in actions if isinstance(action, Finish)]
     assert "missing: rank 1 (h2)" in text

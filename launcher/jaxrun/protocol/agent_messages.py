@@ -3,7 +3,7 @@
     agent                                     head
                           ◀──────────    JobInfo | AgentRefused (right after the handshake, see auth.py)
     AgentConnected        ──────────▶                           (of several connections, this is the one)
-    AgentReport           ──────────▶                           (what is there)
+    AgentReport           ──────────▶                           (what is there, after --host-check)
                                                                 (probe_messages.py, stage_messages.py, where the job
                                                                 asks for it)
                           ◀──────────    StartWorker            (once all agents have reported)
@@ -36,7 +36,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from jaxrun.protocol.env import WorkerEnv
-from jaxrun.protocol.probe_messages import CheckHost, FabricFacts, HostChecked, HostFacts, PeerResults, ProbePeers
+from jaxrun.protocol.probe_messages import FabricFacts, HostFacts, PeerResults, ProbePeers
 from jaxrun.protocol.snapshot_messages import (
     ProgramDetailsReply,
     ProgramDetailsRequest,
@@ -46,6 +46,15 @@ from jaxrun.protocol.snapshot_messages import (
 )
 from jaxrun.protocol.stage_messages import CopyStaged, Stage, StagedCopied
 from jaxrun.protocol.worker_messages import AgentToWorker, WorkerToAgent
+
+
+@dataclass(frozen=True, slots=True)
+class HostCheck:
+    """--host-check: the command of a shell, its time limit in seconds, and variables beside the agent's own."""
+
+    command: str
+    timeout: float
+    environment: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +70,8 @@ class JobInfo:
     environment:  variables that the ranks get and that matter to the report
     host_timeout:  the seconds of silence after which the head's host counts as lost
     closed_port:  of the head's host, at which nothing listens
+    attempt:      for which the agent reports; 0 where it waits on a spare host, which is checked once it has ranks
+    host_check:   what is to be run before each report
     """
 
     job_id: str
@@ -72,6 +83,8 @@ class JobInfo:
     environment: Mapping[str, str] = field(default_factory=dict)
     host_timeout: float = 2.0
     closed_port: int = 0
+    attempt: int = 1
+    host_check: HostCheck | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +120,7 @@ class AgentReport:
     slurm_step:             the step of which it is a task, "12.0"; empty outside of Slurm
     stage_port:             where it gives others what is staged; 0 for nowhere
     fabric:                 what decides by which network NCCL sends; None where no GPUs are seen
+    check_failure:          how --host-check has failed, "exited with status 3", with the last line of its output
     """
 
     rank: int
@@ -135,6 +149,7 @@ class AgentReport:
     all_cores: int = 0
     stage_port: int = 0
     fabric: FabricFacts | None = None
+    check_failure: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,11 +321,11 @@ class Shutdown:
     job_goes_on: bool = False
 
 
-AgentAlone = AgentConnected | AgentReport | AgentSignalled | HostFacts | PeerResults | HostChecked | StagedCopied
+AgentAlone = AgentConnected | AgentReport | AgentSignalled | HostFacts | PeerResults | StagedCopied
 _OfWorker = WorkerSpawned | WorkerExited | StartFailed | FaultNotInjected
 _Answer = RankReply | RecorderSnapshot | ProgramDetailsReply | ClockReply
 AgentEvent = AgentAlone | _OfWorker | _Answer
-HostTask = ProbePeers | CheckHost | CopyStaged  # for the agent, before its workers start
+HostTask = ProbePeers | CopyStaged  # for the agent, before its workers start
 AgentOrder = StartWorker | HostTask | SignalWorker | InjectFault | RankQuery | ProgramDetailsRequest | ClockProbe
 AgentMessage = AgentEvent | FirstOutput | ForkingDeclined | WorkerToAgent  # wherever the head is
 AgentToHead = AgentMessage | OutputChunk | StreamEnded

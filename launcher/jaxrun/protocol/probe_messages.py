@@ -1,11 +1,9 @@
-"""How agents report their hosts before a job that asks for it (`jaxrun doctor`), and try to connect; --host-check.
+"""How agents report their hosts before a job that asks for it (`jaxrun doctor`), and try to connect.
 
     agent                                     head
     HostFacts             ──────────▶                           (after AgentReport, from every agent)
                           ◀──────────    ProbePeers             (to one agent of each host, once all have reported)
     PeerResults           ──────────▶
-                          ◀──────────    CheckHost              (to one agent of each host, with --host-check)
-    HostChecked           ──────────▶                           (then the workers are started)
 
 They belong to the messages of agent_messages.py. Times are seconds since the epoch on the sender's clock.
 """
@@ -111,26 +109,3 @@ class PeerResults:
     interfaces: Mapping[int, str]
     errors: Mapping[int, str]
     unknown_names: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class CheckHost:
-    """Run this command of a shell, for so many seconds at most, with these variables beside the agent's own."""
-
-    rank: int
-    command: str
-    timeout: float
-    environment: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class HostChecked:
-    """How that has ended.
-
-    failure:  "exited with status 3", and the last line of the output; empty if all is well
-    output:   the end of what it has printed
-    """
-
-    rank: int
-    failure: str = ""
-    output: str = ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from jaxrun import __version__
@@ -17,6 +17,15 @@ from jaxrun.protocol.stage_messages import Stage
 from jaxrun.protocol.worker_messages import NcclNetwork
 from jaxrun.spec.job.plan import Plan
 from jaxrun.text import format_columns, format_ranks, format_ranks_on_hosts
+
+
+class HostCheckError(UnavailableError):
+    """Hosts have failed --host-check; `failed` has by rank what was wrong."""
+
+    def __init__(self, failed: Mapping[int, str], hosts: Mapping[int, str]) -> None:
+        self.failed = failed
+        texts = dict.fromkeys(f"{hosts[rank]} failed --host-check: {why}" for rank, why in sorted(failed.items()))
+        super().__init__("; ".join(texts))
 
 
 class AgentRegistry:
@@ -84,6 +93,12 @@ class AgentRegistry:
                 f"{self._directory} does not exist on {report.host}; the agent was started in {report.directory}\n"
                 "start the job in a directory that all hosts share"
             )
+
+    def refuse_sick_hosts(self) -> None:
+        """Raises HostCheckError once all have reported, if some hosts are not as --host-check wants them."""
+        failed = {rank: report.check_failure for rank, report in self.reports.items() if report.check_failure}
+        if failed and self.complete:
+            raise HostCheckError(failed, {rank: report.host for rank, report in self.reports.items()})
 
     def assign(self) -> Assignment:
         """What every agent starts, with lines for people; raises what assign_workers raises."""

@@ -21,7 +21,7 @@ from typing import Any
 
 from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
 from jaxrun.analysis.diagnosis.root_cause import is_certain
-from jaxrun.controller.head.agent_registry import AgentRegistry
+from jaxrun.controller.head.agent_registry import AgentRegistry, HostCheckError
 from jaxrun.controller.head.clock_offsets import ClockOffsets
 from jaxrun.controller.head.conclusion import Conclusion
 from jaxrun.controller.head.consistency import Expected, describe_unknown_rank
@@ -31,7 +31,6 @@ from jaxrun.controller.head.fault_injection import FaultInjector
 from jaxrun.controller.head.growth import Growth
 from jaxrun.controller.head.head_state import PROGRESS_INTERVAL_S, HeadState, JobPhase, TimeLimits, Timeout
 from jaxrun.controller.head.health_checks import HealthChecks
-from jaxrun.controller.head.host_checks import CHECK_GRACE_S, HostCheckError
 from jaxrun.controller.head.interruption import Interruption, InterruptionEvent
 from jaxrun.controller.head.queries import RankQueries
 from jaxrun.controller.head.requests import RequestEvent, Requests
@@ -64,6 +63,7 @@ _END_REASONS = {
     UsageError: EndReason.USAGE,
     UnavailableError: EndReason.UNAVAILABLE,
 }
+_CHECK_GRACE_S = 10.0  # for agents to tell how --host-check has ended
 
 
 class Head:
@@ -105,6 +105,7 @@ class Head:
         self._interruption = Interruption(state, shutdown, queries, divergence, self._checks)
         self._handlers = self._make_handlers()
         state.enter(JobPhase.STARTING, limits.at_start(now))
+        self._extend_startup(now)
 
     def _make_handlers(self) -> dict[type, Callable[[Any, float], list[Action]]]:
         """Who handles which event; of two lines for one kind the later counts."""
@@ -170,7 +171,7 @@ class Head:
     def _on_startup(self, event: StartupEvent, now: float) -> list[Action]:
         if self.phase is not JobPhase.STARTING:
             return []
-        was_checking = self._startup.is_checking
+        self._extend_startup(now)
         try:
             actions = self._startup.handle(event)
         except HostCheckError as error:
@@ -178,8 +179,6 @@ class Head:
             return self._shutdown.abort(outcome, now)
         except tuple(_END_REASONS) as error:
             return self._abort(_END_REASONS[type(error)], str(error), now)
-        if was_checking or self._startup.is_checking:  # each check may last as long as all the rest of the start-up
-            self._state.timeouts.start(Timeout.STARTUP, now + self._state.limits.init + CHECK_GRACE_S)
         if self._startup.is_staging:  # however long it takes: an agent that gets nothing any more says so
             self._state.timeouts.hold(now, Timeout.STARTUP)
         else:
@@ -192,6 +191,11 @@ class Head:
         self._checks.start(self._startup.platform, now)
         self._growth.start(now)
         return [*actions, PrintLine("", status=True), *self._stragglers.start(now)]
+
+    def _extend_startup(self, now: float) -> None:
+        """Each --host-check may last as long as all the rest of the start-up."""
+        if self._startup.is_checking:
+            self._state.timeouts.start(Timeout.STARTUP, now + self._state.limits.init + _CHECK_GRACE_S)
 
     def _on_start_failed(self, event: StartFailed, now: float) -> list[Action]:
         if self.phase is JobPhase.SETTLING and not is_certain(self._workers.outcomes(now)):

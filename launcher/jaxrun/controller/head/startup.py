@@ -2,9 +2,8 @@
 
 AgentConnected of an agent      ──▶ nothing yet                   but its host is known, and its end would be noticed
 AgentReport of every agent      ──▶ StartWorker to all            only with agents on other hosts (agent_registry.py);
-                                                                  where the job asks for it, HostProbes, HostChecks
-                                                                  (host_checks.py) and StagingRound (staging.py) come
-                                                                  before
+                                                                  where the job asks for it, HostProbes and
+                                                                  StagingRound (staging.py) come before
 Hello of every rank             ──▶ StartCoordinator to rank 0    versions, program and settings must be the same;
                                                                   where all ranks have keys, with certificates of them
 CoordinatorReady of rank 0      ──▶ Join to the others
@@ -20,18 +19,17 @@ from jaxrun.controller.head import consistency
 from jaxrun.controller.head.agent_registry import AgentRegistry
 from jaxrun.controller.head.assignment import reachable_address
 from jaxrun.controller.head.certificates import CertificateAuthority
-from jaxrun.controller.head.host_checks import HostChecks
 from jaxrun.controller.head.staging import StagingRound
 from jaxrun.errors import NotUniformError, UnavailableError
 from jaxrun.protocol.addresses import Address
 from jaxrun.protocol.agent_messages import AgentConnected, AgentReport
-from jaxrun.protocol.probe_messages import HostChecked, HostFacts, PeerResults, ProbePeers
+from jaxrun.protocol.probe_messages import HostFacts, PeerResults, ProbePeers
 from jaxrun.protocol.stage_messages import StagedCopied
 from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, Hello, Join, Run, StartCoordinator
 from jaxrun.records.event_log.actions import Action, PrintLine, Send
 from jaxrun.text import format_ranks_on_hosts
 
-AgentStartupEvent = AgentReport | HostFacts | PeerResults | HostChecked | StagedCopied
+AgentStartupEvent = AgentReport | HostFacts | PeerResults | StagedCopied
 StartupEvent = AgentConnected | AgentStartupEvent | Hello | CoordinatorReady | DeviceReport
 _BY_HAND_HINT = "is jaxrun started there, with the same --hosts, --head and JAXRUN_TOKEN, and a --host-rank of its own?"
 
@@ -55,7 +53,6 @@ class Startup:
         self._interface = interface
         self._registry = registry
         self._probes = HostProbes(registry) if registry is not None else None
-        self._checks = HostChecks(registry.plan) if registry is not None else None
         self._staging = StagingRound(registry) if registry is not None else None
         self._hellos: dict[int, Hello] = {}
         self._device_reports: dict[int, DeviceReport] = {}
@@ -78,7 +75,8 @@ class Startup:
 
     @property
     def is_checking(self) -> bool:
-        return self._checks is not None and bool(self._checks.awaited)
+        """Whether agents may run --host-check."""
+        return self._registry is not None and bool(self._registry.job.host_check) and not self._registry.complete
 
     def has_hello(self, rank: int) -> bool:
         return rank in self._hellos
@@ -90,7 +88,7 @@ class Startup:
                 if event.rank in self._hosts:  # else its report says why it is not
                     self._hosts[event.rank] = event.host
                 return []
-            case AgentReport() | HostFacts() | PeerResults() | HostChecked() | StagedCopied():
+            case AgentReport() | HostFacts() | PeerResults() | StagedCopied():
                 return self._on_agent_event(event)
             case Hello():
                 return self._on_hello(event)
@@ -111,7 +109,7 @@ class Startup:
     def describe_missing(self, limit: float) -> str:
         """Which ranks have not come within the time limit (seconds), and what to do about it."""
         step, present = self._step()
-        if step == "starting agents" and self._registry is not None:
+        if self._registry is not None and not self._registry.complete:
             addresses = self._registry.listen_addresses
             text = consistency.describe_missing_agents(self._hosts, present, limit, addresses)
             by_hand = self._registry.job.host_rank is not None
@@ -123,11 +121,9 @@ class Startup:
     def _step(self) -> tuple[str, Collection[int]]:
         """What the start-up does now, and the ranks that have done it."""
         if self._registry is not None and not self._registry.complete:
-            return "starting agents", self._registry.reports
+            return "checking the hosts" if self.is_checking else "starting agents", self._registry.reports
         if self._probes is not None and not self._probes.complete:
             return "probing the network", self._probes.ready
-        if self._checks is not None and self._checks.awaited:
-            return "checking the hosts", self._hosts.keys() - self._checks.awaited
         if self._staging is not None and self._staging.awaited:
             return "copying what is staged", self._hosts.keys() - self._staging.awaited
         return ("joining", self._device_reports) if self._all_started else ("starting", self._hellos)
@@ -140,7 +136,7 @@ class Startup:
         return len(self._hellos) == len(self._hosts)
 
     def _on_agent_event(self, event: AgentStartupEvent) -> list[Action]:
-        if self._registry is None or self._probes is None or self._checks is None or self._staging is None:
+        if self._registry is None or self._probes is None or self._staging is None:
             raise NotUniformError(
                 f"an agent reports as rank {event.rank}, but this job has no such rank; start the job again"
             )
@@ -148,10 +144,7 @@ class Startup:
         if isinstance(event, AgentReport):
             self._registry.add(event)
             self._hosts[event.rank] = event.host
-        elif isinstance(event, HostChecked):
-            if not self.is_checking:
-                return []  # nobody has asked
-            self._checks.handle(event, self._hosts)
+            self._registry.refuse_sick_hosts()
         elif isinstance(event, StagedCopied):
             if not self.is_staging:
                 return []  # nobody has asked
@@ -162,10 +155,6 @@ class Startup:
             orders += self._probes.handle(event)
         if not (self._registry.complete and self._probes.complete):
             return orders
-        if not self._checks.complete:
-            if self.is_checking:
-                return orders
-            return [*orders, *self._checks.begin(self._registry.first_ranks(), self._hosts)]
         if not self._staging.complete:
             return orders if self.is_staging else [*orders, *self._staging.begin()]
         assignment = self._registry.assign()

@@ -67,6 +67,7 @@ class AgentReceiver:
         self._job_info = job_info
         self._attempt = context.plan.attempt
         self._agents = context.plan.agents
+        self._by_hand = context.plan.is_started_by_hand
         self._on_message = on_message
         self._on_second_report = on_second_report
         self._on_lost = on_lost
@@ -82,7 +83,8 @@ class AgentReceiver:
         if self.is_closed and number not in self._connections.waiting:
             self._refuse(number, connection)
             return
-        connection.send(self._job_info)
+        attempt = self._attempt if self._agents.get(number) or self._by_hand else 0
+        connection.send(replace(self._job_info, attempt=attempt))
         self._connections.add_unused(number, connection)
         self._add_reader(number, connection)
 

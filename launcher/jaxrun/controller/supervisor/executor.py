@@ -21,7 +21,6 @@ from jaxrun.node.agent.agent import SIGNALS
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.protocol.agent_messages import AgentMessage, FirstOutput, ForkingDeclined, SignalWorker
 from jaxrun.protocol.env import REQUEST_SIGNAL
-from jaxrun.protocol.probe_messages import HostChecked
 from jaxrun.protocol.requests import Answer, AnswerState
 from jaxrun.records.event_log.actions import (
     Action,
@@ -48,7 +47,7 @@ from jaxrun.records.event_log.events import (
     TerminalLine,
     Tick,
 )
-from jaxrun.records.rundir.rundir import RunDir, to_file_name
+from jaxrun.records.rundir.rundir import RunDir
 
 if TYPE_CHECKING:
     from jaxrun.controller.supervisor.attempts import AttemptContext
@@ -86,10 +85,6 @@ class Dispatcher:
     def record(self, message: LoggedMessage, to: tuple[int, ...] = ()) -> None:
         """Log what the head need not know, or what it has sent to these ranks."""
         self._files.record(LoggedEvent(self._clock(), message, self._attempt, to))
-
-    def record_check(self, result: HostChecked) -> None:
-        folder = f"attempt-{self._attempt}/" if self._attempt > 1 else ""
-        self._files.write_text(f"{folder}host-check-{to_file_name(self.hosts[result.rank])}.log", result.output)
 
     def _handle_requests(self) -> list[Action]:
         actions: list[Action] = []

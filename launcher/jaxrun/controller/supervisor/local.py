@@ -16,8 +16,9 @@ from jaxrun.node.agent.process_tree import kill_all
 from jaxrun.node.agent.spawn import WorkerSetup
 from jaxrun.node.agent.worker_group import ForkServers, WorkerGroup
 from jaxrun.node.forkserver.client import ForkServer
-from jaxrun.protocol.agent_messages import SignalWorker
+from jaxrun.protocol.agent_messages import HostCheck, SignalWorker
 from jaxrun.protocol.auth import new_token
+from jaxrun.protocol.names import JOB_ID
 from jaxrun.records.event_log.actions import MessageToRank
 from jaxrun.records.event_log.events import LauncherSignalled
 from jaxrun.records.rundir.rundir import RunDir
@@ -74,18 +75,16 @@ class LocalAgent:
 
     def _check_hosts(self, context: AttemptContext) -> JobOutcome | None:
         """Run --host-check for each of the hosts that this machine acts as; how the job ends if one fails."""
-        from jaxrun.controller.head.host_checks import HostCheckError, HostChecks
+        from jaxrun.controller.head.agent_registry import HostCheckError
         from jaxrun.node.agent.host_check import check_host
 
-        plan, hosts, checks = context.plan, context.plan.host_of, HostChecks(context.plan)
-        env, failed = plan.base_env(self._environ), dict[int, str]()
+        plan, hosts, failed = context.plan, context.plan.host_of, dict[int, str]()
+        check = HostCheck(plan.job.host_check, plan.job.init_timeout, {**plan.job.env, JOB_ID: plan.job_id})
+        env, attempt, signals = plan.base_env(self._environ), plan.attempt, context.signals
         for rank in (worker.rank for worker in plan.workers if worker.local_rank == 0):
-            order = checks.order(rank, hosts[rank])
-            result = check_host(order, env, plan.job_id, lambda: context.signals.stop_requested)
-            if result is not None:
-                context.dispatcher.record_check(result)
-                context.dispatcher.record(result)
-                failed |= {rank: result.failure} if result.failure else {}
+            host = hosts[rank]
+            failure = check_host(check, env, lambda: signals.stop_requested, host=host, rank=rank, attempt=attempt)
+            failed |= {rank: failure} if failure else {}
         if not failed:
             return None
         return JobOutcome(EndReason.UNAVAILABLE, text=str(HostCheckError(failed, hosts)), failed_checks=failed)

@@ -27,8 +27,9 @@ from jaxrun.node.channel.rendezvous import RendezvousFile
 from jaxrun.node.channel.silence import LATE_S, MANY_AGENTS, reserve_port
 from jaxrun.protocol import auth
 from jaxrun.protocol.addresses import format_addresses
-from jaxrun.protocol.agent_messages import JobInfo
+from jaxrun.protocol.agent_messages import HostCheck, JobInfo
 from jaxrun.protocol.env import AgentEnv
+from jaxrun.protocol.names import JOB_ID
 from jaxrun.protocol.settings import STDIN_NONE
 from jaxrun.records.output.output import Output
 from jaxrun.records.rundir.rundir import RunDir, attempt_directory
@@ -91,7 +92,9 @@ class RemoteAgents:
         self._reserved = reserve_port()
         timeout = (plan.job.host_timeout or HOST_TIMEOUT_S) + (LATE_S if len(plan.agents) > MANY_AGENTS else 0.0)
         port, probe = self._reserved.getsockname()[1], plan.job.probe_hosts
-        self._job_info = JobInfo(plan.job_id, directory.name, platforms, restarts, probe, stage, given, timeout, port)
+        info = JobInfo(plan.job_id, directory.name, platforms, restarts, probe, stage, given, timeout, port)
+        check = HostCheck(plan.job.host_check, plan.job.init_timeout, {**plan.job.env, JOB_ID: plan.job_id})
+        self._job_info = replace(info, host_check=check if check.command else None)
         self._listener = listen_on_tcp(offered, self._token, everywhere=everywhere, port=self._endpoint.port)
         self.listen_addresses = describe_addresses(self._listener.addresses, offered)
 

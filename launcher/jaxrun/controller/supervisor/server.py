@@ -36,7 +36,7 @@ from jaxrun.protocol.agent_messages import (
     WorkerExited,
 )
 from jaxrun.protocol.env import REQUEST_SIGNAL
-from jaxrun.protocol.probe_messages import HostChecked, PeerResults
+from jaxrun.protocol.probe_messages import PeerResults
 from jaxrun.protocol.stage_messages import StagedCopied
 from jaxrun.protocol.worker_messages import Failed, Run
 from jaxrun.records.event_log.actions import MessageToRank, RecordClock
@@ -178,13 +178,11 @@ class AgentServer:
 
     def _on_message(self, number: int, connection: AgentConnection, message: AgentToHead) -> None:
         ranks = self.connections.ranks_of(number)
-        if isinstance(message, PeerResults | HostChecked | StagedCopied):
+        if isinstance(message, PeerResults | StagedCopied):
             ranks = ranks[:1]  # which was asked
         if not ranks:
             if isinstance(message, AgentReport):
                 self._spares.on_report(message)
-            elif isinstance(message, HostChecked):
-                self._spares.on_checked(number, message)
         elif isinstance(message, AgentAlone):  # the head knows ranks only
             for rank in ranks:
                 self._on_agent_event(replace(message, rank=rank))
@@ -201,9 +199,6 @@ class AgentServer:
                 self._launch.slurm_step = self._launch.slurm_step or event.slurm_step
                 self._executor.handle(event)
                 self._spares.prepare()
-            case HostChecked():
-                self._dispatcher.record_check(event)
-                self._executor.handle(event)
             case _:
                 self._executor.handle(event)
 

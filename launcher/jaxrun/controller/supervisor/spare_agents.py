@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from jaxrun.controller.head.agent_registry import AgentRegistry
-from jaxrun.controller.head.host_checks import HostChecks
 from jaxrun.controller.supervisor.connections import AgentConnections
 from jaxrun.errors import NotUniformError, UnavailableError
 from jaxrun.protocol.agent_messages import AgentReport
-from jaxrun.protocol.probe_messages import HostChecked
 from jaxrun.records.event_log.events import SpareLost, SpareReported
 
 if TYPE_CHECKING:
@@ -32,7 +30,6 @@ class SpareAgents:
         self.hosts = hosts
         self.registry = registry
         self._reports: dict[int, AgentReport] = {}
-        self._unchecked: dict[int, AgentReport] = {}  # started by hand: they count once --host-check has ended well
         self._prepared: set[int] = set()
         self.lost_hosts: set[str] = set()
 
@@ -53,28 +50,9 @@ class SpareAgents:
         return self._reports[number].host if number in self._reports else "?"
 
     def on_report(self, report: AgentReport) -> None:
+        """Count on an agent that can be used."""
         self._record(SpareReported(report.rank, report.host, report.pid))
-        if not self.hosts and self.registry.job.host_check:
-            self._unchecked[report.rank] = report
-            order = HostChecks(self.registry.plan).order(report.rank, report.host)
-            self._connections.send_to_agent(report.rank, order)
-        else:
-            self._add(report)
-
-    def on_checked(self, number: int, result: HostChecked) -> None:
-        if report := self._unchecked.pop(number, None):
-            self._add(report, result.failure and f"failed --host-check: {result.failure}")
-
-    def on_lost(self, number: int, reason: str) -> None:
-        host = self.host_of(number)
-        self._reports.pop(number, None)
-        self._record(SpareLost(number, host, reason))
-        if host not in self.lost_hosts:
-            self.lost_hosts.add(host)
-            self._print_line(f"jaxrun: spare host {host} is lost: {reason}")
-
-    def _add(self, report: AgentReport, reason: str = "") -> None:
-        """Count on an agent, unless there is a `reason` not to."""
+        reason = report.check_failure and f"failed --host-check: {report.check_failure}"
         try:
             self.registry.check_installation(report)
             if not self.hosts:
@@ -86,6 +64,14 @@ class SpareAgents:
         else:
             self._reports[report.rank] = report
         self.prepare()
+
+    def on_lost(self, number: int, reason: str) -> None:
+        host = self.host_of(number)
+        self._reports.pop(number, None)
+        self._record(SpareLost(number, host, reason))
+        if host not in self.lost_hosts:
+            self.lost_hosts.add(host)
+            self._print_line(f"jaxrun: spare host {host} is lost: {reason}")
 
     def prepare(self) -> None:
         """Tell those that wait what to prepare for, once, and as soon as that is known."""

@@ -33,7 +33,7 @@ from jaxrun.protocol.agent_messages import (
     StartWorker,
     WorkerExited,
 )
-from jaxrun.protocol.probe_messages import CheckHost, ProbePeers
+from jaxrun.protocol.probe_messages import ProbePeers
 from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, ProgramDetailsRequest, RankQuery, RecorderSnapshot
 from jaxrun.protocol.stage_messages import CopyStaged
 from jaxrun.protocol.worker_messages import Done, Failed, ProfileCalls, Run, WorkerStage
@@ -118,7 +118,7 @@ class Agent:
             case ProfileCalls():
                 worker.send(message)
                 worker.flight.raise_orders()
-            case StartWorker() | ProbePeers() | CheckHost() | CopyStaged():
+            case StartWorker() | ProbePeers() | CopyStaged():
                 raise AssertionError("this agent has its workers already")
             case _:
                 worker.send(message)

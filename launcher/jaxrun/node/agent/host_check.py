@@ -1,4 +1,4 @@
-"""Runs the command of --host-check on this host, before the workers of an attempt start."""
+"""Runs the command of --host-check on this host, before each attempt."""
 
 from __future__ import annotations
 
@@ -11,49 +11,52 @@ from typing import IO
 
 from jaxrun.node.agent.process_tree import descendants, kill_all
 from jaxrun.node.forkserver.client import start_process
-from jaxrun.protocol.names import JOB_ID
-from jaxrun.protocol.probe_messages import CheckHost, HostChecked
+from jaxrun.protocol.agent_messages import HostCheck
+from jaxrun.protocol.names import RESERVED_PREFIX
 from jaxrun.spec.job.environment import inherited_job_variables
 from jaxrun.text import format_status
 
-_OUTPUT_BYTES = 2**16  # that are kept, of the end
+_LINE_BYTES = 4096  # of the end of the output, in which the last line is looked for
 _MAX_LINE = 300  # characters
 _POLL_S = 0.02
 _KILL_S = 2.0  # for what a sick driver holds in the kernel
 
 
 def check_host(
-    order: CheckHost, environ: Mapping[str, str], job_id: str, is_stopped: Callable[[], bool]
-) -> HostChecked | None:
-    """Run the command to its end; nothing that it has started is left. None if `is_stopped` before.
+    check: HostCheck, environ: Mapping[str, str], is_stopped: Callable[[], bool], *, host: str, rank: int, attempt: int
+) -> str | None:
+    """Run the command to its end; nothing that it has started is left.
 
-    `environ` is this process's own: the command gets of it what the ranks get.
+    Returns how it failed, "exited with status 3", with the last line of its output; empty if all is well, None if
+    `is_stopped` before. The command gets of `environ`, which is this process's own, what the ranks get; `rank` is the
+    first of the host.
     """
     unset = inherited_job_variables(environ)
-    kept = {name: value for name, value in environ.items() if name not in unset}
-    before, until, ended = descendants(os.getpid()), time.monotonic() + order.timeout, 0
+    told = {"HOST": host, "RANK": str(rank), "ATTEMPT": str(attempt)}  # by the rank, guards find it
+    env = {name: value for name, value in environ.items() if name not in unset} | dict(check.environment)
+    env |= {f"{RESERVED_PREFIX}{name}": value for name, value in told.items()}
+    before, until, ended = descendants(os.getpid()), time.monotonic() + check.timeout, 0
     try:
         with tempfile.TemporaryFile() as output, open(os.devnull) as nothing:
             streams = (nothing.fileno(), output.fileno(), output.fileno())
-            env = {**kept, **order.environment, JOB_ID: job_id}
-            pid = start_process(("/bin/sh", "-c", order.command), env, streams)
+            pid = start_process(("/bin/sh", "-c", check.command), env, streams)
             while not ended and time.monotonic() < until:
                 if is_stopped():
                     return None
                 time.sleep(_POLL_S)
                 ended, status = os.waitpid(pid, os.WNOHANG)
-            text = _read_end(output)
+            last = _read_last_line(output)
     except OSError as error:
-        return HostChecked(order.rank, f"could not be run: {error.strerror}")
+        return f"could not be run: {error.strerror}"
     finally:
         kill_all(_KILL_S, keep=before)
     if ended and status == 0:
-        return HostChecked(order.rank, output=text)
-    how = format_status(os.waitstatus_to_exitcode(status), "was ") if ended else f"did not end in {order.timeout:g} s"
-    last = re.sub(r"[^ -~\u00a0-\uffff]", "?", (text.splitlines() or [""])[-1])[:_MAX_LINE]
-    return HostChecked(order.rank, f"{how}: {last}" if last else how, text)
+        return ""
+    how = format_status(os.waitstatus_to_exitcode(status), "was ") if ended else f"did not end in {check.timeout:g} s"
+    return f"{how}: {last}" if last else how
 
 
-def _read_end(output: IO[bytes]) -> str:
-    output.seek(max(0, output.seek(0, os.SEEK_END) - _OUTPUT_BYTES))
-    return output.read().decode(errors="replace").strip()
+def _read_last_line(output: IO[bytes]) -> str:
+    output.seek(max(0, output.seek(0, os.SEEK_END) - _LINE_BYTES))
+    lines = output.read().decode(errors="replace").strip().splitlines()
+    return re.sub(r"[^ -~\u00a0-\uffff]", "?", (lines or [""])[-1])[:_MAX_LINE]

@@ -1,10 +1,13 @@
-"""What the head asks of an agent before its workers start: a report, facts, probes, a check, copies of directories."""
+"""What an agent does before its workers start: a check of its host, a report, facts, probes, copies of directories."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from jaxrun.node.agent.guard import Guard, job_marker
@@ -12,7 +15,7 @@ from jaxrun.node.agent.spawn import WorkerSetup
 from jaxrun.node.channel.connection import Connection
 from jaxrun.protocol.agent_messages import AgentReport, HeadToAgent, HostTask, JobInfo
 from jaxrun.protocol.auth import peer_token
-from jaxrun.protocol.probe_messages import CheckHost, ProbePeers
+from jaxrun.protocol.probe_messages import ProbePeers
 from jaxrun.protocol.stage_messages import CopyStaged
 
 if TYPE_CHECKING:
@@ -41,12 +44,19 @@ class HostTasks:
         self._report = report
         self.info = JobInfo("", "", ())
         self.threads = contextlib.ExitStack()
+        self._turn: socket.socket | None = None  # to run --host-check, as one agent of each host does
         self._peer_server: PeerServer | None = None
         self._staging: HostStaging | None = None
 
-    def report(self, attempt: int = 1) -> AgentReport:
-        """Report what is there; where something is staged, other hosts can take it here from now on."""
-        report = replace(self._report(self.info, self._number), attempt=attempt)
+    def report(self, attempt: int, ranks: Sequence[int], is_stopped: Callable[[], bool]) -> AgentReport | None:
+        """Check the host, where that is asked for, and report what is there; None if it is stopped before.
+
+        `ranks` are those of the agent. Where something is staged, other hosts can take it here from now on.
+        """
+        failure = self._check_host(attempt, ranks, is_stopped)
+        if failure is None:
+            return None
+        report = replace(self._report(self.info, self._number), attempt=attempt, check_failure=failure)
         if self.info.stage is not None:
             from jaxrun.node.agent.host_staging import HostStaging
 
@@ -54,13 +64,15 @@ class HostTasks:
             server = self.threads.enter_context(contextlib.closing(self._staging.serve()))
             report = replace(report, stage_port=server.port)
         self._connection.send(report)
+        if self.info.probe:
+            self._send_facts(report)
         return report
 
     def start_from_copies(self, setup: WorkerSetup) -> WorkerSetup:
         """The same with the copies in place of their sources, where something is staged."""
         return setup if self._staging is None else self._staging.start_from_copies(setup)
 
-    def send_facts(self, report: AgentReport) -> None:
+    def _send_facts(self, report: AgentReport) -> None:
         """Tell the head what there is on this host, and where this agent answers the others."""
         from jaxrun.node.agent.host_probe import PeerServer, collect_facts
 
@@ -69,8 +81,8 @@ class HostTasks:
         environ = {**self._environ, **self.info.environment}
         self._connection.send(collect_facts(self._number, environ, sees_run_dir=seen, port=port))
 
-    def handle(self, task: HostTask, ranks: Sequence[int], is_stopped: Callable[[], bool]) -> None:
-        """Do what is asked, and tell the head, unless it is stopped before. `ranks` are those of the agent."""
+    def handle(self, task: HostTask, is_stopped: Callable[[], bool]) -> None:
+        """Do what is asked, and tell the head, unless it is stopped before."""
         match task:
             case ProbePeers():
                 from jaxrun.node.agent.host_probe import probe_peers
@@ -78,20 +90,25 @@ class HostTasks:
                 assert self._peer_server is not None
                 self._peer_server.start(len(task.addresses))
                 self._connection.send(probe_peers(self._number, peer_token(self._token), task))
-            case CheckHost():
-                self._check_host(task, ranks, is_stopped)
             case CopyStaged():
                 assert self._staging is not None
                 if copied := self._staging.copy(task, is_stopped):
                     self._connection.send(copied)
 
-    def _check_host(self, order: CheckHost, ranks: Sequence[int], is_stopped: Callable[[], bool]) -> None:
+    def _check_host(self, attempt: int, ranks: Sequence[int], is_stopped: Callable[[], bool]) -> str | None:
+        """How --host-check has failed; empty if all is well or another agent of this host checks, None if stopped."""
+        check, host = self.info.host_check, os.uname().nodename
+        if check is None or not attempt:
+            return ""
+        self._turn = socket.socket(socket.AF_UNIX)  # in the abstract namespace, until the next attempt
+        try:
+            self._turn.bind(f"\0{sha256(f'{self._token} {host} {attempt}'.encode()).hexdigest()}")
+        except OSError:
+            return ""
         from jaxrun.node.agent.host_check import check_host
 
-        job_id = self.info.job_id
-        guard = Guard(job_marker(job_id), ranks)
+        guard = Guard(job_marker(self.info.job_id), ranks)
         try:
-            if result := check_host(order, self._environ, job_id, is_stopped):
-                self._connection.send(replace(result, rank=self._number))
+            return check_host(check, self._environ, is_stopped, host=host, rank=ranks[0], attempt=attempt)
         finally:
             guard.disarm()

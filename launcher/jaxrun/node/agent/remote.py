@@ -45,7 +45,7 @@ from jaxrun.protocol.agent_messages import (
 from jaxrun.protocol.auth import derive_rank_token
 from jaxrun.protocol.codec import MessageDecoder, message_types
 from jaxrun.protocol.connect import HeadAddress, connect
-from jaxrun.protocol.probe_messages import CheckHost, ProbePeers
+from jaxrun.protocol.probe_messages import ProbePeers
 from jaxrun.protocol.shared_memory import remove_shared_directory, snapshot_directory
 from jaxrun.protocol.stage_messages import CopyStaged
 from jaxrun.protocol.worker_messages import AgentToWorker
@@ -160,15 +160,15 @@ class _AgentJob:
                         closed = (connection.peer[0], message.closed_port, *connection.peer[2:])
                         watch = HostWatch(SilenceLimit(message.host_timeout).of_agent(), closed, time.monotonic)
                         self._check_head = partial(watch.poll, (connection,))
-                        report = tasks.report()
-                        if report.gpu_names and message.restarts:
+                        connection.push_back(messages[index:])
+                        report = tasks.report(message.attempt, self._ranks, self._is_stopped)
+                        if report is not None and report.gpu_names and message.restarts:
                             self._gpu_memory = GpuMemory(self._environ)
-                        if message.probe:
-                            tasks.send_facts(report)
-                    case CheckHost() | CopyStaged() if index < len(messages):
+                        break
+                    case CopyStaged() if index < len(messages):
                         pass  # the head wants something else by now
-                    case ProbePeers() | CheckHost() | CopyStaged():
-                        tasks.handle(message, self._ranks, self._is_stopped)
+                    case ProbePeers() | CopyStaged():
+                        tasks.handle(message, self._is_stopped)
                     case AgentRefused():
                         raise NotUniformError(message.reason)
                     case StartWorker(waits=True):
@@ -191,7 +191,7 @@ class _AgentJob:
         if self._gpu_memory is not None:
             self._gpu_memory.wait_until_free(self._log, self._is_stopped)
         with self._tasks.threads:
-            self._tasks.report(order.attempt)
+            self._tasks.report(order.attempt, self._ranks, self._is_stopped)
             return self._wait_for_order()
 
     def remove_snapshots(self, order: Shutdown) -> None:

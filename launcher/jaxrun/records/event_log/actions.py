@@ -8,7 +8,7 @@ from jaxrun.analysis.diagnosis.outcome import JobOutcome
 from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.protocol.agent_messages import ClockProbe, InjectFault, NextAttempt, Shutdown, StartWorker
-from jaxrun.protocol.probe_messages import CheckHost, ProbePeers
+from jaxrun.protocol.probe_messages import ProbePeers
 from jaxrun.protocol.requests import Answer
 from jaxrun.protocol.snapshot_messages import ProgramDetailsRequest, RankQuery
 from jaxrun.protocol.stage_messages import CopyStaged
@@ -16,7 +16,6 @@ from jaxrun.protocol.worker_messages import AgentToWorker
 
 MessageToRank = (
     ProbePeers
-    | CheckHost
     | CopyStaged
     | StartWorker
     | InjectFault

@@ -26,7 +26,7 @@ from jaxrun.protocol.agent_messages import (
     WorkerSpawned,
 )
 from jaxrun.protocol.codec import field_values, from_content, message_types, to_content
-from jaxrun.protocol.probe_messages import HostChecked, HostFacts, PeerResults
+from jaxrun.protocol.probe_messages import HostFacts, PeerResults
 from jaxrun.protocol.requests import ProfileRequest, StacksRequest
 from jaxrun.protocol.stage_messages import StagedCopied
 from jaxrun.protocol.stop_messages import CheckpointSaved, StopPolled, StopReached, StopRequested
@@ -65,7 +65,6 @@ _Received = (
     | AgentReport
     | HostFacts
     | PeerResults
-    | HostChecked
     | StagedCopied
     | AgentLost
     | StartFailed
@@ -103,7 +102,6 @@ _EMPTIED: Mapping[type, Mapping[str, Any]] = {
     Failed: {"traceback": ""},
     ThreadFailed: {"traceback": ""},
     StartFailed: {"traceback": ""},
-    HostChecked: {"output": ""},
     WorkerExited: {"crash_dump": "", "stderr_tail": ""},
 }
 
