@@ -56,7 +56,10 @@ def endless():
         ("kill -9 $$", "was killed by SIGKILL (9)"),
         ("no-such-command", "exited with status 127: /bin/sh: 1: no-such-command: not found"),
         ("yes | head -100000; echo end; exit 1", "exited with status 1: end"),
-        ("echo $COLOUR $JAXRUN_ATTEMPT $JAXRUN_JOB_ID $JAXRUN_STALE.; exit 1", f"exited with status 1: green 1 {JOB_ID} ."),
+        (
+            "echo $COLOUR $JAXRUN_ATTEMPT $JAXRUN_JOB_ID $JAXRUN_STALE.; exit 1",
+            f"exited with status 1: green 1 {JOB_ID} .",
+        ),
     ],
 )
 def test_how_a_check_ended_is_told_in_the_report(make_agent, command, failure):
@@ -121,7 +124,10 @@ def test_a_host_that_fails_ends_the_job_before_any_worker_starts(start):
         and f"jaxrun: {os.uname().nodename} failed --host-check: exited with status 1: 1: no GPU" in ended.err
     )
     assert not job.events("WorkerSpawned")
-    assert sorted(event["check_failure"] for event in job.events("AgentReport")) == ["", "exited with status 1: 1: no GPU"]
+    assert sorted(event["check_failure"] for event in job.events("AgentReport")) == [
+        "",
+        "exited with status 1: 1: no GPU",
+    ]
 
 
 def test_a_check_runs_once_on_each_host_before_each_attempt(start, tmp_path):
