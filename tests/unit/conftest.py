@@ -1,5 +1,6 @@
 """`simulate`: a head with a clock and a kernel of its own. Puts this directory on the path, for the helpers in it."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -10,9 +11,17 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from simulation import Simulation
 
-# Other tests run beside these: how long one example takes says nothing.
-settings.register_profile("beside others", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("beside others")
+# Other tests run beside these: how long one example takes says nothing. The suite has the same examples each time, and
+# JAXRUN_EXAMPLES=5000 looks for others.
+_EXAMPLES = os.environ.get("JAXRUN_EXAMPLES")
+settings.register_profile(
+    "jaxrun",
+    max_examples=int(_EXAMPLES or 50),
+    derandomize=not _EXAMPLES,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("jaxrun")
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ import struct
 from dataclasses import fields, replace
 from itertools import cycle
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from simulation import JOB_ID, Simulation, make_registry, report
 
@@ -257,8 +257,6 @@ def test_whatever_agents_say_the_head_raises_nothing_and_two_signals_end_the_job
     some_limits = st.sampled_from([limits, replace(limits, job=20.0, stall=8.0, stall_notice=None)])
     lockstep = st.sampled_from(["off", "record", "strict"])
     begun = st.sampled_from([0, 3, 6, *[13] * 6, 15])
-
-    @settings(max_examples=60)
     @given(some_limits, lockstep, begun, st.booleans(), st.booleans(), st.booleans(), STEPS, ANSWERS, DETAILS)
     def survive(limits, lockstep, begun, registry, terminal, reports_kills, steps, answers, details):
         job = Job(limits, lockstep, registry=registry, terminal=terminal, reports_kills=reports_kills)

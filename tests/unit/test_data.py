@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrun_runtime.data import batches, shard
@@ -14,9 +14,6 @@ seeds = st.none() | st.integers(0, 2**32) | st.tuples(st.integers(0, 9), st.inte
 
 def on_all_ranks(n_rows, batch_size, size, multiple, seed=None):
     return [list(batches(n_rows, batch_size, rank, size, multiple=multiple, seed=seed)) for rank in range(size)]
-
-
-@settings(max_examples=50)
 @given(layouts, seeds)
 def test_all_ranks_take_the_same_steps_and_together_see_every_row_once_in_the_order_of_one_process(layout, seed):
     n_rows, batch_size, size, multiple = layout
@@ -57,7 +54,6 @@ def test_without_rank_and_size_they_come_from_jax(monkeypatch):
 
 
 @pytest.mark.jax_version
-@settings(max_examples=40)
 @given(st.integers(1, 40), st.integers(1, 7), st.integers(1, 4))
 def test_shard_takes_the_same_rows_of_every_array_in_a_tree(n_rows, size, multiple):
     data = {"x": np.arange(2 * n_rows).reshape(n_rows, 2), "y": (np.arange(n_rows),)}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from deadlock_samples import ENTRY, FUTEX, SAMPLES, dump, sample
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrun.analysis.diagnosis.rank_state import Activity, find_rank_state
@@ -217,9 +217,6 @@ def _does(child, answer, doing):
     wait = Path(f"/proc/{child.pid}/wchan").read_text()
     seen = find_rank_state(0, answer.read_text(), wait)
     return seen.place == "program.py:6 main" and (seen.activity is doing or (wait == "0" and not seen.call))
-
-
-@settings(max_examples=50)
 @given(st.lists(st.sampled_from([*SAMPLES, "stopped", "silence", "its end", "finished"]), max_size=6))
 def test_no_scene_is_too_much(names):
     texts = findings(*names)

@@ -5,7 +5,7 @@ import socket
 from dataclasses import fields, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrun.errors import ProtocolError
@@ -81,9 +81,6 @@ def environments():
         "tuple[int, ...]": st.lists(st.integers(0, 999), max_size=4).map(tuple),
     }
     return st.builds(WorkerEnv, **{field.name: by_type[field.type] for field in fields(WorkerEnv)})
-
-
-@settings(max_examples=50)
 @given(environments())
 def test_a_workers_environment_reads_back_the_same(env):
     assert WorkerEnv.from_env(env.to_env()) == env

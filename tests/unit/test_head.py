@@ -4,7 +4,7 @@ import signal
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrun.controller.head.head_state import JobPhase
@@ -292,9 +292,6 @@ STEPS = {
     "a moment": lambda job, _: job.wait(0.04),
     "a while": lambda job, _: job.wait(11.0),
 }
-
-
-@settings(max_examples=50)
 @given(
     size=st.integers(1, 4),
     running=st.booleans(),

@@ -9,7 +9,7 @@ import struct
 import time
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from listener_thread import (
     LOOPBACK,
@@ -73,7 +73,6 @@ def test_a_stranger_is_dropped_and_an_agent_is_admitted_meanwhile(server, data):
     assert len(server.dropped) == 1 and server.dropped[0].startswith("a peer at 127.0.0.1 ")
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(min_size=1, max_size=5000))
 def test_no_bytes_of_a_stranger_harm_the_listener(server, noise):
     with pending_peer(server) as (peer, _):

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrun.analysis.lockstep.reader import FlightReader
@@ -163,7 +163,6 @@ def test_each_group_has_its_numbers_and_marks(writer):
     assert [call.number for call in flight.calls_of("0,2")] == [1, 2, 3]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None)
 @given(steps=st.lists(st.integers(0, 700), max_size=8))
 def test_frequent_reads_find_what_one_last_read_finds(tmp_path, steps):
     writer = Writer(tmp_path / "rank-0000.flight")
@@ -318,7 +317,6 @@ _LINE = st.binary(max_size=60) | st.builds(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
 @given(header=_WORDS, ring=st.binary(max_size=2000), lines=st.lists(_LINE, max_size=10))
 def test_whatever_it_holds_a_flight_is_read(tmp_path, header, ring, lines):
     words: list[Any] = [recorder.MAGIC, recorder.FORMAT] + [0] * (recorder.HEADER_WORDS - 2)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrun.errors import UsageError
@@ -124,7 +124,6 @@ containers = st.recursive(
 
 
 @pytest.mark.jax_version
-@settings(deadline=None, max_examples=50)
 @given(containers)
 def test_trees_are_rebuilt_as_jax_does(tree):
     flat, structure = jax.tree.flatten(tree)

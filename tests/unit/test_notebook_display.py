@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrun.frontends.gang.call_events import Printed
@@ -79,9 +79,6 @@ def test_there_is_an_end_to_what_is_shown(monkeypatch):
     transcript = transcript_of((0, "1\n2\n3\n4\n5\n"), (1, "2\n6\n"))
     assert transcript.omitted_lines == 3
     assert plain(transcript) == "[0] 1\n[0-1] 2\n[0] 3"
-
-
-@settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from("ab")), max_size=60))
 def test_no_line_is_lost_or_made_up(printed):
     transcript = transcript_of(*((rank, f"{text}\n") for rank, text in printed))

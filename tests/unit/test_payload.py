@@ -11,7 +11,7 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrun.errors import ProtocolError
@@ -96,9 +96,6 @@ values = st.recursive(
 messages = st.tuples(
     st.sampled_from(list(GangMessageKind)), st.integers(0, 2**32 - 1), values, st.booleans(), st.binary(max_size=9)
 )
-
-
-@settings(deadline=None, max_examples=50)
 @given(st.lists(messages, max_size=4))
 def test_messages_arrive_unchanged_and_in_order(sent):
     with sockets() as (ours, theirs):

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
@@ -200,9 +200,6 @@ def plain(lines):
 def view(samples, **more):
     fields = {"pace": 12.3, "calls_per_step": 1, "note": "", **more}
     return View("1123-0315-train", "running", 1, 133.0, tuple(samples), **fields)
-
-
-@settings(max_examples=50)
 @given(
     st.lists(_SAMPLES, max_size=70, unique_by=lambda sample: sample.rank),
     st.integers(60, 200),
