@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from _bench import Bench, Outcome, grouped, table
@@ -159,8 +159,8 @@ def render(samples: Sequence[Sample]) -> str:
 def _middle(samples: Sequence[Sample]) -> list[Sample]:
     """The medians of each load and reader."""
     return [
-        Sample(*key, 0, statistics.median(one.wall for one in of), statistics.median(one.cpu for one in of))
-        for key, of in grouped(samples, lambda one: (one.load, one.contender, one.size)).items()
+        replace(of[0], wall=statistics.median(one.wall for one in of), cpu=statistics.median(one.cpu for one in of))
+        for of in grouped(samples, lambda one: (one.load, one.contender, one.size)).values()
     ]
 
 

@@ -21,8 +21,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import kills
+import kills  # which puts the tests' folders on the path
 from _bench import Bench, Outcome, grouped, progress, table
+from cluster_fixture import HOSTS, Bed
+from launch_modes import LAUNCHED, MPI, LaunchMode
 
 HOWS = ("without", "first", "again")
 DISK, LIMIT_S = "/dev/shm", 300.0
@@ -55,18 +57,18 @@ def make_image(folder: Path) -> None:
 
 
 @contextmanager
-def mounted(bed: kills.Bed, folder: Path, options: argparse.Namespace) -> Iterator[list[str]]:
+def mounted(bed: Bed, folder: Path, options: argparse.Namespace) -> Iterator[list[str]]:
     """Have the image at `folder`/slow on each host, with nothing of it in memory; yields the names of the devices."""
     devices = list[str]()
     try:
-        for host in kills.HOSTS:
+        for host in HOSTS:
             device = subprocess.check_output(["losetup", "--show", "-rf", folder / "image"], text=True).strip()
             devices.append(Path(device).name)
             limit(devices[-1], options.reads, options.mib_per_s * 2**20)
             bed.inside(host, "mount", "-o", "ro,noload", device, str(folder / "slow"))
         yield devices
     finally:
-        for host, name in zip(kills.HOSTS, devices, strict=False):
+        for host, name in zip(HOSTS, devices, strict=False):
             bed.inside(host, "sh", "-c", f"umount -l {folder}/slow; true")
             limit(name, 0, 0)
             subprocess.run(["losetup", "-d", f"/dev/{name}"], check=True)
@@ -79,11 +81,11 @@ def limit(device: str, reads: int, nbytes: int) -> None:
         Path(f"/sys/fs/cgroup/blkio/blkio.throttle.read_{what}_device").write_text(f"{number} {most}")
 
 
-def measure(bed: kills.Bed, folder: Path, how: str, options: argparse.Namespace) -> Sample:
+def measure(bed: Bed, folder: Path, how: str, options: argparse.Namespace) -> Sample:
     words = () if how == "without" else ("--stage", "venv", "--stage-dir", DISK)
     words = ("--lockstep", "off", "--init-timeout", f"{LIMIT_S:g}", *words, "-m", "jaxrun_runtime.programs.selfcheck")
-    mode, python = kills.LaunchMode(kills.MPI[0], kills.LAUNCHED), str(folder / "slow/env/bin/python")
-    command = [python if word == sys.executable else word for word in mode.command(kills.HOSTS, *words)]
+    mode, python = LaunchMode(MPI[0], LAUNCHED), str(folder / "slow/env/bin/python")
+    command = [python if word == sys.executable else word for word in mode.command(HOSTS, *words)]
     with mounted(bed, folder, options) as devices, tempfile.TemporaryDirectory(prefix="bench-") as name:
         files, began = [Path(f"/sys/block/{device}/stat") for device in devices], time.monotonic()
         before = [int(file.read_text().split()[2]) for file in files]  # sectors of 512 bytes
@@ -99,7 +101,7 @@ def run(options: argparse.Namespace) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="bench-", dir="/var/tmp") as name, kills.testbed() as bed:
         make_image(Path(name))
         for how in HOWS * options.rounds:
-            for host in kills.HOSTS if how == "first" else ():
+            for host in HOSTS if how == "first" else ():
                 bed.inside(host, "rm", "-rf", f"{DISK}/jaxrun-stage-{os.geteuid()}")
             samples.append(one := measure(bed, Path(name), how, options))
             progress(f"{how}: {one.wrong or f'{one.seconds:.1f} s, read {[round(mib) for mib in one.mib]} MiB'}")
@@ -112,7 +114,7 @@ def render(samples: Sequence[Sample]) -> str:
     for how, group in grouped(samples, lambda one: one.how).items():
         read = [f"{statistics.median(column):.0f}" for column in zip(*(one.mib for one in group), strict=True)]
         rows.append((how, f"{statistics.median(one.seconds for one in group):.1f} s", *read))
-    return table(("--stage", "in all", *(f"{host} reads MiB" for host in kills.HOSTS)), rows, left=1)
+    return table(("--stage", "in all", *(f"{host} reads MiB" for host in HOSTS)), rows, left=1)
 
 
 if __name__ == "__main__":

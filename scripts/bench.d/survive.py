@@ -26,8 +26,11 @@ ENGINES = {
     "Open MPI 5": (restart.IN_H1, (*restart.BY_MPIRUN, "h1,h2,h3")),
 }
 SPARE, SMALLER = ("--spares", "1"), ("--min-hosts", "2", "--grow", "1s")
-RUNS = (("spare host, from disk", SPARE, "disk", 50), ("spare host, from memory", SPARE, "memory", 1))
-RUNS = (*RUNS, ("smaller, from memory", SMALLER, "memory", 1))
+RUNS = (
+    ("spare host, from disk", SPARE, "disk", 50),
+    ("spare host, from memory", SPARE, "memory", 1),
+    ("smaller, from memory", SMALLER, "memory", 1),
+)
 GROWN = "grown again"
 LOST = "h2"
 

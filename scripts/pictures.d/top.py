@@ -58,9 +58,15 @@ def made_up() -> View:
     def vitals(rank: int, time: float) -> RankReply:
         wait = "hrtimer_nanosleep" if rank == LATE else "futex_wait_queue"
         busy = 0.2 if rank == LATE else 1.0
-        gpu, memory = 0.0 if rank == LATE else 100.0, 3 * 2**30 + rank * 2**16
-        used = {"cpu_seconds": time * busy, "memory_bytes": memory, "gpu_percent": gpu, "gpu_bytes": 61 * 2**30}
-        return RankReply(rank, time=time, kernel_wait=wait, **used)
+        return RankReply(
+            rank,
+            time=time,
+            kernel_wait=wait,
+            cpu_seconds=time * busy,
+            memory_bytes=3 * 2**30 + rank * 2**16,
+            gpu_percent=0.0 if rank == LATE else 100.0,
+            gpu_bytes=61 * 2**30,
+        )
 
     ranks = range(RANKS)
     hosts = {rank: f"gpu{rank // PER_HOST:03}" for rank in ranks}
