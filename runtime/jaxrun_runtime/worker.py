@@ -80,7 +80,7 @@ def _run_stages(env: WorkerEnv, argv: list[str], started: float, forked_by: int,
         _allow_mesh_over_hosts(env)
         channel.receive(Run)
         _watch_program(env, channel)
-        nccl_network.watch(env, channel, devices.platform)
+        nccl_network.watch(env, devices.platform)
         stage = WorkerStage.PROGRAM
         interrupts.raise_in_program(lambda: _report_interrupt(env, channel))
         _run_program(env, argv)

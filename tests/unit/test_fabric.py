@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from nccl_logs import LOGS
 from simulation import make_registry, report
 
 from jaxrun.analysis.diagnosis.findings import Level
@@ -12,8 +11,6 @@ from jaxrun.frontends.doctor.observation import Observation
 from jaxrun.frontends.doctor.report import judge
 from jaxrun.node.agent.fabric_probe import collect_fabric_facts
 from jaxrun.protocol.probe_messages import FabricFacts, HostFacts
-from jaxrun.protocol.worker_messages import NcclNetwork
-from jaxrun_runtime.nccl_network import NETWORK
 
 PLUGIN = "/opt/aws-ofi-nccl/lib/libnccl-net.so"
 SLINGSHOT = FabricFacts(
@@ -224,31 +221,3 @@ def test_the_plugin_is_looked_for_where_the_loader_looks_and_by_the_names_that_n
     assert plugin(NCCL_NET_PLUGIN="none")[0] == plugin(NCCL_NET_PLUGIN="other")[0] == ""
     other = library(host / "b/libnccl.so.2")
     assert plugin(LD_LIBRARY_PATH=path)[2] == other and plugin(LD_LIBRARY_PATH=str(host / "a"))[2] == ""
-
-
-@pytest.mark.parametrize(("log", "network", "provider"), LOGS.values(), ids=LOGS)
-def test_the_network_that_nccl_has_taken_is_read_from_its_log_as_soon_as_that_line_is_whole(log, network, provider):
-    found = NETWORK.search(log.encode())
-    assert found.groups(b"") == (provider.encode(), network.encode())
-    end = log.index("Using network ") + len("Using network ") + len(network)
-    assert NETWORK.search(log[:end].encode()) is None and NETWORK.search(log[: end + 1].encode())
-
-
-def said_of_networks(*taken, fabric=SLINGSHOT):
-    """What is printed as the hosts h1, h2, … tell that NCCL has taken these networks, with their providers."""
-    registry = make_registry(len(taken), platform="cuda")
-    for rank in range(len(taken)):
-        registry.add(report(rank, f"h{rank + 1}", len(taken), gpus=("G0",), fabric=fabric))
-    lines = (registry.describe_network(NcclNetwork(rank, 0.0, *one)) for rank, one in enumerate(taken))
-    return [line for line in lines if line]
-
-
-def test_the_network_is_one_line_and_tcp_beside_a_fabric_a_warning():
-    fast, tcp = ("AWS Libfabric", "cxi"), ("Socket", "")
-    assert said_of_networks(fast, fast, fast) == ["NCCL's network between hosts: AWS Libfabric (cxi)"]
-    warning = "warning: NCCL's network between hosts: Socket, TCP beside cxi0; jaxrun doctor may say why"
-    assert said_of_networks(tcp, tcp) == [warning]
-    assert said_of_networks(fast, tcp, tcp)[1:] == [f"{warning}, on h2"]
-    assert said_of_networks(("AWS Libfabric", "tcp;ofi_rxm"))[0].startswith("warning: ")
-    assert said_of_networks(tcp, fabric=ETHERNET) == said_of_networks(tcp, fabric=None)
-    assert said_of_networks(tcp, fabric=ETHERNET) == ["NCCL's network between hosts: Socket"]

@@ -9,7 +9,6 @@
                         ◀──────────    Run
     Call                ──────────▶    (a cross-process call is about to start, or to be compiled first)
                         ◀──────────    Proceed | CallMismatch   (if the call waits for it)
-    NcclNetwork         ──────────▶    (NCCL has made its first communicator; the first rank of each GPU host)
     ThreadFailed        ──────────▶    (a thread of the program died; the program goes on)
     SignalHandlers      ──────────▶    (the program handles SIGINT or SIGTERM itself, or no longer)
     Interrupted         ──────────▶    (KeyboardInterrupt is raised in it)
@@ -119,16 +118,6 @@ class DeviceReport:
     joined_at: float
     time: float
     cores: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class NcclNetwork:
-    """The network by which NCCL sends to other hosts: "Socket", "IB" or a plugin's, which may say its provider."""
-
-    rank: int
-    time: float
-    network: str
-    provider: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +284,7 @@ class Exit:
     """All processes are done: end now."""
 
 
-_AtStart = Hello | CoordinatorReady | DeviceReport | NcclNetwork
+_AtStart = Hello | CoordinatorReady | DeviceReport
 _OfProgram = ThreadFailed | SignalHandlers | Interrupted | Failed | Done
 WorkerToAgent = _AtStart | Call | ProfileEnded | DebuggerMessage | StopMessageToHead | _OfProgram
 _Answer = Proceed | CallMismatch | DebuggerAnswer | StopMessageToRank

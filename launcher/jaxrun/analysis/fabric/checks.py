@@ -15,7 +15,6 @@ from jaxrun.text import plural
 CXI, INFINIBAND = "cxi", "infiniband"  # kinds of NICs; for the first NCCL needs a plugin
 _FABRIC_INTERFACE = re.compile("hsn[0-9]")
 _VARIABLES = re.compile("(NCCL|FI|JAX)_.*|SLURM_GPUS_PER_TASK|MPICH_GPU_SUPPORT_ENABLED|LD_LIBRARY_PATH")
-_TCP = "Socket"  # as NCCL calls it
 # In scripts for JAX, but never read by it.
 _UNREAD = (
     "JAX_PROCESS_INDEX", "JAX_LOCAL_PROCESS_INDEX", "JAX_NODE_RANK", "JAX_PROCESS_COUNT",
@@ -57,14 +56,6 @@ def check_fabric(reports: Reports) -> Iterator[Finding]:
     yield from _by_host(_check_gpus(reports))
 
 
-def describe_choice(network: str, provider: str, hosts: Iterable[FabricFacts]) -> str:
-    """Write which network NCCL has taken in a job of these hosts, with a warning if it is TCP beside a fabric."""
-    shown = f"NCCL's network between hosts: {network}{provider and f' ({provider})'}"
-    beside = next((names[0] for facts in hosts if (names := _fabric_names(facts))), "")
-    is_tcp = network == _TCP or provider.startswith(("tcp", "sockets"))
-    return f"warning: {shown}, TCP beside {beside}; jaxrun doctor may say why" if is_tcp and beside else shown
-
-
 def _by_host(problems: Iterable[tuple[str, Problem]]) -> Iterator[Finding]:
     hosts: dict[Problem, dict[str, None]] = {}
     for host, problem in problems:
@@ -92,7 +83,7 @@ def _check_host(facts: FabricFacts) -> Iterator[Problem]:
     if names and not facts.nics:
         text = f"{names[0]} is there, but neither /sys/class/cxi nor /sys/class/infiniband: NCCL takes TCP"
         yield text, "does a container hide the devices of the fabric?"
-    if names and network.lower() == _TCP.lower():
+    if names and network.lower() == "socket":
         yield f"NCCL_NET={network}: NCCL takes TCP beside {names[0]}", "leave NCCL_NET out"
     if network.lower() == "ib" and INFINIBAND not in kinds:
         yield f"NCCL_NET={network}, and there is no InfiniBand", "leave NCCL_NET out"

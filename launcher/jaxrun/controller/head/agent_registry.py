@@ -7,14 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from jaxrun import __version__
-from jaxrun.analysis.fabric.checks import check_fabric, describe_choice
+from jaxrun.analysis.fabric.checks import check_fabric
 from jaxrun.controller.head.assignment import Assignment, Told, assign_workers, group_by_host, prepare_workers
 from jaxrun.controller.head.consistency import describe_unknown_rank
 from jaxrun.errors import NotUniformError, UnavailableError
 from jaxrun.protocol.agent_messages import AgentReport, StartWorker
-from jaxrun.protocol.probe_messages import FabricFacts
 from jaxrun.protocol.stage_messages import Stage
-from jaxrun.protocol.worker_messages import NcclNetwork
 from jaxrun.spec.job.plan import Plan
 from jaxrun.text import format_columns, format_ranks, format_ranks_on_hosts
 
@@ -54,7 +52,6 @@ class AgentRegistry:
         self._told = told
         self._directory = directory
         self.reports: dict[int, AgentReport] = {}
-        self._networks: set[str] = set()  # that NCCL has taken
 
     @property
     def complete(self) -> bool:
@@ -119,22 +116,11 @@ class AgentRegistry:
             notes.append(f"{where} cannot write to the run directory {run_dir}; their logs come by network")
         # Doctor tells of the fabric itself.
         if self.plan.attempt == 1 and len(self.first_ranks()) > 1 and not self.job.probe_hosts:
-            found = list(check_fabric(self._fabrics()))
+            fabrics = [(one.host, one.fabric) for _, one in sorted(self.reports.items()) if one.fabric is not None]
+            found = list(check_fabric(fabrics))
             advice = "; jaxrun doctor says what to do" if len(found) > 1 else ""
             notes += [f"fabric: {'; '.join(one.text for one in found)}{advice}"] if found else []
         return notes
-
-    def describe_network(self, taken: NcclNetwork) -> str:
-        """The line about the network that NCCL has taken; empty if another host has said the same."""
-        text = describe_choice(taken.network, taken.provider, (facts for _, facts in self._fabrics()))
-        report = self.reports.get(taken.rank)
-        where = f", on {report.host}" if report is not None and self._networks else ""
-        is_new = text not in self._networks
-        self._networks.add(text)
-        return f"{text}{where}" if is_new else ""
-
-    def _fabrics(self) -> list[tuple[str, FabricFacts]]:
-        return [(one.host, one.fabric) for _, one in sorted(self.reports.items()) if one.fabric is not None]
 
 
 def _describe_other_size(report: AgentReport, size: int, *, by_hand: bool) -> str:

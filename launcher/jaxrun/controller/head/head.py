@@ -53,7 +53,7 @@ from jaxrun.protocol.debugger_messages import DebuggerMessage
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF
 from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, RankReply, RecorderSnapshot
 from jaxrun.protocol.stop_messages import StopMessageToHead
-from jaxrun.protocol.worker_messages import Call, Done, Failed, NcclNetwork
+from jaxrun.protocol.worker_messages import Call, Done, Failed
 from jaxrun.records.event_log.actions import Action, PrintLine
 from jaxrun.records.event_log.events import AgentLost, Event, FaultRequested, HostsFound, TerminalLine, Tick
 from jaxrun.spec.job.fault_spec import FaultSpec
@@ -120,7 +120,6 @@ class Head:
             DebuggerMessage: self._debugger.handle,
             StartupEvent: self._on_startup,
             StartFailed: self._on_start_failed,
-            NcclNetwork: self._on_network,
             StopMessageToHead: self._state.stop.handle,
             WorkerReport: self._workers.add_report,
             RankReply: self._queries.handle,
@@ -201,10 +200,6 @@ class Head:
         if self.phase is JobPhase.SETTLING and not is_certain(self._workers.outcomes(now)):
             self._state.phase = JobPhase.RUNNING  # what failed since is a consequence of this
         return self._abort(EndReason.UNAVAILABLE, event.text, now, event.traceback)
-
-    def _on_network(self, event: NcclNetwork, now: float) -> list[Action]:
-        text = self._registry.describe_network(event) if self._registry is not None else ""
-        return [PrintLine(text)] if text else []
 
     def _abort(self, reason: EndReason, text: str, now: float, traceback: str = "") -> list[Action]:
         return self._shutdown.abort(JobOutcome(reason, text=text, traceback=traceback, decided_at=now), now)

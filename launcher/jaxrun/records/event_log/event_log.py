@@ -30,7 +30,7 @@ from jaxrun.protocol.probe_messages import HostFacts, PeerResults
 from jaxrun.protocol.requests import ProfileRequest, StacksRequest
 from jaxrun.protocol.stage_messages import StagedCopied
 from jaxrun.protocol.stop_messages import CheckpointSaved, StopPolled, StopReached, StopRequested
-from jaxrun.protocol.worker_messages import DeviceReport, Done, Failed, Hello, NcclNetwork, ProfileEnded, ThreadFailed
+from jaxrun.protocol.worker_messages import DeviceReport, Done, Failed, Hello, ProfileEnded, ThreadFailed
 from jaxrun.records.event_log.actions import (
     Action,
     PrintStallNotice,
@@ -73,7 +73,6 @@ _Received = (
     | FirstOutput
     | Hello
     | DeviceReport
-    | NcclNetwork
     | ThreadFailed
     | CheckpointSaved
     | StopPolled
