@@ -13,19 +13,17 @@ from pathlib import Path
 
 import pytest
 from cluster_fixture import HOSTS, TESTBED, Bed, JobRunner
-from divergences import CASES, check_report, place
+from divergences import CASES, check_report
 from harness import HERE, TIME_LIMIT
-from launch_modes import ANY, LAUNCHED, OPEN_MPI_5, PYTHON, SLURM, LaunchMode, row
-from pages import files
-from test_stragglers import write
+from launch_modes import ANY, LAUNCHED, OPEN_MPI_5, PYTHON, LaunchMode, row
+from test_trace_command import write
 
 from jaxrun.analysis.lockstep.reader import FlightReader
 
 _OF_HOSTS = re.compile(r" \((?:h\d(?:, )?)+\)")
-PAGE = Path(__file__).parents[2] / "docs/lockstep.md"
 DIVERGE = str(HERE / "diverge.py")
 KINDS = {case.kind: case for case in CASES}
-MPIRUN, SRUN = LaunchMode(OPEN_MPI_5, LAUNCHED), LaunchMode(SLURM, LAUNCHED)
+MPIRUN = LaunchMode(OPEN_MPI_5, LAUNCHED)
 
 
 def on_one_host(report: str) -> str:
@@ -59,30 +57,6 @@ def test_strict_raises_the_divergence_on_every_host(runner: JobRunner) -> None:
     for rank in range(len(HOSTS)):
         error = (result.run_dir / f"rank-{rank:04d}.err").read_text().rpartition("DivergenceError: ")[2]
         check_report(case, len(HOSTS), on_one_host(error))
-
-
-@pytest.mark.extended
-def test_the_example_of_the_docs_runs_on_hosts_and_its_mesh_lies_over_them(make_runner, tmp_path: Path) -> None:
-    program = tmp_path / "drift.py"
-    program.write_text(files(PAGE.read_text())["drift.py"])
-    result = make_runner(SRUN).jaxrun(str(program))
-    assert result.code == 0, result
-    assert "jaxrun: mesh over 3 hosts: data=3, hosts along data;" in result.err, result
-    report = " ".join(on_one_host(str(result.verdict()["divergence"])).split())
-    assert "argument batch is float32[96]@P('data') on ranks 0-1 float32[93]@P('data') on rank 2" in report
-
-
-@pytest.mark.extended
-def test_a_rank_that_is_stuck_is_named_with_its_host(make_runner) -> None:
-    result = make_runner(MPIRUN).jaxrun("--stall-timeout", "3", "--stall-notice", "0.5", DIVERGE, "last-batch-sleep")
-    assert result.code == 124, result
-    assert re.search(
-        r"no progress for \d s: rank 2 \(h3\) .*, and ranks 0-1 wait for it .* · more: jaxrun stacks", result.err
-    )
-    shown = result.err.rpartition("no progress")[2]
-    assert re.search(rf"^  1 rank +2 \(h3\) +{place('last-batch-sleep')} .*after call #\d+ jit", shown, re.MULTILINE), (
-        result
-    )
 
 
 @pytest.mark.extended

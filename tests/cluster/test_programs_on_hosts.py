@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from cluster_fixture import HOSTS, TESTBED, Bed, JobRunner
-from launch_modes import LAUNCHED, OPEN_MPI_5, PYTHON, SLURM, LaunchMode
+from launch_modes import LAUNCHED, OPEN_MPI_5, PYTHON, LaunchMode
 from terminals import TerminalSession
 
 MakeRunner = Callable[[LaunchMode], JobRunner]
@@ -65,19 +65,6 @@ for name, function, x in (
 outcome["in_memory"] = sorted(os.listdir(f"/dev/shm/jaxrun-{os.geteuid()}"))
 Path(f"rank-{jr.rank}.json").write_text(json.dumps(outcome))
 """
-STOPS = """
-import sys, time
-from jax.experimental import multihost_utils
-import jaxrun_runtime as jr
-for step in range(20_000):
-    time.sleep(0.002 if jr.rank else 0.001)
-    multihost_utils.sync_global_devices("step")
-    if jr.should_stop(step):
-        if jr.is_main:
-            jr.saved(step)
-        print(f"stops at {step}", flush=True)
-        sys.exit()
-"""
 BREAKS = """
 import jax
 from jax.experimental import multihost_utils
@@ -111,18 +98,6 @@ def test_each_host_compiles_once_and_shares_nothing_with_an_attempt_that_was_kil
 
 def shared_on(bed: Bed, host: str) -> list[str]:
     return [name for name in bed.inside(host, "ls", "/dev/shm").split() if name.startswith("jaxrun")]
-
-
-@pytest.mark.extended
-def test_all_ranks_stop_at_the_same_step_before_the_time_limit(make_runner: MakeRunner, tmp_path: Path) -> None:
-    (tmp_path / "stops.py").write_text(STOPS)
-    words = ("--timeout", "50", "--save-time", "47", "stops.py")
-    result = make_runner(LaunchMode(SLURM, LAUNCHED)).jaxrun(*words)
-    verdict = result.verdict()
-    assert (verdict["outcome"], verdict["exit_code"]) == ("preempted", 75), result
-    steps = re.findall(r"stops at (\d+)", result.out)
-    assert len(steps) == 3 and len(set(steps)) == 1, result
-    assert f"(time limit in 47 s); the job may be resumed from step {steps[0]}." in str(verdict["headline"])
 
 
 @pytest.mark.extended

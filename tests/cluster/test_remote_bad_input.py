@@ -130,11 +130,6 @@ def test_a_run_directory_that_others_do_not_see_has_all_logs_nevertheless(bed: B
         assert bed.inside("h1", "cat", f"{run_dir}/rank-{rank:04d}.out") == f"{rank} " * 100_000 + " end\n"
 
 
-def test_attach_is_refused_where_it_contradicts_srun(typed: Typed) -> None:
-    words = ("attach", "--run-dir", "run", "--rank", "0", "--size", "4")
-    refused(typed("ctl", "srun", "-N2", "-n2", PYTHON, "-m", "jaxrun", *words), 2, "--size 4", "2")
-
-
 @NEEDS_MPIRUN
 def test_an_interface_that_others_cannot_reach_is_named_with_the_missing_ranks(typed: Typed) -> None:
     options = ("-H", "h1:1,h2:1,h3:1", "--interface", "127.0.0.1", "--init-timeout", "8")

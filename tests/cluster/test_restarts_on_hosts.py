@@ -111,14 +111,3 @@ def test_an_agent_that_waits_takes_the_rank_of_a_host_that_loses_its_power(bed: 
     reports = agents(result)
     (of_rank_0,) = (report for report in reports[:2] if report[0] == 0)
     assert sorted(reports[2:]) == [of_rank_0, (1, "h3", spare["pid"])], reports
-
-
-@pytest.mark.extended
-@pytest.mark.usefixtures("mended")
-def test_without_a_spare_host_the_job_goes_on_smaller(bed: Bed, tmp_path: Path) -> None:
-    with started(bed, MPICH, tmp_path, "--min-hosts", "2") as job:
-        job.wait_for_output("ready")
-        bed.run("off", "h2")
-        result = job.result()
-    assert result.code == 0, result
-    assert hosts_of_second_attempt(job.run_dir) == ["h1", "h3"] and "h2 is left out: 2 ranks on 2 hosts" in result.err

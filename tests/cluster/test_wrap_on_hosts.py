@@ -1,4 +1,4 @@
-"""Ranks on several hosts, each inside a container without privileges that has process numbers of its own (--wrap)."""
+"""Ranks on several hosts: each in a container without privileges (--wrap), or on cores of its own (--bind)."""
 
 from __future__ import annotations
 
@@ -64,3 +64,31 @@ def test_jax_joins_from_inside(runner: JobRunner) -> None:
     )
     result = runner.jaxrun(*SANDBOX, "hello.py")
     assert result.code == 0 and result.out.count("3.0 2") == 3, result
+
+
+# ---- the cores that ranks stay on: jaxrun chooses those of each host, unless mpirun has bound them
+
+CORES = sorted(os.sched_getaffinity(0))
+PROGRAM = "import os\nprint(os.environ['JAXRUN_LOCAL_RANK'], *sorted(os.sched_getaffinity(0)))\n"
+BOUND = ("--mpi-args", "--bind-to core")
+
+
+@pytest.mark.skipif(len(CORES) != 2, reason="needs two cores")
+@pytest.mark.parametrize(
+    ("mode", "options", "expected"),
+    [
+        (LaunchMode(OPEN_MPI_5, LAUNCHED), ("--bind", "cores"), [CORES[:1], CORES[1:]]),
+        pytest.param(
+            LaunchMode(SLURM, LAUNCHED), ("--bind", "cores"), [CORES[:1], CORES[1:]], marks=pytest.mark.extended
+        ),
+        pytest.param(LaunchMode(OPEN_MPI_5, LAUNCHED), BOUND, [CORES[:1], CORES[1:]], marks=pytest.mark.extended),
+        pytest.param(LaunchMode(OPEN_MPI_5, LAUNCHED), (), [CORES, CORES], marks=pytest.mark.extended),
+    ],
+)
+def test_ranks_stay_on_their_cores(make_runner, mode: LaunchMode, options: tuple[str, ...], expected) -> None:
+    runner: JobRunner = make_runner(mode)
+    (runner.directory / "cores.py").write_text(PROGRAM)
+    result = runner.jaxrun(*options, "cores.py", ranks_on=("h1", "h1", "h2", "h2"))
+    shown = sorted(path.read_text().split() for path in (runner.directory / "run").glob("rank-*.out"))
+    wanted = [[str(local), *map(str, cores)] for local, cores in enumerate(expected) for _ in range(2)]
+    assert result.code == 0 and shown == sorted(wanted), result

@@ -123,14 +123,14 @@ def write_fake_runtime(folder: Path, fork: str | None = None) -> dict[str, str]:
     """A package `jaxrun_runtime` in this folder, without jax, and the variable by which all Pythons find it.
 
     Its workers are by hand (worker_by_hand.py): of `jaxrun by_hand.py CODE…`, in this folder, each rank runs its CODE.
-    They are started in interpreters of their own, or `fork` says what their fork server does (fork_by_hand.py).
+    They are started in interpreters of their own, or `fork` says what their fork server does.
     """
     (folder / "by_hand.py").write_text("" if fork else "# jaxrun: no-fork\n")
     package = folder / "fake" / "jaxrun_runtime"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
     (package / "__main__.py").write_text(_FAKE_RUNTIME)
-    (package / "forkserver.py").write_text(f"{_FAKE_IMPORTS}import fork_by_hand\nfork_by_hand.serve({fork!r})\n")
+    (package / "forkserver.py").write_text(f"{_FAKE_IMPORTS}import worker_by_hand\nworker_by_hand.serve({fork!r})\n")
     return {"PYTHONPATH": str(package.parent)}
 
 

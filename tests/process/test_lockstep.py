@@ -7,7 +7,7 @@ import sys
 import zlib
 
 import pytest
-from recording import SETTING, line_of, named
+from harness_worker import SETTING, line_of, named
 from worker_harness import worker_harnesses
 
 from jaxrun.protocol.flight_file import COMPILING_SINCE_WORD, EVERY_CALL, PID_WORD, STRICT_WORD

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from divergences import CASES, OF_ARGUMENTS, Case, check_report, place
 from harness import HERE, Result, jaxrun, started
-from recording import SETTING
+from harness_worker import SETTING
 
 DIVERGE = str(HERE / "diverge.py")
 STALL = ("--stall-timeout", "2")

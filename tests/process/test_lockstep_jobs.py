@@ -6,7 +6,7 @@ import signal
 
 import pytest
 from harness import wait_until
-from recording import SETTING, line_of, named
+from harness_worker import SETTING, line_of, named
 from worker_harness import worker_harnesses
 
 from jaxrun.protocol.flight_file import STRICT_WORD

@@ -218,12 +218,6 @@ def test_ranks_with_other_devices_settings_or_versions_are_refused_with_what_dif
     assert all(word in result.err for word in ("JAX_NUM_CPU_DEVICES", "XLA_FLAGS", "fast_math", "numpy", "1.0")), result
 
 
-@pytest.mark.parametrize("options", [(), ("--no-fork",)], ids=["forked", "fresh"])
-def test_jax_that_cannot_be_imported_is_a_clear_error(tmp_path: Path, options: tuple[str, ...]) -> None:
-    result = refused(tmp_path, {"jax.py": "raise ImportError('libfoo.so.3 is missing')\n"}, *options)
-    assert result.code == 69 and "libfoo.so.3 is missing" in result.err, result
-
-
 @pytest.mark.jax_version
 def test_a_job_that_requests_gpus_never_falls_back_to_cpu(tmp_path: Path) -> None:
     program = tmp_path / "program.py"

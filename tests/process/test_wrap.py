@@ -1,4 +1,4 @@
-"""Ranks inside another command (--wrap): one that becomes the rank, one that starts it, one that keeps it apart."""
+"""Ranks inside another command (--wrap), which becomes the rank, starts it or keeps it apart; their cores (--bind)."""
 
 from __future__ import annotations
 
@@ -117,8 +117,6 @@ def test_the_words_have_rank_local_rank_and_host(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wrap", "code", "text"),
     [
-        ("no-such-command -x", 2, "--wrap: there is no command 'no-such-command' on PATH"),
-        ("sh -c 'x", 2, "cannot be split into words"),
         ("no-%r", 69, "rank 0 could not be started: No such file or directory (no-0)"),
         (f"{sys.executable} closer.py", 1, "the command of --wrap closes what it inherits"),
         ("env -i", 1, "the command of --wrap passes on no variables"),
@@ -147,3 +145,30 @@ def test_real_tools_with_jax(tmp_path: Path, wrap: str, tool: str) -> None:
         tmp_path, "-n", "2", "--wrap", wrap, "--init-timeout", "200s", MISBEHAVE, "--after", "3", "--raise", "bad"
     )
     assert result.code == 1 and "rank 1 of 2 raised Trouble" in result.err, result
+
+
+# ---- the cores that ranks really stay on
+
+PROGRAM = "import os\nprint(*sorted(os.sched_getaffinity(0)))\n"
+CORES = sorted(os.sched_getaffinity(0))
+
+
+@pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (("--bind", "cores"), [CORES[: len(CORES) // 2], CORES[len(CORES) // 2 :]]),
+        (("--bind", "cores", "--wrap", f"taskset -c {CORES[0]}"), [[CORES[0]], [CORES[0]]]),  # it counts for more
+        ((), [CORES, CORES]),
+    ],
+)
+def test_ranks_stay_on_their_cores_and_explain_shows_them(
+    tmp_path: Path, options: tuple[str, ...], expected: list[list[int]]
+) -> None:
+    (tmp_path / "cores.py").write_text(PROGRAM)
+    result = jaxrun(tmp_path, "-n", "2", *options, "cores.py")
+    shown = [(tmp_path / f"run/rank-000{rank}.out").read_text().split() for rank in range(2)]
+    assert result.code == 0 and shown == [list(map(str, cores)) for cores in expected], result
+    command = [sys.executable, "-m", "jaxrun", "explain", str(result.run_dir)]
+    explained = subprocess.run(command, capture_output=True, text=True, timeout=TIME_LIMIT).stdout
+    assert ("cores that ranks stay on" in explained) == (expected[0] != list(range(os.cpu_count() or 0))), explained

@@ -5,7 +5,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from timings import asynchronous, blocking, noisy, shifted, window
+from calls_by_hand import asynchronous, blocking, noisy, shifted, window
 
 from jaxrun.analysis.diagnosis.outcome import EndReason
 from jaxrun.analysis.lockstep.call_waits import find_waits
