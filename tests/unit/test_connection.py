@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from listener_thread import wait_until
-from test_silence import Clock
+from test_silence import LIMIT, Clock
 
 from jaxrun.controller.supervisor.connections import AgentConnections, RemoteOutput
 from jaxrun.controller.supervisor.host_watches import HostWatches
@@ -16,7 +16,7 @@ from jaxrun.errors import ProtocolError
 from jaxrun.node.agent.pipes import READ_BYTES
 from jaxrun.node.channel.connection import AGENT_TO_HEAD, HEAD_TO_AGENT, Connection
 from jaxrun.node.channel.event_loop import EventLoop
-from jaxrun.node.channel.silence import BEAT_INTERVAL_S
+from jaxrun.node.channel.silence import SilenceLimit
 from jaxrun.protocol.agent_messages import JobInfo, OutputChunk, OutputCredit, Shutdown, WorkerExited, WorkerSpawned
 from jaxrun.protocol.codec import MAX_FRAME_BYTES, encode
 from jaxrun.protocol.worker_messages import Failed, Run
@@ -244,14 +244,14 @@ def test_a_host_has_answered_a_probe_also_where_more_is_on_its_way(loop, ends, c
 
 def test_beats_keep_a_host_busy_that_reads_and_reach_nobody(ends, connections):
     head, agent = ends
-    watches = HostWatches(2.0, clock := Clock(), print, many=False)
+    watches = HostWatches(LIMIT, clock := Clock(), print)
     for _ in range(3):
         sent = head.queued_bytes
         assert watches.check(connections) == [] and head.queued_bytes > sent
         wait_until(lambda: head.acknowledged_bytes() == head.queued_bytes)
         sent = head.queued_bytes
         assert watches.check(connections) == [] and head.queued_bytes == sent  # not yet due
-        clock.now += BEAT_INTERVAL_S
+        clock.now += LIMIT.beat_interval
     connections.send((3,), OutputCredit(1))
     assert receive(agent) == [OutputCredit(1)]
     while not head.unsent_bytes:  # the agent is stopped
@@ -263,20 +263,20 @@ def test_beats_keep_a_host_busy_that_reads_and_reach_nobody(ends, connections):
 
 def test_many_agents_get_beats_less_often(ends, connections):
     head, _ = ends
-    watches = HostWatches(2.5, clock := Clock(), print, many=True)
+    watches = HostWatches(SilenceLimit.of_head(2.0, 1001), clock := Clock(), print)
     sent = []
     for _ in range(3):
         watches.check(connections)
         sent.append(head.queued_bytes)
         wait_until(lambda: head.acknowledged_bytes() == head.queued_bytes)
-        clock.now += BEAT_INTERVAL_S
+        clock.now += LIMIT.beat_interval
     assert 0 < sent[0] == sent[1] < sent[2]
     watches.close()
 
 
 def test_the_head_loses_a_silent_host_and_says_where_probes_are_of_no_use(ends, connections, monkeypatch):
     head, said = ends[0], []
-    watches = HostWatches(2.0, clock := Clock(), said.append, many=False)
+    watches = HostWatches(LIMIT, clock := Clock(), said.append)
     monkeypatch.setattr(socket.socket, "connect_ex", lambda self, address: errno.EINPROGRESS)  # a firewall drops it
     while not said:
         assert watches.check(connections) == []

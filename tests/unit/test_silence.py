@@ -6,7 +6,7 @@ import pytest
 
 from jaxrun.node.channel.silence import HostWatch, Probes, SilenceLimit, reserve_port
 
-LIMIT = SilenceLimit(2.0)
+LIMIT = SilenceLimit.of_head(2.0, agents=3)
 
 
 class Clock:
@@ -23,8 +23,8 @@ def test_a_host_is_lost_within_the_time_that_the_option_says():
 
 
 def test_an_agent_probes_later_than_a_cut_lasts():
-    assert LIMIT.of_agent() == SilenceLimit(2.0, 1.6) and LIMIT.of_agent().probes == 2
-    assert SilenceLimit(0.5).of_agent() == SilenceLimit(0.5, 0.6)
+    assert SilenceLimit.of_agent(2.0) == SilenceLimit(2.0, suspect_after=1.6) and SilenceLimit.of_agent(2.0).probes == 2
+    assert SilenceLimit.of_agent(0.5) == SilenceLimit(0.5)
 
 
 HISTORIES = {

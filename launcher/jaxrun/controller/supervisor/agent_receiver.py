@@ -16,7 +16,7 @@ from jaxrun.errors import ProtocolError
 from jaxrun.node.channel.connection import AGENT_TO_HEAD
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.node.channel.listener import Peer
-from jaxrun.node.channel.silence import MANY_AGENTS
+from jaxrun.node.channel.silence import SilenceLimit
 from jaxrun.protocol.agent_messages import (
     AgentAlone,
     AgentRefused,
@@ -72,8 +72,8 @@ class AgentReceiver:
         self._on_second_report = on_second_report
         self._on_lost = on_lost
         self._stale: set[AgentConnection] = set()  # on which nothing but the end of the earlier attempt counts
-        is_many, timeout = len(self._agents) > MANY_AGENTS, job_info.host_timeout
-        self.watches = HostWatches(timeout, context.clock, context.output.print_line, many=is_many)
+        limit = SilenceLimit.of_head(job_info.host_timeout, len(self._agents))
+        self.watches = HostWatches(limit, context.clock, context.output.print_line)
         self.is_closed = False
         loop.add_timer(lambda: self.watches.next_check, self._drop_silent)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from jaxrun.controller.supervisor.connections import AgentConnection, AgentConnections
-from jaxrun.node.channel.silence import BEAT_INTERVAL_S, GRACE_S, LATE_S, LONGEST_SILENCE_S, HostWatch, SilenceLimit
+from jaxrun.node.channel.silence import LONGEST_SILENCE_S, HostWatch, SilenceLimit
 
 _CHECK_INTERVAL_S = 0.1  # the least; hosts are many
 
@@ -13,10 +13,8 @@ _CHECK_INTERVAL_S = 0.1  # the least; hosts are many
 class HostWatches:
     """A HostWatch for each address from which agents have connected; the ports of these connections refuse probes."""
 
-    def __init__(self, timeout: float, clock: Callable[[], float], say: Callable[[str], None], *, many: bool) -> None:
-        """`many`: whether there are more than MANY_AGENTS, for which `timeout` has LATE_S in it."""
-        self._beat_interval = BEAT_INTERVAL_S + (LATE_S if many else 0.0)
-        self._limit = SilenceLimit(timeout, self._beat_interval + GRACE_S)
+    def __init__(self, limit: SilenceLimit, clock: Callable[[], float], say: Callable[[str], None]) -> None:
+        self._limit = limit
         self._clock = clock
         self._say = say
         self._watches: dict[str, HostWatch] = {}
@@ -27,7 +25,7 @@ class HostWatches:
         """Do what is due; return the connections that are lost from now on, with the numbers of their agents."""
         now, items = self._clock(), connections.items()
         if now >= self._next_beat:
-            self._next_beat = now + self._beat_interval
+            self._next_beat = now + self._limit.beat_interval
             for _, connection in items:
                 connection.send_beat()
         hosts: dict[str, list[AgentConnection]] = {}

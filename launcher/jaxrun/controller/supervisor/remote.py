@@ -24,7 +24,7 @@ from jaxrun.node.agent.agent import LISTENER
 from jaxrun.node.channel.host_addresses import HostAddress, describe_addresses
 from jaxrun.node.channel.listener import listen_on_tcp
 from jaxrun.node.channel.rendezvous import RendezvousFile
-from jaxrun.node.channel.silence import LATE_S, MANY_AGENTS, reserve_port
+from jaxrun.node.channel.silence import reserve_port
 from jaxrun.protocol import auth
 from jaxrun.protocol.addresses import format_addresses
 from jaxrun.protocol.agent_messages import HostCheck, JobInfo
@@ -90,7 +90,7 @@ class RemoteAgents:
             stage = replace(staged.stage, port=self._stage_listener.sockets[0].getsockname()[1])
         given = relevant_variables(plan.job.env)
         self._reserved = reserve_port()
-        timeout = (plan.job.host_timeout or HOST_TIMEOUT_S) + (LATE_S if len(plan.agents) > MANY_AGENTS else 0.0)
+        timeout = plan.job.host_timeout or HOST_TIMEOUT_S
         port, probe = self._reserved.getsockname()[1], plan.job.probe_hosts
         info = JobInfo(plan.job_id, directory.name, platforms, restarts, probe, stage, given, timeout, port)
         check = HostCheck(plan.job.host_check, plan.job.init_timeout, {**plan.job.env, JOB_ID: plan.job_id})

@@ -158,7 +158,7 @@ class _AgentJob:
                     case JobInfo():
                         tasks.info = message
                         closed = (connection.peer[0], message.closed_port, *connection.peer[2:])
-                        watch = HostWatch(SilenceLimit(message.host_timeout).of_agent(), closed, time.monotonic)
+                        watch = HostWatch(SilenceLimit.of_agent(message.host_timeout), closed, time.monotonic)
                         self._check_head = partial(watch.poll, (connection,))
                         connection.push_back(messages[index:])
                         report = tasks.report(message.attempt, self._ranks, self._is_stopped)

@@ -5,7 +5,7 @@ Each probe is sent anew, as TCP repeats what is lost ever more slowly. How many 
 the time: a process, or a host, that stands still itself sends none meanwhile.
 
 The head sends beats, which the agents' kernels acknowledge, so that probes are rare. They cost the head some time, so
-more than MANY_AGENTS get them less often.
+many agents get them less often.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import contextlib
 import errno
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxrun.node.channel.connection import Connection
 
 BEAT_INTERVAL_S = 0.5
-MANY_AGENTS = 1000
-LATE_S = 0.5  # by which beats, suspicions and losses come later where there are many agents
+_MANY_AGENTS = 1000
+_LATE_S = 0.5  # by which beats, suspicions and losses come later where there are many agents
 LONGEST_SILENCE_S = 8.0  # of the connection, where probes do not tell
 GRACE_S = 0.1  # for what is late; a probe too many does no harm
 _PROBE_INTERVAL_S = 0.2
@@ -41,18 +41,28 @@ class SilenceLimit:
     """A host is probed `suspect_after` seconds after its last word, and lost after `timeout`."""
 
     timeout: float
+    beat_interval: float = BEAT_INTERVAL_S
     suspect_after: float = BEAT_INTERVAL_S + GRACE_S
+
+    @staticmethod
+    def of_head(timeout: float, agents: int) -> SilenceLimit:
+        """What the head has for the hosts of so many agents."""
+        late_s = _LATE_S if agents > _MANY_AGENTS else 0.0
+        interval = BEAT_INTERVAL_S + late_s
+        return SilenceLimit(timeout + late_s, interval, interval + GRACE_S)
 
     @property
     def probes(self) -> int:
         """How many probes it leaves unanswered if it is lost."""
         return max(1, round((self.timeout - self.suspect_after) / _PROBE_INTERVAL_S))
 
-    def of_agent(self) -> SilenceLimit:
+    @staticmethod
+    def of_agent(timeout: float) -> SilenceLimit:
         """What an agent has for the head's host."""
         # A host whose link is down forgets its neighbours' addresses, and asks for one that it needs once a second. If
         # it begins while the link is cut, it can answer nobody for up to a second after: so an agent probes late.
-        return SilenceLimit(self.timeout, max(self.suspect_after, self.timeout - 2 * _PROBE_INTERVAL_S))
+        usual = SilenceLimit(timeout)
+        return replace(usual, suspect_after=max(usual.suspect_after, timeout - 2 * _PROBE_INTERVAL_S))
 
 
 @dataclass(frozen=True, slots=True)
