@@ -8,6 +8,7 @@ however it ends.
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass, field
 
 from jaxrun.protocol.env import WorkerEnv
@@ -20,33 +21,38 @@ from jaxrun_runtime import jax_private
 class RankKey:
     """The key of this rank, or none.
 
-    private:   as PEM
-    public:    a compressed point of P-256, in hex
-    why_none:  why it has none, if people are to be told
+    private:  as PEM
+    public:   a compressed point of P-256, in hex
     """
 
     private: bytes = field(default=b"", repr=False)
     public: str = ""
-    why_none: str = ""
 
 
 def make_key(env: WorkerEnv) -> RankKey:
     """The key of this rank, where the job wants one, and JAX has been given no certificates otherwise.
 
-    jax has been imported; `cryptography` is only if it is needed."""
+    jax has been imported; `cryptography` is only if it is needed. Raises RuntimeError if there can be none, and the job
+    asks for one.
+    """
     has_several_hosts = env.local_size < env.size and not env.simulated_boot_id
     is_wanted = env.coordinator_tls == TLS_ON or (env.coordinator_tls == TLS_AUTO and has_several_hosts)
     options = jax_private.certificate_options()
     if not is_wanted or any(options.values()):
         return RankKey()
-    if not options:
-        why = jax_private.lacks("TLS for its coordinator; jax 0.12 has it") if env.coordinator_tls == TLS_ON else ""
-        return RankKey(why_none=why)
+    if not options and env.coordinator_tls == TLS_AUTO:
+        return RankKey()
     try:
+        if not options:
+            raise ImportError(jax_private.lacks("TLS for its coordinator; jax 0.12 has it"))
         from cryptography.hazmat.primitives.asymmetric import ec
         from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
     except ImportError as error:
-        return RankKey(why_none=str(error))
+        text = f"JAX's coordinator cannot be closed to strangers: {error}\ninstall it, or give --coordinator-tls off"
+        if env.coordinator_tls == TLS_ON:
+            raise RuntimeError(text) from None
+        print(f"jaxrun: rank {env.rank} ({env.host}): {text}", file=sys.stderr)
+        return RankKey()
     key = ec.generate_private_key(ec.SECP256R1())
     secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     point = key.public_key().public_bytes(Encoding.X962, PublicFormat.CompressedPoint)

@@ -63,7 +63,6 @@ def build_hello(env: WorkerEnv, argv: list[str], environ: Mapping[str, str], sta
         program_hash=hash_program(argv),
         environment=relevant_variables(environ),
         public_key=key.public,
-        why_no_key=key.why_none,
     )
 
 

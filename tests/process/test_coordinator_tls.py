@@ -160,14 +160,21 @@ def test_each_attempt_has_certificates_of_its_own(tmp_path):
 )
 def test_a_rank_makes_a_key_where_the_job_has_several_hosts_or_asks_for_it(changes, wanted):
     key = make_key(replace(ENV, **changes))
-    assert (bool(key.private), bool(key.public), key.why_none) == (wanted, wanted, "")
+    assert (bool(key.private), bool(key.public)) == (wanted, wanted)
 
 
-@pytest.mark.parametrize("mode", ["auto", "on"])
-def test_a_jax_without_tls_is_a_reason_only_for_who_asks_for_it(monkeypatch, mode):
+def test_a_jax_without_tls_is_no_reason_for_words_unless_somebody_asks_for_it(monkeypatch, capsys):
     monkeypatch.setattr(jax_private, "_CERTIFICATE_OPTIONS", ("jax_no_such_option",))
-    key = make_key(replace(ENV, local_size=1, coordinator_tls=mode))
-    assert not key.public and ("TLS for its coordinator; jax 0.12 has it" in key.why_none) == (mode == "on")
+    assert not make_key(replace(ENV, local_size=1)).public and capsys.readouterr().err == ""
+    with pytest.raises(RuntimeError, match="TLS for its coordinator"):
+        make_key(replace(ENV, local_size=1, coordinator_tls="on"))
+
+
+@needs_tls
+def test_a_rank_without_the_package_says_so(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.asymmetric", None)
+    assert not make_key(replace(ENV, local_size=1)).public
+    assert "rank 0 (h1): JAX's coordinator cannot be closed to strangers: " in capsys.readouterr().err
 
 
 def test_the_files_of_a_rank_have_no_name():
@@ -199,12 +206,12 @@ def test_certificates_of_the_site_win(tmp_path):
     assert not (tmp_path / "key").exists()  # of jaxrun's own
 
 
-def test_what_cannot_be_closed_is_refused_where_that_is_asked_for(tmp_path):
+def test_what_cannot_be_closed_fails_where_that_is_asked_for(tmp_path):
     """A host without the package `cryptography`, or a JAX without TLS."""
     (tmp_path / "cryptography.py").write_text("raise ImportError('No module named cryptography')\n")
     (tmp_path / "clean.py").write_text("print('ran')\n")
     env = {"PYTHONPATH": str(tmp_path)}
     result = jaxrun(tmp_path, "-n", "2", "--coordinator-tls", "on", "clean.py", env=env)
-    assert (result.code, result.out) == (65, ""), result
-    assert "JAX's coordinator cannot be closed to strangers (--coordinator-tls)\n  ranks 0-1   " in result.err
+    assert (result.code, result.out) == (69, ""), result
+    assert "RuntimeError: JAX's coordinator cannot be closed to strangers: " in result.err
     assert ("No module named cryptography" if HAS_TLS else "TLS for its coordinator; jax 0.12 has it") in result.err

@@ -79,7 +79,6 @@ class Simulation:
         chaos="",
         no_terminal="",
         requeue=False,
-        tls=False,
         unhurried=False,
         grow=None,
     ):
@@ -110,7 +109,7 @@ class Simulation:
         self._clock = 0.0
         self._due = []  # (time, number, event)
         self._number = itertools.count()
-        expected = Expected(size, JOB_ID, platform, local_devices, tls)
+        expected = Expected(size, JOB_ID, platform, local_devices)
         signal_grace = 30.0 if grace is None else grace
         limits = TimeLimits(
             init,

@@ -16,7 +16,6 @@ from jaxrun.protocol.worker_messages import CoordinatorReady, Join, StartCoordin
 PEERS = f"spiffe://jaxrun/{JOB_ID}/"
 KEYS = [ec.generate_private_key(ec.SECP256R1()).public_key() for _ in range(3)]
 PUBLIC = [key.public_bytes(Encoding.X962, PublicFormat.CompressedPoint).hex() for key in KEYS]
-WHY = "No module named 'cryptography'"
 
 
 def started(changes=(), **options):
@@ -56,19 +55,8 @@ def test_a_job_without_keys_makes_no_authority(monkeypatch):
     assert given(started(nobody)) == dict.fromkeys(range(3))
 
 
-def test_where_one_rank_has_no_key_the_others_do_without_and_people_are_told():
-    job = started({"r2": {"why_no_key": WHY}})
-    assert given(job) == dict.fromkeys(range(3))
-    assert job.lines[0].splitlines()[:2] == [
-        "JAX's coordinator cannot be closed to strangers (--coordinator-tls)",
-        f"  rank 2   {WHY}   (h2)",
-    ]
-
-
-def test_the_job_is_refused_where_it_asks_for_tls():
-    job = started({"r2": {"why_no_key": WHY}}, tls=True)
-    assert given(job) == {} and job.verdict.exit_code == 65
-    assert WHY in str(job.verdict)
+def test_where_one_rank_has_no_key_the_others_do_without():
+    assert given(started({"r2": {}})) == dict.fromkeys(range(3))
 
 
 @pytest.mark.parametrize("key", ["zz", "02", "02" + "ff" * 32, PUBLIC[0] * 2])

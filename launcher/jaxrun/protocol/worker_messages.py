@@ -39,7 +39,6 @@ class Hello:
     """A worker has started (`started_at`) and imported jax; `versions` and `environment` must be alike on all ranks.
 
     public_key:  of the key that it has made to join by TLS, a compressed point of P-256 in hex; empty if it has none
-    why_no_key:  why it cannot join by TLS, if people are to be told
     """
 
     rank: int
@@ -51,7 +50,6 @@ class Hello:
     program_hash: str
     environment: Mapping[str, str]
     public_key: str = ""
-    why_no_key: str = ""
 
 
 @dataclass(frozen=True, slots=True)

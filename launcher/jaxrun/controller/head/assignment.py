@@ -14,7 +14,6 @@ from jaxrun.errors import NotUniformError, UsageError
 from jaxrun.protocol.addresses import LOOPBACK, LOOPBACK_6
 from jaxrun.protocol.agent_messages import AgentReport, StartWorker
 from jaxrun.protocol.env import attempt_nonce
-from jaxrun.protocol.settings import TLS_ON
 from jaxrun.spec.job.binding import RankCores, choose_cores
 from jaxrun.spec.job.devices import Gpus, Machine
 from jaxrun.spec.job.environment import worker_variables
@@ -67,8 +66,8 @@ def assign_workers(plan: Plan, reports: Reports, told: Told) -> Assignment:
     starts = [start for host in hosts for start in _starts(plan, host, layouts, interface, told)]
     any_layout = layouts[0]
     replace(plan.job, platform=any_layout.platform)  # which is valid, or does not exist
-    nonce, tls = attempt_nonce(plan.job_id, plan.attempt), plan.job.coordinator_tls == TLS_ON
-    expected = Expected(len(plan.workers), nonce, any_layout.platform, any_layout.devices_per_process, tls)
+    nonce = attempt_nonce(plan.job_id, plan.attempt)
+    expected = Expected(len(plan.workers), nonce, any_layout.platform, any_layout.devices_per_process)
     notes = dict.fromkeys(note for layout in layouts.values() for note in layout.notes)
     return Assignment(tuple(sorted(starts, key=lambda start: start.worker.rank)), expected, interface, tuple(notes))
 

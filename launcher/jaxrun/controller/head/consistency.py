@@ -23,16 +23,12 @@ _ON_ALL_OR_NONE = ("JAX_PARTITION_INDEX", "JAX_SLICE_INDEX", *_CERTIFICATES)
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What every worker must be; `nonce` is that of the attempt; `local_devices` is None where only JAX can tell.
-
-    tls: whether the job is not to run if a worker cannot join by TLS
-    """
+    """What every worker must be; `nonce` is that of the attempt; `local_devices` is None where only JAX can tell."""
 
     size: int
     nonce: str
     platform: str
     local_devices: int | None
-    tls: bool = False
 
 
 def describe_duplicate_rank(known: Hello, other: Hello) -> str:
@@ -75,16 +71,6 @@ def describe_different_devices(shapes: Mapping[int, str], hosts: Mapping[int, st
     advice = "every process must see the same number of devices; leave the odd host out, or ask for fewer with -d"
     different = shapes if len(set(shapes.values())) > 1 else {}
     return _describe_differences("the hosts differ in their devices", different, hosts, advice)
-
-
-def describe_missing_keys(hellos: Mapping[int, Hello]) -> str:
-    """Why JAX's coordinator stays open to strangers, where a rank should join by TLS and cannot; "" if all can."""
-    return _describe_differences(
-        "JAX's coordinator cannot be closed to strangers (--coordinator-tls)",
-        {rank: hello.why_no_key for rank, hello in hellos.items() if hello.why_no_key},
-        _hosts(hellos),
-        "install what is missing there, or give --coordinator-tls off.",
-    )
 
 
 def check_device_reports(reports: Mapping[int, DeviceReport], hellos: Mapping[int, Hello], expected: Expected) -> str:

@@ -171,13 +171,11 @@ class Startup:
             self._authority.certify(hello)
         if not self._all_started:
             return []
-        open_because = consistency.describe_missing_keys(self._hellos)
-        consistency.refuse(consistency.compare_hellos(self._hellos) or (open_because if self._expected.tls else ""))
+        consistency.refuse(consistency.compare_hellos(self._hellos))
         if self._authority is not None and len(self._authority.issued) < len(self._hosts):
-            self._authority = None
+            self._authority = None  # a rank without a key has said why
         certificate = self._authority.issued[0] if self._authority is not None else None
-        notes = [PrintLine(open_because)] if open_because else []
-        return [*notes, Send((0,), StartCoordinator(self._interface, certificate))]
+        return [Send((0,), StartCoordinator(self._interface, certificate))]
 
     def _order_to_join(self, ready: CoordinatorReady) -> list[Action]:
         others = tuple(rank for rank in self._hosts if rank != ready.rank)

@@ -35,7 +35,6 @@ from jaxrun.node.agent.signals import LAUNCHER_SIGNALS, SignalPipe
 from jaxrun.protocol.addresses import loopback_address
 from jaxrun.protocol.codec import field_values
 from jaxrun.protocol.env import attempt_nonce
-from jaxrun.protocol.settings import TLS_ON
 from jaxrun.protocol.shared_memory import remove_all_of_job
 from jaxrun.records.event_log.event_log import LoggedEvent
 from jaxrun.records.event_log.events import AttemptEnded, AttemptStarted
@@ -138,7 +137,7 @@ def _make_head(plan: Plan, registry: AgentRegistry | None, began: float, before:
     """Make the head; a `registry` decides the devices and the coordinator's interface once all agents report."""
     job = plan.job
     nonce = attempt_nonce(plan.job_id, plan.attempt)
-    expected = Expected(len(plan.workers), nonce, job.platform, plan.local_devices, job.coordinator_tls == TLS_ON)
+    expected = Expected(len(plan.workers), nonce, job.platform, plan.local_devices)
     limits = TimeLimits(
         init=job.init_timeout,
         job=None if job.timeout is None else job.timeout - before,
