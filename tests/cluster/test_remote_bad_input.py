@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from cluster_fixture import Bed
-from harness import Result, write_fake_runtime
+from harness import Result
 from launch_modes import MPICH, OPEN_MPI_5, PYTHON, Engine
 
 import jaxrun
@@ -114,20 +114,6 @@ def test_a_host_with_another_installation_is_named_with_what_is_wrong(
         bed.inside(one, "sh", "-c", MAKE_ENVIRONMENT)
     bed.inside("h2", "sh", "-c", changes)
     refused(typed(host, *words), 69, "h2", *named)
-
-
-@NEEDS_MPIRUN
-def test_a_run_directory_that_others_do_not_see_has_all_logs_nevertheless(bed: Bed, tmp_path: Path) -> None:
-    code = "run(); print(f'{rank} ' * 100_000, 'end'); done()"
-    run_dir = f"/dev/shm/run-{tmp_path.name}"
-    words = (*launcher(*MPIRUN, "-H", "h1:1,h2:1"), "--run-dir", run_dir, "--only-rank", "0", "by_hand.py", code, code)
-    with bed.typed("h1", *words, directory=tmp_path, env=write_fake_runtime(tmp_path)) as job:
-        result = job.result()
-    assert result.code == 0, result
-    assert "cannot write to the run directory" in result.err and "h2" in result.err
-    assert "their logs come by network" in result.err
-    for rank in range(2):
-        assert bed.inside("h1", "cat", f"{run_dir}/rank-{rank:04d}.out") == f"{rank} " * 100_000 + " end\n"
 
 
 @NEEDS_MPIRUN

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import jaxrun
-from jaxrun.frontends.gang.call_events import Printed, RankMessage, Returned
 
 
 @pytest.fixture(scope="module")
@@ -150,57 +149,6 @@ def sharded(spec):
     count = jax.device_count()
     sharding = NamedSharding(jax.make_mesh((count,), ("x",)), PartitionSpec(*spec))
     return jax.make_array_from_callback((count,), sharding, lambda index: np.arange(count)[index])
-
-
-@pytest.mark.jax_version
-def test_an_array_that_all_ranks_hold_comes_whole_and_of_another_the_error_says_what_to_return(gang):
-    assert gang.run(sharded, ()).main.tolist() == [0, 1, 2, 3, 4, 5]
-    with pytest.raises(ValueError, match=r"no rank can see all of .*addressable_shards.*process_allgather"):
-        gang.run(sharded, ("x",))
-    parts = gang.run(lambda: [shard.data for shard in sharded(("x",)).addressable_shards])
-    assert [np.concatenate(part).tolist() for part in parts] == [[0, 1], [2, 3], [4, 5]]
-
-
-def answer_values():
-    from jaxrun_runtime.gang import calls
-
-    call = calls.current_call()
-    call.send(("ready", call.rank, call.size))
-    while (value := call.receive()) is not None:
-        print("asked", flush=True)
-        call.send(value * 10 + call.rank)
-    return "bye"
-
-
-def test_both_sides_may_send_values_meanwhile(gang):
-    with gang.start_call(answer_values) as call:
-        assert sorted(call.receive().value for _ in range(3)) == [("ready", n, 3) for n in range(3)]
-        call.send(4, ranks=[1])
-        assert [call.receive(), call.receive()] == [Printed(1, "out", b"asked\n"), RankMessage(1, 41)]
-        assert call.receive(timeout=0) is None and call.running == (0, 1, 2)
-        call.send(None)
-        ended = [call.receive() for _ in range(3)]
-        assert all(isinstance(event, Returned) for event in ended)
-        assert {(event.rank, event.value()) for event in ended} == {(0, "bye"), (1, "bye"), (2, "bye")}
-        assert call.receive() is None
-
-
-# ---- printing
-
-
-def test_output_is_shown_with_its_rank_and_no_line_is_lost_however_many_there_are(gang, capsys):
-    def printing():
-        for number in range(500):
-            print(rank(), number)
-        print("end", end="")
-        print("err", file=sys.stderr)
-
-    for _ in range(3):
-        gang.run(printing)
-        shown = capsys.readouterr()
-        out = sorted(f"[{n}] {n} {line}" for n in range(3) for line in range(500))
-        assert sorted(shown.out.splitlines()) == sorted([*out, "[0] end", "[1] end", "[2] end"])
-        assert sorted(shown.err.splitlines()) == ["[0] err", "[1] err", "[2] err"]
 
 
 # ---- errors

@@ -157,17 +157,10 @@ def test_an_impossible_fault_is_refused(lasting, kind, who, text):
         lasting.fault(kind, who)
 
 
-NO_STARTS = {
-    "no such option": (dict(processes=2, options=["--no-such"]), "there is no option --no-such"),
-    "no such device": (dict(processes=2, platform="cuda"), "none is visible"),
-}
-
-
-@pytest.mark.parametrize(("asked", "words"), NO_STARTS.values(), ids=NO_STARTS)
-def test_a_gang_that_does_not_start_raises_its_launchers_output(asked, words):
+def test_a_gang_that_does_not_start_raises_its_launchers_output():
     with pytest.raises(jaxrun.GangStartError, match="the gang did not start:\n") as caught:
-        jaxrun.Gang(**asked)
-    assert caught.value.exit_code == 2 and words in str(caught.value)
+        jaxrun.Gang(2, options=["--no-such"])
+    assert caught.value.exit_code == 2 and "there is no option --no-such" in str(caught.value)
 
 
 def test_a_gang_that_was_stopped_starts_at_the_next_call_and_one_that_is_closed_does_not(capfd):

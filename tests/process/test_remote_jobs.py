@@ -3,16 +3,13 @@
 import contextlib
 import os
 import re
-import resource
 import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from agent_by_hand import AGENTS, CLEAN, READY, agents, remote_jobs
-from harness import TIME_LIMIT, extended, is_dropped, wait_until
+from harness import extended, wait_until
 
 from jaxrun.controller.supervisor.launch_process import LOG_NAME
 from jaxrun.protocol.names import CONTROL_FD
@@ -132,82 +129,28 @@ def test_injected_faults_reach_remote_workers_and_so_do_signals_of_the_process_t
     assert orders == [("pause", [1]), ("pause", [2]), ("kill", [0])]
 
 
-# ---- agents and others come that do not belong there, and the token keeps them out
-
-
 def read(pid, name):
     with contextlib.suppress(OSError):
         return b"\0" + Path(f"/proc/{pid}/{name}").read_bytes()
     return b""
 
 
-class Siege:
-    """A job of two ranks to whose port strangers come, and agents that are none of its own; ended by SIGTERM."""
-
-    def __init__(self, job):
-        self.job = job
-        job.wait_for_output("ready", 2)
-        pids = agents(job)
-        found = {re.search(rb"\0JAXRUN_TOKEN=([0-9a-f]{64})\0", read(pid, "environ"))[1] for pid in pids.values()}
-        (self.token,) = found
-        self.with_token_in_arguments = [
-            pid for pid in filter(str.isdigit, os.listdir("/proc")) if self.token in read(pid, "cmdline")
-        ]
-        self.worker_environments = [read(event["pid"], "environ") for event in job.events("WorkerSpawned")]
-        environ = dict(line.split("=", 1) for line in os.fsdecode(read(pids[1], "environ")).strip("\0").split("\0"))
-        self.refusals = [self._come_as_agent(environ, size - 1, size) for size in (2, 9)]
-        with contextlib.ExitStack() as stack:
-            self._come_as_strangers(stack)
-            self.outlived = job.process.poll() is None
-            os.kill(job.process.pid, signal.SIGTERM)
-            self.ended = job.end()
-
-    def _come_as_agent(self, environ, rank, size):
-        environ = environ | {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": str(size)}
-        command = [sys.executable, "-m", "jaxrun.node.agent"]
-        there = self.job.run_dir.parent
-        second = subprocess.run(command, env=environ, cwd=there, capture_output=True, text=True, timeout=TIME_LIMIT)
-        return second.returncode, second.stderr
-
-    def _come_as_strangers(self, stack):
-        (started,) = self.job.events("AttemptStarted")
-        where = "127.0.0.1", int(re.search(r"\d:(\d+)", started["listening"])[1])
-        # Fewer descriptors than there are silent strangers.
-        resource.prlimit(self.job.process.pid, resource.RLIMIT_NOFILE, (100, 100))
-        peers = [stack.enter_context(socket.create_connection(where)) for _ in range(120)]
-        for data in (b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(999), b"\0\0\0\x05", b"\x16\x03\x01\x02\0") * 5:
-            peer = stack.enter_context(socket.create_connection(where))
-            with contextlib.suppress(OSError):
-                peer.sendall(data)
-        wait_until(lambda: sum(map(is_dropped, peers)) >= 20)
-
-
-@pytest.fixture(scope="module")
-def siege(tmp_path_factory):
-    code = "run(); print(sorted(os.environ), flush=True); print('ready', flush=True); time.sleep(600)"
-    with remote_jobs(tmp_path_factory.mktemp("siege")) as start:
-        yield Siege(start(code, code))
-
-
-def test_a_second_agent_of_a_rank_that_runs_is_refused_and_the_job_goes_on(siege):
-    assert siege.refusals == [
-        (65, f"jaxrun: this job runs already: its rank 1 is another process, on {os.uname().nodename}\n"),
-        (65, "jaxrun: this job runs already, with 2 processes: none is rank 8\n"),
-    ]
-    assert siege.outlived and siege.ended.code == 143
-
-
-def test_strangers_at_the_port_are_counted_and_do_not_disturb_the_job(siege):
-    assert siege.ended.verdict()["exit_code"] == 143
-    dropped = siege.ended.events("PeersDropped")
-    assert dropped and sum(event["count"] for event in dropped) >= 10, dropped
-    assert len(dropped) <= 3 and all(event["reason"].startswith("a peer at ") for event in dropped)
-
-
-def test_the_token_is_in_the_agents_environment_and_nowhere_else(siege):
-    ended, token = siege.ended, siege.token
-    assert siege.with_token_in_arguments == []
-    assert all(b"JAXRUN_RANK" in environ and b"JAXRUN_TOKEN" not in environ for environ in siege.worker_environments)
+def test_strangers_at_the_port_are_noted_and_the_token_is_in_the_agents_environment_and_nowhere_else(start):
+    code = f"run(); print(sorted(os.environ), flush=True); {READY.removeprefix('run(); ')}"
+    job = start(code, code)
+    job.wait_for_output("ready", 2)
+    found = {re.search(rb"\0JAXRUN_TOKEN=([0-9a-f]{64})\0", read(pid, "environ"))[1] for pid in agents(job).values()}
+    (token,) = found
+    assert not [pid for pid in filter(str.isdigit, os.listdir("/proc")) if token in read(pid, "cmdline")]
+    workers = [read(event["pid"], "environ") for event in job.events("WorkerSpawned")]
+    assert all(b"JAXRUN_RANK" in environ and b"JAXRUN_TOKEN" not in environ for environ in workers)
+    (started,) = job.events("AttemptStarted")
+    with socket.create_connection(("127.0.0.1", int(re.search(r"\d:(\d+)", started["listening"])[1]))) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        job.wait_for_event("PeersDropped")
+    os.kill(job.process.pid, signal.SIGTERM)
+    ended = job.end()
+    assert (ended.code, ended.events("PeersDropped")[0]["reason"][:10]) == (143, "a peer at ")
     assert token.decode() not in ended.out + ended.err and "JAXRUN_TOKEN" not in ended.out
     files = [path for path in ended.run_dir.rglob("*") if path.is_file()]
     assert {"events.jsonl", "job.json", "verdict.json", "rank-0000.out"} <= {path.name for path in files}

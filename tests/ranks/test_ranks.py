@@ -46,12 +46,6 @@ def test_rank_and_size_are_those_of_jax(gang: Any, process_index: int, process_c
     assert len(jax.local_devices()) == gang.devices
 
 
-@two_ranks
-def test_the_run_directory_is_that_of_the_job(gang: Any) -> None:
-    assert jr.run_dir is not None and (jr.run_dir / "job.json").is_file()
-    assert len(set(gang.allgather(jr.run_dir))) == 1
-
-
 @pytest.mark.extended
 @pytest.mark.processes(4, hosts=2)
 def test_local_ranks_are_counted_on_each_host(gang: Any) -> None:
