@@ -8,11 +8,10 @@ import pkgutil
 import runpy
 import sys
 import types
-from collections.abc import Mapping
 from importlib.machinery import SourceFileLoader, SourcelessFileLoader
 from typing import Any
 
-from jaxrun.protocol.staged_paths import staged_path
+from jaxrun.protocol.staging import read_staged, staged_path
 from jaxrun_runtime.import_watch import call_after_import
 
 _LONG_MAX = 2**63 - 1  # of the C type into which Python converts an exit status
@@ -33,8 +32,9 @@ def short_name(argv: list[str]) -> str:
     return os.path.basename(name.rstrip(os.sep)) or name
 
 
-def run(argv: list[str], staged: Mapping[str, str]) -> None:
-    """Run the program to its end, with what is `staged`. Raises whatever the program raises, including SystemExit."""
+def run(argv: list[str]) -> None:
+    """Run the program to its end. Raises whatever the program raises, including SystemExit."""
+    staged = read_staged(os.environ)
     sys.path[:] = [staged_path(folder, staged) for folder in sys.path]
     is_module, name, arguments = split_argv(argv)
     main = _fresh_main()

@@ -18,7 +18,6 @@ from jaxrun.errors import EXIT_SOFTWARE
 from jaxrun.protocol.env import STACKS_SIGNAL, WorkerEnv
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF
 from jaxrun.protocol.settings import CACHE_OFF, COMPILE_EACH, MAKE_MESH_JAXRUN
-from jaxrun.protocol.staged_paths import read_staged
 from jaxrun.protocol.worker_messages import Interrupted, Join, Run, StartCoordinator, WorkerStage
 from jaxrun_runtime import (
     DivergenceError,
@@ -101,7 +100,7 @@ def _run_program(env: WorkerEnv, argv: list[str]) -> None:
     watch = EnvWatch(functools.partial(_warn, env))
     watch.start()
     try:
-        program.run(argv, read_staged(os.environ))
+        program.run(argv)
     finally:
         watch.stop()
         if env.lockstep != LOCKSTEP_OFF:

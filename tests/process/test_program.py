@@ -65,7 +65,7 @@ import os, sys
 del os.environ["PYTHONSAFEPATH"]
 from jaxrun_runtime import failure_report, program
 try:
-    program.run(sys.argv[1:], {})
+    program.run(sys.argv[1:])
 except BaseException as error:
     error.__traceback__ = error.__traceback__.tb_next  # this file's own frame
     failure = failure_report.describe_failure(error, 0, "program")

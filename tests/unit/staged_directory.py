@@ -2,8 +2,7 @@
 
 import os
 
-from jaxrun.node.staging.source import copy_directory, list_directory
-from jaxrun.node.staging.transfer import name_copy
+from jaxrun.controller.supervisor.staging import copy_directory, list_directory
 
 
 def make_source(folder):
@@ -21,13 +20,8 @@ def make_source(folder):
 
 def copied(copies, folder):
     """The name of a copy of the directory, made as the launcher makes it."""
-    listed, seen = list_directory(str(folder))
-
-    def read(draft):
-        list(copy_directory(str(folder), f"{draft}/copy", listed))
-        return name_copy(draft, [path for path, _ in listed])
-
-    return copies.add(1, read, seen)
+    listed, listing = list_directory(str(folder))
+    return copies.add(1, lambda draft: copy_directory(str(folder), draft, listed), listing)
 
 
 def contents(folder):

@@ -257,6 +257,7 @@ def test_whatever_agents_say_the_head_raises_nothing_and_two_signals_end_the_job
     some_limits = st.sampled_from([limits, replace(limits, job=20.0, stall=8.0, stall_notice=None)])
     lockstep = st.sampled_from(["off", "record", "strict"])
     begun = st.sampled_from([0, 3, 6, *[13] * 6, 15])
+
     @given(some_limits, lockstep, begun, st.booleans(), st.booleans(), st.booleans(), STEPS, ANSWERS, DETAILS)
     def survive(limits, lockstep, begun, registry, terminal, reports_kills, steps, answers, details):
         job = Job(limits, lockstep, registry=registry, terminal=terminal, reports_kills=reports_kills)

@@ -14,6 +14,8 @@ seeds = st.none() | st.integers(0, 2**32) | st.tuples(st.integers(0, 9), st.inte
 
 def on_all_ranks(n_rows, batch_size, size, multiple, seed=None):
     return [list(batches(n_rows, batch_size, rank, size, multiple=multiple, seed=seed)) for rank in range(size)]
+
+
 @given(layouts, seeds)
 def test_all_ranks_take_the_same_steps_and_together_see_every_row_once_in_the_order_of_one_process(layout, seed):
     n_rows, batch_size, size, multiple = layout

@@ -217,6 +217,8 @@ def _does(child, answer, doing):
     wait = Path(f"/proc/{child.pid}/wchan").read_text()
     seen = find_rank_state(0, answer.read_text(), wait)
     return seen.place == "program.py:6 main" and (seen.activity is doing or (wait == "0" and not seen.call))
+
+
 @given(st.lists(st.sampled_from([*SAMPLES, "stopped", "silence", "its end", "finished"]), max_size=6))
 def test_no_scene_is_too_much(names):
     texts = findings(*names)

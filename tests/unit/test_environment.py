@@ -81,6 +81,8 @@ def environments():
         "tuple[int, ...]": st.lists(st.integers(0, 999), max_size=4).map(tuple),
     }
     return st.builds(WorkerEnv, **{field.name: by_type[field.type] for field in fields(WorkerEnv)})
+
+
 @given(environments())
 def test_a_workers_environment_reads_back_the_same(env):
     assert WorkerEnv.from_env(env.to_env()) == env

@@ -292,6 +292,8 @@ STEPS = {
     "a moment": lambda job, _: job.wait(0.04),
     "a while": lambda job, _: job.wait(11.0),
 }
+
+
 @given(
     size=st.integers(1, 4),
     running=st.booleans(),

@@ -50,10 +50,14 @@ def divergence_of(flights):
 
 
 _HISTORY = st.lists(st.integers(1, 3), min_size=1, max_size=120)
+
+
 @given(_HISTORY, st.lists(st.integers(0, 120), min_size=4, max_size=4))
 def test_ranks_with_equal_calls_are_in_step_at_any_distance(history, made):
     flights = {rank: recorded(history[:count], offset=10 * rank) for rank, count in enumerate(made)}
     assert find_candidates(flights) == ()
+
+
 @given(_HISTORY, st.data())
 def test_the_first_call_that_differs_is_found_from_the_histories(history, data):
     place = data.draw(st.integers(0, len(history) - 1))

@@ -64,6 +64,8 @@ def test_long_programs_are_compared_in_a_moment():
     one = "\n".join(f"%{n} = stablehlo.add %{n - 1}, %{n % 7}" for n in range(10_000))
     two = "\n".join(f"%{n} = stablehlo.{'sub' if n % 3 else 'add'} %{n - 1}, %{n % 7}" for n in range(10_000))
     assert len(hlo_diff.diff(one, two)) > 100
+
+
 @given(st.text(max_size=200), st.text(max_size=200))
 def test_any_two_texts_are_compared(one, two):
     assert all(line[:2] in ("- ", "+ ") for line in hlo_diff.diff(one, two))

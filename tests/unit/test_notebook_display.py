@@ -79,6 +79,8 @@ def test_there_is_an_end_to_what_is_shown(monkeypatch):
     transcript = transcript_of((0, "1\n2\n3\n4\n5\n"), (1, "2\n6\n"))
     assert transcript.omitted_lines == 3
     assert plain(transcript) == "[0] 1\n[0-1] 2\n[0] 3"
+
+
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from("ab")), max_size=60))
 def test_no_line_is_lost_or_made_up(printed):
     transcript = transcript_of(*((rank, f"{text}\n") for rank, text in printed))

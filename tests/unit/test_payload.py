@@ -96,6 +96,8 @@ values = st.recursive(
 messages = st.tuples(
     st.sampled_from(list(GangMessageKind)), st.integers(0, 2**32 - 1), values, st.booleans(), st.binary(max_size=9)
 )
+
+
 @given(st.lists(messages, max_size=4))
 def test_messages_arrive_unchanged_and_in_order(sent):
     with sockets() as (ours, theirs):

@@ -151,6 +151,8 @@ STOPPED, ENDED = dict.fromkeys((0, 1), "was stopped"), dict.fromkeys((4, 5), "wa
 )
 def test_victims_take_one_line(victims, line):
     assert last_lines(replace(FAILED, victims=victims), 4)[0] == line
+
+
 @given(
     st.builds(
         Verdict,
@@ -260,6 +262,8 @@ def test_ranks_are_named_with_their_hosts_where_there_are_several():
     assert format_ranks_on_hosts([2], hosts) == "rank 2 (h2)"
     assert format_ranks_on_hosts(iter([3, 0, 1]), hosts) == "ranks 0-1, 3 (h1, h3)"
     assert format_ranks_on_hosts([0, 1], {0: "h1", 1: "h1"}) == "ranks 0-1"
+
+
 @given(st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 10**6)), min_size=1))
 def test_any_ranges_are_read_as_they_are(spans):
     text = ", ".join(f"{first}-{first + more}" if more else str(first) for first, more in spans)

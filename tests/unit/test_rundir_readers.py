@@ -246,6 +246,8 @@ def logged(kind):
 EVENTS = st.sampled_from(sorted(LOGGED_TYPES)).flatmap(lambda name: logged(LOGGED_TYPES[name]))
 LAUNCHERS = st.fixed_dictionaries({"host": st.just(os.uname().nodename) | ODD, "pid": st.just(1) | ODD})
 JOBS = st.fixed_dictionaries({}, optional={"launcher": LAUNCHERS | ODD, "program": ODD, "processes": ODD})
+
+
 @given(st.none() | VERDICTS | VERDICTS | ODD, st.lists(EVENTS | ODD, max_size=6), JOBS | ODD)
 def test_whatever_the_files_say_they_are_read_and_shown(verdict, events, job):
     with tempfile.TemporaryDirectory() as name:

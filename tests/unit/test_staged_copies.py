@@ -5,10 +5,10 @@ import os
 import pytest
 from staged_directory import contents, copied, make_source
 
+from jaxrun.controller.supervisor.staging import copy_directory, list_directory
 from jaxrun.errors import UnavailableError
 from jaxrun.node.staging import copies as copies_module
 from jaxrun.node.staging.copies import Copies
-from jaxrun.node.staging.source import copy_directory, list_directory
 
 
 @pytest.fixture
@@ -29,11 +29,11 @@ def next_job(tmp_path):
 def test_a_copy_is_as_the_directory_was_and_is_found_as_long_as_that_is_the_same(source, copies, tmp_path):
     name = copied(copies, source)
     assert contents(tmp_path / copies.path / name / "copy") == contents(source)
-    assert next_job(tmp_path).find_read(list_directory(str(source))[1]) == name
+    assert next_job(tmp_path).find_listing(list_directory(str(source))[1]) == name
     assert os.stat(copies.path).st_mode & 0o777 == 0o700
     (source / "new").write_bytes((source / "tool").read_bytes())
     (source / "new").replace(source / "tool")  # as pip does
-    assert copies.find_read(list_directory(str(source))[1]) is None
+    assert copies.find_listing(list_directory(str(source))[1]) is None
 
 
 def test_a_name_is_a_hash_of_paths_modes_links_and_contents(source, copies):
@@ -65,7 +65,7 @@ def test_a_file_that_changes_while_it_is_read_is_named_and_nothing_is_left(sourc
     with open(source / "lib" / "large", "ab") as file:
         file.write(b"more")
     with pytest.raises(UnavailableError, match=f"{source}/lib/large has changed while it was read"):
-        copies.add(1, lambda draft: str(list(copy_directory(str(source), f"{draft}/copy", listed))))
+        copies.add(1, lambda draft: copy_directory(str(source), draft, listed))
     assert os.listdir(copies.path) == []
 
 

@@ -1,7 +1,10 @@
 """--stage: what the head orders, and what starts from a copy."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
-from simulation import HEAD_ADDRESS, make_registry, report
+from simulation import make_registry, report
 
 from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head
@@ -10,19 +13,23 @@ from jaxrun.controller.head.startup import Startup
 from jaxrun.errors import UnavailableError
 from jaxrun.node.forkserver import early
 from jaxrun.protocol.agent_messages import StartWorker
-from jaxrun.protocol.stage_messages import CopyStaged, Stage, StagedContent, StagedCopied
-from jaxrun.protocol.staged_paths import read_staged, staged_path, use_copies
+from jaxrun.protocol.staging import CopyStaged, StagedCopied, read_staged, staged_path, use_copies
 from jaxrun.records.event_log.actions import Finish, PrintLine
 from jaxrun.records.event_log.events import Tick
 
 NBYTES = 1_288_490_188
-STAGE = Stage("", (StagedContent(("/home/me/venv",), "ab" * 16, NBYTES),), 7000)
+VENV = Path("venv")
 
 
-def startup(hosts, stage=STAGE):
+def staging_registry(size, *staged):
+    registry = make_registry(size)
+    registry.job = replace(registry.job, stage=staged)
+    return registry
+
+
+def startup(hosts, *staged):
     """The start-up of a job with an agent on each of `hosts`, on the first of which the launcher is."""
-    registry = make_registry(len(hosts))
-    registry.stage = stage
+    registry = staging_registry(len(hosts), *staged)
     start = Startup(dict.fromkeys(range(len(hosts)), "?"), Expected(len(hosts), "", "cpu", 1), "", registry)
     for rank, name in enumerate(hosts):
         actions = start.handle(report(rank, name, len(hosts), stage_port=7000 + rank))
@@ -30,11 +37,10 @@ def startup(hosts, stage=STAGE):
 
 
 def test_hosts_take_along_a_tree_whose_root_is_the_launcher():
-    _, actions = startup([f"h{number}" for number in (1, 1, 2, 3, 4, 5, 6)])
-    root = f"{HEAD_ADDRESS}:7000"
+    _, actions = startup([f"h{number}" for number in (1, 1, 2, 3, 4, 5, 6)], VENV)
     assert {action.ranks: action.message for action in actions} == {
-        (0,): CopyStaged(root, 2),
-        (2,): CopyStaged(root, 2),
+        (0,): CopyStaged("", 2),
+        (2,): CopyStaged("", 2),
         (3,): CopyStaged("10.0.0.1:7000", 0),
         (4,): CopyStaged("10.0.0.1:7000", 0),
         (5,): CopyStaged("10.0.0.2:7002", 0),
@@ -43,7 +49,7 @@ def test_hosts_take_along_a_tree_whose_root_is_the_launcher():
 
 
 def test_workers_start_once_all_hosts_have_a_copy():
-    start, _ = startup(["h1", "h2", "h3"])
+    start, _ = startup(["h1", "h2", "h3"], VENV)
     assert start.is_staging
     assert start.handle(StagedCopied(0, 0)) == [] == start.handle(StagedCopied(2, NBYTES))
     assert start.describe_progress(4) == "copying what is staged: 2 of 3 ranks after 4 s, waiting for rank 1 (h2)"
@@ -53,14 +59,13 @@ def test_workers_start_once_all_hosts_have_a_copy():
 
 
 def test_a_host_that_cannot_have_a_copy_is_named():
-    start, _ = startup(["h1", "h2"])
+    start, _ = startup(["h1", "h2"], VENV)
     with pytest.raises(UnavailableError, match="h2 has no copy of what is staged: No space left"):
         start.handle(StagedCopied(1, 0, "No space left on device"))
 
 
 def test_however_long_it_takes_the_job_is_not_given_up_for_it():
-    registry = make_registry(2)
-    registry.stage = STAGE
+    registry = staging_registry(2, VENV)
     limits = TimeLimits(init=10.0, job=None, grace=5.0, signal_grace=30.0)
     head = Head({0: "h1", 1: "h2"}, Expected(2, "", "cpu", 1), limits, "", 0.0, registry)
     for rank in (0, 1):
@@ -74,7 +79,7 @@ def test_however_long_it_takes_the_job_is_not_given_up_for_it():
 
 
 def test_nobody_is_heard_who_was_not_asked():
-    start, _ = startup(["h1"], stage=None)
+    start, _ = startup(["h1"])
     assert start.handle(StagedCopied(0, 5)) == []
 
 

@@ -200,6 +200,8 @@ def plain(lines):
 def view(samples, **more):
     fields = {"pace": 12.3, "calls_per_step": 1, "note": "", **more}
     return View("1123-0315-train", "running", 1, 133.0, tuple(samples), **fields)
+
+
 @given(
     st.lists(_SAMPLES, max_size=70, unique_by=lambda sample: sample.rank),
     st.integers(60, 200),

@@ -4,7 +4,7 @@
                           ◀──────────    JobInfo | AgentRefused (right after the handshake, see auth.py)
     AgentConnected        ──────────▶                           (of several connections, this is the one)
     AgentReport           ──────────▶                           (what is there, after --host-check)
-                                                                (probe_messages.py, stage_messages.py, where the job
+                                                                (probe_messages.py, staging.py, where the job
                                                                 asks for it)
                           ◀──────────    StartWorker            (once all agents have reported)
     WorkerSpawned         ──────────▶
@@ -44,7 +44,7 @@ from jaxrun.protocol.snapshot_messages import (
     RankReply,
     RecorderSnapshot,
 )
-from jaxrun.protocol.stage_messages import CopyStaged, Stage, StagedCopied
+from jaxrun.protocol.staging import CopyStaged, Stage, StagedCopied
 from jaxrun.protocol.worker_messages import AgentToWorker, WorkerToAgent
 
 

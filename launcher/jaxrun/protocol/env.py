@@ -27,7 +27,7 @@ An agent that mpirun or srun has started finds, besides JAXRUN_JOB_ID and JAXRUN
 | JAXRUN_TOKEN             | the job's secret, by which head and agents know each other; no worker sees it |
 | JAXRUN_ENGINE            | whose variables hold its rank: "open-mpi", "hydra", "slurm" …                 |
 
-With --stage, JAXRUN_STAGED has this host's copies (see staged_paths.py).
+With --stage, JAXRUN_STAGED has this host's copies (see staging.py).
 A program also finds JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, as other launchers set them, and
 with --torch-env those of names.TORCH_VARIABLES, as torchrun sets them.
 """

@@ -35,7 +35,7 @@ class BlockingConnection:
     ) -> None:
         """`tags` are what the handshake has agreed on, `peer` is how people call the other end.
 
-        `check` is called several times a second during a wait, and raises what is to end it.
+        `check` is called for each message, and several times a second during a wait, and raises what is to end it.
         """
         connection.settimeout(_CHECK_INTERVAL_S if check is not None else None)
         self.socket = connection
@@ -56,11 +56,12 @@ class BlockingConnection:
 
     def _wait(self, do: Callable[[], T]) -> T:
         while True:
+            if self._check is not None:
+                self._check()
             try:
                 return do()
             except TimeoutError:
-                if self._check is not None:
-                    self._check()
+                pass
             except (EOFError, OSError):  # the other end's fault, by this text: see diagnosis/consequences.py
                 raise ConnectionError(f"the connection to {self._peer} was lost") from None
 

@@ -12,7 +12,6 @@ from jaxrun.controller.head.assignment import Assignment, Told, assign_workers, 
 from jaxrun.controller.head.consistency import describe_unknown_rank
 from jaxrun.errors import NotUniformError, UnavailableError
 from jaxrun.protocol.agent_messages import AgentReport, StartWorker
-from jaxrun.protocol.stage_messages import Stage
 from jaxrun.spec.job.plan import Plan
 from jaxrun.text import format_columns, format_ranks, format_ranks_on_hosts
 
@@ -36,19 +35,16 @@ class AgentRegistry:
         *,
         directory: str = "",
         listen_addresses: str = "",
-        stage: Stage | None = None,
     ) -> None:
         """`told` is what all workers are told.
 
         directory:         where the job was started; empty where the agents may be anywhere
         listen_addresses:  at which the head listens, as text for people
-        stage:             what is staged
         """
         self.plan = plan
         self.job = plan.job
         self.size = len(plan.workers)
         self.listen_addresses = listen_addresses
-        self.stage = stage
         self._told = told
         self._directory = directory
         self.reports: dict[int, AgentReport] = {}

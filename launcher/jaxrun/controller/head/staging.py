@@ -6,7 +6,7 @@ from jaxrun.controller.head.agent_registry import AgentRegistry
 from jaxrun.controller.head.assignment import reachable_address
 from jaxrun.errors import UnavailableError
 from jaxrun.protocol.addresses import Address
-from jaxrun.protocol.stage_messages import CopyStaged, StagedCopied
+from jaxrun.protocol.staging import CopyStaged, StagedCopied
 from jaxrun.records.event_log.actions import Action, PrintLine, Send
 from jaxrun.text import format_bytes, plural
 
@@ -24,23 +24,19 @@ class StagingRound:
     @property
     def complete(self) -> bool:
         """Whether nothing is to be waited for any more."""
-        return self._registry.stage is None or self.awaited == set()
+        return not self._registry.job.stage or self.awaited == set()
 
-    def begin(self) -> list[Action]:
+    def begin(self) -> list[Send]:
         """The orders to one agent of each host."""
-        leads = self._registry.first_ranks()
+        leads, reports, givers = self._registry.first_ranks(), self._registry.reports, [""] * FAN_OUT
         self.awaited = set(leads)
-        takers = [len(leads[FAN_OUT * number :][:FAN_OUT]) for number in range(1, len(leads) + 1)]
-        return [Send((rank,), CopyStaged(self._giver(leads, rank), takers[at])) for at, rank in enumerate(leads)]
-
-    def _giver(self, leads: tuple[int, ...], rank: int) -> str:
-        """Where this one takes from: the launcher, or the agent of another host."""
-        assert self._registry.stage is not None
-        reports, above = self._registry.reports, leads.index(rank) // FAN_OUT
-        if not above:
-            return str(Address(reports[rank].head_address, self._registry.stage.port))
-        giver = leads[above - 1]
-        return str(Address(reachable_address(giver, reports), reports[giver].stage_port))
+        for rank in leads:
+            givers += [str(Address(reachable_address(rank, reports), reports[rank].stage_port))] * FAN_OUT
+        givers = givers[: len(leads)]
+        return [
+            Send((rank,), CopyStaged(givers[at], len(givers[FAN_OUT * (at + 1) :][:FAN_OUT])))
+            for at, rank in enumerate(leads)
+        ]
 
     def handle(self, event: StagedCopied) -> list[Action]:
         """Raises UnavailableError if a host cannot have a copy."""

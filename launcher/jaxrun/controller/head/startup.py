@@ -24,7 +24,7 @@ from jaxrun.errors import NotUniformError, UnavailableError
 from jaxrun.protocol.addresses import Address
 from jaxrun.protocol.agent_messages import AgentConnected, AgentReport
 from jaxrun.protocol.probe_messages import HostFacts, PeerResults, ProbePeers
-from jaxrun.protocol.stage_messages import StagedCopied
+from jaxrun.protocol.staging import StagedCopied
 from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, Hello, Join, Run, StartCoordinator
 from jaxrun.records.event_log.actions import Action, PrintLine, Send
 from jaxrun.text import format_ranks_on_hosts
@@ -141,18 +141,17 @@ class Startup:
                 f"an agent reports as rank {event.rank}, but this job has no such rank; start the job again"
             )
         orders: list[Action] = []
-        if isinstance(event, AgentReport):
-            self._registry.add(event)
-            self._hosts[event.rank] = event.host
-            self._registry.refuse_sick_hosts()
-        elif isinstance(event, StagedCopied):
-            if not self.is_staging:
+        match event:
+            case AgentReport():
+                self._registry.add(event)
+                self._hosts[event.rank] = event.host
+                self._registry.refuse_sick_hosts()
+            case StagedCopied() if self.is_staging:
+                orders += self._staging.handle(event)
+            case HostFacts() | PeerResults() if not self._probes.complete:
+                orders += self._probes.handle(event)
+            case _:
                 return []  # nobody has asked
-            orders += self._staging.handle(event)
-        elif self._probes.complete:
-            return []  # nobody has asked
-        else:
-            orders += self._probes.handle(event)
         if not (self._registry.complete and self._probes.complete):
             return orders
         if not self._staging.complete:

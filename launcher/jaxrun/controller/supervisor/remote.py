@@ -20,7 +20,6 @@ from jaxrun.controller.supervisor.next_hosts import AgentsLeft, hosts_for_quaran
 from jaxrun.controller.supervisor.server import AgentServer
 from jaxrun.controller.supervisor.spare_agents import SpareAgents
 from jaxrun.errors import JaxrunError, UnavailableError
-from jaxrun.node.agent.agent import LISTENER
 from jaxrun.node.channel.host_addresses import HostAddress, describe_addresses
 from jaxrun.node.channel.listener import listen_on_tcp
 from jaxrun.node.channel.rendezvous import RendezvousFile
@@ -84,10 +83,7 @@ class RemoteAgents:
         self._retired: list[LaunchProcess] = []  # of earlier attempts; they have been told to end
         self._user_env = {**environ, **plan.job.env}
         platforms, restarts = wanted_platforms(plan.job, self._user_env), plan.job.max_restarts > 0
-        self._staged, stage, everywhere = staged, None, not plan.job.interface
-        if staged is not None:
-            self._stage_listener = listen_on_tcp(offered, auth.peer_token(self._token), everywhere=everywhere)
-            stage = replace(staged.stage, port=self._stage_listener.sockets[0].getsockname()[1])
+        self._staged, stage = staged, staged.stage if staged is not None else None
         given = relevant_variables(plan.job.env)
         self._reserved = reserve_port()
         timeout = plan.job.host_timeout or HOST_TIMEOUT_S
@@ -95,7 +91,8 @@ class RemoteAgents:
         info = JobInfo(plan.job_id, directory.name, platforms, restarts, probe, stage, given, timeout, port)
         check = HostCheck(plan.job.host_check, plan.job.init_timeout, {**plan.job.env, JOB_ID: plan.job_id})
         self._job_info = replace(info, host_check=check if check.command else None)
-        self._listener = listen_on_tcp(offered, self._token, everywhere=everywhere, port=self._endpoint.port)
+        everywhere, port = not plan.job.interface, self._endpoint.port
+        self._listener = listen_on_tcp(offered, self._token, everywhere=everywhere, port=port)
         self.listen_addresses = describe_addresses(self._listener.addresses, offered)
 
     def make_registry(self, plan: Plan) -> AgentRegistry:
@@ -105,7 +102,6 @@ class RemoteAgents:
             Told(self._user_env, self._directory.name, log_dir),
             directory="" if plan.is_started_by_hand else os.getcwd(),
             listen_addresses=self.listen_addresses,
-            stage=self._job_info.stage,
         )
         return self._registry
 
@@ -141,11 +137,9 @@ class RemoteAgents:
             self._spares = SpareAgents(self._plan.launch_command.agent_hosts, self._registry)
         self._spares.registry = self._registry
         executor = Executor(replace(context, plan=self._plan))
-        if self._staged is not None:
-            self._stage_listener.attach(executor.loop, LISTENER, self._staged.give)
         search = None if plan.is_started_by_hand else HostSearch(executor, self._environ, self._run_search)
         self._server = AgentServer(
-            executor, self._listener, self._launch, self._job_info, self._spares, search, earlier
+            executor, self._listener, self._launch, self._job_info, self._spares, search, earlier, self._staged
         )
         outcome = executor.run(self._server)
         if search is not None:
@@ -176,8 +170,6 @@ class RemoteAgents:
             print_notice(launch.close())
         self._listener.close()
         self._reserved.close()
-        if self._staged is not None:
-            self._stage_listener.close()
         hangs = server is not None and bool(server.silent_ranks - {0})
         if command is not None and command.attached_to and hangs:
             print_notice(abort_job(command.engine, exit_code, self._environ))
@@ -216,8 +208,6 @@ class RemoteAgents:
             self._retire(self._launch)
             self._token = auth.new_token()  # an agent of before that is late finds no way in
             self._listener.renew(self._token)
-            if self._staged is not None:
-                self._stage_listener.renew(auth.peer_token(self._token))
         elif self._plan.job.verbose:
             context.output.print_line(f"jaxrun: listening at {self.listen_addresses}")
         if self._endpoint.rendezvous is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
 from jaxrun.controller.head.startup import AgentStartupEvent
@@ -19,7 +20,7 @@ from jaxrun.controller.supervisor.launch_process import LaunchProcess
 from jaxrun.controller.supervisor.loss_watch import LossWatch
 from jaxrun.controller.supervisor.spare_agents import SpareAgents
 from jaxrun.node.agent.agent import LISTENER, MESSAGES, OUTPUT
-from jaxrun.node.channel.listener import Listener
+from jaxrun.node.channel.listener import Listener, Peer
 from jaxrun.protocol.agent_messages import (
     AgentAlone,
     AgentConnected,
@@ -37,7 +38,7 @@ from jaxrun.protocol.agent_messages import (
 )
 from jaxrun.protocol.env import REQUEST_SIGNAL
 from jaxrun.protocol.probe_messages import PeerResults
-from jaxrun.protocol.stage_messages import StagedCopied
+from jaxrun.protocol.staging import TAKER, StagedCopied
 from jaxrun.protocol.worker_messages import Failed, Run
 from jaxrun.records.event_log.actions import MessageToRank, RecordClock
 from jaxrun.records.event_log.events import (
@@ -46,6 +47,9 @@ from jaxrun.records.event_log.events import (
     LaunchCommandEnded,
     LauncherSignalled,
 )
+
+if TYPE_CHECKING:
+    from jaxrun.controller.supervisor.staging import Staged
 
 _SHUTDOWN_SEND_S = 1.0  # for the last messages to leave
 _AGENT_EXIT_S = 1.0  # for the agents that answer to end, before the engine ends those that do not
@@ -63,9 +67,10 @@ class AgentServer:
         spares: SpareAgents,
         search: HostSearch | None,
         earlier: AgentConnections | None = None,
+        staged: Staged | None = None,
     ) -> None:
         """`job_info` is what each agent is sent first; `earlier` are the connections of the attempt before, if it has
-        left agents; `search` is for hosts that have no agent, None where people start agents.
+        left agents; `search` is for hosts that have no agent, None where people start agents; `staged` is for takers.
         """
         context = executor.context
         command = context.plan.launch_command
@@ -83,6 +88,7 @@ class AgentServer:
         self._spares = spares
         self.connections = AgentConnections(self._loop, self._agents)
         self._earlier = earlier
+        self._staged = staged
         self._search = search
         spares.attach(self.connections, context)
         self._receiver = AgentReceiver(
@@ -105,7 +111,7 @@ class AgentServer:
         loop = self._loop
         loop.add_reader(self._launch.fileno(), OUTPUT, self._on_launch_output)
         dropped, expected = self._dropped_peers, len(self._agents)
-        self._listener.attach(loop, LISTENER, self._receiver.add, dropped.add, expected=expected)
+        self._listener.attach(loop, LISTENER, self._on_peer, dropped.add, expected=expected)
         loop.add_timer(dropped.deadline, dropped.log)
         loop.add_poller(self._remote_output.acknowledge)
         loop.add_timer(lambda: self._losses.deadline, self._losses.tell)
@@ -175,6 +181,12 @@ class AgentServer:
         self._executor.handle(HostsFound(tuple(dict.fromkeys(map(self._spares.host_of, there)))))
 
     # ---- messages of agents
+
+    def _on_peer(self, peer: Peer) -> None:
+        if self._staged is not None and peer.rank == TAKER:
+            self._staged.give(peer)
+        else:
+            self._receiver.add(peer)
 
     def _on_message(self, number: int, connection: AgentConnection, message: AgentToHead) -> None:
         ranks = self.connections.ranks_of(number)

@@ -35,7 +35,7 @@ from jaxrun.protocol.agent_messages import (
 )
 from jaxrun.protocol.probe_messages import ProbePeers
 from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, ProgramDetailsRequest, RankQuery, RecorderSnapshot
-from jaxrun.protocol.stage_messages import CopyStaged
+from jaxrun.protocol.staging import CopyStaged
 from jaxrun.protocol.worker_messages import Done, Failed, ProfileCalls, Run, WorkerStage
 from jaxrun.records.event_log.actions import MessageToRank
 from jaxrun.records.event_log.events import check_event

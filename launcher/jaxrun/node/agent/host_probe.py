@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
 
 from jaxrun import __version__
@@ -24,7 +24,7 @@ from jaxrun.node.agent.fabric_probe import collect_fabric_facts
 from jaxrun.node.agent.oom import memory_limit, own_memory_cgroup
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.node.channel.host_addresses import list_addresses
-from jaxrun.node.channel.listener import Peer, listen_on_tcp
+from jaxrun.node.channel.listener import listen_on_tcp
 from jaxrun.protocol.addresses import parse_addresses
 from jaxrun.protocol.connect import ConnectionAttempt, describe_error
 from jaxrun.protocol.probe_messages import GpuFacts, HostFacts, PeerResults, ProbePeers
@@ -149,9 +149,8 @@ def try_to_write(directory: str) -> str:
 class PeerServer:
     """Listens from its creation on; from `start` to `close` a thread lets in whoever proves to know the token."""
 
-    def __init__(self, token: str, on_peer: Callable[[Peer], None] = lambda peer: peer.connection.close()) -> None:
+    def __init__(self, token: str) -> None:
         """Raises UnavailableError if this host has no port left."""
-        self._on_peer = on_peer
         self._listener = listen_on_tcp((), token, everywhere=True)
         self.port: int = self._listener.sockets[0].getsockname()[1]
         self._stop, self._stopped = socket.socketpair()
@@ -172,7 +171,7 @@ class PeerServer:
 
     def _serve(self, expected: int) -> None:
         loop, is_over = EventLoop(), threading.Event()
-        self._listener.attach(loop, 0, self._on_peer, expected=expected)
+        self._listener.attach(loop, 0, lambda peer: peer.connection.close(), expected=expected)
         loop.add_reader(self._stopped.fileno(), 1, is_over.set)
         while not is_over.is_set():
             loop.run_once()

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import queue
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from jaxrun.errors import ProtocolError, UnavailableError
-from jaxrun.node.agent.host_probe import PeerServer
 from jaxrun.node.agent.spawn import WorkerSetup
-from jaxrun.node.channel.listener import Peer
+from jaxrun.node.channel.event_loop import EventLoop
+from jaxrun.node.channel.listener import Listener, Peer, listen_on_tcp
 from jaxrun.node.staging.copies import Copies
 from jaxrun.node.staging.transfer import pass_on
-from jaxrun.protocol.addresses import parse_addresses
+from jaxrun.protocol.addresses import Address, parse_addresses
 from jaxrun.protocol.auth import peer_token
 from jaxrun.protocol.connect import HeadAddress, connect
 from jaxrun.protocol.gang_connection import BlockingConnection
-from jaxrun.protocol.stage_messages import CopyStaged, Stage, StagedCopied
-from jaxrun.protocol.staged_paths import use_copies
+from jaxrun.protocol.staging import TAKER, CopyStaged, Stage, StagedCopied, use_copies
 
 _CONNECT_S = 10.0
 _POLL_S = 0.1
@@ -29,18 +27,15 @@ _BLAME_S = 5.0  # before a failure of another host is reported: that one reports
 class HostStaging:
     """The copies that a job has on this host, in all its attempts."""
 
-    def __init__(self, stage: Stage, number: int, token: str) -> None:
-        """`number` and `token` are the agent's."""
-        self._stage, self._number, self._token = stage, number, peer_token(token)
+    def __init__(self, stage: Stage, number: int, token: str, head: Address) -> None:
+        """`number` and `token` are the agent's, which has found the head at `head`."""
+        self._stage, self._number, self._token, self._head = stage, number, token, head
         self._copies: Copies | None = None
-        self._peers = queue.SimpleQueue[Peer]()
 
-    def serve(self) -> PeerServer:
+    def listen(self) -> Listener:
         """Let takers connect from now on. Raises UnavailableError if this host has no port left."""
-        self._peers = queue.SimpleQueue()
-        server = PeerServer(self._token, self._peers.put)
-        server.start(0)
-        return server
+        self._listener = listen_on_tcp((), peer_token(self._token), everywhere=True)
+        return self._listener
 
     def copy(self, order: CopyStaged, is_stopped: Callable[[], bool]) -> StagedCopied | None:
         """Carry out the order; None if `is_stopped` before."""
@@ -52,8 +47,7 @@ class HostStaging:
         try:
             return StagedCopied(self._number, self._copy(order, check))
         except (OSError, ProtocolError, UnavailableError) as error:
-            is_own = isinstance(error, OSError) and not isinstance(error, ConnectionError)
-            until = time.monotonic() + (0 if is_own else _BLAME_S)
+            until = time.monotonic() + (_BLAME_S if isinstance(error, ConnectionError | ProtocolError) else 0)
             while not is_stopped():
                 if time.monotonic() >= until:
                     return StagedCopied(self._number, 0, str(error))
@@ -61,18 +55,25 @@ class HostStaging:
             return None
 
     def _copy(self, order: CopyStaged, check: Callable[[], None]) -> int:
-        where = HeadAddress(self._token, parse_addresses(order.giver))
-        found = connect(lambda: where, self._number, _CONNECT_S, target="host that gives copies", check=check)
+        where, number = HeadAddress(self._token, (self._head,)), TAKER
+        if order.giver:
+            where, number = HeadAddress(peer_token(self._token), parse_addresses(order.giver)), self._number
+        takers = list[BlockingConnection]()
         with contextlib.ExitStack() as stack:
-            stack.enter_context(found.connection)
-            takers = list[BlockingConnection]()
+
+            def add(peer: Peer) -> None:
+                stack.enter_context(peer.connection)
+                takers.append(BlockingConnection(peer.connection, peer.tags, f"rank {peer.rank}", check))
+
+            loop = stack.enter_context(contextlib.closing(EventLoop()))
+            self._listener.attach(loop, 0, add, expected=order.takers)
             while len(takers) < order.takers:
                 check()
-                with contextlib.suppress(queue.Empty):
-                    peer = self._peers.get(timeout=_POLL_S)
-                    stack.enter_context(peer.connection)
-                    takers.append(BlockingConnection(peer.connection, peer.tags, f"rank {peer.rank}", check))
-            giver = BlockingConnection(found.connection, found.tags, order.giver, check)
+                loop.run_once(_POLL_S)
+            target = "host that gives copies"
+            found = connect(lambda: where, number, _CONNECT_S, name="the agent", target=target, check=check)
+            stack.enter_context(found.connection)
+            giver = BlockingConnection(found.connection, found.tags, str(where.addresses[0]), check)
             return pass_on(self._stage.contents, self._find_copies(), giver, takers)
 
     def start_from_copies(self, setup: WorkerSetup) -> WorkerSetup:

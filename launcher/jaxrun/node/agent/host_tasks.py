@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 from jaxrun.node.agent.guard import Guard, job_marker
 from jaxrun.node.agent.spawn import WorkerSetup
 from jaxrun.node.channel.connection import Connection
+from jaxrun.protocol.addresses import Address
 from jaxrun.protocol.agent_messages import AgentReport, HeadToAgent, HostTask, JobInfo
 from jaxrun.protocol.auth import peer_token
 from jaxrun.protocol.probe_messages import ProbePeers
-from jaxrun.protocol.stage_messages import CopyStaged
+from jaxrun.protocol.staging import CopyStaged
 
 if TYPE_CHECKING:
     from jaxrun.node.agent.host_probe import PeerServer
@@ -60,9 +61,10 @@ class HostTasks:
         if self.info.stage is not None:
             from jaxrun.node.agent.host_staging import HostStaging
 
-            self._staging = self._staging or HostStaging(self.info.stage, self._number, self._token)
-            server = self.threads.enter_context(contextlib.closing(self._staging.serve()))
-            report = replace(report, stage_port=server.port)
+            head = Address(report.head_address, self._connection.peer[1])
+            self._staging = self._staging or HostStaging(self.info.stage, self._number, self._token, head)
+            listener = self.threads.enter_context(contextlib.closing(self._staging.listen()))
+            report = replace(report, stage_port=listener.sockets[0].getsockname()[1])
         self._connection.send(report)
         if self.info.probe:
             self._send_facts(report)

@@ -47,7 +47,7 @@ from jaxrun.protocol.codec import MessageDecoder, message_types
 from jaxrun.protocol.connect import HeadAddress, connect
 from jaxrun.protocol.probe_messages import ProbePeers
 from jaxrun.protocol.shared_memory import remove_shared_directory, snapshot_directory
-from jaxrun.protocol.stage_messages import CopyStaged
+from jaxrun.protocol.staging import CopyStaged
 from jaxrun.protocol.worker_messages import AgentToWorker
 from jaxrun.text import format_ranks
 

@@ -2,7 +2,7 @@
 
     BASE/jaxrun-stage-UID/NAME/copy/…     the files
                               /paths      their paths, as programs may add others
-                              /…          for each list of a directory that was read, its hash (source.py)
+                              /…          for each listing of a directory that was read, its hash
 
 While a copy is written, it has the name of a draft. Whoever writes or uses one holds a shared lock on its directory;
 what somebody has locked is not removed.
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from jaxrun.protocol.own_files import draft_name, is_draft, open_private_directory, remove_directory
-from jaxrun.protocol.stage_messages import Stage
+from jaxrun.protocol.staging import Stage
 
 _KEPT = 8  # copies that nobody need use
 _FREE_BYTES = 2**26  # that are left on the disk
@@ -29,13 +29,13 @@ class Copies:
     def __init__(self, base: str = "") -> None:
         """`base` is that of --stage-dir. Raises OSError, also where others could change the copies."""
         self.path = f"{base or os.environ.get('TMPDIR') or '/tmp'}/jaxrun-stage-{os.geteuid()}"
+        self._locks: dict[str, int] = {}
         try:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(self.path, 0o700)
             self._directory = open_private_directory(self.path)
         except OSError as error:
             raise OSError(error.errno, error.strerror, self.path) from None
-        self._locks: dict[str, int] = {}
 
     def find(self, name: str) -> str | None:
         """The directory of the copy of this name, if it is there."""
@@ -46,17 +46,16 @@ class Copies:
             return f"{self.path}/{name}"
         return None
 
-    def find_read(self, listed: str) -> str | None:
-        """The name of the copy of a directory whose list has this hash, if it is there."""
-        names = (name for name in self._names() if os.path.exists(f"{self.path}/{name}/{listed}"))
-        return next((name for name in names if self.find(name)), None)
+    def find_listing(self, listing: str) -> str | None:
+        """The name of the copy of a directory whose listing has this hash, if it is there."""
+        return next(filter(self.find, (mark.parent.name for mark in Path(self.path).glob(f"*/{listing}"))), None)
 
     def by_source(self, stage: Stage) -> dict[str, str]:
         """Where the copies of what is staged are that this host has."""
-        found = {source: self.find(content.name) for content in stage.contents for source in content.sources}
-        return {source: f"{directory}/copy" for source, directory in found.items() if directory}
+        found = [(one, directory) for one in stage.contents if (directory := self.find(one.name))]
+        return {source: f"{directory}/copy" for one, directory in found for source in one.sources}
 
-    def add(self, nbytes: int, write: Callable[[str], str], listed: str = "") -> str:
+    def add(self, nbytes: int, write: Callable[[str], str], listing: str = "") -> str:
         """Make room for so many bytes, and have `write` fill a directory and return its name, that of a copy from then.
 
         Raises OSError, and whatever `write` raises; then nothing is left.
@@ -69,8 +68,8 @@ class Copies:
             name = write(f"{self.path}/{draft}")
             with contextlib.suppress(OSError):  # another process has made the same
                 os.rename(draft, name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
-            if self.find(name) and listed:
-                Path(self.path, name, listed).touch()
+            if self.find(name) and listing:
+                Path(self.path, name, listing).touch()
             return name
         finally:
             os.close(lock)
@@ -78,7 +77,7 @@ class Copies:
 
     def remove_unused(self) -> tuple[int, int]:
         """Remove all that nobody uses; returns how many copies there were, and how many are gone."""
-        names = self._names(drafts=True)
+        names = self._names()
         return len(names), sum(map(self._remove, names))
 
     def _lock(self, name: str, how: int) -> int:
@@ -94,25 +93,22 @@ class Copies:
     def _remove(self, name: str) -> bool:
         """Remove a copy that nobody uses, or what is left of one; returns whether it is gone."""
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-            doomed = draft_name()
             stack.callback(os.close, self._lock(name, fcntl.LOCK_EX))
-            os.rename(name, doomed, src_dir_fd=self._directory, dst_dir_fd=self._directory)
+            os.rename(name, doomed := draft_name(), src_dir_fd=self._directory, dst_dir_fd=self._directory)
             remove_directory(doomed, self._directory)
             return True
         return False
 
     def _make_room(self, nbytes: int) -> None:
         """Remove drafts of processes that are gone, and the oldest copies while there are many or little is free."""
-        left = len(self._names())
-        for name in self._names(drafts=True):
+        left = len(names := self._names())
+        for name in names:
             space = os.statvfs(self._directory)
-            if is_draft(name):
-                self._remove(name)
-            elif left > _KEPT or space.f_bavail * space.f_frsize < nbytes + _FREE_BYTES:
+            if is_draft(name) or left > _KEPT or space.f_bavail * space.f_frsize < nbytes + _FREE_BYTES:
                 left -= self._remove(name)
 
-    def _names(self, *, drafts: bool = False) -> list[str]:
-        """The names that are there, those first that were not used for longest."""
+    def _names(self) -> list[str]:
+        """The names that are there: drafts, then copies, those first that were not used for longest."""
         with os.scandir(self.path) as there:
-            used = {one.name: one.stat().st_mtime_ns for one in there if drafts or not is_draft(one.name)}
+            used = {one.name: (not is_draft(one.name), one.stat().st_mtime_ns) for one in there}
         return sorted(used, key=used.__getitem__)

@@ -20,7 +20,7 @@ from typing import Any
 from jaxrun.errors import ProtocolError
 from jaxrun.node.staging.copies import Copies
 from jaxrun.protocol.gang_connection import BlockingConnection
-from jaxrun.protocol.stage_messages import StagedContent
+from jaxrun.protocol.staging import StagedContent
 
 _PIECE_BYTES = 2**17  # tarfile copies as much for each small file
 
@@ -29,10 +29,8 @@ class _Archive(io.RawIOBase):
     """An archive as a file: what is read comes from `giver`; that, or what is written, goes to `takers`."""
 
     def __init__(self, giver: BlockingConnection | None = None, takers: Sequence[BlockingConnection] = ()) -> None:
-        super().__init__()
         self._giver, self._takers = giver, takers
         self._hash = hashlib.blake2b(digest_size=16)
-        self._is_over = False
 
     @property
     def name(self) -> str:
@@ -47,9 +45,9 @@ class _Archive(io.RawIOBase):
 
     def read(self, size: int = 0, /) -> bytes:
         assert self._giver is not None
-        piece = b"" if self._is_over else bytes(self._giver.receive().payload.body)
-        self._is_over = not piece
-        return piece and piece[: self.write(piece)]
+        piece = bytes(self._giver.receive().payload.body)
+        self.write(piece)
+        return piece
 
 
 def pass_on(
@@ -74,8 +72,6 @@ def pass_on(
         else:
             archive, nbytes = _Archive(giver, lacking), nbytes + content.nbytes
             copies.add(content.nbytes, lambda draft: _extract(archive, draft, content.name))  # noqa: B023
-        for taker in lacking:
-            taker.send_bytes(b"")
     return nbytes
 
 
@@ -91,6 +87,7 @@ def _write_archive(directory: str, file: _Archive) -> None:
     with tarfile.open(mode="w|", fileobj=file, bufsize=_PIECE_BYTES, format=tarfile.GNU_FORMAT) as archive:
         for path in paths:
             archive.add(f"{directory}/copy/{path}", path, recursive=False, filter=_without_owner)
+    file.write(b"")
 
 
 def _without_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:

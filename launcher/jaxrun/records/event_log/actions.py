@@ -11,18 +11,11 @@ from jaxrun.protocol.agent_messages import ClockProbe, InjectFault, NextAttempt,
 from jaxrun.protocol.probe_messages import ProbePeers
 from jaxrun.protocol.requests import Answer
 from jaxrun.protocol.snapshot_messages import ProgramDetailsRequest, RankQuery
-from jaxrun.protocol.stage_messages import CopyStaged
+from jaxrun.protocol.staging import CopyStaged
 from jaxrun.protocol.worker_messages import AgentToWorker
 
 MessageToRank = (
-    ProbePeers
-    | CopyStaged
-    | StartWorker
-    | InjectFault
-    | RankQuery
-    | ProgramDetailsRequest
-    | ClockProbe
-    | AgentToWorker
+    ProbePeers | CopyStaged | StartWorker | InjectFault | RankQuery | ProgramDetailsRequest | ClockProbe | AgentToWorker
 )
 
 

@@ -28,7 +28,7 @@ from jaxrun.protocol.agent_messages import (
 from jaxrun.protocol.codec import field_values, from_content, message_types, to_content
 from jaxrun.protocol.probe_messages import HostFacts, PeerResults
 from jaxrun.protocol.requests import ProfileRequest, StacksRequest
-from jaxrun.protocol.stage_messages import StagedCopied
+from jaxrun.protocol.staging import StagedCopied
 from jaxrun.protocol.stop_messages import CheckpointSaved, StopPolled, StopReached, StopRequested
 from jaxrun.protocol.worker_messages import DeviceReport, Done, Failed, Hello, ProfileEnded, ThreadFailed
 from jaxrun.records.event_log.actions import (

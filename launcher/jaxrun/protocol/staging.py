@@ -1,0 +1,84 @@
+"""What --stage copies to local disks: how head and agents speak of it, and the paths that lead to the copies.
+
+    agent                                     head
+                          ◀──────────    JobInfo                (with a Stage)
+    AgentReport           ──────────▶                           (with the port at which others can copy from it)
+                          ◀──────────    CopyStaged             (to one agent of each host)
+    StagedCopied          ──────────▶                           (then the workers are started)
+
+They belong to the messages of agent_messages.py. How hosts copy from each other is said in node/staging/transfer.py.
+Paths are those of `staged`, which has the copies by source: {"/home/me/venv": "/tmp/…/copy"}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from jaxrun import RUNTIME
+
+TAKER = -1  # the number as which an agent connects to the head once more, to take copies
+_STAGED = "JAXRUN_STAGED"
+_PATH_VARIABLES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX")
+
+
+@dataclass(frozen=True, slots=True)
+class StagedContent:
+    """A directory as it was when it was read: the paths that mean it, the hash of its content, bytes of its files."""
+
+    sources: tuple[str, ...]
+    name: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """All that is copied, and the directory of --stage-dir; empty for each host's TMPDIR or /tmp."""
+
+    base: str
+    contents: tuple[StagedContent, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CopyStaged:
+    """Have all that is staged on your host, from `giver` ("host:port", or "" for the head); so many others take it."""
+
+    giver: str
+    takers: int
+
+
+@dataclass(frozen=True, slots=True)
+class StagedCopied:
+    """All that is staged is on the agent's host, to which `nbytes` have come; or `error` says why it is not."""
+
+    rank: int
+    nbytes: int
+    error: str = ""
+
+
+def staged_path(path: str, staged: Mapping[str, str]) -> str:
+    """Where `path` is in the copies; the path itself if it is in none."""
+    full = os.path.abspath(path)
+    for source, copy in staged.items():
+        if full == source or full.startswith(f"{source}/"):
+            return copy + full[len(source) :]
+    return path
+
+
+def use_copies(
+    argv: tuple[str, ...], environ: Mapping[str, str], staged: Mapping[str, str]
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return `python … -m jaxrun_runtime PROGRAM …`, and the variables that name files, with copies for sources."""
+    at = argv.index(RUNTIME) + 1
+    program = argv[at] if argv[at] == "-m" else staged_path(argv[at], staged)
+    lists = {name: environ[name].split(":") for name in _PATH_VARIABLES if environ.get(name)}
+    variables = {name: ":".join(staged_path(part, staged) for part in parts) for name, parts in lists.items()}
+    argv = (staged_path(argv[0], staged), *argv[1:at], program, *argv[at + 1 :])
+    return argv, {**variables, _STAGED: json.dumps(staged)}
+
+
+def read_staged(environ: Mapping[str, str]) -> dict[str, str]:
+    """The copies that the launcher or an agent has told this worker of."""
+    return dict(json.loads(environ.get(_STAGED, "{}")))
