@@ -36,6 +36,7 @@ from jaxrun.protocol.agent_messages import (
 from jaxrun.protocol.codec import MessageDecoder, encode, message_types
 from jaxrun.protocol.env import AgentEnv, attempt_nonce
 from jaxrun.protocol.message_tags import digest
+from jaxrun.protocol.probe_messages import Machine
 from jaxrun.protocol.worker_messages import (
     CoordinatorReady,
     DeviceReport,
@@ -241,13 +242,7 @@ def _report(rank: int, size: int, sees_run_dir: bool) -> AgentReport:
         address="127.0.0.1",
         head_address="127.0.0.1",
         directory=os.getcwd(),
-        cpus=tuple(range(CORES_PER_HOST)),
-        gpu_platform="",
-        gpu_names=(),
-        gpu_ids=(),
-        gpu_limit="",
-        tpu=False,
-        cuda_plugin=False,
+        machine=Machine(_host(rank), tuple(range(CORES_PER_HOST)), cuda_plugin=False),
         can_write_run_dir=sees_run_dir,
     )
 

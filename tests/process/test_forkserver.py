@@ -23,8 +23,8 @@ from jaxrun.protocol.forkserver_messages import (
     WorkerForked,
 )
 from jaxrun.protocol.names import SUBCOMMANDS
+from jaxrun.protocol.probe_messages import Machine
 from jaxrun.spec.backends.local import plan
-from jaxrun.spec.job.devices import Machine
 from jaxrun.spec.job.job import Job
 
 _ASK = """

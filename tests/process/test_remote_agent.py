@@ -50,9 +50,9 @@ def test_an_agent_reports_what_is_there_and_whether_it_sees_the_jobs_own_run_dir
     assert (report.rank, report.size, report.pid) == (2, 5, head.process.pid)
     assert report.host == os.uname().nodename and report.jaxrun_version == __version__
     assert report.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    assert report.cpus == tuple(sorted(os.sched_getaffinity(0))) and report.directory == str(tmp_path)
+    assert report.machine.cores == tuple(sorted(os.sched_getaffinity(0))) and report.directory == str(tmp_path)
     assert report.address == report.head_address == "127.0.0.1"
-    assert report.gpu_names == () and abs(report.time - time.time()) < TIME_LIMIT
+    assert report.machine.seen_gpus.names == () and abs(report.time - time.time()) < TIME_LIMIT
     assert head.shut_down(3) == (3, "")
 
 

@@ -13,6 +13,7 @@ from jaxrun.controller.head.head import Head
 from jaxrun.controller.head.head_state import TimeLimits
 from jaxrun.protocol.agent_messages import AgentReport, InjectFault, WorkerExited, WorkerSpawned
 from jaxrun.protocol.flight import Flight
+from jaxrun.protocol.probe_messages import Gpus, Machine
 from jaxrun.protocol.snapshot_messages import (
     ProgramDetailsReply,
     ProgramDetailsRequest,
@@ -314,7 +315,11 @@ def make_registry(size, *, given=None, run_dir="/shared/run", directory="/shared
 
 
 def report(rank, host, size, *, gpus=(), **changes):
-    """The report of an agent; `gpus`: the ids of the GPUs that it sees."""
+    """The report of an agent; `gpus`: the ids of the GPUs that it sees; `changes`, also of its Gpus and its Machine."""
+    of_gpus = {"names": ("NVIDIA A100",) * len(gpus), "source": "NVML", "ids": tuple(map(str, gpus))}
+    of_gpus |= {name: changes.pop(f"gpu_{name}") for name in ("cores", "trouble") if f"gpu_{name}" in changes}
+    of_machine = {"cores": tuple(range(8)), "gpus": {"cuda": Gpus(**of_gpus)} if gpus or "trouble" in of_gpus else {}}
+    of_machine |= {name: changes.pop(name) for name in ("cores", "all_cores", "cuda_plugin") if name in changes}
     values = {
         "boot_id": f"boot-{host}",
         "pid": 1000 + rank,
@@ -323,13 +328,7 @@ def report(rank, host, size, *, gpus=(), **changes):
         "address": f"10.0.0.{int(host[1:])}",
         "head_address": HEAD_ADDRESS,
         "directory": "/shared",
-        "cpus": tuple(range(8)),
-        "gpu_platform": "cuda" if gpus else "",
-        "gpu_names": ("NVIDIA A100",) * len(gpus),
-        "gpu_ids": tuple(map(str, gpus)),
-        "gpu_limit": "",
-        "tpu": False,
-        "cuda_plugin": True,
+        "machine": Machine(host, **of_machine),
         "can_write_run_dir": True,
     }
     return AgentReport(rank=rank, size=size, host=host, **{**values, **changes})

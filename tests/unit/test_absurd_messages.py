@@ -28,7 +28,7 @@ from jaxrun.protocol.agent_messages import (
     WorkerSpawned,
 )
 from jaxrun.protocol.codec import MessageDecoder, encode
-from jaxrun.protocol.probe_messages import FabricFacts
+from jaxrun.protocol.probe_messages import FabricFacts, Gpus, Machine
 from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, ProgramDetailsRequest, RankQuery, RankReply
 from jaxrun.protocol.worker_messages import CoordinatorReady, Done
 from jaxrun.records.event_log.actions import (
@@ -112,8 +112,11 @@ VALUES = {
     "Mapping[str, str]": st.dictionaries(TEXTS, TEXTS, max_size=2),
     "Mapping[str, int]": st.dictionaries(TEXTS, st.integers(), max_size=2),
 }
+GPUS = st.fixed_dictionaries({field.name: VALUES[str(field.type)] for field in fields(Gpus)})
+VALUES["Mapping[str, Gpus]"] = st.dictionaries(st.sampled_from(["cuda", "rocm", "x"]), GPUS, max_size=2)
 FABRIC = {field.name: VALUES[str(field.type)] for field in fields(FabricFacts)}
 VALUES |= {
+    "Machine": st.fixed_dictionaries({field.name: VALUES[str(field.type)] for field in fields(Machine)}),
     "FabricFacts": st.fixed_dictionaries(FABRIC),
     "FabricFacts | None": st.none() | st.fixed_dictionaries(FABRIC),
 }

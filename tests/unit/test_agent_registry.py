@@ -93,7 +93,7 @@ def test_local_ranks_count_on_each_host(hosts, changes, wanted, expected):
     ids=["shared", "of their own", "more ranks than cores"],
 )
 def test_ranks_share_the_threads_of_the_cores_that_they_share(hosts, cpus, threads):
-    assignment = assign(hosts, changes={rank: {"cpus": numbers} for rank, numbers in cpus.items()})
+    assignment = assign(hosts, changes={rank: {"cores": numbers} for rank, numbers in cpus.items()})
     assert [start.environment["OMP_NUM_THREADS"] for start in assignment.starts] == threads
 
 
@@ -155,11 +155,11 @@ def test_a_host_without_gpus_among_others_is_refused_with_a_table():
 
 def test_a_host_without_the_requested_devices_is_named():
     assert refusal(["h1", "h2"], gpus={0: FOUR}, platform="cuda").startswith("h2: --platform cuda asks for GPUs")
-    stuck = {1: {"gpu_platform": "cuda", "gpu_trouble": "NVML does not answer"}}
+    stuck = {1: {"gpu_trouble": "NVML does not answer"}}
     text = refusal(["h1", "h2"], gpus={0: FOUR}, changes=stuck, platform="cuda")
     assert text.startswith("h2: --platform cuda asks for GPUs, but none is visible (NVML does not answer)")
     text = refusal(["h1", "h2"], gpus={0: FOUR, 1: ("0",)}, platform="cuda", devices_per_process=2)
-    assert text.startswith("h2: ") and "takes 2 GPUs, but 1 is visible (counted by the agent on h2)" in text
+    assert text.startswith("h2: ") and "takes 2 GPUs, but 1 is visible (counted by NVML)" in text
 
 
 def test_gpus_without_jaxs_plugin_leave_the_job_on_cpu_with_a_note():

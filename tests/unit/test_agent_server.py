@@ -37,6 +37,7 @@ from jaxrun.protocol.agent_messages import (
 from jaxrun.protocol.auth import ClientHandshake
 from jaxrun.protocol.codec import encode
 from jaxrun.protocol.env import WorkerEnv
+from jaxrun.protocol.probe_messages import Machine
 from jaxrun.protocol.snapshot_messages import RankReply
 from jaxrun.protocol.worker_messages import Done, Run
 from jaxrun.records.event_log.actions import Finish, RecordClock, Send
@@ -56,6 +57,7 @@ def message(kind, **values):
         "bool": False,
         "Mapping[str, str]": {},
         "FabricFacts | None": None,
+        "Machine": Machine("h1", ()),
     }
     return kind(**{field.name: empty.get(field.type, ()) for field in fields(kind)} | values)
 

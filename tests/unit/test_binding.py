@@ -5,10 +5,11 @@ import os
 import pytest
 from simulation import make_registry, report
 
+from jaxrun.protocol.probe_messages import Gpus, Machine
 from jaxrun.spec.backends.local import plan
 from jaxrun.spec.job import devices
 from jaxrun.spec.job.binding import RankCores, choose_cores
-from jaxrun.spec.job.devices import Gpus, Machine, amd_cards, cuda_gpus, rocm_gpus
+from jaxrun.spec.job.devices import amd_cards, cuda_gpus, rocm_gpus
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.nvml import GpuCard, NvmlReading
 from jaxrun.spec.job.render import render_plan
@@ -105,7 +106,7 @@ def test_the_plan_of_one_machine_shows_the_cores_of_each_rank():
 def test_agents_are_told_which_cores_their_ranks_stay_on():
     def cores(bind, **changes):
         registry = make_registry(4, bind=bind, platform="auto")
-        more = {"cpus": ALL, "all_cores": 32, "gpu_cores": (LEFT, RIGHT), **changes}
+        more = {"cores": ALL, "all_cores": 32, "gpu_cores": (LEFT, RIGHT), **changes}
         for rank, host in enumerate(("h1", "h1", "h2", "h2")):
             registry.add(report(rank, host, 4, gpus=(0, 1), **more))
         return [format_ranges(start.worker.cpus, ",") for start in registry.assign().starts]

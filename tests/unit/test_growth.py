@@ -11,11 +11,11 @@ from jaxrun.analysis.verdict.restarts import AttemptEnd, Restart, Stop, decide_r
 from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.controller.head.growth import LOOK_INTERVAL_S
 from jaxrun.errors import UsageError
+from jaxrun.protocol.probe_messages import Machine
 from jaxrun.protocol.stop_messages import PollCount, StopAt, StopPolled, StopReached, StopRequested
 from jaxrun.records.event_log.events import HostsFound
 from jaxrun.spec.backends import by_hand
 from jaxrun.spec.backends.remote_plan import HostChoice, replace_hosts, take_back
-from jaxrun.spec.job.devices import Machine
 from jaxrun.spec.job.job import Job
 from jaxrun.text import format_sizes
 

@@ -7,9 +7,9 @@ import pytest
 from jaxrun.cli.main import main
 from jaxrun.cli.make_job import make_job, without_effect
 from jaxrun.errors import UsageError
+from jaxrun.protocol.probe_messages import Gpus, Machine
 from jaxrun.spec.backends import by_hand
 from jaxrun.spec.backends.local import plan
-from jaxrun.spec.job.devices import Gpus, Machine
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.render import plan_summary
 

@@ -20,11 +20,11 @@ from jaxrun.errors import UsageError
 from jaxrun.node.agent.signals import SignalPipe
 from jaxrun.protocol.agent_messages import AgentSignalled, SignalWorker, StartFailed, WorkerExited
 from jaxrun.protocol.names import CONTROL_FD
+from jaxrun.protocol.probe_messages import Machine
 from jaxrun.records.event_log.actions import Finish, PrintLine, SignalRanks
 from jaxrun.records.event_log.events import AgentLost, FaultRequested, LauncherSignalled, ParentExited, SignalRequested
 from jaxrun.records.rundir.rundir import RunDir
 from jaxrun.spec.backends.local import plan
-from jaxrun.spec.job.devices import Machine
 from jaxrun.spec.job.job import Job
 from jaxrun.terminal import TerminalFormat
 

@@ -36,7 +36,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from jaxrun.protocol.env import WorkerEnv
-from jaxrun.protocol.probe_messages import FabricFacts, HostFacts, PeerResults, ProbePeers
+from jaxrun.protocol.probe_messages import FabricFacts, HostFacts, Machine, PeerResults, ProbePeers
 from jaxrun.protocol.snapshot_messages import (
     ProgramDetailsReply,
     ProgramDetailsRequest,
@@ -108,15 +108,10 @@ class AgentReport:
 
     address, head_address:  the two ends of its connection to the head, as the agent sees them
     directory:              the agent's working directory
-    cpus:                   the cores that it may use
-    gpu_platform:           "cuda" or "rocm", of the GPUs that it sees, or would see; empty where none was looked for
-    gpu_names, gpu_ids:     in the order of their ordinals
-    gpu_limit:              the value of the variable that limits which GPUs are visible
-    gpu_trouble:            why they could not be counted
+    machine:                the cores and GPUs that it may use
     can_write_run_dir:      whether the job's run directory is writable on this host
     command:                the program and arguments that a person has typed there; empty where an engine started it
     attempt:                the attempt that the agent is ready for, if it has been told of one
-    gpu_cores:              next to each GPU, as the kernel lists them; all_cores: how many its host has
     slurm_step:             the step of which it is a task, "12.0"; empty outside of Slurm
     stage_port:             where it gives others what is staged; 0 for nowhere
     fabric:                 what decides by which network NCCL sends; None where no GPUs are seen
@@ -133,20 +128,11 @@ class AgentReport:
     address: str
     head_address: str
     directory: str
-    cpus: tuple[int, ...]
-    gpu_platform: str
-    gpu_names: tuple[str, ...]
-    gpu_ids: tuple[str, ...]
-    gpu_limit: str
-    tpu: bool
-    cuda_plugin: bool
+    machine: Machine
     can_write_run_dir: bool
     command: tuple[str, ...] = ()
     attempt: int = 1
     slurm_step: str = ""
-    gpu_trouble: str = ""
-    gpu_cores: tuple[str, ...] = ()
-    all_cores: int = 0
     stage_port: int = 0
     fabric: FabricFacts | None = None
     check_failure: str = ""

@@ -15,6 +15,53 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
+class Gpus:
+    """The GPUs that a process sees, by ordinal.
+
+    source:   what counted them, "NVML"
+    visible:  the setting that limits them, "CUDA_VISIBLE_DEVICES=2,3"; empty if nothing does
+    ids:      UUIDs, which tell them apart on their host
+    cores:    next to each, as the kernel lists them, "0-31,64-95"; empty where it does not
+    trouble:  why they could not be counted; empty if they could
+    """
+
+    names: tuple[str, ...] = ()
+    source: str = ""
+    visible: str = ""
+    ids: tuple[str, ...] = ()
+    trouble: str = ""
+    cores: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a job may use on this machine.
+
+    cores:        the cores that this process may run on, hardware threads of one core side by side
+    all_cores:    how many the machine has
+    gpus:         the visible GPUs by platform ("cuda", "rocm"); a platform that was not probed is left out
+    tpu:          whether there are TPU chips
+    cuda_plugin:  whether JAX's plugin for CUDA is installed
+    """
+
+    host: str
+    cores: tuple[int, ...]
+    gpus: Mapping[str, Gpus] = field(default_factory=dict)
+    tpu: bool = False
+    cuda_plugin: bool = True
+    all_cores: int = 0
+
+    @property
+    def platform(self) -> str:
+        """That of the GPUs which are seen, or would be; empty where none were looked for."""
+        return next((name for name, gpus in self.gpus.items() if gpus.names), next(iter(self.gpus), ""))
+
+    @property
+    def seen_gpus(self) -> Gpus:
+        return self.gpus.get(self.platform, Gpus())
+
+
+@dataclass(frozen=True, slots=True)
 class GpuFacts:
     """A GPU; the bytes of its memory are -1 where they are not known."""
 

@@ -15,7 +15,6 @@ from jaxrun.protocol.addresses import LOOPBACK, LOOPBACK_6
 from jaxrun.protocol.agent_messages import AgentReport, StartWorker
 from jaxrun.protocol.env import attempt_nonce
 from jaxrun.spec.job.binding import RankCores, choose_cores
-from jaxrun.spec.job.devices import Gpus, Machine
 from jaxrun.spec.job.environment import worker_variables
 from jaxrun.spec.job.layout import FORKED_PLATFORMS, Layout, decide_layout
 from jaxrun.spec.job.plan import Plan, Worker
@@ -108,8 +107,8 @@ def _lay_out(plan: Plan, host: Sequence[AgentReport], told: Told) -> dict[int, L
     layouts: dict[int, Layout] = {}
     for group in _group_by_gpus(host):
         per_process = plan.job.devices_per_process
-        if per_process is None and group[0].gpu_names:
-            per_process = max(1, len(group[0].gpu_names) // len(group))
+        if per_process is None and (names := group[0].machine.seen_gpus.names):
+            per_process = max(1, len(names) // len(group))
         # Of one host: the numbers of hosts are those of the whole job.
         wanted = replace(
             plan.job,
@@ -121,7 +120,7 @@ def _lay_out(plan: Plan, host: Sequence[AgentReport], told: Told) -> dict[int, L
             devices_per_process=per_process,
         )
         try:
-            layout = decide_layout(wanted, _machine(group[0]), told.user_env)
+            layout = decide_layout(wanted, group[0].machine, told.user_env)
         except UsageError as error:
             raise NotUniformError(f"{group[0].host}: {error}") from None
         layouts |= {report.rank: layout for report in group}
@@ -131,15 +130,16 @@ def _lay_out(plan: Plan, host: Sequence[AgentReport], told: Told) -> dict[int, L
 def _starts(
     plan: Plan, host: Sequence[AgentReport], layouts: Mapping[int, Layout], interface: str, told: Told
 ) -> Iterator[StartWorker]:
-    job, shares_cores = plan.job, len({report.cpus for report in host}) == 1
+    job, shares_cores = plan.job, len({report.machine.cores for report in host}) == 1
     index_of = {report.rank: index for group in _group_by_gpus(host) for index, report in enumerate(group)}
     device_ids = {report.rank: _device_ids(layouts[report.rank], index_of[report.rank]) for report in host}
-    ranks = [RankCores(report.cpus, _cores_near(report, device_ids[report.rank])) for report in host]
+    ranks = [RankCores(report.machine.cores, _cores_near(report, device_ids[report.rank])) for report in host]
     on_cpu = layouts[host[0].rank].platform == "cpu"
-    cpus = choose_cores(job.bind, ranks, on_cpu=on_cpu, all_cores=host[0].all_cores)
+    cpus = choose_cores(job.bind, ranks, on_cpu=on_cpu, all_cores=host[0].machine.all_cores)
     for local_rank, report in enumerate(host):
         layout = layouts[report.rank]
-        cores = max(1, len(report.cpus) // len(host)) if shares_cores else len(report.cpus)
+        cores = len(report.machine.cores)
+        cores = max(1, cores // len(host)) if shares_cores else cores
         asked = replace(job, devices_per_process=layout.devices_per_process) if layout.gpus.names else job
         values = worker_variables(asked, replace(layout, processes=1), told.user_env, cores=cores)
         ids = device_ids[report.rank]
@@ -156,7 +156,7 @@ def _starts(
 
 
 def _cores_near(report: AgentReport, device_ids: Sequence[int]) -> tuple[str, ...]:
-    near = dict(enumerate(report.gpu_cores))
+    near = dict(enumerate(report.machine.seen_gpus.cores))
     return tuple(near.get(ordinal, "") for ordinal in device_ids)
 
 
@@ -176,16 +176,9 @@ def _device_ids(layout: Layout, index: int) -> tuple[int, ...]:
     return tuple(range(index * count, (index + 1) * count))
 
 
-def _machine(report: AgentReport) -> Machine:
-    counted_by = f"the agent on {report.host}"
-    gpus = Gpus(report.gpu_names, counted_by, report.gpu_limit, trouble=report.gpu_trouble)
-    found = {report.gpu_platform: gpus} if report.gpu_platform else {}
-    return Machine(report.host, report.cpus, found, report.tpu, report.cuda_plugin)
-
-
 def _group_by_gpus(host: Sequence[AgentReport]) -> list[list[AgentReport]]:
     """The ranks of a host in groups that see the same GPUs, which are shared out among them."""
     groups: dict[tuple[str, ...], list[AgentReport]] = {}
     for report in host:
-        groups.setdefault(report.gpu_ids, []).append(report)
+        groups.setdefault(report.machine.seen_gpus.ids, []).append(report)
     return list(groups.values())

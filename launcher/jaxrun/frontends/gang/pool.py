@@ -22,7 +22,8 @@ from jaxrun.frontends.gang.exceptions import GangError
 from jaxrun.frontends.gang.gang import Gang
 from jaxrun.frontends.gang.map import map_items
 from jaxrun.frontends.gang.spec import GangSpec
-from jaxrun.spec.job.devices import Gpus, probe_machine
+from jaxrun.protocol.probe_messages import Gpus
+from jaxrun.spec.job.devices import probe_machine
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.layout import decide_layout, wanted_platforms
 

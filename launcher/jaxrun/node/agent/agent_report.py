@@ -14,7 +14,7 @@ from jaxrun.protocol.connect import HeadConnection
 from jaxrun.protocol.own_files import open_own_directory
 from jaxrun.records.rundir.rundir import JOB_FILE
 from jaxrun.spec.job.cluster_env import slurm_step
-from jaxrun.spec.job.devices import Gpus, probe_machine
+from jaxrun.spec.job.devices import probe_machine
 
 
 def make_report(
@@ -22,8 +22,7 @@ def make_report(
 ) -> AgentReport:
     """What the agent of this number is, sees and may use; `command` is what a person has typed to start it."""
     machine = probe_machine(info.platforms, environ)
-    platform = next((name for name, gpus in machine.gpus.items() if gpus.names), next(iter(machine.gpus), ""))
-    gpus = machine.gpus.get(platform, Gpus())
+    gpus = machine.seen_gpus
     return AgentReport(
         rank=number,
         size=size,
@@ -36,16 +35,7 @@ def make_report(
         address=plain_address(head.connection.getsockname()[0]),
         head_address=plain_address(head.connection.getpeername()[0]),
         directory=os.getcwd(),
-        cpus=machine.cores,
-        gpu_platform=platform,
-        gpu_names=gpus.names,
-        gpu_ids=gpus.ids,
-        gpu_limit=gpus.visible,
-        gpu_trouble=gpus.trouble,
-        gpu_cores=gpus.cores,
-        all_cores=machine.all_cores,
-        tpu=machine.tpu,
-        cuda_plugin=machine.cuda_plugin,
+        machine=machine,
         can_write_run_dir=bool(info.run_dir) and _is_of_job(Path(info.run_dir), info.job_id),
         slurm_step=slurm_step(environ),
         fabric=collect_fabric_facts({**environ, **info.environment}, gpus.ids) if gpus.names else None,

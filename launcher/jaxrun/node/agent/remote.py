@@ -162,7 +162,7 @@ class _AgentJob:
                         self._check_head = partial(watch.poll, (connection,))
                         connection.push_back(messages[index:])
                         report = tasks.report(message.attempt, self._ranks, self._is_stopped)
-                        if report is not None and report.gpu_names and message.restarts:
+                        if report is not None and report.machine.seen_gpus.names and message.restarts:
                             self._gpu_memory = GpuMemory(self._environ)
                         break
                     case CopyStaged() if index < len(messages):

@@ -26,7 +26,7 @@ from jaxrun.protocol.agent_messages import (
     WorkerSpawned,
 )
 from jaxrun.protocol.codec import field_values, from_content, message_types, to_content
-from jaxrun.protocol.probe_messages import HostFacts, PeerResults
+from jaxrun.protocol.probe_messages import HostFacts, Machine, PeerResults
 from jaxrun.protocol.requests import ProfileRequest, StacksRequest
 from jaxrun.protocol.staging import StagedCopied
 from jaxrun.protocol.stop_messages import CheckpointSaved, StopPolled, StopReached, StopRequested
@@ -96,7 +96,7 @@ LoggedMessage = LauncherNote | _Received | _Decided
 LOGGED_TYPES = message_types(LoggedMessage)
 _ENCODER = json.JSONEncoder(ensure_ascii=False, default=to_content)
 _EMPTIED: Mapping[type, Mapping[str, Any]] = {
-    AgentReport: {"cpus": ()},
+    AgentReport: {"machine": Machine("", ())},
     Hello: {"environment": {}, "public_key": ""},
     Failed: {"traceback": ""},
     ThreadFailed: {"traceback": ""},

@@ -11,9 +11,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from jaxrun.errors import UsageError
+from jaxrun.protocol.probe_messages import Machine
 from jaxrun.spec.backends.remote_plan import make_workers, plan_remote
 from jaxrun.spec.job.cluster_env import CLUSTER_ENVS, RankInfo
-from jaxrun.spec.job.devices import Machine, probe_machine
+from jaxrun.spec.job.devices import probe_machine
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.layout import decide_layout, wanted_platforms
 from jaxrun.spec.job.plan import AGENT_ARGV, LaunchCommand, Plan

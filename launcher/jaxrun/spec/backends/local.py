@@ -9,9 +9,10 @@ from dataclasses import replace
 
 from jaxrun import RUNTIME
 from jaxrun.errors import UsageError
+from jaxrun.protocol.probe_messages import Machine
 from jaxrun.spec.job.binding import RankCores, choose_cores
 from jaxrun.spec.job.combinations import check_rank_options
-from jaxrun.spec.job.devices import Machine, probe_machine
+from jaxrun.spec.job.devices import probe_machine
 from jaxrun.spec.job.environment import inherited_job_variables, worker_variables
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.layout import FORKED_PLATFORMS, Layout, decide_layout, wanted_platforms

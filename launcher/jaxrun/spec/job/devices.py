@@ -9,8 +9,8 @@ import glob
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 
+from jaxrun.protocol.probe_messages import Gpus, Machine
 from jaxrun.spec.job.nvml import NO_DRIVER, GpuCard, NvmlReading, ask_nvml, has_driver
 
 CUDA_VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
@@ -19,44 +19,6 @@ _KFD_NODES = "/sys/class/kfd/kfd/topology/nodes/*"
 PCI_DEVICES = "/sys/bus/pci/devices"
 _SIBLINGS = "/sys/devices/system/cpu/cpu0/topology/thread_siblings_list"
 _NVML_TIMEOUT_S = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Gpus:
-    """The GPUs that a process sees, by ordinal.
-
-    source:   what counted them, "NVML"
-    visible:  the setting that limits them, "CUDA_VISIBLE_DEVICES=2,3"; empty if nothing does
-    ids:      UUIDs, which tell them apart on their host
-    cores:    next to each, as the kernel lists them, "0-31,64-95"; empty where it does not
-    trouble:  why they could not be counted; empty if they could
-    """
-
-    names: tuple[str, ...] = ()
-    source: str = ""
-    visible: str = ""
-    ids: tuple[str, ...] = ()
-    trouble: str = ""
-    cores: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What a job may use on this machine.
-
-    cores:        the cores that this process may run on, hardware threads of one core side by side
-    all_cores:    how many the machine has
-    gpus:         the visible GPUs by platform ("cuda", "rocm"); a platform that was not probed is left out
-    tpu:          whether there are TPU chips
-    cuda_plugin:  whether JAX's plugin for CUDA is installed
-    """
-
-    host: str
-    cores: tuple[int, ...]
-    gpus: Mapping[str, Gpus] = field(default_factory=dict)
-    tpu: bool = False
-    cuda_plugin: bool = True
-    all_cores: int = 0
 
 
 def probe_machine(platforms: Iterable[str], environ: Mapping[str, str]) -> Machine:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from jaxrun.errors import UsageError
-from jaxrun.spec.job.devices import Gpus, Machine
+from jaxrun.protocol.probe_messages import Gpus, Machine
 from jaxrun.spec.job.environment import CPU_DEVICES_VARIABLE, PLATFORMS_VARIABLE
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.nvml import NO_DRIVER
