@@ -119,12 +119,16 @@ def test_who_does_not_know_the_token_gets_nothing(launcher, tmp_path, monkeypatc
             assert "found no host that gives copies" in error
 
 
-@pytest.mark.parametrize("takers", [0, 1], ids=["waits for its giver", "waits for its taker"])
-def test_a_host_that_is_stopped_ends_and_leaves_nothing(launcher, tmp_path, takers):
+@pytest.mark.parametrize(
+    ("is_silent", "takers"),
+    [(True, 0), (False, 1), (False, 0)],
+    ids=["waits for its giver", "waits for its taker", "receives"],
+)
+def test_a_host_that_is_stopped_ends_and_leaves_nothing(launcher, tmp_path, is_silent, takers):
     content, _, port = launcher
     asked = []
     with host(tmp_path, 1, port, content) as (_, silent), host(tmp_path, 2, port, content) as (waiting, _):
-        order = CopyStaged("" if takers else silent, takers)
+        order = CopyStaged(silent if is_silent else "", takers)
         assert waiting.copy(order, lambda: asked.append(1) or len(asked) > 5) is None
     assert not disk(tmp_path, 2).exists() or os.listdir(disk(tmp_path, 2)) == []
 
