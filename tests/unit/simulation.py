@@ -7,10 +7,10 @@ from jaxrun import __version__
 from jaxrun.analysis.verdict.decide import decide
 from jaxrun.analysis.verdict.stack_text import format_snapshot, format_stall_notice
 from jaxrun.controller.head.agent_registry import AgentRegistry
-from jaxrun.controller.head.assignment import Told
 from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head
 from jaxrun.controller.head.head_state import TimeLimits
+from jaxrun.controller.head.worker_assignment import Told
 from jaxrun.protocol.agent_messages import AgentReport, InjectFault, WorkerExited, WorkerSpawned
 from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.probe_messages import Gpus, Machine

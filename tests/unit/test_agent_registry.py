@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from simulation import HEAD_ADDRESS, make_registry, report
 
-from jaxrun.controller.head.assignment import reachable_address
 from jaxrun.controller.head.consistency import Expected
+from jaxrun.controller.head.worker_assignment import reachable_address
 from jaxrun.errors import NotUniformError, UnavailableError
 
 

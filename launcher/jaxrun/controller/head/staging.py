@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jaxrun.controller.head.agent_registry import AgentRegistry
-from jaxrun.controller.head.assignment import reachable_address
+from jaxrun.controller.head.worker_assignment import reachable_address
 from jaxrun.errors import UnavailableError
 from jaxrun.protocol.addresses import Address
 from jaxrun.protocol.staging import CopyStaged, StagedCopied

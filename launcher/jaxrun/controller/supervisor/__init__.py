@@ -8,7 +8,7 @@
 | local                               | the agent of a job on this machine, in this process                       |
 | remote, server, connections         | agents on other hosts: started by a launch command, served as they connect|
 | agent_receiver, spare_agents        | which of their messages count; those that wait on spare hosts             |
-| next_hosts, host_search             | where the next attempt runs; which lost hosts are there again             |
+| next_attempt_hosts, host_search     | where the next attempt runs; which lost hosts are there again             |
 | launch_process                      | the running mpirun or srun                                                |
 | loss_watch                          | whether it, a host or an agent went first                                 |
 | parent_link, terminal               | orders of the Python process that started the launcher; what is typed     |

@@ -12,11 +12,16 @@ from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
 from jaxrun.analysis.fabric.checks import relevant_variables
 from jaxrun.analysis.verdict.restarts import Stop
 from jaxrun.controller.head.agent_registry import AgentRegistry
-from jaxrun.controller.head.assignment import Told
+from jaxrun.controller.head.worker_assignment import Told
 from jaxrun.controller.supervisor.executor import Executor
 from jaxrun.controller.supervisor.host_search import HostSearch
 from jaxrun.controller.supervisor.launch_process import LaunchProcess, abort_job
-from jaxrun.controller.supervisor.next_hosts import AgentsLeft, hosts_for_quarantine, on_own_agents, plan_next_attempt
+from jaxrun.controller.supervisor.next_attempt_hosts import (
+    AgentsLeft,
+    hosts_for_quarantine,
+    on_own_agents,
+    plan_next_attempt,
+)
 from jaxrun.controller.supervisor.server import AgentServer
 from jaxrun.controller.supervisor.spare_agents import SpareAgents
 from jaxrun.errors import JaxrunError, UnavailableError

@@ -1,6 +1,6 @@
 """The plan of jobs whose agents are on other hosts, as far as it can be made from here, and of one that has lost hosts.
 
-What depends on a host, its devices and cores, is decided once all agents have reported (head/assignment.py).
+What depends on a host, its devices and cores, is decided once all agents have reported (head/worker_assignment.py).
 
 Of a job that has lost hosts, spare ones take their places, or it goes on smaller; every rank keeps its host but those
 that cannot. Where the agents of the other hosts outlive the loss, it goes on with them: each agent keeps its number,
