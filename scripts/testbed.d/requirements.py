@@ -21,6 +21,7 @@ PACKAGES = {
     "slurmd": "slurm-wlm",
     "srun": "slurm-wlm",
     "bwrap": "bubblewrap",  # a container without privileges, for --wrap
+    "numactl": "numactl",  # for --wrap
 }
 _POLICY = "#!/bin/sh\nexit 101\n"
 # Debian's packages start their services unless this file forbids it: it does, but for this one installation only.

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-# `cluster_fixture` and `launch_modes` from here, `harness` from the jobs on one machine, and the testbed's own modules.
-sys.path[:0] = [str(HERE), str(HERE.parent / "process"), str(HERE.parents[1] / "scripts" / "testbed.d")]
+# `cluster_fixture` and `launch_modes` from here, the helpers of the other tests, and the testbed's own modules.
+HELPERS = (HERE, HERE.parent / "process", HERE.parent / "unit", HERE.parents[1] / "scripts" / "testbed.d")
+sys.path[:0] = map(str, HELPERS)
 
 import cluster_fixture  # noqa: E402
 import launch_modes  # noqa: E402

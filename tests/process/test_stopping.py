@@ -61,6 +61,8 @@ try:
     endless()
 except KeyboardInterrupt:
     print("caught", flush=True)
+    if rank == 0:
+        time.sleep(1)  # until the signal is in rank 1, too: it is sent to one after the other
     raise
 finally:
     print("finally")
