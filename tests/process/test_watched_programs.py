@@ -216,7 +216,8 @@ def test_a_loop_of_collectives_may_run_ahead_of_its_results_and_is_in_step(tmp_p
         "print('means', [float(shard.data[0]) for shard in x.addressable_shards])\n"
     )
     result = jaxrun(tmp_path, "-n", "2", "-d", "2", "--timeout", "200", str(program))
-    assert (result.code, result.verdict()["divergence"], besides(result.err)) == (0, "", []), result
+    remarks = [line for line in besides(result.err) if "came last" not in line]  # as a rank does on a busy machine
+    assert (result.code, result.verdict()["divergence"], remarks) == (0, "", []), result
     assert result.out.count("means [1.0, 1.0]") == 2
 
 
