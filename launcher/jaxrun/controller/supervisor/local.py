@@ -18,7 +18,6 @@ from jaxrun.node.agent.worker_group import ForkServers, WorkerGroup
 from jaxrun.node.forkserver.client import ForkServer
 from jaxrun.protocol.agent_messages import HostCheck, SignalWorker
 from jaxrun.protocol.auth import new_token
-from jaxrun.protocol.names import JOB_ID
 from jaxrun.records.event_log.actions import MessageToRank
 from jaxrun.records.event_log.events import LauncherSignalled
 from jaxrun.records.rundir.rundir import RunDir
@@ -51,7 +50,7 @@ class LocalAgent:
     def run(self, context: AttemptContext) -> JobOutcome:
         """Run the workers to their end; nothing that they started is left, and all their output is handed over."""
         plan, guard = context.plan, context.guard
-        if plan.job.host_check and (failure := self._check_hosts(context)):
+        if (check := plan.host_check) and (failure := self._check_hosts(check, context)):
             return failure
         self._wait_for_gpus(context)
         setup = setup_of(plan, self._environ, self._directory.name, context.log_dir)
@@ -73,13 +72,12 @@ class LocalAgent:
         executor.loop.close()
         return outcome
 
-    def _check_hosts(self, context: AttemptContext) -> JobOutcome | None:
+    def _check_hosts(self, check: HostCheck, context: AttemptContext) -> JobOutcome | None:
         """Run --host-check for each of the hosts that this machine acts as; how the job ends if one fails."""
         from jaxrun.controller.head.agent_registry import HostCheckError
         from jaxrun.node.agent.host_check import check_host
 
         plan, hosts, failed = context.plan, context.plan.host_of, dict[int, str]()
-        check = HostCheck(plan.job.host_check, plan.job.init_timeout, {**plan.job.env, JOB_ID: plan.job_id})
         env, attempt, signals = plan.base_env(self._environ), plan.attempt, context.signals
         for rank in (worker.rank for worker in plan.workers if worker.local_rank == 0):
             host = hosts[rank]

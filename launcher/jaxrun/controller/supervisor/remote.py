@@ -31,9 +31,8 @@ from jaxrun.node.channel.rendezvous import RendezvousFile
 from jaxrun.node.channel.silence import reserve_port
 from jaxrun.protocol import auth
 from jaxrun.protocol.addresses import format_addresses
-from jaxrun.protocol.agent_messages import HostCheck, JobInfo
+from jaxrun.protocol.agent_messages import JobInfo
 from jaxrun.protocol.env import AgentEnv
-from jaxrun.protocol.names import JOB_ID
 from jaxrun.protocol.settings import STDIN_NONE
 from jaxrun.records.output.output import Output
 from jaxrun.records.rundir.rundir import RunDir, attempt_directory
@@ -94,8 +93,7 @@ class RemoteAgents:
         timeout = plan.job.host_timeout or HOST_TIMEOUT_S
         port, probe = self._reserved.getsockname()[1], plan.job.probe_hosts
         info = JobInfo(plan.job_id, directory.name, platforms, restarts, probe, stage, given, timeout, port)
-        check = HostCheck(plan.job.host_check, plan.job.init_timeout, {**plan.job.env, JOB_ID: plan.job_id})
-        self._job_info = replace(info, host_check=check if check.command else None)
+        self._job_info = replace(info, host_check=plan.host_check)
         everywhere, port = not plan.job.interface, self._endpoint.port
         self._listener = listen_on_tcp(offered, self._token, everywhere=everywhere, port=port)
         self.listen_addresses = describe_addresses(self._listener.addresses, offered)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
 from jaxrun import RUNTIME
+from jaxrun.protocol.agent_messages import HostCheck
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.names import JOB_ID
 from jaxrun.protocol.settings import options_of
@@ -142,6 +143,12 @@ class Plan:
         """Whether jaxrun starts only some of the agents."""
         attached = self.launch_command is not None and self.launch_command.attached_to != ""
         return self.job.host_rank is not None or attached
+
+    @property
+    def host_check(self) -> HostCheck | None:
+        """What --host-check runs on each host; None if nothing is to be run."""
+        job = self.job
+        return HostCheck(job.host_check, job.init_timeout, {**job.env, JOB_ID: self.job_id}) if job.host_check else None
 
     def base_env(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the environment that all workers share, made from the launcher's own `environ` and the job's id."""
