@@ -16,8 +16,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from jaxrun.protocol.env import STACKS_SIGNAL
 from jaxrun.protocol.worker_messages import SignalHandlers
+from jaxrun_runtime import stack_dumps
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
 from jaxrun_runtime.import_watch import call_after_import
 
@@ -107,7 +107,7 @@ def _give_up_handlers() -> None:
     """In the child: SIGTERM ends it unless the program handles that itself, and a crash is shown on its stderr."""
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # for Python, which does not see JAX's handler
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    faulthandler.unregister(STACKS_SIGNAL)
+    stack_dumps.give_up_in_fork()
     with contextlib.suppress(OSError, ValueError):
         faulthandler.enable(_STDERR)
     _restore_mask()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import faulthandler
 import functools
 import gc
 import os
@@ -15,7 +14,7 @@ from collections.abc import Set
 from typing import NoReturn
 
 from jaxrun.errors import EXIT_SOFTWARE
-from jaxrun.protocol.env import STACKS_SIGNAL, WorkerEnv
+from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF
 from jaxrun.protocol.settings import CACHE_OFF, COMPILE_EACH, MAKE_MESH_JAXRUN
 from jaxrun.protocol.worker_messages import Interrupted, Join, Run, StartCoordinator, WorkerStage
@@ -32,6 +31,7 @@ from jaxrun_runtime import (
     program,
     shutdown,
     signal_handlers,
+    stack_dumps,
     stopping,
     unsupported,
 )
@@ -49,7 +49,6 @@ def run_worker(env: WorkerEnv, argv: list[str], started: float, forked_by: int =
     channel = AgentChannel(env.channel_fd)
     try:
         linux.set_process_title(f"jaxrun rank {env.rank}", f"jaxrun rank {env.rank}: {program.short_name(argv)}")
-        _register_stack_dumps(env.stacks_fd)
         _run_stages(env, argv, started, forked_by, channel)
     except AgentDisconnected:
         pass
@@ -64,6 +63,7 @@ def _run_stages(env: WorkerEnv, argv: list[str], started: float, forked_by: int,
     try:
         cores = os.sched_getaffinity(0)
         _apply_host_settings(env)
+        stack_dumps.write_on_signal(env.stacks_fd)
         _import_jax(env)
         key = coordinator_tls.make_key(env)
         channel.send(join.build_hello(env, argv, os.environ, started, key))
@@ -218,10 +218,3 @@ def _die_with_agent(channel: AgentChannel, forked_by: int) -> None:
         linux.die_with_parent()
     if channel.is_agent_gone():
         raise AgentDisconnected
-
-
-def _register_stack_dumps(fd: int) -> None:
-    """Write all threads' stacks to `fd` at a fatal signal or STACKS_SIGNAL, even while C++ holds the GIL."""
-    os.set_inheritable(fd, False)
-    faulthandler.enable(fd, all_threads=True)
-    faulthandler.register(STACKS_SIGNAL, fd, all_threads=True)

@@ -63,7 +63,6 @@ def main() -> None:
             seen["died"] = [error.rank, error.host, error.status]
         try:
             with gang.start_call(leave_alone, 1) as call:
-                time.sleep(1)  # until the others trace no more: before Python 3.13.1 stacks can crash a rank that does
                 while "rank 1 (h2) sleeps" not in gang.stacks():
                     time.sleep(0.2)
                 call.results(0.1)

@@ -136,8 +136,8 @@ def _has_ipv6():
 
 
 IPV6 = pytest.mark.skipif(not _has_ipv6(), reason="this machine has no IPv6 loopback")
-# Of a rank whose program begins; before Python 3.12, which cannot watch exceptions, the second is not there.
-RANK_THREADS = ["MainThread", *(["jaxrun-interrupts"] if sys.version_info >= (3, 12) else [])]
+# Of a rank whose program begins; before Python 3.12, which cannot watch exceptions, the last is not there.
+RANK_THREADS = ["MainThread", "jaxrun-stacks", *(["jaxrun-interrupts"] if sys.version_info >= (3, 12) else [])]
 
 
 def environment():

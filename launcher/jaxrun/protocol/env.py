@@ -15,7 +15,7 @@
 | JAXRUN_CPUS              | the cores to stay on, "0,1"; empty for all                                  |
 | JAXRUN_RUN_DIR           | where the job leaves its files; empty with --no-run-dir                      |
 | JAXRUN_CHANNEL_FD        | the inherited socket to the agent (see worker_messages.py)                  |
-| JAXRUN_STACKS_FD         | an inherited file into which the worker's fault handler writes stacks       |
+| JAXRUN_STACKS_FD         | an inherited file into which the worker writes the stacks of its threads       |
 | JAXRUN_RANK_TOKEN        | the secret by which the ranks of an attempt know each other                  |
 | JAXRUN_FLIGHT_FD         | an inherited file that is the worker's flight recorder (see flight_file.py) |
 
@@ -43,9 +43,10 @@ from jaxrun.errors import ProtocolError
 from jaxrun.protocol.names import JOB_ID, NUM_PROCESSES, PROCESS_ID, RESERVED_PREFIX, TORCH_VARIABLES
 from jaxrun.protocol.settings import WorkerSettings
 
-# A worker that receives this signal writes the stacks of its threads to JAXRUN_STACKS_FD. Before its Hello the signal
-# would kill it, as a real-time signal does by default.
+# At the first signal a worker writes the stacks of its threads to JAXRUN_STACKS_FD as soon as it has Python's GIL; at
+# the second, which can crash some Pythons, at once. Before its Hello either would kill it, as real-time signals do.
 STACKS_SIGNAL = signal.SIGRTMIN + 7
+FAULT_HANDLER_SIGNAL = signal.SIGRTMIN + 9
 # The launcher that receives this signal answers the requests in its run directory (see requests.py).
 REQUEST_SIGNAL = signal.SIGRTMIN + 8
 

@@ -17,7 +17,7 @@ from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.snapshot_messages import RankDetail, RankQuery, RankReply
 from jaxrun.records.event_log.actions import Action, PrintSnapshot, Send
 
-_REPLY_TIMEOUT_S = 1.5  # an agent waits for its fault handlers for a tenth of a second
+_REPLY_TIMEOUT_S = 1.5  # an agent waits for stacks for half a second at most
 
 Replies = Mapping[int, RankReply]  # of all ranks that were asked, in their order
 Continuation = Callable[[Replies, float], list[Action]]

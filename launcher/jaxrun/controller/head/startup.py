@@ -18,7 +18,7 @@ from dataclasses import replace
 from jaxrun.controller.head import consistency
 from jaxrun.controller.head.agent_registry import AgentRegistry
 from jaxrun.controller.head.certificates import CertificateAuthority
-from jaxrun.controller.head.staging import StagingRound
+from jaxrun.controller.head.staging_round import StagingRound
 from jaxrun.controller.head.worker_assignment import reachable_address
 from jaxrun.errors import NotUniformError, UnavailableError
 from jaxrun.protocol.addresses import Address

@@ -3,34 +3,38 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from jaxrun.node.agent.gpus import GpuWatch
 from jaxrun.node.agent.pipes import OutputSink
 from jaxrun.node.agent.worker_group import WorkerGroup
 from jaxrun.node.agent.worker_process import WorkerProcess
-from jaxrun.protocol.env import STACKS_SIGNAL
+from jaxrun.protocol.env import FAULT_HANDLER_SIGNAL, STACKS_SIGNAL
 from jaxrun.protocol.snapshot_messages import RankDetail, RankQuery, RankReply
 
 if TYPE_CHECKING:
     from jaxrun.node.agent.pyspy import PySpy
 
-_FAULT_HANDLER_WAIT_S = 0.1  # fault handlers answer within some milliseconds
+# Which signals a worker gets for its stacks, and for how many seconds each may take. It answers the first within some
+# milliseconds, unless C++ code holds the GIL; it is given more time (signal 0 is none), before its fault handler is
+# asked, which needs no GIL.
+_TRIES = ((STACKS_SIGNAL, 0.1), (0, 0.3), (FAULT_HANDLER_SIGNAL, 0.1))
 
 
 @dataclass(slots=True)
 class _StacksRequest:
-    """A fault handler's answer that is read at `due`, for all queries that have come by then.
+    """A worker's answer that is read at `due`, for all queries that have come by then.
 
     time, kernel_wait:  when the worker was signalled, and in what its main thread then waited
     """
 
-    due: float
     time: float
     kernel_wait: str
     queries: list[RankQuery]
+    tries: Iterator[tuple[int, float]] = field(default_factory=lambda: iter(_TRIES))
+    due: float = 0.0
 
 
 class SnapshotReader:
@@ -71,7 +75,11 @@ class SnapshotReader:
         complete: list[RankReply] = []
         for rank in [rank for rank, request in self._requested.items() if request.due <= now]:
             worker = self._workers[rank]
-            for query, reply in self._read_stacks(worker, self._requested.pop(rank)):
+            stacks = worker.read_new_stacks()
+            can_answer = worker.live and not worker.stopped
+            if not stacks and can_answer and self._try_next(worker, self._requested[rank], now):
+                continue
+            for query, reply in self._reply_with_stacks(worker, self._requested.pop(rank), stacks):
                 if query.detail is RankDetail.NATIVE_STACKS and worker.live:
                     from jaxrun.node.agent.pyspy import PySpy  # rarely wanted, and slow to import
 
@@ -93,15 +101,23 @@ class SnapshotReader:
             self._requested[worker.rank].queries.append(query)
             return
         worker.read_new_stacks()
-        due = self._clock() + _FAULT_HANDLER_WAIT_S
-        self._requested[worker.rank] = _StacksRequest(due, time.time(), worker.kernel_wait(), [query])
-        worker.signal(STACKS_SIGNAL)
+        request = self._requested[worker.rank] = _StacksRequest(time.time(), worker.kernel_wait(), [query])
+        self._try_next(worker, request, self._clock())
 
-    def _read_stacks(self, worker: WorkerProcess, request: _StacksRequest) -> list[tuple[RankQuery, RankReply]]:
+    def _try_next(self, worker: WorkerProcess, request: _StacksRequest, now: float) -> bool:
+        """Signal the worker, and set when its answer is due; False if there is nothing more to try."""
+        signum, seconds = next(request.tries, (0, 0.0))
+        request.due = now + seconds
+        worker.signal(signum)
+        return seconds > 0
+
+    def _reply_with_stacks(
+        self, worker: WorkerProcess, request: _StacksRequest, stacks: str
+    ) -> list[tuple[RankQuery, RankReply]]:
         reply = replace(
             self._read_progress(worker, request.queries[0]),
             time=request.time,
-            stacks=worker.read_new_stacks(),
+            stacks=stacks,
             kernel_wait=request.kernel_wait,
             flight=worker.flight.brief(),
         )

@@ -1,0 +1,67 @@
+"""Writes the stacks of this process's threads into a file when the agent asks for them, or at a fatal signal.
+
+A thread of ours waits for STACKS_SIGNAL, which all others block, so that no system call of the program is interrupted.
+While it writes it holds the GIL, and no frame moves. If C++ code holds the GIL for long, the agent sends
+FAULT_HANDLER_SIGNAL. Python's fault handler needs no GIL, but reads frames that may be moving, by which it can crash
+a rank before Python 3.12.8 and 3.13.1 (https://github.com/python/cpython/issues/123967).
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import threading
+from types import FrameType
+
+from jaxrun.protocol.env import FAULT_HANDLER_SIGNAL, STACKS_SIGNAL
+
+# As many as the fault handler writes.
+_MAX_THREADS = 100
+_MAX_FRAMES = 100
+
+
+def write_on_signal(fd: int) -> None:
+    """Write to `fd` from now on. To be called in the main thread, while it is the only one."""
+    os.set_inheritable(fd, False)
+    faulthandler.enable(fd, all_threads=True)
+    faulthandler.register(FAULT_HANDLER_SIGNAL, fd, all_threads=True)
+    faulthandler.register(STACKS_SIGNAL, fd, all_threads=True)  # should a thread of the program's unblock it
+    signal.pthread_sigmask(signal.SIG_BLOCK, {STACKS_SIGNAL})
+    threading.Thread(target=_serve, args=(fd,), name="jaxrun-stacks", daemon=True).start()
+
+
+def give_up_in_fork() -> None:
+    """In a process that the program has forked: its stacks are not the rank's."""
+    faulthandler.unregister(STACKS_SIGNAL)
+    faulthandler.unregister(FAULT_HANDLER_SIGNAL)
+
+
+def _serve(fd: int) -> None:
+    while signal.sigwait({STACKS_SIGNAL}):
+        while signal.sigtimedwait({STACKS_SIGNAL}, 0):
+            pass  # one answer serves all who have asked by now
+        os.write(fd, describe_threads().encode("ascii", "backslashreplace"))
+
+
+def describe_threads() -> str:
+    """The stacks of all threads but the caller's in the fault handler's format, the main thread's last."""
+    # Nothing but the text may stay: frames would keep what the program's functions refer to.
+    found = sys._current_frames()
+    found.pop(threading.get_ident(), None)
+    main = found.pop(threading.main_thread().ident or 0, None)
+    blocks = [_describe("Thread", *thread) for thread in list(found.items())[: _MAX_THREADS - 1]]
+    if main is not None:
+        blocks.append(_describe("Current thread", threading.main_thread().ident or 0, main))
+    return "\n".join(blocks)
+
+
+def _describe(title: str, ident: int, frame: FrameType | None) -> str:
+    lines = [f"{title} {ident:#018x} (most recent call first):"]
+    while frame is not None and len(lines) <= _MAX_FRAMES:
+        code = frame.f_code
+        line = "???" if frame.f_lineno is None else frame.f_lineno
+        lines.append(f'  File "{code.co_filename}", line {line} in {code.co_name}')
+        frame = frame.f_back
+    return "\n".join([*lines, *(["  ..."] if frame is not None else []), ""])
