@@ -89,14 +89,17 @@ def measure(shape: Shape, how: str, torchrun: str = "") -> Sample:
         return _sample(shape, how, job)
 
 
-def take_power(host: str, job: Job) -> None:
-    """Turn a host of the testbed off once the job has worked for a while, and note when that was begun."""
+def take_power(host: str, job: Job, how: str = "off") -> None:
+    """Turn a host of the testbed off once the job has worked for a while, and note when that was begun.
+
+    By "cut" only its link is taken down.
+    """
     deadline = time.monotonic() + LIMIT_S
     while not (job.directory / "works").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(WORKS_S)
     (job.directory / "fault").write_text(f"{time.time()}")
-    subprocess.run([TESTBED, "off", host], check=True, capture_output=True)
+    subprocess.run([TESTBED, how, host], check=True, capture_output=True)
 
 
 def _sample(shape: Shape, how: str, job: Job) -> Sample:

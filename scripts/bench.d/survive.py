@@ -1,8 +1,8 @@
 """Survive: from a host's loss of power to the end of the next step, and how many steps are done again.
 
-On the testbed (scripts/testbed up), by Slurm and by Open MPI, with steps of 0.1 s: two hosts and a spare one, with the
-state on disk every 50 steps, or in memory after each; and three hosts, of which two go on until the third is back.
-There the pause is from the last step on two hosts to the end of the first on three.
+On a testbed, by Slurm and by Open MPI, with steps of 0.1 s: two hosts and a spare one, with the state on disk every 50
+steps, or in memory after each; and three hosts, of which two go on until the third is back. There the pause is from the
+last step on two hosts to the end of the first on three. With `--fault cut` the host loses its link only.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ class Sample:
     wrong: str = ""
 
 
-def measure(engine: str, what: str, options: Sequence[str], how: Sequence[str]) -> list[Sample]:
+def measure(engine: str, what: str, options: Sequence[str], how: Sequence[str], fault: str) -> list[Sample]:
     before, after = ENGINES[engine]
     command = [*before, *restart.JAXRUN, *after, "--max-restarts", "3", *options, str(PROGRAM), *how]
     extra = {name: os.environ[name] for name in (restart.TESTBED_DIR,) if name in os.environ}
     with started(command, os.environ, extra) as job:
         try:
-            restart.take_power(LOST, job)
-            fault = float((job.directory / "fault").read_text())
-            first = _wait_for(job, lambda step: step.attempt > 1 and step.time > fault)
+            restart.take_power(LOST, job, fault)
+            began = float((job.directory / "fault").read_text())
+            first = _wait_for(job, lambda step: step.attempt > 1 and step.time > began)
             lost = [step for step in _steps(job) if step.attempt == 1][-1]
-            samples = [Sample(engine, what, first.time - fault, lost.number - first.number + 1)]
+            samples = [Sample(engine, what, first.time - began, lost.number - first.number + 1)]
             if options is SMALLER:
-                subprocess.run([restart.TESTBED, "up"], check=True, capture_output=True)
+                _restore()
                 grown = _wait_for(job, lambda step: step.attempt > first.attempt and step.size == lost.size)
                 last = [step for step in _steps(job) if step.time < grown.time][-1]
                 samples.append(Sample(engine, GROWN, grown.time - last.time, last.number - grown.number + 1))
@@ -76,6 +76,11 @@ def measure(engine: str, what: str, options: Sequence[str], how: Sequence[str]) 
             return samples
         except (TimeoutError, OSError) as error:
             return [Sample(engine, what, wrong=str(error))]
+
+
+def _restore() -> None:
+    for command in (["mend", LOST], ["up"]):
+        subprocess.run([restart.TESTBED, *command], capture_output=True)
 
 
 def _steps(job: Job) -> list[Step]:
@@ -106,14 +111,16 @@ def render(samples: Sequence[Sample]) -> str:
 
 def run(options: argparse.Namespace) -> Outcome:
     samples = []
+    if subprocess.run([restart.TESTBED, "up"], capture_output=True).returncode:
+        return Outcome("", [], ["there is no testbed; as root: scripts/testbed up"])
     for _ in range(options.rounds):
         for engine in ENGINES:
             for what, places, how, every in RUNS:
                 try:
-                    found = measure(engine, what, places, (how, str(every)))
+                    found = measure(engine, what, places, (how, str(every)), options.fault)
                 finally:
                     time.sleep(1.0)  # until Slurm has taken the allocation back
-                    subprocess.run([restart.TESTBED, "up"], capture_output=True)
+                    _restore()
                 for one in found:
                     progress(f"{engine}, {one.what}: {one.wrong or f'{one.seconds:.1f} s, {one.steps} steps'}")
                 samples += found
@@ -123,4 +130,6 @@ def run(options: argparse.Namespace) -> Outcome:
 
 
 if __name__ == "__main__":
-    sys.exit(Bench("survive", __doc__, rounds=5).main(run))
+    bench = Bench("survive", __doc__, rounds=5)
+    bench.add_option("--fault", choices=("off", "cut"), default="off", help="what becomes of the host (default: off)")
+    sys.exit(bench.main(run))
