@@ -174,6 +174,7 @@ def _add_to_rank(rank: RankLog, event: LoggedEvent, stopped: bool) -> None:
             rank.joined = _seconds(message.joined_at) + rank.offset
             rank.cores = message.cores
         case Failed():
+            time = min(time, _seconds(message.time) + rank.offset)  # two may be heard in the other order
             rank.marks.append(Moment(time, message.error or "failed", message.message, is_failure=True))
         case AgentLost():
             rank.marks.append(Moment(time, "lost", message.reason, is_failure=True))
