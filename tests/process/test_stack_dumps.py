@@ -7,7 +7,7 @@ import sys
 import time
 
 import pytest
-from harness import jaxrun, wait_until
+from harness import started, wait_until
 from harness_worker import environment
 
 from jaxrun.analysis.diagnosis.stacks import main_stack, parse_dump
@@ -41,6 +41,7 @@ HOLDS_THE_GIL = """
 import ctypes
 def hold():
     lock = ctypes.create_string_buffer(64)
+    print("holds it", flush=True)
     while True:
         ctypes.PyDLL(None).pthread_mutex_lock(lock)
 hold()
@@ -100,5 +101,11 @@ def test_they_are_those_of_the_fault_handler(dumps):
 
 def test_code_that_holds_the_gil_is_shown_by_the_fault_handler(tmp_path):
     (tmp_path / "held.py").write_text(HOLDS_THE_GIL)
-    result = jaxrun(tmp_path, "-n", "1", "--timeout", "3", "held.py")
-    assert result.code == 124 and "held.py:6 hold" in result.err
+    command = [sys.executable, "-m", "jaxrun", "stacks", "run"]
+
+    def shown():
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout
+
+    with started(tmp_path, "-n", "1", "held.py") as job:
+        job.wait_for_output("holds it")
+        job.wait_until(lambda: "held.py:7 hold" in shown(), "stacks")
