@@ -79,8 +79,8 @@ def measure(engine: str, what: str, options: Sequence[str], how: Sequence[str], 
 
 
 def _restore() -> None:
-    for command in (["mend", LOST], ["up"]):
-        subprocess.run([restart.TESTBED, *command], capture_output=True)
+    subprocess.run([restart.TESTBED, "mend", LOST], capture_output=True)  # if it was cut
+    subprocess.run([restart.TESTBED, "up"], check=True, capture_output=True)
 
 
 def _steps(job: Job) -> list[Step]:

@@ -2,7 +2,7 @@
 
 import os
 
-from jaxrun.node.staging.slow_directory import copy_directory, list_directory
+from jaxrun.node.staging.directory_copy import copy_directory, list_directory
 
 
 def make_source(folder):

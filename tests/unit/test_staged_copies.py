@@ -8,7 +8,7 @@ from staged_directory import contents, copied, make_source
 from jaxrun.errors import UnavailableError
 from jaxrun.node.staging import copies as copies_module
 from jaxrun.node.staging.copies import Copies
-from jaxrun.node.staging.slow_directory import copy_directory, list_directory
+from jaxrun.node.staging.directory_copy import copy_directory, list_directory
 
 
 @pytest.fixture

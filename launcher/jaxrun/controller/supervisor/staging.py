@@ -14,7 +14,7 @@ from pathlib import Path
 from jaxrun.errors import ProtocolError, UnavailableError, UsageError
 from jaxrun.node.channel.listener import Peer
 from jaxrun.node.staging.copies import Copies
-from jaxrun.node.staging.slow_directory import copy_directory, list_directory
+from jaxrun.node.staging.directory_copy import copy_directory, list_directory
 from jaxrun.node.staging.transfer import pass_on
 from jaxrun.protocol.gang_connection import BlockingConnection
 from jaxrun.protocol.staging import Stage, StagedContent, staged_path, use_copies
