@@ -14,6 +14,8 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from jaxrun.protocol.env import WorkerEnv
+from jaxrun.protocol.worker_messages import MpiImported
+from jaxrun_runtime.agent_channel import AgentChannel
 from jaxrun_runtime.import_watch import call_after_import
 
 _EXEC_CALLS = ("execv", "execve")  # the others of `os` call these
@@ -25,10 +27,10 @@ class ExecError(RuntimeError):
     """The program has called os.exec… in a rank."""
 
 
-def explain(env: WorkerEnv) -> None:
+def explain(env: WorkerEnv, channel: AgentChannel) -> None:
     """From now on, say so where the program tries one of these."""
     _refuse_exec()
-    warn_of_singletons(env)
+    watch_mpi(env, channel)
 
 
 def _refuse_exec() -> None:
@@ -52,9 +54,11 @@ def _guard(original: Callable[..., NoReturn], owner: int) -> Callable[..., NoRet
     return execute
 
 
-def warn_of_singletons(env: WorkerEnv) -> None:
-    """Have rank 0 say, when the program imports mpi4py.MPI, that MPI does not know of the other ranks."""
-    if env.rank == 0 and env.size > 1 and not any(name in os.environ for name in _MPI_VARIABLES):
+def watch_mpi(env: WorkerEnv, channel: AgentChannel) -> None:
+    """When the program imports mpi4py.MPI, tell the head; or have rank 0 say that MPI does not know of the others."""
+    if any(name in os.environ for name in _MPI_VARIABLES):
+        call_after_import("mpi4py.MPI", lambda module: channel.send(MpiImported(env.rank)))
+    elif env.rank == 0 and env.size > 1:
         call_after_import("mpi4py.MPI", _warn_of_singleton)
 
 

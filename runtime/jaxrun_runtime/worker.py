@@ -198,7 +198,7 @@ def _watch_program(env: WorkerEnv, channel: AgentChannel) -> None:
     debugger.relay_debuggers(channel, env.rank)
     stopping.connect(env, channel)
     checkpoints.connect(env, channel)
-    unsupported.explain(env)
+    unsupported.explain(env, channel)
 
 
 def _warn(env: WorkerEnv, text: str) -> None:

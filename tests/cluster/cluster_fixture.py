@@ -28,6 +28,10 @@ HOSTS = ("h1", "h2", "h3")
 # Parts of the code of a worker by hand. SIGTERM does not end one of JAX's either.
 RUNS = "signal.signal(signal.SIGTERM, signal.SIG_IGN); run(); "
 READY = "print('ready', flush=True); time.sleep(1000)"
+# The program ends well once the file of this name is there.
+UNTIL_GO = (
+    RUNS + "print('ready', flush=True); any(iter(lambda: time.sleep(0.01) or os.path.exists({!r}), True)); done()"
+)
 # What an engine runs, beside the processes that it was asked for.
 ENGINE = (
     *("mpirun", "prterun", "prted", "orted", "mpiexec.hydra", "hydra_pmi_proxy", "hydra_bstrap_proxy", "srun"),

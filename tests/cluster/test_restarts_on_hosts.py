@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator, Sequence
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from cluster_fixture import HOSTS, Bed, Job
+from cluster_fixture import HOSTS, UNTIL_GO, Bed, Job, JobRunner
 from harness import Result, extended, write_fake_runtime
-from launch_modes import LAUNCHED, MPICH, OPEN_MPI_5, PYTHON, SLURM, Engine, LaunchMode
+from launch_modes import INTEL, LAUNCHED, MPICH, OPEN_MPI_4, OPEN_MPI_5, PYTHON, SLURM, Engine, LaunchMode
 
+MPIRUN = ("mpirun", "prterun", "mpiexec.hydra")
 # Of a worker by hand: in the first attempt it waits, or ends in its own way; in the second it ends well.
 WAITS = "time.sleep(1000)"
 OF_TWO_ATTEMPTS = """
@@ -76,26 +80,16 @@ def test_a_job_is_started_again(bed: Bed, tmp_path: Path, engine: Engine, victim
     assert bool(re.search("starting .* again", result.err)) == (victim == "agent")
 
 
-@pytest.mark.parametrize("engine", [OPEN_MPI_5, extended(MPICH)], ids=["Open MPI 5", "MPICH"])  # which notices late
+@pytest.mark.parametrize(
+    "engine",
+    [SLURM, OPEN_MPI_5, *map(extended, (OPEN_MPI_4, MPICH, INTEL))],
+    ids=lambda engine: engine.label,
+)
 @pytest.mark.usefixtures("mended")
-def test_a_spare_host_takes_the_place_of_one_that_loses_its_power(bed: Bed, tmp_path: Path, engine: Engine) -> None:
+def test_an_agent_that_waits_takes_the_rank_of_a_host_that_loses_its_power(
+    bed: Bed, tmp_path: Path, engine: Engine
+) -> None:
     with started(bed, engine, tmp_path, "--spares", "1", "--quarantine", "bad") as job:
-        job.wait_for_output("ready", count=2)
-        bed.run("off", "h2")
-        result = job.result()
-    assert result.code == 0, result
-    assert hosts_of_second_attempt(job.run_dir) == ["h1", "h3"]
-    assert "h3 takes the place of h2" in result.err
-    verdict = result.verdict()
-    assert (verdict["outcome"], verdict["left_out"]) == ("ok", ["h2"])
-    assert "rank 1 of 2 on h2 was lost" in str(verdict["earlier"][0]["headline"])  # type: ignore[index]
-    (line,) = (tmp_path / "bad").read_text().splitlines()
-    assert line.startswith("h2 ") and " lost: " in line
-
-
-@pytest.mark.usefixtures("mended")
-def test_an_agent_that_waits_takes_the_rank_of_a_host_that_loses_its_power(bed: Bed, tmp_path: Path) -> None:
-    with started(bed, SLURM, tmp_path, "--spares", "1", "--quarantine", "bad") as job:
         job.wait_for_output("ready", count=2)
         job.wait_for_event("SpareReported")
         bed.run("off", "h2")
@@ -105,9 +99,57 @@ def test_an_agent_that_waits_takes_the_rank_of_a_host_that_loses_its_power(bed: 
         result.code == 0 and "h3 takes the place of h2" in result.err and not re.search("starting .* again", result.err)
     ), result
     assert hosts_of_second_attempt(job.run_dir) == ["h1", "h3"]
+    verdict = result.verdict()
+    assert (verdict["outcome"], verdict["left_out"]) == ("ok", ["h2"])
+    assert "rank 1 of 2 on h2 was lost" in str(verdict["earlier"][0]["headline"])  # type: ignore[index]
     (line,) = (tmp_path / "bad").read_text().splitlines()
     assert line.startswith("h2 ") and " lost: " in line
     (spare,) = result.events("SpareReported")
     reports = agents(result)
     (of_rank_0,) = (report for report in reports[:2] if report[0] == 0)
     assert sorted(reports[2:]) == [of_rank_0, (1, "h3", spare["pid"])], reports
+
+
+@pytest.mark.parametrize("engine", [OPEN_MPI_5, extended(MPICH)], ids=lambda engine: engine.label)
+def test_a_job_that_could_lose_a_host_outlives_its_mpirun(
+    make_runner: Callable[[LaunchMode], JobRunner], tmp_path: Path, engine: Engine
+) -> None:
+    go = tmp_path / "go"
+    runner = make_runner(LaunchMode(engine, LAUNCHED))
+    with runner.by_hand("--min-hosts", "2", "--max-restarts", "1", code=UNTIL_GO.format(str(go))) as job:
+        job.wait_for_output("ready")
+        (mpirun,) = (one.pid for one in runner.bed.job_processes() if one.command in MPIRUN)
+        os.kill(mpirun, signal.SIGKILL)
+        job.wait_for_event("LaunchCommandEnded")
+        time.sleep(1.5)  # in which hosts that are there answer
+        go.touch()
+        result = job.result()
+        job.gone()
+    assert result.code == 0 and not result.events("AgentLost"), result
+
+
+MPI_PROGRAM = """
+import os, time
+from mpi4py import MPI
+import jaxrun_runtime
+print("ready", MPI.COMM_WORLD.Get_size(), "processes", flush=True)
+if jaxrun_runtime.attempt().number == 1:
+    time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("engine", [OPEN_MPI_5, extended(MPICH)], ids=lambda engine: engine.label)
+@pytest.mark.usefixtures("mended")
+def test_a_program_that_uses_mpi_gets_another_mpirun_on_the_spare_host(
+    make_runner: Callable[[LaunchMode], JobRunner], tmp_path: Path, engine: Engine
+) -> None:
+    program = tmp_path / "uses_mpi.py"
+    program.write_text(MPI_PROGRAM)
+    with make_runner(LaunchMode(engine, LAUNCHED)).started("--spares", "1", "--max-restarts", "1", str(program)) as job:
+        job.wait_for_output("ready 2 processes", count=2)
+        job.wait_for_event("SpareReported")
+        job.bed.run("off", "h2")
+        result = job.result()
+        job.gone()
+    assert result.code == 0 and re.search("starting .* again", result.err), result
+    assert result.out.count("ready 2 processes") == 4 and "h3 takes the place of h2" in result.err

@@ -10,15 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cluster_fixture import HOSTS, READY, RUNS, Bed, Job, JobRunner
+from cluster_fixture import HOSTS, READY, RUNS, UNTIL_GO, Bed, Job, JobRunner
 from harness import Result, extended, write_fake_runtime
 from launch_modes import ATTACHED, LAUNCHED, MPICH, OPEN_MPI_5, SLURM, Engine, LaunchMode
 
 from jaxrun.controller.head.interruption import REPEATED_SIGNAL_S
 
-UNTIL_GO = (
-    RUNS + "print('ready', flush=True); any(iter(lambda: time.sleep(0.01) or os.path.exists({!r}), True)); done()"
-)
 BY_HAND = ("by_hand.py", *[RUNS + READY] * len(HOSTS))
 
 
@@ -78,7 +75,8 @@ def test_a_job_ends_without_a_stopped_agent(
     code: int,
     seconds: int,
 ) -> None:
-    options = ("--timeout", "12") if end is the_time_limit else ()
+    # With the second, agents outlive their mpirun, and this one nothing but its being stopped.
+    options = ("--timeout", "12", "--min-hosts", "3", "--max-restarts", "1") if end is the_time_limit else ()
     with make_runner(LaunchMode(engine, direction)).by_hand(*options) as job:
         stop_agent(job, rank)
         end(job)

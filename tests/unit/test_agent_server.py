@@ -43,6 +43,7 @@ from jaxrun.protocol.worker_messages import Done, Run
 from jaxrun.records.event_log.actions import Finish, RecordClock, Send
 from jaxrun.records.event_log.events import AgentLost, AgentTurnedAway, BadMessage, SpareReported
 from jaxrun.spec.backends.remote_plan import agents_by_rank
+from jaxrun.spec.job.plan import LaunchCommand
 
 TOKEN = auth.new_token()
 JOB_INFO = JobInfo("job", "", ("cpu",))
@@ -108,7 +109,7 @@ class Server:
             deadline=lambda: None,
         )
         self._launch = SimpleNamespace(
-            fileno=output.fileno, status=None, failed=False, slurm_step="", command=SimpleNamespace(agent_hosts=())
+            fileno=output.fileno, status=None, failed=False, slurm_step="", command=LaunchCommand("slurm", "srun", ())
         )
         self._context = SimpleNamespace(
             plan=SimpleNamespace(

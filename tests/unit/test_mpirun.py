@@ -125,6 +125,15 @@ def test_the_plan_names_the_variables_and_never_their_values(install):
     assert argv[argv.index("--wdir") + 1] == os.getcwd()
 
 
+def test_agents_outlive_an_mpirun_where_the_job_can_go_on_without_a_host(install):
+    environ = install(_OPEN_MPI)
+    command = _planned(environ, host_list="h1:2,h2:2,h3:2", spares=1, max_restarts=1).launch_command
+    assert (command.agent_hosts, command.size, command.agents_stay) == (("h1", "h1", "h2", "h2", "h3"), 4, True)
+    assert _planned(environ, host_list="h1,h2", min_hosts=1, max_restarts=1).launch_command.agents_stay
+    command = _planned(environ, host_list="h1:2,h2:2", max_restarts=1).launch_command
+    assert (command.agent_hosts, command.size, command.agents_stay) == ((), 0, False)
+
+
 def test_root_is_warned_and_outside_of_slurm_nothing_is_set(install, monkeypatch):
     environ = install(_OPEN_MPI)
     for uid, warned in ((0, True), (1000, False)):

@@ -208,7 +208,13 @@ def test_without_an_agent_for_each_rank_nobody_goes_on():
     placement = ("h1", "h1", "h4", "h4", "h3", "h3")
     assert assign_agents(placement, without("h2", "h4")) is None
     assert assign_agents(placement, {number: host for number, host in AGENTS.items() if number != 7}) is None
-    assert assign_agents(placement, {}) is None
+    assert assign_agents(placement, {}, share=True) is None
+
+
+def test_the_ranks_of_a_host_may_share_the_agents_that_are_there():
+    placement = ("h1", "h4", "h4", "h4", "h1")
+    there = {0: "h1", 1: "h1", 6: "h4", 7: "h4", 8: "h5"}
+    assert assign_agents(placement, there, ("h5",), share=True) == {0: (0,), 1: (4,), 6: (1,), 7: (2, 3), 8: ()}
 
 
 def test_at_first_each_rank_has_the_agent_of_its_number_and_the_others_wait():

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from jaxrun.protocol.env import WorkerEnv
+from jaxrun.protocol.worker_messages import MpiImported
 from jaxrun_runtime import env_watch, unsupported
 from jaxrun_runtime.env_watch import say_instead
 from jaxrun_runtime.import_watch import ImportWatch
@@ -179,7 +180,7 @@ def test_a_mesh_that_jax_makes_or_refuses_for_another_reason_is_left_as_it_is():
             make_mesh(sizes, names)
 
 
-# ---- mpi4py in a rank that no MPI has started
+# ---- mpi4py in a rank
 
 LAUNCH_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_FD", "PMIX_RANK")
 ENV = WorkerEnv("ab" * 16, 0, 2, 0, 2, "h1", channel_fd=7, stacks_fd=8, flight_fd=9, init_timeout=60.0)
@@ -204,7 +205,7 @@ def mpi4py(monkeypatch, tmp_path):
 
 @pytest.mark.usefixtures("mpi4py")
 def test_rank_0_says_once_that_mpi_does_not_know_the_others(capsys):
-    unsupported.warn_of_singletons(ENV)
+    unsupported.watch_mpi(ENV, SimpleNamespace())
     importlib.import_module("mpi4py")
     assert capsys.readouterr().err == ""
     importlib.import_module("mpi4py.MPI")
@@ -217,11 +218,12 @@ def test_rank_0_says_once_that_mpi_does_not_know_the_others(capsys):
 @pytest.mark.parametrize(
     ("changes", "variable"), [({"rank": 1}, ""), ({"size": 1}, ""), *(({}, name) for name in LAUNCH_VARIABLES)]
 )
-def test_other_ranks_a_single_process_and_ranks_that_an_mpi_has_started_say_nothing(
+def test_other_ranks_say_nothing_but_those_that_an_mpi_has_started_tell_the_head(
     capsys, monkeypatch, changes, variable
 ):
     if variable:
         monkeypatch.setenv(variable, "0")
-    unsupported.warn_of_singletons(replace(ENV, **changes))
+    sent = []
+    unsupported.watch_mpi(replace(ENV, **changes), SimpleNamespace(send=sent.append))
     importlib.import_module("mpi4py.MPI")
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr().err == "" and sent == [MpiImported(0)] * bool(variable)

@@ -26,6 +26,7 @@ from jaxrun.records.event_log.events import AgentLost, FaultRequested, LauncherS
 from jaxrun.records.rundir.rundir import RunDir
 from jaxrun.spec.backends.local import plan
 from jaxrun.spec.job.job import Job
+from jaxrun.spec.job.plan import LaunchCommand
 from jaxrun.terminal import TerminalFormat
 
 # ---- why agents end
@@ -39,18 +40,24 @@ def evidence(**changes):
     return Evidence(**{**values, "all_reported": True, **changes})
 
 
-@pytest.fixture
-def losses():
+def make_losses(launch_status=None, *, agents_stay=False):
     """A LossWatch of a job of one rank; `told` are the events that reach its head, `probes` counts those of hosts."""
+    launch = SimpleNamespace(status=launch_status, failed=True, describe_failure=lambda *known: ENDED.text)
+    launch.command = LaunchCommand("", "mpirun", (), agents_stay=agents_stay)
     watch = LossWatch(
         SimpleNamespace(dispatcher=SimpleNamespace(hosts={0: "h1"}), clock=lambda: watch.now),
-        SimpleNamespace(status=None, failed=False),
-        SimpleNamespace(probe=lambda: watch.probes.append(watch.now), unanswered_ranks=lambda: ()),
+        launch,
+        SimpleNamespace(probe=lambda: watch.probes.append(watch.now), unanswered_ranks=list),
         lambda event: watch.told.append(event),
         attached=False,
     )
-    watch.now, watch.told, watch.probes, watch.reported = 100.0, [], [], {0}
+    watch.now, watch.told, watch.probes, watch.reported, watch.launch = 100.0, [], [], {0}, launch
     return watch
+
+
+@pytest.fixture
+def losses():
+    return make_losses()
 
 
 def test_a_lost_agent_is_passed_on_after_a_moment(losses):
@@ -68,6 +75,33 @@ def test_hosts_are_probed_once_and_given_the_time_to_answer(losses):
     for losses.now in (100.0, 100.2):
         losses.hold(AgentSignalled(0, 15), probe=True)
     assert losses.probes == [100.0] and losses.deadline == 101.0
+
+
+def test_the_end_of_a_launch_command_is_the_end_of_a_job_whose_agents_do_not_stay(losses):
+    losses.launch.status = 1
+    losses.hold(probe=True)
+    losses.tell()
+    assert losses.told == [ENDED]
+
+
+@pytest.mark.parametrize("ended_before", [True, False], ids=["in an earlier attempt", "in this one"])
+def test_a_launch_command_that_agents_outlive_is_no_cause_of_what_is_lost_later(ended_before):
+    losses = make_losses(1 if ended_before else None, agents_stay=True)
+    if not ended_before:
+        losses.launch.status = 1
+        losses.hold(probe=True)
+        losses.tell()
+    losses.hold(*LOST[:2], probe=False)
+    losses.tell()
+    assert losses.told == LOST[:2]
+
+
+def test_agents_that_are_lost_with_the_launch_command_went_with_it():
+    losses = make_losses(agents_stay=True)
+    losses.launch.status = 1
+    losses.hold(*LOST[:2], probe=True)
+    losses.tell()
+    assert losses.told == [LOST[0], AgentLost(1, CLOSED, ended_by_launch_command=True)]
 
 
 LOST = [AgentLost(rank, CLOSED) for rank in range(4)]

@@ -26,6 +26,7 @@ An agent that mpirun or srun has started finds, besides JAXRUN_JOB_ID and JAXRUN
 | JAXRUN_HEAD              | the addresses of the head, the first that answers and knows the token wins |
 | JAXRUN_TOKEN             | the job's secret, by which head and agents know each other; no worker sees it |
 | JAXRUN_ENGINE            | whose variables hold its rank: "open-mpi", "hydra", "slurm" …                 |
+| JAXRUN_STAYS             | whether it outlives the command that has started it: True, False             |
 
 With --stage, JAXRUN_STAGED has this host's copies (see staging.py).
 A program also finds JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, as other launchers set them, and
@@ -99,6 +100,7 @@ class AgentEnv:
 
     head:    the addresses at which the head listens, "10.1.0.4:40123,[fd00::4]:40123"
     engine:  whose variables hold the rank, a key of cluster_env.CLUSTER_ENVS
+    stays:   whether the agent outlives that command
     """
 
     job_id: str
@@ -106,6 +108,7 @@ class AgentEnv:
     token: str
     engine: str
     init_timeout: float
+    stays: bool = False
 
     def to_env(self) -> dict[str, str]:
         return _to_variables(self)

@@ -12,6 +12,7 @@
     ThreadFailed        ──────────▶    (a thread of the program died; the program goes on)
     SignalHandlers      ──────────▶    (the program handles SIGINT or SIGTERM itself, or no longer)
     Interrupted         ──────────▶    (KeyboardInterrupt is raised in it)
+    MpiImported         ──────────▶    (the program, whose ranks an MPI has started, uses it)
                         ◀──────────    ProfileCalls      (see flight_file.ORDERS_WORD for how it is noticed)
     ProfileEnded        ──────────▶
                         ◀─────────▶    (debugger_messages.py, while it is being debugged)
@@ -238,6 +239,13 @@ class Interrupted:
     time: float
 
 
+@dataclass(frozen=True, slots=True)
+class MpiImported:
+    """The program has imported mpi4py.MPI in a process that an MPI has started."""
+
+    rank: int
+
+
 class WorkerStage(enum.StrEnum):
     """How far a worker has come."""
 
@@ -283,7 +291,7 @@ class Exit:
 
 
 _AtStart = Hello | CoordinatorReady | DeviceReport
-_OfProgram = ThreadFailed | SignalHandlers | Interrupted | Failed | Done
+_OfProgram = ThreadFailed | SignalHandlers | Interrupted | MpiImported | Failed | Done
 WorkerToAgent = _AtStart | Call | ProfileEnded | DebuggerMessage | StopMessageToHead | _OfProgram
 _Answer = Proceed | CallMismatch | DebuggerAnswer | StopMessageToRank
 AgentToWorker = StartCoordinator | Join | Run | ProfileCalls | _Answer | Exit

@@ -116,6 +116,7 @@ class JobOutcome:
     faults_left:                     the faults of --chaos that were not injected
     failed_checks:                   the hosts that have failed --host-check: why, by the rank that was asked
     saved_step:                      the last step of which the program has said that its checkpoint is complete
+    uses_mpi:                        whether the program uses the MPI that has started its ranks
     """
 
     reason: EndReason
@@ -138,3 +139,4 @@ class JobOutcome:
     faults_left: tuple[FaultSpec, ...] = ()
     failed_checks: Mapping[int, str] = field(default_factory=dict)
     saved_step: int | None = None
+    uses_mpi: bool = False

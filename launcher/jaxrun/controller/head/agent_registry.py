@@ -67,9 +67,9 @@ class AgentRegistry:
 
     def check_command(self, report: AgentReport) -> None:
         """Raises NotUniformError if this agent was started for a job of another size, or with another program."""
-        by_hand = self.job.host_rank is not None
+        by_hand, command = self.job.host_rank is not None, self.plan.launch_command
         size = len(self.plan.whole) if by_hand else self.size
-        if report.size != (self.plan.agent_count or size):
+        if report.size != ((command.size if command is not None else 0) or size):
             raise NotUniformError(_describe_other_size(report, size, by_hand=by_hand))
         if report.command and report.command != self.job.program:
             raise NotUniformError(_describe_other_program(report, self.job.program))

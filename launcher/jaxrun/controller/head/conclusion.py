@@ -54,6 +54,7 @@ class Conclusion:
             stop_requested=state.stop_requested,
             faults_left=self._faults.remaining,
             saved_step=self._state.workers.saved_step,
+            uses_mpi=self._state.workers.uses_mpi,
             flights=state.outcome.flights or dict(state.flights),
             straggler=state.straggler,
         )

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from jaxrun.analysis.diagnosis.outcome import InjectedFault, WorkerOutcome
 from jaxrun.protocol.agent_messages import WorkerExited
 from jaxrun.protocol.stop_messages import CheckpointSaved
-from jaxrun.protocol.worker_messages import Failed, Interrupted, SignalHandlers, ThreadFailed
+from jaxrun.protocol.worker_messages import Failed, Interrupted, MpiImported, SignalHandlers, ThreadFailed
 from jaxrun.records.event_log.actions import Action
 from jaxrun.records.event_log.events import AgentLost
 
-WorkerReport = ThreadFailed | SignalHandlers | Interrupted | CheckpointSaved
+WorkerReport = ThreadFailed | SignalHandlers | Interrupted | MpiImported | CheckpointSaved
 
 
 @dataclass(slots=True)
@@ -36,6 +36,7 @@ class WorkerTable:
     def __init__(self, hosts: Mapping[int, str]) -> None:
         self.hosts = dict(hosts)
         self.saved_step: int | None = None  # the last step of which a complete checkpoint was reported
+        self.uses_mpi = False  # whether the program has called on the MPI that has started the ranks
         self._workers = {rank: _Worker() for rank in sorted(hosts)}
         # Kept besides the table, so that one event does not cost a walk over all ranks.
         self._live: set[int] = set()
@@ -140,6 +141,8 @@ class WorkerTable:
                 worker.handlers = report
             case Interrupted():
                 worker.interrupted = True
+            case MpiImported():
+                self.uses_mpi = True
             case CheckpointSaved():
                 self.saved_step = max(report.step, self.saved_step if self.saved_step is not None else report.step)
         return []

@@ -46,6 +46,7 @@ class LossWatch:
         self._dispatcher = context.dispatcher
         self._now = context.clock
         self._launch = launch
+        self._needs_launch = launch.status is None  # else agents have outlived it already
         self._connections = connections
         self._handle = handle
         self._probe_timeout_s = _ATTACHED_PROBE_TIMEOUT_S if attached else _PROBE_TIMEOUT_S
@@ -77,14 +78,17 @@ class LossWatch:
 
     def tell(self) -> None:
         """Hand all that was held to the head, after its likeliest cause; nothing is held then."""
-        launch_end = None
-        if self._launch.status is not None:
-            launch_end = StartFailed(self._launch.describe_failure(self._dispatcher.hosts, self.reported))
+        unanswered = self._connections.unanswered_ranks() if self._probed else []
+        launch, launch_end = self._launch, None
+        if launch.command.agents_stay and launch.status is not None and self.all_reported:
+            self._needs_launch &= bool(unanswered) or any(isinstance(event, AgentLost) for event in self._held)
+        if launch.status is not None and self._needs_launch:
+            launch_end = StartFailed(launch.describe_failure(self._dispatcher.hosts, self.reported))
         evidence = Evidence(
-            unanswered=self._connections.unanswered_ranks() if self._probed else (),
+            unanswered=unanswered,
             failure_reported=frozenset(self.failure_reported),
             launch_end=launch_end,
-            launch_failed=self._launch.failed,
+            launch_failed=launch.failed and launch_end is not None,
             all_reported=self.all_reported,
         )
         held, self._held = self._held, []

@@ -65,7 +65,8 @@ def plan_next_attempt(plan: Plan, outcome: JobOutcome, left: AgentsLeft, environ
         if outcome.reason is EndReason.GROWN and left.found:  # no reason to end
             return plan_next_attempt(plan, outcome, replace(left, found=()), environ)
         return Stop(f"the job cannot be placed on other hosts: {error}")
-    agents = assign_agents(choice.placement, hosts, choice.spares)
+    share = plan.launch_command is not None and plan.launch_command.agents_stay  # as a spare host has but one
+    agents = assign_agents(choice.placement, hosts, choice.spares, share=share)
     if agents is not None:
         made = replace(made, launch_command=plan.launch_command, agents=agents)
     return replace(

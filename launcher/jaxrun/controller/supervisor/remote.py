@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ from jaxrun.controller.supervisor.next_attempt_hosts import (
 from jaxrun.controller.supervisor.server import AgentServer
 from jaxrun.controller.supervisor.spare_agents import SpareAgents
 from jaxrun.errors import JaxrunError, UnavailableError
+from jaxrun.node.agent.guard import Guard
 from jaxrun.node.channel.host_addresses import HostAddress, describe_addresses
 from jaxrun.node.channel.listener import listen_on_tcp
 from jaxrun.node.channel.rendezvous import RendezvousFile
@@ -37,9 +39,10 @@ from jaxrun.protocol.settings import STDIN_NONE
 from jaxrun.records.output.output import Output
 from jaxrun.records.rundir.rundir import RunDir, attempt_directory
 from jaxrun.spec.backends.quarantine import add_to_quarantine
+from jaxrun.spec.backends.remote_plan import command_on
 from jaxrun.spec.job.layout import wanted_platforms
 from jaxrun.spec.job.options import HOST_TIMEOUT_S
-from jaxrun.spec.job.plan import LaunchCommand, Plan
+from jaxrun.spec.job.plan import AGENT_ARGV, LaunchCommand, Plan
 from jaxrun.terminal import print_notice
 
 if TYPE_CHECKING:
@@ -144,6 +147,9 @@ class RemoteAgents:
         self._server = AgentServer(
             executor, self._listener, self._launch, self._job_info, self._spares, search, earlier, self._staged
         )
+        if earlier is None and self._plan.launch_command.agents_stay:
+            apart = range(self._plan.launch_command.size, self._plan.agent_count)
+            self._spares.start(apart, partial(self._run_spare, context.guard))
         outcome = executor.run(self._server)
         if search is not None:
             self._retired += search.close()
@@ -167,6 +173,7 @@ class RemoteAgents:
             self._launch.stop(hurry=exit_code != 0 or self._launch.has_silent)
         if server is not None:
             server.close()
+        self._retire_spares()
         for launch in self._retired:
             launch.stop(hurry=True)
         for launch in filter(None, (*self._retired, self._launch)):
@@ -179,11 +186,13 @@ class RemoteAgents:
 
     def _agents_left(self) -> AgentsLeft:
         command, server = self._plan.launch_command, self._server
+        stay = command is not None and command.agents_stay and server is not None and not server.uses_mpi
         runs = self._launch is not None and not self._launch.reap()
-        usable = server.usable_agents if server is not None and runs else set[int]()
+        usable = server.usable_agents if server is not None and (runs or stay) else set[int]()
+        hosts = command.agent_hosts if command is not None and (stay or not command.agents_stay) else ()
         return AgentsLeft(
             usable,
-            {n: host for n, host in enumerate(command.agent_hosts if command is not None else ()) if n in usable},
+            {number: host for number, host in enumerate(hosts) if number in usable},
             self._registry.reports if self._registry is not None else (),
             self._spares.lost_hosts if self._spares is not None else (),
             self._found,
@@ -228,6 +237,22 @@ class RemoteAgents:
         launch.ask_to_end()
         self._retired.append(launch)
         self._launch = None
+        self._retire_spares()
+
+    def _retire_spares(self) -> None:
+        spares = list(self._spares.launches.values()) if self._spares is not None else []
+        for launch in spares:
+            launch.ask_to_end()
+        self._retired += spares
+
+    def _run_spare(self, guard: Guard, number: int, host: str) -> LaunchProcess:
+        """Start an agent on a spare host by a command of its own. Raises what the backend's `plan` does."""
+        assert self._plan.launch_command is not None
+        words = (*AGENT_ARGV, str(number), str(self._plan.launch_command.size))
+        command = command_on(self._plan, host, words, self._environ)
+        launch = self._run_launch_command(command, self._token, log=False)
+        guard.add(launch.pid)
+        return launch
 
     def _run_search(self, command: LaunchCommand) -> LaunchProcess:
         return self._run_launch_command(command, auth.new_token(), log=False)  # a token that opens nothing
@@ -235,8 +260,10 @@ class RemoteAgents:
     def _run_launch_command(self, command: LaunchCommand, token: str, *, log: bool = True) -> LaunchProcess:
         """Raises UnavailableError where it cannot be started."""
         plan = self._plan
-        agent_env = AgentEnv(plan.job_id, self._addresses, token, command.engine, plan.job.init_timeout).to_env()
-        env = {**plan.base_env(self._environ), **command.set_env, **agent_env}
+        agent_env = AgentEnv(
+            plan.job_id, self._addresses, token, command.engine, plan.job.init_timeout, command.agents_stay
+        )
+        env = {**plan.base_env(self._environ), **command.set_env, **agent_env.to_env()}
         for name in command.unset_env:
             env.pop(name, None)
         try:

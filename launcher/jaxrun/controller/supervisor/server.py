@@ -130,6 +130,11 @@ class AgentServer:
         self._loop.close()
 
     @property
+    def uses_mpi(self) -> bool:
+        """Whether the program uses the MPI that has started its ranks: another attempt needs it, too."""
+        return self._outcome is not None and self._outcome.uses_mpi
+
+    @property
     def usable_agents(self) -> set[int]:
         """The numbers of the agents that another attempt can have: they are there, and have reported all ends."""
         unanswered = {*(self._outcome.unanswered if self._outcome is not None else ())}
@@ -253,6 +258,7 @@ class AgentServer:
 
     def on_signal(self, signum: int) -> None:
         if signum == signal.SIGCHLD:
+            self._spares.on_child_exit()
             if self._search is not None:
                 self._search.on_child_exit()
             if self._launch.status is None and self._launch.reap():

@@ -1,13 +1,17 @@
-"""The agents that wait: on spare hosts, or, started by hand, on a host that a smaller job may take back."""
+"""The agents that wait: on spare hosts, or, started by hand, on a host that a smaller job may take back.
+
+Those of an mpirun would count as ranks, for which MPI_Init of the others would wait: each has an mpirun of its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from jaxrun.controller.head.agent_registry import AgentRegistry
 from jaxrun.controller.supervisor.connections import AgentConnections
-from jaxrun.errors import NotUniformError, UnavailableError
+from jaxrun.controller.supervisor.launch_process import LaunchProcess
+from jaxrun.errors import JaxrunError, NotUniformError, UnavailableError
 from jaxrun.protocol.agent_messages import AgentReport
 from jaxrun.records.event_log.events import SpareLost, SpareReported
 
@@ -24,6 +28,7 @@ class SpareAgents:
     hosts:       those of all agents, as the launch command was told to place them; empty where people start them
     registry:    where the ranks of this attempt report
     lost_hosts:  on which one has gone
+    launches:    the commands that have started those that have one of their own, by the agent's number
     """
 
     def __init__(self, hosts: Sequence[str], registry: AgentRegistry) -> None:
@@ -32,6 +37,7 @@ class SpareAgents:
         self._reports: dict[int, AgentReport] = {}
         self._prepared: set[int] = set()
         self.lost_hosts: set[str] = set()
+        self.launches: dict[int, LaunchProcess] = {}
 
     def attach(self, connections: AgentConnections, context: AttemptContext) -> None:
         """They are served by these connections from now on."""
@@ -43,6 +49,21 @@ class SpareAgents:
     def ready(self) -> set[int]:
         """Those that have reported, and can take a rank."""
         return set(self._reports)
+
+    def start(self, numbers: Sequence[int], run: Callable[[int, str], LaunchProcess]) -> None:
+        """Start those that have a command of their own; `run` is called with the number of each, and its host."""
+        for number in numbers:
+            try:
+                self.launches[number] = run(number, self.hosts[number])
+            except JaxrunError as error:
+                self.on_lost(number, str(error))
+
+    def on_child_exit(self) -> None:
+        """Give up those whose command has ended before they have reported."""
+        for number, launch in self.launches.items():
+            is_known = number in self._reports or self.hosts[number] in self.lost_hosts
+            if launch.status is None and launch.reap() and not is_known:
+                self.on_lost(number, launch.add_last_lines(launch.describe_end()))
 
     def host_of(self, number: int) -> str:
         if number < len(self.hosts):

@@ -3,17 +3,23 @@
 RANKS are those that it has at first, such as 4-7. Without the two words there is one, which is read from the variables
 of the launch command that AgentEnv names. Until an agent has found its head it watches its parent, the launch command
 or that one's daemon: if jaxrun is killed while it starts, nobody else tells the agent.
+
+A launch command that loses a host ends, and with it all that it has started. Where the job is to go on with the others,
+an agent that has found its head leaves its place to a process that only waits for it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import signal
 import sys
 
 from jaxrun.errors import EXIT_UNAVAILABLE, JaxrunError, UnavailableError, describe_shortage
 
 _parent = os.getppid()  # before all that takes time
+_PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
@@ -33,7 +39,9 @@ def main() -> int:
         else:
             info = cluster_env.read_rank_info(env.engine, os.environ)
             ranks, size = [info.rank], info.size
-        return remote.run(lambda: address, ranks, size, env.init_timeout, os.environ, check=_check_parent)
+        on_found = _leave_place if env.stays else lambda: None
+        timeout = env.init_timeout
+        return remote.run(lambda: address, ranks, size, timeout, os.environ, check=_check_parent, on_found=on_found)
     except JaxrunError as error:
         print(f"jaxrun: {error}", file=sys.stderr)
         return error.exit_code
@@ -57,6 +65,18 @@ def _is_adopted(parent: int) -> bool:
     with contextlib.suppress(OSError):
         return own != os.getpid() and own != os.getsid(parent)
     return False
+
+
+def _leave_place() -> None:
+    """Go on as a child in a session of its own; the process that the launch command knows ends as the child does.
+
+    The launch command signals, and kills, that process only. A child that is stopped then goes on: only so it can end.
+    """
+    child = os.fork()
+    if child:
+        os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 0xFF)
+    os.setsid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
 
 
 if __name__ == "__main__":

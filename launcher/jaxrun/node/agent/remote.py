@@ -5,6 +5,7 @@ Where the job is started again after a failure, the agent stays: it ends what is
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -76,6 +77,7 @@ def run(
     by_terminal: bool = False,
     on_lost: Callable[[str], None] = lambda text: None,
     check: Callable[[], None] = lambda: None,
+    on_found: Callable[[], None] = lambda: None,
 ) -> int:
     """Be the agent of `ranks` of a job of this size, at first; returns the status to end with.
 
@@ -83,10 +85,11 @@ def run(
     found, and `not_found` explains why `find_head` returns None; NotUniformError if the job has no use for this agent.
     `command` is the program with which a person has started this agent; `by_terminal`: a second Ctrl-C ends it at once.
     `on_lost` is called with a sentence where the head is lost before it has said that the job is over.
-    `check` is called now and then until a head is found, and may raise UnavailableError.
+    `check` is called now and then until a head is found, and may raise UnavailableError; then `on_found`, once.
     """
     number = ranks[0]
     head = connect(find_head, number, timeout, not_found, name=format_ranks(ranks), check=check)
+    on_found()
     address = plain_address(head.connection.getpeername()[0])
     try:
         with SignalPipe(_SIGNALS) as signals:
@@ -214,7 +217,8 @@ class _AgentJob:
 
     def _log(self, text: str) -> None:
         """Write to the log of the engine, as agents have no other screen between two attempts."""
-        print(f"jaxrun: {format_ranks(self._ranks)} on {os.uname().nodename}: {text}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # of an engine that has ended
+            print(f"jaxrun: {format_ranks(self._ranks)} on {os.uname().nodename}: {text}", file=sys.stderr, flush=True)
 
     def _is_stopped(self) -> bool:
         """Whether somebody asks for the end: by a signal, or the head, which sends nothing else now but beats."""

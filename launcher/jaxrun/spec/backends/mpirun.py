@@ -63,16 +63,20 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
         user_words=job.mpi_args,
         environ={**environ, **job.env},
     )
+    spares = spare_hosts(job, named, allocation)
+    stay = bool(job.spares or job.min_hosts or job.placement) and UNKNOWN_HOST not in hosts
     command = LaunchCommand(
         engine=family.engine,
         title=title,
         argv=_check_length(mpi_families.mpirun_argv(family, path, request, AGENT_ARGV)),
         set_env=_environment(family, path, request),
         sigterm_at_start=family.sigterm_at_start,
+        agent_hosts=(*hosts, *(spares or job.spare_hosts)) if stay else (),
+        size=len(hosts) if stay else 0,
+        agents_stay=stay,
     )
     if mpi_families.user_chose(family.placement_choices, request):
         hosts = (UNKNOWN_HOST,) * len(hosts)
-    spares = spare_hosts(job, named, allocation)
     return plan_remote(job, environ, job_id, command, hosts, _notes(family, title, request), spares, left_out)
 
 

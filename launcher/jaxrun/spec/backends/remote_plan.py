@@ -174,20 +174,26 @@ def agents_by_rank(size: int, count: int = 0) -> dict[int, tuple[int, ...]]:
 
 
 def assign_agents(
-    placement: Sequence[str], there: Mapping[int, str], spares: Collection[str] = ()
+    placement: Sequence[str], there: Mapping[int, str], spares: Collection[str] = (), *, share: bool = False
 ) -> dict[int, tuple[int, ...]] | None:
     """Give each rank of `placement` an agent of its host, by number; None where a host has too few.
 
-    `there` are the agents that are left, with their hosts: on `spares` they wait, and have no rank.
+    `there` are the agents that are left, with their hosts: on `spares` they wait, and have no rank. With `share` the
+    ranks of a host may have one in common.
     """
     by_host: dict[str, list[int]] = {}
-    for number in sorted(there, reverse=True):
+    for number in sorted(there):
         by_host.setdefault(there[number], []).append(number)
     agents: dict[int, tuple[int, ...]] = {}
-    for rank, host in enumerate(placement):
-        if not by_host.get(host):
+    for host in dict.fromkeys(placement):
+        if not (numbers := by_host.pop(host, [])):
             return None
-        agents[by_host[host].pop()] = (rank,)
+        ranks = [rank for rank, name in enumerate(placement) if name == host]
+        count = min(len(numbers), len(ranks))
+        if count < len(ranks) and not share:
+            return None
+        for index, number in enumerate(numbers[:count]):
+            agents[number] = tuple(ranks[index * len(ranks) // count : (index + 1) * len(ranks) // count])
     return agents | {number: () for spare in spares for number in by_host.get(spare, ())}
 
 

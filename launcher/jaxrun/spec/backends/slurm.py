@@ -91,6 +91,7 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
         unset_env=_hidden_variables(job, allocation, environ),
         passes_stdin=True,
         agent_hosts=(*hosts, *waiting) if outlives_loss else (),
+        size=len(hosts) + len(waiting) if outlives_loss else 0,
     )
     # What the launchers of one job have in common, which go on with each other's work.
     requeue_id = f"slurm {environ.get('SLURM_CLUSTER_NAME', '')} {allocation.job_id}"

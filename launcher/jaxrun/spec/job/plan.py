@@ -53,6 +53,8 @@ class LaunchCommand:
     sigterm_at_start:  whether it bears a SIGTERM while it starts the agents; else only SIGKILL ends it then
     agent_hosts:       the host of each agent, first those of the ranks and then those that wait on spare hosts; empty
                        where agents do not outlive the loss of another host
+    size:              with agent_hosts, how many agents it starts; the others are started by a command for each
+    agents_stay:       whether agents outlive the command itself
     """
 
     engine: str
@@ -64,6 +66,8 @@ class LaunchCommand:
     passes_stdin: bool = False
     sigterm_at_start: bool = True
     agent_hosts: tuple[str, ...] = ()
+    size: int = 0
+    agents_stay: bool = False
 
 
 @dataclass(frozen=True, slots=True)
