@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 
+from jaxrun.controller.supervisor.engine_commands import EngineCommands
 from jaxrun.controller.supervisor.executor import Executor
 from jaxrun.controller.supervisor.launch_process import LaunchProcess
 from jaxrun.errors import JaxrunError, UsageError
@@ -24,14 +25,11 @@ _KILL_AFTER_S = 2.0  # after SIGTERM
 class HostSearch:
     """One look after the other, in one attempt. `found` are the hosts on which the command of the last ended with 0."""
 
-    def __init__(
-        self, executor: Executor, environ: Mapping[str, str], run: Callable[[LaunchCommand], LaunchProcess]
-    ) -> None:
-        """`run` starts a command of the engine, or raises UnavailableError."""
+    def __init__(self, executor: Executor, environ: Mapping[str, str], engine: EngineCommands) -> None:
         self._executor = executor
         self._plan = executor.context.plan
         self._environ = environ
-        self._run = run
+        self._engine = engine
         self._commands: dict[str, LaunchCommand] = {}  # by host; to make one takes a while
         self._running: dict[str, LaunchProcess] = {}
         self.found: tuple[str, ...] = ()
@@ -47,7 +45,7 @@ class HostSearch:
         self._signals = [signal.SIGTERM, signal.SIGKILL]
         for host in self._missing_hosts():
             try:
-                process = self._run(self._command_on(host))
+                process = self._engine.start_search(self._plan, self._command_on(host))
             except JaxrunError:
                 continue
             self._running[host] = process

@@ -14,6 +14,7 @@ from jaxrun.analysis.fabric.checks import relevant_variables
 from jaxrun.analysis.verdict.restarts import Stop
 from jaxrun.controller.head.agent_registry import AgentRegistry
 from jaxrun.controller.head.worker_assignment import Told
+from jaxrun.controller.supervisor.engine_commands import EngineCommands
 from jaxrun.controller.supervisor.executor import Executor
 from jaxrun.controller.supervisor.host_search import HostSearch
 from jaxrun.controller.supervisor.launch_process import LaunchProcess, abort_job
@@ -25,8 +26,7 @@ from jaxrun.controller.supervisor.next_attempt_hosts import (
 )
 from jaxrun.controller.supervisor.server import AgentServer
 from jaxrun.controller.supervisor.spare_agents import SpareAgents
-from jaxrun.errors import JaxrunError, UnavailableError
-from jaxrun.node.agent.guard import Guard
+from jaxrun.errors import JaxrunError
 from jaxrun.node.channel.host_addresses import HostAddress, describe_addresses
 from jaxrun.node.channel.listener import listen_on_tcp
 from jaxrun.node.channel.rendezvous import RendezvousFile
@@ -34,15 +34,12 @@ from jaxrun.node.channel.silence import reserve_port
 from jaxrun.protocol import auth
 from jaxrun.protocol.addresses import format_addresses
 from jaxrun.protocol.agent_messages import JobInfo
-from jaxrun.protocol.env import AgentEnv
-from jaxrun.protocol.settings import STDIN_NONE
 from jaxrun.records.output.output import Output
 from jaxrun.records.rundir.rundir import RunDir, attempt_directory
 from jaxrun.spec.backends.quarantine import add_to_quarantine
-from jaxrun.spec.backends.remote_plan import command_on
 from jaxrun.spec.job.layout import wanted_platforms
 from jaxrun.spec.job.options import HOST_TIMEOUT_S
-from jaxrun.spec.job.plan import AGENT_ARGV, LaunchCommand, Plan
+from jaxrun.spec.job.plan import Plan
 from jaxrun.terminal import print_notice
 
 if TYPE_CHECKING:
@@ -80,7 +77,6 @@ class RemoteAgents:
         self._environ = environ
         self._directory = directory
         self._endpoint = endpoint or Endpoint(auth.new_token())
-        self._token = self._endpoint.token
         self._server: AgentServer | None = None
         self._launch: LaunchProcess | None = None
         self._registry: AgentRegistry | None = None
@@ -98,8 +94,10 @@ class RemoteAgents:
         info = JobInfo(plan.job_id, directory.name, platforms, restarts, probe, stage, given, timeout, port)
         self._job_info = replace(info, host_check=plan.host_check)
         everywhere, port = not plan.job.interface, self._endpoint.port
-        self._listener = listen_on_tcp(offered, self._token, everywhere=everywhere, port=port)
+        self._listener = listen_on_tcp(offered, self._endpoint.token, everywhere=everywhere, port=port)
         self.listen_addresses = describe_addresses(self._listener.addresses, offered)
+        addresses = format_addresses(self._listener.addresses)
+        self._commands = EngineCommands(environ, directory.path, addresses, self._endpoint.token)
 
     def make_registry(self, plan: Plan) -> AgentRegistry:
         log_dir = str(attempt_directory(Path(self._directory.name), plan.attempt)) if self._directory.path else ""
@@ -110,10 +108,6 @@ class RemoteAgents:
             listen_addresses=self.listen_addresses,
         )
         return self._registry
-
-    @property
-    def _addresses(self) -> str:
-        return format_addresses(self._listener.addresses)
 
     def next_plan(self, plan: Plan, outcome: JobOutcome) -> Plan | Stop:
         """The plan of another attempt, without the hosts that were lost where others can take their places."""
@@ -143,13 +137,13 @@ class RemoteAgents:
             self._spares = SpareAgents(self._plan.launch_command.agent_hosts, self._registry)
         self._spares.registry = self._registry
         executor = Executor(replace(context, plan=self._plan))
-        search = None if plan.is_started_by_hand else HostSearch(executor, self._environ, self._run_search)
+        search = None if plan.is_started_by_hand else HostSearch(executor, self._environ, self._commands)
         self._server = AgentServer(
             executor, self._listener, self._launch, self._job_info, self._spares, search, earlier, self._staged
         )
         if earlier is None and self._plan.launch_command.agents_stay:
             apart = range(self._plan.launch_command.size, self._plan.agent_count)
-            self._spares.start(apart, partial(self._run_spare, context.guard))
+            self._spares.start(apart, partial(self._commands.start_spare, self._plan, context.guard))
         outcome = executor.run(self._server)
         if search is not None:
             self._retired += search.close()
@@ -218,15 +212,13 @@ class RemoteAgents:
         if self._launch is not None:
             context.output.print_line(f"jaxrun: starting {self._launch.title} again", dim=True)
             self._retire(self._launch)
-            self._token = auth.new_token()  # an agent of before that is late finds no way in
-            self._listener.renew(self._token)
+            self._commands.token = auth.new_token()  # an agent of before that is late finds no way in
+            self._listener.renew(self._commands.token)
         elif self._plan.job.verbose:
             context.output.print_line(f"jaxrun: listening at {self.listen_addresses}")
         if self._endpoint.rendezvous is not None:
-            self._endpoint.rendezvous.write(self._token, self._addresses)
-        assert self._plan.launch_command is not None
-        self._launch = self._run_launch_command(self._plan.launch_command, self._token)
-        context.guard.add(self._launch.pid)
+            self._endpoint.rendezvous.write(self._commands.token, self._commands.addresses)
+        self._launch = self._commands.start_agents(self._plan, context.guard)
 
     def _retire(self, launch: LaunchProcess) -> None:
         """Have the agents and the launch command end, and wait for neither: they may be stuck with a lost host."""
@@ -244,30 +236,3 @@ class RemoteAgents:
         for launch in spares:
             launch.ask_to_end()
         self._retired += spares
-
-    def _run_spare(self, guard: Guard, number: int, host: str) -> LaunchProcess:
-        """Start an agent on a spare host by a command of its own. Raises what the backend's `plan` does."""
-        assert self._plan.launch_command is not None
-        words = (*AGENT_ARGV, str(number), str(self._plan.launch_command.size))
-        command = command_on(self._plan, host, words, self._environ)
-        launch = self._run_launch_command(command, self._token, log=False)
-        guard.add(launch.pid)
-        return launch
-
-    def _run_search(self, command: LaunchCommand) -> LaunchProcess:
-        return self._run_launch_command(command, auth.new_token(), log=False)  # a token that opens nothing
-
-    def _run_launch_command(self, command: LaunchCommand, token: str, *, log: bool = True) -> LaunchProcess:
-        """Raises UnavailableError where it cannot be started."""
-        plan = self._plan
-        agent_env = AgentEnv(
-            plan.job_id, self._addresses, token, command.engine, plan.job.init_timeout, command.agents_stay
-        )
-        env = {**plan.base_env(self._environ), **command.set_env, **agent_env.to_env()}
-        for name in command.unset_env:
-            env.pop(name, None)
-        try:
-            has_stdin = log and plan.job.stdin != STDIN_NONE
-            return LaunchProcess(command, env, self._directory.path if log else None, has_stdin=has_stdin)
-        except OSError as error:
-            raise UnavailableError(f"{command.argv[0]} could not be started: {error.strerror}") from None
