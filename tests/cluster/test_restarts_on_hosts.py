@@ -110,6 +110,18 @@ def test_an_agent_that_waits_takes_the_rank_of_a_host_that_loses_its_power(
     assert sorted(reports[2:]) == [of_rank_0, (1, "h3", spare["pid"])], reports
 
 
+@pytest.mark.extended
+@pytest.mark.parametrize("engine", [OPEN_MPI_5, MPICH], ids=lambda engine: engine.label)
+@pytest.mark.usefixtures("mended")
+def test_a_spare_host_that_is_off_keeps_nobody_waiting(bed: Bed, tmp_path: Path, engine: Engine) -> None:
+    bed.run("off", "h3")
+    with started(bed, engine, tmp_path, "--spares", "1", rank_1="os.kill(os.getpid(), 9)") as job:
+        result = job.result()
+        job.gone()
+    assert result.code == 0 and "1 restart" in result.err, result
+    assert hosts_of_second_attempt(job.run_dir) == ["h1", "h2"]
+
+
 @pytest.mark.parametrize("engine", [OPEN_MPI_5, extended(MPICH)], ids=lambda engine: engine.label)
 def test_a_job_that_could_lose_a_host_outlives_its_mpirun(
     make_runner: Callable[[LaunchMode], JobRunner], tmp_path: Path, engine: Engine

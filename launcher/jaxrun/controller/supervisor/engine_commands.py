@@ -40,7 +40,7 @@ class EngineCommands:
         """Start the agent of this number on a spare host. Raises what the backend's `plan` raises."""
         assert plan.launch_command is not None
         words = (*AGENT_ARGV, str(number), str(plan.launch_command.size))
-        launch = self._start(plan, command_on(plan, host, words, self._environ), self.token)
+        launch = self._start(plan, command_on(plan, host, words, self._environ), self.token, self._directory)
         guard.add(launch.pid)
         return launch
 

@@ -139,6 +139,10 @@ class LaunchProcess:
         words = self.last_lines()
         return text if not words or words in text else f"{text}\n{self.title} said:\n{words}"
 
+    @property
+    def log_note(self) -> str:
+        return f"; {LOG_NAME} has its output" if self._log is not None and self._tail else ""
+
     def describe_end(self) -> str:
         """`srun (Slurm 22.05.8) ended with status 1`."""
         assert self.status is not None

@@ -63,7 +63,7 @@ class SpareAgents:
         for number, launch in self.launches.items():
             is_known = number in self._reports or self.hosts[number] in self.lost_hosts
             if launch.status is None and launch.reap() and not is_known:
-                self.on_lost(number, launch.add_last_lines(launch.describe_end()))
+                self.on_lost(number, launch.describe_end() + launch.log_note)
 
     def host_of(self, number: int) -> str:
         if number < len(self.hosts):
