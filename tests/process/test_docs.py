@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from pathlib import Path
 
 import pytest
 from pages import ROOT, Example, examples, files
+
+from jaxrun.records.event_log.event_log import LOGGED_TYPES
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 MATRIX_ROW = re.compile(r'^@row\("(.*?)", ', re.MULTILINE)
@@ -96,6 +99,16 @@ def test_every_module_that_how_it_works_names_is_one_file() -> None:
     assert len(names) > 30
     found = {name: [file for file in files if file.endswith(f"/{name}")] for name in names}
     assert {name: places for name, places in found.items() if not places or ("/" in name and len(places) > 1)} == {}
+
+
+def test_the_page_of_the_api_is_what_the_script_makes_of_the_docstrings() -> None:
+    page = runpy.run_path(str(ROOT / "scripts" / "api.d" / "page.py"))
+    assert (ROOT / "docs" / "api.md").read_text() == page["make_page"](), "run scripts/api"
+
+
+def test_the_page_of_the_event_log_has_each_message_of_it() -> None:
+    page = (ROOT / "docs" / "event-log.md").read_text()
+    assert [name for name in LOGGED_TYPES if f"`{name}`" not in page] == []
 
 
 def test_the_example_of_a_backend_is_the_one_that_is_tested() -> None:
