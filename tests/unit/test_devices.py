@@ -1,6 +1,7 @@
-"""GPUs: counted as CUDA would enumerate them, how busy and how full they are; from a driver that is made here."""
+"""GPUs, counted as CUDA does, how busy and how full they are, by a driver that is made here; their cores."""
 
 import importlib.util
+import os
 import sys
 import threading
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from jaxrun.node.agent import gpus
 from jaxrun.node.agent.gpus import GpuMemory, GpuWatch, loads_of_ranks
+from jaxrun.protocol.probe_messages import Gpus
 from jaxrun.spec.job import devices, nvml
 from jaxrun.spec.job.devices import probe_machine
 from jaxrun.spec.job.job import Job
@@ -23,44 +25,31 @@ _EIGHT = tuple(GpuCard(f"GPU-{i}aaaa-bbbb", f"H{i}") for i in range(8))
 _MIG = (GpuCard("GPU-0aaa", "A100"), GpuCard("GPU-1bbb", "A100", ("MIG-1111", "MIG-1222")))
 
 
-def _ordinals(value):
-    return [int(name[1:]) for _, name in devices.visible_devices(_EIGHT, value)]
-
-
 @pytest.mark.parametrize(
-    ("value", "expected"),
+    ("cards", "value", "expected"),
     [
-        (None, [0, 1, 2, 3, 4, 5, 6, 7]),
-        ("", []),
-        ("-1", []),
-        ("3, 2,-1,1", [3, 2]),
-        ("0,8,1", [0]),
-        ("0,,1", [0]),
-        ("1,2,1", []),
-        ("GPU-5,GPU-0aa", [5, 0]),
-        ("GPU-", []),
-        ("GPU-1,GPU-x,GPU-2", [1]),
-        ("GPU-1,GPU-1aaaa", []),
-        ("MIG-1", []),
+        (_EIGHT, None, "GPU-0 GPU-1 GPU-2 GPU-3 GPU-4 GPU-5 GPU-6 GPU-7"),
+        (_EIGHT, "", ""),
+        (_EIGHT, "-1", ""),
+        (_EIGHT, "3, 2,-1,1", "GPU-3 GPU-2"),
+        (_EIGHT, "0,8,1", "GPU-0"),
+        (_EIGHT, "0,,1", "GPU-0"),
+        (_EIGHT, "1,2,1", ""),
+        (_EIGHT, "GPU-5,GPU-0aa", "GPU-5 GPU-0"),
+        (_EIGHT, "GPU-", ""),
+        (_EIGHT, "GPU-1,GPU-x,GPU-2", "GPU-1"),
+        (_EIGHT, "GPU-1,GPU-1aaaa", ""),
+        (_EIGHT, "MIG-1", ""),
+        (_MIG, None, "MIG-1111"),  # a process sees one MIG device, and then no whole GPU
+        (_MIG, "0", "GPU-0"),
+        (_MIG, "1", "MIG-1111"),
+        (_MIG, "0,1", "MIG-1111"),
+        (_MIG, "MIG-1222", "MIG-1222"),
+        (_MIG, "MIG-1", ""),
     ],
 )
-def test_cuda_visible_devices_is_read_as_cuda_reads_it(value, expected):
-    assert _ordinals(value) == expected
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        (None, ["MIG-1111"]),
-        ("0", ["GPU-0aaa"]),
-        ("1", ["MIG-1111"]),
-        ("0,1", ["MIG-1111"]),
-        ("MIG-1222", ["MIG-1222"]),
-        ("MIG-1", []),
-    ],
-)
-def test_a_process_sees_one_mig_device_and_then_no_whole_gpu(value, expected):
-    assert [uuid for uuid, _ in devices.visible_devices(_MIG, value)] == expected
+def test_cuda_visible_devices_is_read_as_cuda_reads_it(cards, value, expected):
+    assert " ".join(uuid.partition("aaa")[0] for uuid, _ in devices.visible_devices(cards, value)) == expected
 
 
 @pytest.fixture
@@ -103,8 +92,8 @@ def test_why_nvml_does_not_answer_is_one_line_and_a_stuck_driver_is_not_waited_f
 def test_for_the_cpu_no_driver_is_asked_and_automatically_only_one_of_which_there_is_a_sign(driver, monkeypatch):
     assert probe_machine(["cpu"], {}).gpus == {}
     monkeypatch.setattr(nvml, "_DRIVER_FILES", ())
-    assert probe_machine(["cuda", "cpu"], {}).gpus == {"cuda": devices.Gpus(trouble=nvml.NO_DRIVER)}
-    found = {"cuda": devices.Gpus(("NVIDIA Thing",), "NVML", "CUDA_VISIBLE_DEVICES=0", ("GPU-0",), cores=("",))}
+    assert probe_machine(["cuda", "cpu"], {}).gpus == {"cuda": Gpus(trouble=nvml.NO_DRIVER)}
+    found = {"cuda": Gpus(("NVIDIA Thing",), "NVML", "CUDA_VISIBLE_DEVICES=0", ("GPU-0",), cores=("",))}
     assert probe_machine(["cuda"], {"CUDA_VISIBLE_DEVICES": "0"}).gpus == found
     monkeypatch.setattr(nvml, "_DRIVER_FILES", ("/",))
     assert probe_machine(["cuda", "cpu"], {"CUDA_VISIBLE_DEVICES": "0"}).gpus == found
@@ -118,13 +107,14 @@ def test_a_driver_that_does_not_answer_is_told_in_place_of_the_gpus(driver, monk
     assert layout.notes == ("running on CPU: there is an NVIDIA driver, but NVML does not answer: version mismatch",)
 
 
-def test_amd_gpus_are_the_nodes_with_simd_units(tmp_path):
+def test_amd_gpus_are_the_nodes_with_simd_units_which_say_where_they_are(tmp_path):
     for node, simd, unique in ((0, 0, 0), (2, 304, 255), (10, 304, 4096)):
         (tmp_path / str(node)).mkdir()
-        text = f"cpu_cores_count 0\nsimd_count {simd}\nunique_id {unique}\n"
+        text = f"cpu_cores_count 0\nsimd_count {simd}\nunique_id {unique}\nlocation_id 55551\ndomain {node}\n"
         (tmp_path / str(node) / "properties").write_text(text)
     (tmp_path / "3").mkdir()
-    assert [card.uuid for card in devices.amd_cards(f"{tmp_path}/*")] == ["GPU-ff", "GPU-1000"]
+    found = [(card.uuid, card.pci) for card in devices.amd_cards(f"{tmp_path}/*")]
+    assert found == [("GPU-ff", "0002:d8:1f.7"), ("GPU-1000", "000a:d8:1f.7")]
 
 
 @pytest.mark.parametrize(
@@ -239,3 +229,35 @@ def test_nobody_waits_for_how_busy_gpus_are_and_a_stuck_driver_is_asked_once(dri
     now[0] += 60.0
     assert watch.load_by_rank() == {}  # the last answer is too old
     watch.close()
+
+
+@pytest.fixture
+def pci(tmp_path):
+    """A made /sys/bus/pci/devices with a device on each NUMA node."""
+    for address, cores in (("0000:3b:00.0", "0-7"), ("0001:d8:1f.7", "8-15")):
+        (tmp_path / address).mkdir()
+        (tmp_path / address / "local_cpulist").write_text(f"{cores}\n")
+    return str(tmp_path)
+
+
+def test_the_kernel_says_which_cores_are_next_to_each_visible_gpu(pci):
+    cards = (
+        GpuCard("GPU-0", "H", pci="0000:3b:00.0"),
+        GpuCard("GPU-1", "H", ("MIG-1",), pci="0001:d8:1f.7"),
+        GpuCard("GPU-2", "H", pci="0000:99:00.0"),
+        GpuCard("GPU-3", "H"),
+    )
+    reading = NvmlReading("580", cards)
+    assert devices.cuda_gpus({"CUDA_VISIBLE_DEVICES": "3,2,0"}, reading, pci).cores == ("", "", "0-7")
+    assert devices.cuda_gpus({"CUDA_VISIBLE_DEVICES": "MIG-1"}, reading, pci).cores == ("8-15",)
+    assert devices.rocm_gpus({"ROCR_VISIBLE_DEVICES": "1,0"}, cards[::2], pci).cores == ("", "0-7")
+
+
+@pytest.mark.parametrize(
+    ("siblings", "expected"), [("0", (0, 1, 2, 3)), ("0-1", (0, 1, 2, 3)), ("0,2", (0, 2, 1, 3)), ("", (0, 1, 2, 3))]
+)
+def test_hardware_threads_of_a_core_are_side_by_side(tmp_path, monkeypatch, siblings, expected):
+    (tmp_path / "siblings").write_text(siblings)
+    monkeypatch.setattr(devices, "_SIBLINGS", str(tmp_path / "siblings"))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
+    assert probe_machine(["cpu"], {}).cores == expected

@@ -1,4 +1,4 @@
-"""The variables of workers: what jaxrun sets in them, keeps from them, and tells a fork server to change."""
+"""What workers are given: variables that jaxrun sets, keeps from them or tells a fork server to change; their cores."""
 
 import re
 import socket
@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from simulation import make_registry, report
 
 from jaxrun.errors import ProtocolError
 from jaxrun.node.forkserver.client import ForkServer
@@ -18,7 +19,13 @@ from jaxrun.protocol.forkserver_messages import (
     ForkServerMessageDecoder,
     WorkerForked,
 )
+from jaxrun.protocol.probe_messages import Gpus, Machine
+from jaxrun.spec.backends.local import plan
+from jaxrun.spec.job.binding import RankCores, choose_cores
 from jaxrun.spec.job.environment import common_variables, inherited_job_variables
+from jaxrun.spec.job.job import Job
+from jaxrun.spec.job.render import render_plan
+from jaxrun.text import format_ranges
 
 POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 ENV = WorkerEnv(
@@ -175,3 +182,65 @@ def test_the_answers_end_with_none_when_the_server_has_gone(make_server):
         channel.send(encode(answer))
     channel.close()
     assert server.receive() == [*answers, None]
+
+
+# ---- which cores each rank of a host stays on: next to its GPUs, a share of its own, or all
+
+# Two NUMA nodes of eight cores with two hardware threads each, a GPU near each; the threads of a core side by side.
+LEFT, RIGHT = "0-7,16-23", "8-15,24-31"
+ALL = tuple(core for first in range(16) for core in (first, first + 16))
+ON_LEFT, ON_RIGHT, UNKNOWN = RankCores(ALL, (LEFT,)), RankCores(ALL, (RIGHT,)), RankCores(ALL, ("",))
+CPU_RANKS = (RankCores((0, 1)),) * 3
+
+
+@pytest.mark.parametrize(
+    ("mode", "ranks", "expected"),
+    [
+        ("auto", (ON_LEFT, ON_LEFT, ON_RIGHT), [LEFT, LEFT, RIGHT]),
+        ("gpu", (ON_LEFT, ON_RIGHT), [LEFT, RIGHT]),
+        ("cores", (ON_LEFT, ON_RIGHT), [LEFT, RIGHT]),
+        ("cores", (ON_LEFT, ON_LEFT, ON_RIGHT), ["0-3,16-19", "4-7,20-23", RIGHT]),
+        ("none", (ON_LEFT, ON_RIGHT), ["", ""]),
+        ("auto", (RankCores(ALL, (LEFT, RIGHT)),), [""]),  # its GPUs are on both nodes
+        ("auto", (RankCores(ALL, ("0-31",)), UNKNOWN), ["", ""]),  # one node, or a kernel that does not say
+        ("auto", (RankCores(ALL[:8], (LEFT,)), RankCores(ALL[8:], (LEFT,))), ["", ""]),  # Slurm has bound them
+        ("gpu", (RankCores(ALL[8:], (LEFT,)),), ["4-7,20-23"]),
+        ("gpu", (RankCores((0, 16), (RIGHT,)),), [""]),  # which may use none of those
+        ("cores", (RankCores(ALL),) * 2, ["0-7,16-23", "8-15,24-31"]),
+        ("cores", (RankCores((0, 1, 2)),) * 2, ["0", "1-2"]),
+        ("cores", (RankCores((4, 5)),) * 3, ["4", "5", "4"]),
+        ("cores", (RankCores((0, 1)), RankCores((2, 3))), ["", ""]),
+        # On CPUs, each rank gets one core where they outnumber those that they share.
+        ("auto", CPU_RANKS, ["0", "1", "0"]),
+        ("auto", CPU_RANKS[:2], ["", ""]),
+        ("none", CPU_RANKS, [""] * 3),
+        ("auto", (RankCores((0,)), RankCores((1,))), ["", ""]),
+    ],
+)
+def test_a_rank_gets_the_cores_of_the_mode(mode, ranks, expected):
+    on_cpu = not ranks[0].near_gpus
+    assert [format_ranges(cores, ",") for cores in choose_cores(mode, ranks, on_cpu=on_cpu, all_cores=32)] == expected
+
+
+def test_the_plan_of_one_machine_shows_the_cores_of_each_rank():
+    machine = Machine("box", ALL, {"cuda": Gpus(("H",) * 2, "NVML", cores=(LEFT, RIGHT))}, all_cores=32)
+    made = plan(Job(program=("a.py",)), {}, "0" * 32, machine)
+    rows = [line.split()[-1] for line in render_plan(made, {}).splitlines() if line.startswith(("0  ", "1  "))]
+    assert rows == [LEFT, RIGHT]
+    (unbound,) = plan(Job(program=("a.py",), bind="none", processes=1), {}, "0" * 32, machine).workers
+    assert unbound.cpus == ()
+
+
+def test_agents_are_told_which_cores_their_ranks_stay_on():
+    def cores(bind, **changes):
+        registry = make_registry(4, bind=bind, platform="auto")
+        more = {"cores": ALL, "all_cores": 32, "gpu_cores": (LEFT, RIGHT), **changes}
+        for rank, host in enumerate(("h1", "h1", "h2", "h2")):
+            registry.add(report(rank, host, 4, gpus=(0, 1), **more))
+        return [format_ranges(start.worker.cpus, ",") for start in registry.assign().starts]
+
+    assert cores("auto") == [LEFT, RIGHT, LEFT, RIGHT]
+    assert cores("none") == [""] * 4
+    assert cores("auto", all_cores=64) == [""] * 4
+    assert cores("gpu", all_cores=64) == [LEFT, RIGHT, LEFT, RIGHT]
+    assert cores("auto", gpu_cores=()) == [""] * 4
