@@ -8,6 +8,8 @@ import threading
 from contextlib import contextmanager
 from types import SimpleNamespace
 
+import pytest
+
 from jaxrun.frontends.gang.call import GangCall
 from jaxrun.frontends.gang.rank_connections import RankConnections
 from jaxrun.node.channel.listener import Peer
@@ -79,7 +81,10 @@ class Caller(End):
 
 
 class FakeGang:
-    """The job and the display that a GangCall works with, and the launcher of its connections, all in one."""
+    """The job and the display that a GangCall works with, and the launcher of its connections, all in one.
+
+    Its ranks return when they are interrupted, as they are at the end of a call, unless `on_interrupt` is set.
+    """
 
     shares_memory = True
 
@@ -90,7 +95,7 @@ class FakeGang:
         self.connections = RankConnections(self)
         self.workers = [SimpleNamespace(host=f"h{rank}") for rank in range(size)]
         self.interrupts, self.broken, self.stopped, self.ended = 0, "", False, 0
-        self.on_interrupt = lambda: None
+        self.on_interrupt = lambda: [self.ranks[rank].returns() for rank in self.connections.ranks]
         self.printed = []
         self.ranks = []
         for rank in range(size):
@@ -165,6 +170,13 @@ class FakeGang:
 
     def end_call(self, call, error, *, healthy):
         self.ended += 1
+
+
+@pytest.fixture
+def gang():
+    fake = FakeGang(2)
+    yield fake
+    fake.close()
 
 
 @contextmanager

@@ -22,13 +22,13 @@ LOOPBACK = HostAddress("lo", "127.0.0.1")
 
 
 class ListenerThread:
-    """Serves a listener in a thread, as the supervisor does."""
+    """Serves a listener in a thread, as the supervisor does: one of TCP, unless another is given."""
 
-    def __init__(self, *interfaces, everywhere=False):
+    def __init__(self, *interfaces, everywhere=False, listener=None):
         self.admitted = []
         self.dropped = []
         self.failure = None
-        self.listener = listen_on_tcp(interfaces or [LOOPBACK], TOKEN, everywhere=everywhere)
+        self.listener = listener or listen_on_tcp(interfaces or [LOOPBACK], TOKEN, everywhere=everywhere)
         self._wake, self._stop = socket.socketpair()
         self._running = True
         self._thread = threading.Thread(target=self._run)
@@ -39,6 +39,8 @@ class ListenerThread:
         return self.listener.addresses[0]
 
     def close(self):
+        if self._stop.fileno() < 0:
+            return
         self._stop.send(b".")
         self._thread.join()
         self.listener.close()

@@ -5,7 +5,7 @@ import threading
 
 import numpy as np
 import pytest
-from gang_by_hand import NUMBER, FakeGang
+from gang_by_hand import NUMBER, gang
 
 from jaxrun.frontends.gang import call as call_module
 from jaxrun.frontends.gang.call import step_difference
@@ -19,12 +19,7 @@ from jaxrun.frontends.gang.call_events import (
 )
 from jaxrun.protocol.gang_messages import GangMessageKind
 
-
-@pytest.fixture
-def gang():
-    fake = FakeGang(2)
-    yield fake
-    fake.close()
+__all__ = ["gang"]  # a fixture
 
 
 def events(call, count):
@@ -49,7 +44,7 @@ def test_all_ranks_get_the_task_and_their_results_come_back(gang):
 
 def test_events_of_a_rank_come_in_their_order(gang):
     with gang.start_call() as call:
-        one, other = gang.ranks
+        one = gang.ranks[0]
         one.send({"a": 1})
         one.prints("half ")
         one.prints("bad\n", GangMessageKind.STDERR)
@@ -59,8 +54,6 @@ def test_events_of_a_rank_come_in_their_order(gang):
         assert (out, err) == (Printed(0, "out", b"half "), Printed(0, "err", b"bad\n"))
         assert failed.error.error == "KeyError" and failed.error.host == "h0"
         assert [failure.rank for failure in call.failures] == [0]
-        other.returns()
-        events(call, 1)
 
 
 def test_output_is_there_after_all_have_returned_and_shown_at_the_end_if_nobody_receives_it(gang, capsys):
@@ -89,8 +82,6 @@ def test_a_sent_value_is_what_it_was_then(gang):
         assert [gang.ranks[0].receive().load().max() for _ in range(20)] == list(range(20))
         gang.ranks[0].returns()
         thread.join()
-        gang.ranks[1].returns()
-        events(call, 1)
 
 
 def test_messages_of_an_earlier_call_are_dropped(gang):
@@ -100,8 +91,6 @@ def test_messages_of_an_earlier_call_are_dropped(gang):
         gang.ranks[0].returns("right")
         (event,) = events(call, 1)
         assert event.value() == "right"
-        gang.ranks[1].returns()
-        events(call, 1)
 
 
 def test_a_rank_that_ends_is_disconnected_after_what_it_sent(gang):
@@ -111,8 +100,6 @@ def test_a_rank_that_ends_is_disconnected_after_what_it_sent(gang):
         assert events(call, 2) == [RankMessage(1, "farewell"), Disconnected(1)]
         assert (call.disconnected, call.running) == ({1}, (0,))
         assert str(call.explain_death()) == "the launcher's verdict on {1}"
-        gang.ranks[0].returns()
-        events(call, 1)
     assert gang.broken == "rank 1 ended" and gang.connections.ranks == (0,)
 
 
@@ -130,15 +117,12 @@ def test_what_is_no_message_ends_a_connection(gang):
     with gang.start_call() as call:
         gang.ranks[0].connection.sendall(b"x" * 1000)
         assert events(call, 1) == [Disconnected(0)]
-        gang.ranks[1].returns()
-        events(call, 1)
 
 
 # ---- how it ends
 
 
 def test_ranks_that_still_run_the_function_are_interrupted_and_sent_the_end(gang):
-    gang.on_interrupt = lambda: [rank.returns() for rank in gang.ranks]
     with gang.start_call():
         pass
     assert (gang.interrupts, gang.broken, gang.ended) == (1, "", 1)
@@ -148,14 +132,13 @@ def test_ranks_that_still_run_the_function_are_interrupted_and_sent_the_end(gang
 
 def test_a_rank_that_does_not_return_makes_the_gang_broken(gang, monkeypatch):
     monkeypatch.setattr(call_module, "INTERRUPT_TIMEOUT_S", 0.01)
-    gang.ranks[0].returns()
+    gang.on_interrupt = gang.ranks[0].returns
     with gang.start_call():
         pass
     assert gang.broken == "rank 1 did not come back from the last call" and not gang.stopped
 
 
 def test_an_error_of_the_parent_is_not_hidden_by_the_end(gang):
-    gang.on_interrupt = lambda: [rank.returns() for rank in gang.ranks]
     with pytest.raises(KeyError, match="mine"):
         with gang.start_call():
             raise KeyError("mine")

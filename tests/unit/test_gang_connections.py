@@ -7,50 +7,37 @@ import socket
 import struct
 import tempfile
 import threading
-import time
 
 import numpy as np
 import pytest
-from gang_by_hand import FakeGang
+from gang_by_hand import gang
+from listener_thread import ListenerThread, wait_until
 
 from jaxrun.errors import ProtocolError, UnavailableError, UsageError
 from jaxrun.frontends.gang.rank_connections import RankListener
-from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.protocol.gang_connection import GangMessageReader
 from jaxrun.protocol.gang_messages import GangMessageKind, pack
 from jaxrun.protocol.names import GANG_ADDRESS, GANG_TOKEN
 from jaxrun_runtime.gang import __main__ as gang_connect
 
+__all__ = ["gang"]  # a fixture
 
-class Parent:
+
+class Parent(ListenerThread):
     """A listener that accepts ranks in a thread."""
 
     def __init__(self, *, remote):
         self.ranks = RankListener(remote=remote)
-        self.peers = []
-        self._loop = EventLoop()
-        self._open = True
-        self.ranks.listener.attach(self._loop, 0, self.peers.append)
-        self._thread = threading.Thread(target=self._serve)
-        self._thread.start()
-
-    def _serve(self):
-        while self._open:
-            self._loop.run_once(0.01)
+        super().__init__(listener=self.ranks.listener)
 
     def accept(self):
         """The next peer; waits until it has come."""
-        deadline = time.monotonic() + 60
-        while not self.peers:
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
-        return self.peers.pop(0)
+        wait_until(lambda: self.admitted)
+        return self.admitted.pop(0)
 
     def close(self):
-        self._open = False
-        self._thread.join()
+        super().close()
         self.ranks.close()
-        self._loop.close()
 
 
 @pytest.fixture(params=[False, True], ids=["on one machine", "over TCP"])
@@ -79,7 +66,7 @@ def test_ranks_come_one_after_the_other(parent):
             assert connection.recv(10) == b"%d" % number
             connection.sendall(b"hello")
             assert rank.recv(10) == b"hello"
-    assert not parent.peers
+    assert not parent.admitted
 
 
 def test_afterwards_nobody_can_come_and_nothing_is_left(parent, monkeypatch):
@@ -99,7 +86,7 @@ def test_a_stranger_is_not_admitted(parent, monkeypatch):
         with pytest.raises(UnavailableError, match="found no parent of its gang"):
             connect(parent, **{GANG_TOKEN: "guess"})
     with connect(parent), parent.accept().connection:
-        assert not parent.peers
+        assert not parent.admitted
 
 
 @pytest.mark.parametrize("where", ["", "tcp:"])
@@ -117,13 +104,6 @@ def test_a_rank_without_a_parent_ends_with_a_sentence(monkeypatch):
 
 
 # ---- connected ranks
-
-
-@pytest.fixture
-def gang():
-    fake = FakeGang(2)
-    yield fake
-    fake.close()
 
 
 def test_a_rank_that_does_not_read_holds_nobody_up(gang):
