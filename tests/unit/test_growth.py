@@ -45,10 +45,8 @@ def test_hosts_are_looked_for_once_the_attempt_has_run_for_a_while_and_then_agai
     assert job.searches == [GROW]
     job.handle(HostsFound(())).wait(LOOK_INTERVAL_S + 0.1)
     assert len(job.searches) == 2 and not job.ranks_sent(StopRequested)
-
-
-def test_a_whole_job_looks_for_nothing(simulate):
-    assert simulate(2).run().handle(StopPolled(0), StopPolled(1)).wait(10_000).searches == []
+    whole = simulate(2).run().handle(StopPolled(0), StopPolled(1)).wait(10_000)
+    assert whole.searches == []
 
 
 def test_the_ranks_are_asked_to_stop_at_a_common_step_and_the_job_has_grown(simulate):
@@ -63,7 +61,7 @@ def test_the_ranks_are_asked_to_stop_at_a_common_step_and_the_job_has_grown(simu
 
 @pytest.mark.parametrize("polls", [(), (0,)], ids=["no rank", "one of two"])
 def test_a_program_that_does_not_ask_on_all_ranks_is_left_alone_and_that_is_said_once(simulate, polls):
-    job = smaller(simulate, polls=polls)
+    job = smaller(simulate, polls=polls).listen()  # to SIGTERM, which is not meant for that
     for _ in range(3):
         job.wait(GROW).handle(H2)
     assert job.lines == ["h2 is there again; the job stays smaller, unless its program asks should_stop"]
@@ -73,11 +71,6 @@ def test_a_program_that_does_not_ask_on_all_ranks_is_left_alone_and_that_is_said
     assert len(job.searches) == searches  # what nothing would come of costs nothing
     job.handle(StopPolled(0), StopPolled(1)).wait(LOOK_INTERVAL_S + 1).handle(H2)
     assert job.ranks_sent(StopRequested) == [0, 1]
-
-
-def test_a_program_that_listens_to_sigterm_does_not_get_it_for_that(simulate):
-    job = smaller(simulate, polls=()).listen().wait(GROW + 1).handle(H2)
-    assert not job.killed
 
 
 def test_that_somebody_wants_the_end_counts_more(simulate):
@@ -113,39 +106,27 @@ def test_growing_counts_for_no_restart_and_is_no_failure():
 WHOLE = ("h1", "h1", "h2", "h2", "h3", "h3")
 
 
-def without_h2(spares=()):
-    return replace_hosts(WHOLE, spares, {"h2"}, 1, WHOLE)
+WITHOUT_H2 = replace_hosts(WHOLE, (), {"h2"}, 1, WHOLE)
+WITH_A_SPARE = replace_hosts(WHOLE, ("h4",), {"h2"}, 1, WHOLE)
+WITH_H4, WITH_H9 = (("h1", "h1", other, other, "h3", "h3") for other in ("h4", "h9"))
+PLACED = {
+    "its own host": (WITHOUT_H2, ("h2",), WHOLE, WHOLE),
+    "another host": (WITHOUT_H2, ("h9",), WITH_H9, WITH_H9),
+    "its own rather than another": (WITHOUT_H2, ("h9", "h2"), WHOLE, WHOLE),
+    "none": (WITHOUT_H2, (), ("h1", "h1", "h3", "h3"), WHOLE),
+    "one that it has": (WITHOUT_H2, ("h1",), ("h1", "h1", "h3", "h3"), WHOLE),
+    "one of two missing": (replace_hosts(WHOLE, (), {"h1", "h2"}, 1, WHOLE), ("h1",), ("h1", "h1", "h3", "h3"), WHOLE),
+    "one in whose place is a spare": (WITH_A_SPARE, ("h2",), WITH_H4, WITH_H4),
+    "one where none is missing": (HostChoice(WHOLE, whole=WHOLE), ("h9",), WHOLE, WHOLE),
+}
 
 
-@pytest.mark.parametrize(
-    ("there", "placement", "whole"),
-    [
-        (("h2",), WHOLE, WHOLE),
-        (("h9",), ("h1", "h1", "h9", "h9", "h3", "h3"), ("h1", "h1", "h9", "h9", "h3", "h3")),
-        (("h9", "h2"), WHOLE, WHOLE),
-        ((), ("h1", "h1", "h3", "h3"), WHOLE),
-        (("h1",), ("h1", "h1", "h3", "h3"), WHOLE),
-    ],
-    ids=["its own host", "another host", "its own rather than another", "none", "one that it has"],
-)
-def test_a_host_that_is_there_again_takes_the_place_of_the_missing_one(there, placement, whole):
-    choice = take_back(without_h2(), there)
+@pytest.mark.parametrize(("before", "there", "placement", "whole"), PLACED.values(), ids=PLACED)
+def test_a_host_that_is_there_again_takes_the_place_of_the_missing_one(before, there, placement, whole):
+    choice = take_back(before, there)
     assert (choice.placement, choice.whole) == (placement, whole)
-
-
-def test_of_two_missing_hosts_one_may_come_alone():
-    choice = take_back(replace_hosts(WHOLE, (), {"h1", "h2"}, 1, WHOLE), ("h1",))
-    assert choice.placement == ("h1", "h1", "h3", "h3") and choice.notes[-1] == "h1 taken back: 4 ranks on 2 hosts"
-
-
-def test_a_job_that_a_spare_host_has_made_whole_takes_nothing_back():
-    choice = without_h2(("h4",))
-    assert choice.whole == choice.placement == ("h1", "h1", "h4", "h4", "h3", "h3")
-    assert take_back(choice, ("h2",)) == choice
-
-
-def test_a_choice_without_missing_hosts_stays():
-    assert take_back(HostChoice(WHOLE, whole=WHOLE), ("h9",)).placement == WHOLE
+    if len(before.placement) < len(placement) < len(WHOLE):
+        assert choice.notes[-1] == "h1 taken back: 4 ranks on 2 hosts"
 
 
 # ---- one command on each host
@@ -169,13 +150,13 @@ def test_a_job_started_by_hand_goes_on_with_the_agents_that_are_there_and_takes_
     assert (again.agents, again.workers) == (plan.agents, plan.workers) and not again.is_smaller
 
 
-@pytest.mark.parametrize("there", [{0}, {2, 4}], ids=["fewer than --min-hosts", "not host 0"])
-def test_with_too_few_agents_it_does_not_go_on(there):
-    assert by_hand.replan_by_hand(hand_plan(min_hosts=2), there) is None
-
-
-def test_without_min_hosts_all_agents_are_needed():
-    assert by_hand.replan_by_hand(hand_plan(), {0, 2}) is None
+@pytest.mark.parametrize(
+    ("wanted", "there"),
+    [({"min_hosts": 2}, {0}), ({"min_hosts": 2}, {2, 4}), ({}, {0, 2})],
+    ids=["fewer than --min-hosts", "not host 0", "not all, without --min-hosts"],
+)
+def test_with_too_few_agents_it_does_not_go_on(wanted, there):
+    assert by_hand.replan_by_hand(hand_plan(**wanted), there) is None
 
 
 # ---- words

@@ -1,14 +1,21 @@
-"""What is found out between hosts: who can connect to whom, before the workers start, and how far clocks are apart."""
+"""What hosts find out of each other: who can connect to whom, how far clocks are apart; certificates of ranks."""
+
+import sys
 
 import pytest
-from simulation import HEAD_ADDRESS, make_registry, report
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from simulation import HEAD_ADDRESS, JOB_ID, Simulation, make_registry, report
 
+from jaxrun.controller.head import startup as startup_module
 from jaxrun.controller.head.clock_offsets import ClockOffsets
 from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.startup import Startup
 from jaxrun.errors import UnavailableError
 from jaxrun.protocol.agent_messages import ClockProbe, ClockReply, StartWorker
 from jaxrun.protocol.probe_messages import HostFacts, PeerResults, ProbePeers
+from jaxrun.protocol.worker_messages import CoordinatorReady, Join, StartCoordinator
 from jaxrun.records.event_log.actions import RecordClock, Send
 
 
@@ -140,3 +147,59 @@ def test_an_old_measurement_counts_less_than_a_fresh_one():
     assert network.offsets.offset(1, network.now).error_at(network.now) > max(0.010, 10 * error)
     network.probe(1, *[(0.001, 0.001)] * 3)
     assert network.offsets.offset(1, network.now).offset_s == pytest.approx(-0.010)
+
+
+# ---- certificates for the ranks of one attempt: who gets one, what is in it, and what is made of ranks without
+
+PEERS = f"spiffe://jaxrun/{JOB_ID}/"
+KEYS = [ec.generate_private_key(ec.SECP256R1()).public_key() for _ in range(3)]
+PUBLIC = [key.public_bytes(Encoding.X962, PublicFormat.CompressedPoint).hex() for key in KEYS]
+
+
+def with_keys(changes=()):
+    """A job of three ranks on two hosts whose coordinator is ready, where the head has not refused it."""
+    job = Simulation(3, hosts={0: "h1", 1: "h1", 2: "h2"})
+    hellos = {f"r{rank}": {"public_key": key} for rank, key in enumerate(PUBLIC)}
+    job.say_hello(**{**hellos, **dict(changes)})
+    return job.handle(CoordinatorReady(0, "10.0.0.1:4711")).wait(1)
+
+
+def given(job):
+    """The certificate of each rank."""
+    orders = {ranks: message for _, ranks, message in job.sent if isinstance(message, (StartCoordinator, Join))}
+    return {rank: message.certificate for ranks, message in orders.items() for rank in ranks}
+
+
+def test_each_rank_gets_a_certificate_for_its_own_key_that_names_it():
+    found = given(with_keys())
+    ca = x509.load_pem_x509_certificate(found[0].ca.encode())
+    assert {(one.ca, one.peers) for one in found.values()} == {(found[0].ca, PEERS)}
+    assert ca.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    for rank, key in enumerate(KEYS):
+        own = x509.load_pem_x509_certificate(found[rank].chain.encode())
+        own.verify_directly_issued_by(ca)
+        assert own.public_key() == key
+        names = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        assert names.get_values_for_type(x509.UniformResourceIdentifier) == [f"{PEERS}{rank}"]
+
+    assert given(with_keys())[0].ca != found[0].ca  # which is that of one attempt
+
+
+def test_where_a_rank_has_no_key_no_rank_gets_a_certificate(monkeypatch):
+    assert given(with_keys({"r2": {}})) == dict.fromkeys(range(3))
+    monkeypatch.delattr(startup_module, "CertificateAuthority")  # which is not made where nobody has a key
+    assert given(with_keys({f"r{rank}": {} for rank in range(3)})) == dict.fromkeys(range(3))
+
+
+@pytest.mark.parametrize("key", ["zz", "02", "02" + "ff" * 32, PUBLIC[0] * 2])
+def test_what_is_no_key_is_refused(key):
+    job = with_keys({"r1": {"public_key": key}})
+    assert given(job) == {} and job.verdict.exit_code == 65
+    assert "rank 1 sent a key that is none" in str(job.verdict)
+
+
+def test_a_launcher_without_the_package_says_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    job = with_keys()
+    assert given(job) == {} and job.verdict.exit_code == 69
+    assert "pip install cryptography. Or give --coordinator-tls off" in str(job.verdict)
