@@ -3,6 +3,7 @@
 import signal
 
 import pytest
+from simulation import IN_JAX
 
 from jaxrun.controller.head.head_state import JobPhase
 from jaxrun.controller.head.interruption import REPEATED_SIGNAL_S
@@ -10,10 +11,6 @@ from jaxrun.controller.head.worker_table import WorkerTable
 from jaxrun.protocol.agent_messages import WorkerExited
 from jaxrun.protocol.worker_messages import Exit, Interrupted, SignalHandlers
 
-IN_JAX = """Current thread 0x0001 (most recent call first):
-  File "/v/lib/python3.11/site-packages/jax/_src/array.py", line 7 in _value
-  File "/home/me/train.py", line 12 in <module>
-"""
 TERMINATION = (signal.SIGTERM, signal.SIGHUP)
 
 
@@ -22,6 +19,10 @@ def interrupted(job, *ranks):
     for rank in ranks:
         job.handle(Interrupted(rank, job.now), job.failure(rank, "KeyboardInterrupt", "", 130))
     return job
+
+
+def failed(job, rank):
+    return job.handle(job.failure(rank))
 
 
 # ---- Ctrl-C
@@ -55,39 +56,10 @@ def test_a_rank_that_the_interrupt_does_not_reach_is_shown_and_killed_after_the_
     interrupted(job.interrupt(signal.SIGINT), 0, 1).exit(130, 1).wait(10)
     assert job.kills(signal.SIGTERM) == [(5000, (2,))] and job.kills() == [(5100, (2,))]
     assert job.lines[1].startswith("rank 2 did not end within 5 s; sent SIGTERM and SIGKILL · ")
-    assert "train.py:12" in job.lines[1]
+    assert "train.py:2" in job.lines[1]
     assert job.outcome is None and job.ranks_sent(Exit) == [0]
     job.exit(130, 0)
     assert job.outcome.stacks == {2: IN_JAX} and [end.killed_by_launcher for end in job.outcome.workers] == [0, 0, 1]
-
-
-def test_a_late_rank_that_cannot_say_where_it_is_is_killed_as_well(simulate):
-    job = simulate(2).run().interrupt(signal.SIGINT)
-    job.answers = False
-    interrupted(job, 0).wait(10)
-    assert job.kills() == [(6000, (1,))]
-
-
-def test_handlers_may_take_longer_than_the_grace_but_not_for_ever(simulate):
-    job = simulate(2).run().interrupt(signal.SIGINT)
-    job.handle(Interrupted(0, 0.0), Interrupted(1, 0.0)).wait(29)
-    assert not job.kills()
-    job.wait(10)
-    assert job.kills() == [(30_100, (0, 1))]
-
-
-def test_a_program_with_its_own_handler_of_sigint_has_as_long_as_one_with_handlers_of_the_exception(simulate):
-    job = simulate(2).run().handle(SignalHandlers(1, True, False)).interrupt(signal.SIGINT)
-    interrupted(job, 0).wait(29)
-    assert not job.kills()
-
-
-def test_late_rank_0_is_killed_last_as_jax_aborts_the_others_without_it(simulate):
-    job = simulate(3).run().interrupt(signal.SIGINT)
-    job.handle(Interrupted(1, 0.0), Interrupted(2, 0.0)).wait(10)
-    assert job.kills(signal.SIGTERM) == [(5000, (0,))] and not job.kills()
-    interrupted(job, 1, 2).exit(130, 1, 2).wait(3)
-    assert job.kills() == [(11_000, (0,))] and job.outcome.reason == "interrupted"
 
 
 @pytest.mark.parametrize("first", [signal.SIGINT, *TERMINATION])
@@ -133,71 +105,88 @@ def test_ranks_that_listen_get_sigterm_and_are_killed_after_the_grace(simulate, 
     ]
 
 
-def test_the_notice_has_thirty_seconds_by_default(simulate):
-    job = simulate(2).run().listen().interrupt(signal.SIGTERM).wait(40)
-    assert job.kills() == [(30_100, (0, 1))]
+# ---- whom SIGTERM and SIGKILL reach at which millisecond, and how the job has ended
 
 
-def test_once_the_last_that_listens_has_ended_the_others_have_only_the_grace(simulate):
-    job = simulate(3).run().listen(0, 1).interrupt(signal.SIGTERM).wait(1)
-    job.done(0).wait(1)
-    job.done(1).wait(10)
-    assert job.kills() == [(7100, (2,))] and job.ranks_sent(Exit) == [1]
+def ctrl_c(job, *caught):
+    """Ctrl-C, which raises KeyboardInterrupt in these ranks and ends their programs."""
+    return interrupted(job.run().interrupt(signal.SIGINT), *caught)
 
 
-def test_a_job_that_ends_well_after_sigterm_was_preempted(simulate):
-    job = simulate(2).run().listen().interrupt(signal.SIGTERM).wait(1)
-    job.done(0, 1).exit(0, 1).exit(0, 0)
-    assert job.ranks_sent(Exit) == [1, 0]
-    assert job.outcome.reason == "preempted" and not job.kills()
+def reached(job, *ranks):
+    """KeyboardInterrupt is raised in these ranks, whose programs catch it."""
+    return job.handle(*(Interrupted(rank, job.now) for rank in ranks))
 
 
-def test_ranks_that_were_done_before_sigterm_get_none_and_count_as_succeeded(simulate):
-    job = simulate(3).run().listen().done(1).interrupt(signal.SIGTERM)
-    assert job.kills(signal.SIGTERM) == [(0, (0, 2))]
-    job.done(0, 2).exit(0, 1, 2).exit(0, 0)
-    assert job.outcome.reason == "preempted"
+def warned(job, *listening, signum=signal.SIGTERM):
+    return job.run().listen(*listening).interrupt(signum)
 
 
-@pytest.mark.parametrize(
-    ("signum", "statuses"), [(signal.SIGINT, (0, 0)), (signal.SIGTERM, (0, 3)), (signal.SIGTERM, (0, -15))]
-)
-def test_any_other_end_after_a_signal_is_an_interruption(simulate, signum, statuses):
-    job = simulate(2).run().listen().interrupt(signum)
-    job.exit(statuses[0], 0).exit(statuses[1], 1)
-    assert job.outcome.reason == "interrupted"
+def mute(job):
+    job.answers = False
+    return job
 
 
-def test_a_failure_while_terminating_does_not_stop_the_others(simulate):
-    job = simulate(2).run().listen().interrupt(signal.SIGTERM)
-    job.handle(job.failure(1)).exit(1, 1)
-    job.wait(1).done(0).exit(0, 0)
-    assert not job.kills() and job.outcome.reason == "interrupted"
-    assert job.outcome.workers[1].failure is not None
+ENDS = {
+    "a rank that cannot say where it is": (
+        2, {}, lambda job: ctrl_c(mute(job), 0), [(5000, (1,))], [(6000, (1,)), (30_000, (0,))], "interrupted",
+    ),
+    "handlers that go on for ever": (
+        2, {}, lambda job: reached(ctrl_c(job), 0, 1), [(30_000, (0, 1))], [(30_100, (0, 1))], "interrupted",
+    ),
+    "a program with its own handler of SIGINT": (
+        2, {}, lambda job: interrupted(job.run().handle(SignalHandlers(1, True, False)).interrupt(signal.SIGINT), 0),
+        [(30_000, (1,))], [(30_100, (1,)), (35_101, (0,))], "interrupted",
+    ),
+    "rank 0 is late, without which JAX aborts the others": (
+        3, {}, lambda job: interrupted(reached(ctrl_c(job), 1, 2).wait(10), 1, 2).exit(130, 1, 2),
+        [(5000, (0,))], [(11_000, (0,))], "interrupted",
+    ),
+    "Ctrl-C and exits with 0": (2, {}, lambda job: ctrl_c(job).exit(0, 0, 1), [], [], "interrupted"),
+    "SIGTERM, which has thirty seconds": (
+        2, {}, warned, [(0, (0, 1)), (30_000, (0, 1))], [(30_100, (0, 1))], "interrupted",
+    ),
+    "the last that listens has ended": (
+        3, {}, lambda job: warned(job, 0, 1).wait(1).done(0).wait(1).done(1),
+        [(0, (0, 1, 2)), (7000, (2,))], [(7100, (2,)), (12_101, (0, 1))], "interrupted",
+    ),
+    "all end well": (
+        2, {}, lambda job: warned(job).wait(1).done(0, 1).exit(0, 1).exit(0, 0), [(0, (0, 1))], [], "preempted",
+    ),
+    "a rank was done before": (
+        3, {},
+        lambda job: job.run().listen().done(1).interrupt(signal.SIGTERM).done(0, 2).exit(0, 1, 2).exit(0, 0),
+        [(0, (0, 2))], [], "preempted",
+    ),
+    "SIGTERM and a status": (2, {}, lambda job: warned(job).exit(0, 0).exit(3, 1), [(0, (0, 1))], [], "interrupted"),
+    "death by SIGTERM": (2, {}, lambda job: warned(job).exit(0, 0).exit(-15, 1), [(0, (0, 1))], [], "interrupted"),
+    "a failure, which stops no others": (
+        2, {}, lambda job: failed(warned(job), 1).exit(1, 1).wait(1).done(0).exit(0, 0),
+        [(0, (0, 1))], [], "interrupted",
+    ),
+    "Slurm's warning of a job that goes on": (
+        2, {"requeue": True}, lambda job: warned(job, 0, signum=signal.SIGUSR2).done(0, 1).exit(0, 1).exit(0, 0),
+        [(0, (0, 1))], [], "preempted",
+    ),
+    "a failure after the warning": (
+        2, {"requeue": True}, lambda job: failed(warned(job, signum=signal.SIGUSR2), 0).done(1).exit(0, 1).exit(1, 0),
+        [(0, (0, 1))], [], "interrupted",
+    ),
+    **{
+        f"{name} of a job that goes on and had to be killed": (
+            2, {"requeue": True}, lambda job, signum=signum: job.run().interrupt(signum).exit(-9, 0, 1),
+            [], [(0, (0, 1))], "preempted",
+        )
+        for name, signum in (("SIGTERM", signal.SIGTERM), ("SIGUSR2", signal.SIGUSR2))
+    },
+}  # fmt: skip
 
 
-# ---- a job that Slurm starts again
-
-
-def test_the_warning_of_a_job_that_goes_on_is_told_as_a_preemption(simulate):
-    job = simulate(2, requeue=True).run()
-    job.handle(SignalHandlers(0, False, True)).interrupt(signal.SIGUSR2)
-    assert job.killed == [(0.0, signal.SIGTERM, (0, 1))]
-    job.done(0, 1).exit(0, 1).exit(0, 0)
-    assert job.outcome.reason == "preempted" and job.outcome.signum == signal.SIGUSR2
-
-
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR2])
-def test_a_job_that_goes_on_is_preempted_even_if_it_had_to_be_killed(simulate, signum):
-    job = simulate(2, requeue=True).run().interrupt(signum).exit(-9, 0, 1)
-    assert job.outcome.reason == "preempted" and job.outcome.unheard
-
-
-def test_a_rank_that_fails_of_itself_after_the_warning_is_no_preemption(simulate):
-    job = simulate(2, requeue=True).run()
-    job.handle(SignalHandlers(0, False, True), SignalHandlers(1, False, True)).interrupt(signal.SIGUSR2)
-    job.handle(job.failure(0, "ValueError", "no room", 1)).done(1).exit(0, 1).exit(1, 0)
-    assert job.outcome.reason == "interrupted"
+@pytest.mark.parametrize(("size", "options", "happen", "warned_at", "killed_at", "reason"), ENDS.values(), ids=ENDS)
+def test_a_job_that_is_asked_to_end_ends_in_time(simulate, size, options, happen, warned_at, killed_at, reason):
+    job = happen(simulate(size, **options)).wait(40)
+    assert (job.kills(signal.SIGTERM), job.kills()) == (warned_at, killed_at)
+    assert job.outcome.reason == reason
 
 
 # ---- the head's table of workers
