@@ -69,36 +69,24 @@ class Server:
                 self._serve(connection)
 
 
-def head(token=TOKEN, version=HANDSHAKE_VERSION, proof=""):
-    """A head with this token; `proof` replaces the proof that it would send."""
-
-    def serve(connection):
-        nonce = auth.new_nonce()
-        connection.sendall(encode(Challenge(version, nonce)))
-        codec = MessageDecoder(message_types(auth.ToServer))
-        answers = []
-        while not answers and (data := connection.recv(4096)):
-            answers = codec.feed(data)
-        if not answers:
-            return
-        answer = answers[0]
-        right = auth.make_proof(token, "client", answer.rank, nonce, answer.nonce)
-        if not proof and not auth.proofs_equal(right, answer.proof):
-            connection.sendall(encode(Rejected("it does not know the token of this job")))
-            connection.close()
-            return
-        own = auth.make_proof(token, "server", answer.rank, nonce, answer.nonce)
-        connection.sendall(encode(Welcome(proof or own)))
-
-    return serve
+def head(connection):
+    """Serves an agent of the job, as its head does."""
+    nonce = auth.new_nonce()
+    connection.sendall(encode(Challenge(HANDSHAKE_VERSION, nonce)))
+    codec = MessageDecoder(message_types(auth.ToServer))
+    answers = []
+    while not answers and (data := connection.recv(4096)):
+        answers = codec.feed(data)
+    for answer in answers:
+        connection.sendall(encode(Welcome(auth.make_proof(TOKEN, "server", answer.rank, nonce, answer.nonce))))
 
 
 def sends(*messages, close=False):
-    """A stranger that sends these bytes."""
+    """A stranger that sends these messages, or bytes."""
 
     def serve(connection):
         for message in messages:
-            connection.sendall(message)
+            connection.sendall(message if isinstance(message, bytes) else encode(message))
         if close:
             connection.close()
 
@@ -142,9 +130,9 @@ def closed():
         yield Address(*bound.getsockname())
 
 
-def reach(*addresses, rank=1, token=TOKEN, timeout=60.0):
-    """Connects; returns the head's port."""
-    found = connect(lambda: HeadAddress(token, addresses), rank, timeout)
+def reach(*addresses, timeout=60.0):
+    """Connects rank 1; returns the head's port."""
+    found = connect(lambda: HeadAddress(TOKEN, addresses), 1, timeout)
     with found.connection:
         return found.connection.getpeername()[1]
 
@@ -158,33 +146,34 @@ def fail(*addresses, timeout=60.0):
 
 @pytest.mark.usefixtures("one_round", "no_stagger")
 def test_the_head_is_reached_at_once_also_by_ipv6_and_by_name_and_behind_ports_that_refuse(listen, closed):
-    right, six = listen(head()), listen(head(), ip="::1")
+    right, six = listen(head), listen(head, ip="::1")
     assert reach(right.address) == reach(*[closed] * 5, right.address) == right.address.port
     assert reach(Address("localhost", right.address.port)) == right.address.port
     assert reach(six.address) == six.address.port
 
 
+CHALLENGE = Challenge(HANDSHAKE_VERSION, "ab" * 32)
 STRANGERS = {
     "hangs up": (sends(close=True), "closed the connection: it is of another job, or not a head of jaxrun"),
     "speaks HTTP": (sends(b"HTTP/1.1 400 Bad Request\r\n\r\n"), "answers, but is not a head of jaxrun"),
     "speaks SSH": (sends(b"SSH-2.0-OpenSSH_9.2\r\n"), "answers, but is not a head of jaxrun"),
-    "sends what is none": (
-        sends(encode(Challenge(HANDSHAKE_VERSION, "x")).replace(b"Chall", b"Shell")),
-        "but is not a head of jaxrun",
-    ),
+    "sends what is none": (sends(encode(CHALLENGE).replace(b"Chall", b"Shell")), "but is not a head of jaxrun"),
     "is of another version": (
-        head(version=HANDSHAKE_VERSION + 1),
+        sends(Challenge(HANDSHAKE_VERSION + 1, "")),
         f"speaks version {HANDSHAKE_VERSION + 1} of the channel, this agent 1",
     ),
-    "is the head of another job": (head(token="00" * 32), "refuses: it does not know the token of this job"),
-    "claims to be it": (head(proof="ab" * 32), "answers, but does not know this job's token"),
+    "is the head of another job": (
+        sends(CHALLENGE, Rejected("it does not know the token of this job")),
+        "refuses: it does not know the token of this job",
+    ),
+    "claims to be it": (sends(CHALLENGE, Welcome("ab" * 32)), "answers, but does not know this job's token"),
 }
 
 
 @pytest.mark.parametrize(("serve", "text"), STRANGERS.values(), ids=STRANGERS)
 @pytest.mark.usefixtures("one_round")
 def test_a_stranger_on_the_first_address_is_skipped_and_the_error_says_how_it_answered(listen, serve, text):
-    stranger, right = listen(serve), listen(head())
+    stranger, right = listen(serve), listen(head)
     assert reach(stranger.address, right.address) == right.address.port
     assert stranger.count == 1
     error = fail(stranger.address)
@@ -194,28 +183,28 @@ def test_a_stranger_on_the_first_address_is_skipped_and_the_error_says_how_it_an
 
 SILENT = {
     "says nothing": sends(),
-    "says half a challenge": sends(encode(Challenge(HANDSHAKE_VERSION, "n"))[:-3]),
-    "cannot be answered in Unicode": sends(encode(Challenge(HANDSHAKE_VERSION, "\ud800"))),
+    "says half a challenge": sends(encode(CHALLENGE)[:-3]),
+    "cannot be answered in Unicode": sends(Challenge(HANDSHAKE_VERSION, "\ud800")),
 }
 
 
 @pytest.mark.parametrize("serve", SILENT.values(), ids=SILENT)
 @pytest.mark.usefixtures("one_round")
 def test_a_silent_stranger_costs_no_more_than_the_stagger(listen, serve):
-    silent, right = listen(serve), listen(head())
+    silent, right = listen(serve), listen(head)
     assert reach(silent.address, right.address) == right.address.port
 
 
 @pytest.mark.usefixtures("one_round")
 def test_dead_addresses_delay_by_the_stagger_each(listen, blackhole):
-    right = listen(head())
+    right = listen(head)
     assert reach(blackhole, blackhole, UNROUTABLE, right.address) == right.address.port
 
 
 @pytest.mark.parametrize("dead", [False, True])
 def test_a_head_that_listens_later_is_found_also_beside_a_dead_address(listen, closed, blackhole, dead):
     began = time.monotonic()
-    timer = threading.Timer(0.6, lambda: listen(head(), port=closed.port))
+    timer = threading.Timer(0.6, lambda: listen(head, port=closed.port))
     timer.start()
     try:
         assert reach(*[blackhole] * dead, closed) == closed.port
@@ -225,7 +214,7 @@ def test_a_head_that_listens_later_is_found_also_beside_a_dead_address(listen, c
 
 
 def test_the_heads_address_may_become_known_later(listen):
-    right = listen(head())
+    right = listen(head)
     addresses = iter([None, HeadAddress(TOKEN, ()), HeadAddress(TOKEN, (right.address,))])
     found = connect(lambda: next(addresses), 0, 60.0)
     found.connection.close()
