@@ -119,12 +119,12 @@ USED = (signal.SIGUSR1, signal.SIGTERM)
 
 
 @pytest.fixture
-def usr2():
-    """A handler that somebody else has installed."""
-    seen = []
-    before = signal.signal(signal.SIGUSR2, lambda *_: seen.append(1))
-    yield seen
-    signal.signal(signal.SIGUSR2, before)
+def install():
+    """install(SIGNAL, HANDLER), until the test ends."""
+    before = []
+    yield lambda signum, handler: before.append((signum, signal.signal(signum, handler)))
+    for signum, handler in before:
+        signal.signal(signum, handler)
 
 
 def _readable(pipe):
@@ -151,30 +151,21 @@ def test_handlers_and_descriptors_are_given_back():
     assert len(os.listdir("/proc/self/fd")) == len(descriptors)
 
 
-def test_signals_with_handlers_of_others_are_not_reported(usr2):
+def test_signals_that_others_handle_or_that_were_ignored_at_the_start_are_not_reported(install):
+    seen = []
+    install(signal.SIGUSR2, lambda *_: seen.append(1))
+    install(signal.SIGUSR1, signal.SIG_IGN)
     with SignalPipe(USED) as pipe:
-        os.kill(os.getpid(), signal.SIGUSR2)
-        assert pipe.receive() == []
-    assert usr2 == [1]
+        for signum in (signal.SIGUSR1, signal.SIGUSR2):
+            os.kill(os.getpid(), signum)
+        assert pipe.receive() == [] and signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
+    assert seen == [1]
 
 
-def test_signals_that_the_launcher_was_started_to_ignore_stay_ignored():
-    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    try:
-        with SignalPipe(USED) as pipe:
-            os.kill(os.getpid(), signal.SIGUSR1)
-            assert pipe.receive() == [] and signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-
-
-def test_sigchld_is_taken_even_if_it_was_ignored():
+def test_sigchld_is_taken_even_if_it_was_ignored(install):
     # Whoever ignores it cannot wait for its children: they vanish without a status.
-    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    try:
-        with SignalPipe((signal.SIGCHLD,)) as pipe:
-            pid = os.posix_spawn("/bin/sh", ["sh", "-c", "exit 3"], {})
-            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
-            assert pipe.receive() == [signal.SIGCHLD]
-    finally:
-        signal.signal(signal.SIGCHLD, before)
+    install(signal.SIGCHLD, signal.SIG_IGN)
+    with SignalPipe((signal.SIGCHLD,)) as pipe:
+        pid = os.posix_spawn("/bin/sh", ["sh", "-c", "exit 3"], {})
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
+        assert pipe.receive() == [signal.SIGCHLD]

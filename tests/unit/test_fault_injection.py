@@ -94,17 +94,13 @@ def test_where_only_its_peers_fail_a_rank_that_was_paused_is_still_the_cause(sim
     assert job.lines[-1] == "rank 1 failed; stopping 2 others"
 
 
-@pytest.mark.parametrize("end", ["all done", "failure", "SIGTERM"])
+@pytest.mark.parametrize(
+    "end",
+    [lambda job: job.done(0, 1), lambda job: job.handle(job.failure(0)), lambda job: job.interrupt(15)],
+    ids=["all done", "failure", "SIGTERM"],
+)
 def test_no_fault_comes_to_a_job_that_is_ending(simulate, end):
-    job = simulate(2, chaos="kill:1@1s", grace=5.0).run()
-    match end:
-        case "all done":
-            job.done(0, 1)
-        case "failure":
-            job.handle(job.failure(0))
-        case "SIGTERM":
-            job.interrupt(15)
-    assert job.wait(3).injected == []
+    assert end(simulate(2, chaos="kill:1@1s", grace=5.0).run()).wait(3).injected == []
 
 
 def test_faults_that_come_too_late_are_reported(simulate):

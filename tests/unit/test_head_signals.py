@@ -18,39 +18,33 @@ from jaxrun.records.event_log.events import LauncherSignalled, Requested, Resume
 TERMINAL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+def fails(job, rank):
+    return job.handle(job.failure(rank))
+
+
+# What the job does until the signal; whom SIGKILL reaches when, and how it has ended.
+AT_ONCE = {
+    "nothing was started": (lambda job: job, [], "interrupted"),
+    "ranks start": (lambda job: job.spawn(), [(0, (0, 1, 2))], "interrupted"),
+    "ranks join": (lambda job: job.join(), [(0, (0, 1, 2))], "interrupted"),
+    "the cause is looked for": (lambda job: fails(job.run(), 1).wait(0.01), [(10, (0, 1, 2))], "failed"),
+    "exit handlers have their grace": (
+        lambda job: fails(job.run(), 1).wait(1), [(30, (2,)), (1000, (0, 1))], "failed",
+    ),
+    "all is done": (lambda job: job.run().done(0, 1, 2), [(0, (0, 1, 2))], "ok"),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("signum", TERMINAL)
-@pytest.mark.parametrize("stage", ["spawn", "join"])
-def test_before_the_program_runs_a_signal_kills_at_once(simulate, stage, signum):
-    job = getattr(simulate(2), stage)().interrupt(signum).wait(1)
-    assert job.kills() == [(0, (0, 1))] and job.kills(signal.SIGTERM) == []
-    assert job.outcome.reason == "interrupted" and job.outcome.signum == signum
-
-
-def test_a_signal_before_anything_was_started_ends_the_job(simulate):
-    job = simulate(2).interrupt(signal.SIGINT)
-    assert job.outcome.reason == "interrupted" and job.statuses == [None, None] and not job.killed
-
-
-@pytest.mark.parametrize("signum", TERMINAL)
-def test_a_signal_while_the_cause_is_looked_for_kills_at_once_and_keeps_the_failure(simulate, signum):
-    job = simulate(3).run()
-    job.handle(job.failure(1)).wait(0.01).interrupt(signum).wait(1)
-    assert job.kills() == [(10, (0, 1, 2))]
-    assert job.outcome.reason == "failed"
-    assert not job.outcome.workers[1].killed_by_launcher
-
-
-def test_a_signal_during_the_grace_of_exit_handlers_kills_them(simulate):
-    job = simulate(2).run()
-    job.handle(job.failure(1)).wait(1).interrupt(signal.SIGINT).wait(1)
-    assert job.kills(signal.SIGSTOP) == [(30, (0,))]
-    assert job.kills() == [(1000, (0, 1))]
-    assert job.outcome.reason == "failed"
-
-
-def test_a_signal_when_all_is_done_only_hastens_the_end(simulate):
-    job = simulate(2).run().done(0, 1).interrupt(signal.SIGINT).wait(1)
-    assert job.kills() == [(0, (0, 1))] and job.outcome.reason == "ok"
+@pytest.mark.parametrize(("prepare", "kills", "reason"), AT_ONCE.values(), ids=AT_ONCE)
+def test_unless_the_program_runs_a_signal_kills_at_once_and_a_failure_stays_one(
+    simulate, prepare, kills, reason, signum
+):
+    job = prepare(simulate(3)).interrupt(signum).wait(1)
+    assert (job.kills(), job.kills(signal.SIGTERM), job.outcome.reason) == (kills, [], reason)
+    assert job.outcome.signum == (signum if reason == "interrupted" else 0)
+    if reason == "failed":
+        assert not job.outcome.workers[1].killed_by_launcher
 
 
 @pytest.mark.parametrize("late", ["words", "done"])
@@ -89,20 +83,6 @@ def test_sigquit_shows_the_stacks_and_changes_nothing(simulate):
     (text,) = job.lines
     assert "2 groups" in text and "train.py:2" in text
     assert job.head.phase is JobPhase.RUNNING and not job.killed
-
-
-def test_while_ranks_have_a_grace_a_line_says_whom_the_end_waits_for(simulate):
-    job = simulate(3).run().interrupt(signal.SIGINT).wait(2.5).done(0).exit(0, 0).wait(1)
-    assert job.statuses_shown[1:] == [
-        (2.0, "waiting for ranks 0-2 to end; SIGKILL in 28 s"),
-        (3.0, "waiting for ranks 1-2 to end; SIGKILL in 27 s"),
-    ]
-
-
-def test_after_a_failure_the_line_names_the_ranks_whose_exit_handlers_run(simulate):
-    job = simulate(3).run()
-    job.handle(job.failure(1)).wait(2.5)
-    assert [text for _, text in job.statuses_shown[1:]] == ["waiting for rank 1 to end; SIGKILL in 3 s"]
 
 
 def test_stacks_are_requested_only_from_ranks_that_can_show_them(simulate):
@@ -193,13 +173,21 @@ UNANSWERED = {
     "a failure of another rank": ({}, failure_of_rank_0, EndReason.FAILED, 10.03, (0,)),
     "its own failure": ({}, failure_of_rank_1, EndReason.FAILED, 15.03, (1,)),
     "the end of the program": ({}, lambda job: job.run().done(0, 1), EndReason.OK, 15.0, ()),
+    "Ctrl-C and another": (
+        {},
+        lambda job: job.run().interrupt(signal.SIGINT).wait(1).interrupt(signal.SIGINT),
+        EndReason.INTERRUPTED,
+        1 + UNANSWERED_HURRY_S,
+        (),
+    ),
+    "Ctrl-C after SIGTERM": (
+        {},
+        lambda job: job.run().interrupt(signal.SIGTERM).wait(5).interrupt(signal.SIGINT),
+        EndReason.INTERRUPTED,
+        5.0,
+        (),
+    ),
 }
-
-
-def named(job, seconds=UNANSWERED_S):
-    assert job.outcome.unanswered == (1,)
-    report = format_report(job.verdict, None)
-    return f"rank 1 (h2) did not answer: no end was reported within {seconds:.0f} s of SIGKILL" in report
 
 
 @pytest.mark.parametrize(("limits", "happen", "reason", "ended_s", "culprits"), UNANSWERED.values(), ids=UNANSWERED)
@@ -208,28 +196,32 @@ def test_a_job_ends_without_an_agent_that_does_not_answer(simulate, limits, happ
     happen(job)
     job.wait(60)
     assert (job.outcome.reason, round(job.finished_at, 2)) == (reason, ended_s)
-    assert job.verdict.culprits == culprits
-    assert named(job)
+    assert (job.verdict.culprits, job.outcome.unanswered) == (culprits, (1,))
+    waited_s = {5.0: 5.0, 1 + UNANSWERED_HURRY_S: UNANSWERED_HURRY_S}.get(ended_s, UNANSWERED_S)
+    report = format_report(job.verdict, None)
+    assert f"rank 1 (h2) did not answer: no end was reported within {waited_s:.0f} s of SIGKILL" in report
 
 
-def test_a_second_ctrl_c_does_not_wait_for_an_agent_that_does_not_answer(simulate):
-    job = with_stuck_rank_1(simulate).run().interrupt(signal.SIGINT).wait(1).interrupt(signal.SIGINT).wait(60)
-    assert job.finished_at == pytest.approx(1 + UNANSWERED_HURRY_S)
-    assert named(job, UNANSWERED_HURRY_S)
+WAITING = {
+    "the grace": (
+        lambda job: job.interrupt(signal.SIGINT).wait(2.5).done(0).exit(0, 0),
+        ["ranks 0-1 (h1, h2) to end; SIGKILL in 28 s", "rank 1 (h2) to end; SIGKILL in 27 s"],
+    ),
+    "exit handlers": (
+        lambda job: fails(job, 1).wait(2.5),
+        [f"rank 1 (h2) to end; SIGKILL in {left} s" for left in (3, 2)],
+    ),
+    "an agent that does not answer": (
+        lambda job: job.interrupt(signal.SIGTERM).wait(2.5),
+        [f"rank 1 (h2) to end, which was sent SIGKILL; jaxrun gives it up in {left} s" for left in (8, 7)],
+    ),
+}
 
 
-def test_a_signal_shortens_the_wait_of_a_job_that_has_been_killed_already(simulate):
-    job = with_stuck_rank_1(simulate).run().interrupt(signal.SIGTERM).wait(5)
-    assert job.outcome is None
-    job.interrupt(signal.SIGINT).wait(0.1)
-    assert job.finished_at == pytest.approx(5.0) and job.outcome.signum == signal.SIGTERM
-
-
-def test_who_is_waited_for_is_shown_meanwhile(simulate):
-    job = with_stuck_rank_1(simulate).run().interrupt(signal.SIGTERM).wait(3)
-    assert "waiting for rank 1 (h2) to end, which was sent SIGKILL; jaxrun gives it up in 8 s" in [
-        text for _, text in job.statuses_shown
-    ]
+@pytest.mark.parametrize(("happen", "lines"), WAITING.values(), ids=WAITING)
+def test_whom_the_end_waits_for_is_shown_meanwhile(simulate, happen, lines):
+    job = happen(with_stuck_rank_1(simulate).run()).wait(1)
+    assert [text for _, text in job.statuses_shown[1:]] == [f"waiting for {line}" for line in lines]
 
 
 def test_late_ranks_are_named_also_where_their_stacks_come_after_they_were_killed(simulate):

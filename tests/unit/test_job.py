@@ -212,13 +212,13 @@ def test_what_is_no_program_is_refused_with_the_reason(tmp_path, monkeypatch, na
 
 @pytest.fixture
 def package(tmp_path):
-    """pkg/__main__.py and pkg/sub/job.py; importing any part of it fails."""
-    (tmp_path / "pkg" / "sub").mkdir(parents=True)
-    for folder in (tmp_path / "pkg", tmp_path / "pkg" / "sub"):
-        (folder / "__init__.py").write_text("raise SystemExit('imported')")
-    (tmp_path / "pkg" / "__main__.py").touch()
-    (tmp_path / "pkg" / "sub" / "job.py").touch()
-    (tmp_path / "plain.py").touch()
+    """The packages pkg and pkg.sub, whose import fails, and space, which has no __init__.py; the module plain."""
+    for folder in ("pkg/sub", "space/deep", "space/app"):
+        (tmp_path / folder).mkdir(parents=True)
+    for folder in ("pkg", "pkg/sub"):
+        (tmp_path / folder / "__init__.py").write_text("raise SystemExit('imported')")
+    for file in ("plain.py", "pkg/__main__.py", "pkg/sub/job.py", "space/deep/job.py", "space/app/__main__.py"):
+        (tmp_path / file).touch()
     return tmp_path
 
 
@@ -228,34 +228,17 @@ def package(tmp_path):
         ("plain", "plain.py"),
         ("pkg", "pkg/__main__.py"),
         ("pkg.sub.job", "pkg/sub/job.py"),
-        ("pkg.sub", None),
-        ("pkg.gone", None),
-    ],
-)
-def test_a_modules_source_is_found_without_importing_its_package(package, name, source):
-    assert find_module(name, str(package)) == (package / source if source else None)
-
-
-@pytest.mark.parametrize(
-    ("name", "source"),
-    [
         ("space.deep.job", "space/deep/job.py"),
         ("space.app", "space/app/__main__.py"),
-        ("space.deep", None),
-        ("space.gone.job", None),
-        ("space.run", None),
+        # Python itself refuses these when the rank runs them.
+        *((name, None) for name in ("pkg.sub", "pkg.gone", "space.deep", "space.gone.job", "space.run")),
     ],
 )
 @pytest.mark.parametrize("installed", [False, True])
-def test_folders_between_need_no_init_file(tmp_path, monkeypatch, name, source, installed):
-    """None is for what Python itself refuses when the rank runs it."""
-    for folder, file in (("deep", "job.py"), ("app", "__main__.py")):
-        (tmp_path / "space" / folder).mkdir(parents=True)
-        (tmp_path / "space" / folder / file).touch()
+def test_a_modules_source_is_found_without_importing_its_package(package, monkeypatch, name, source, installed):
     if installed:
-        monkeypatch.syspath_prepend(tmp_path)
-    found = find_module(name, str(tmp_path.parent if installed else tmp_path))
-    assert found == (tmp_path / source if source else None)
+        monkeypatch.syspath_prepend(package)
+    assert find_module(name, str(package.parent if installed else package)) == (package / source if source else None)
 
 
 def test_a_finder_that_raises_does_not_stop_the_look_ahead(tmp_path, monkeypatch):
