@@ -31,11 +31,7 @@ from jaxrun.protocol.codec import MessageDecoder, encode
 from jaxrun.protocol.probe_messages import FabricFacts, Gpus, Machine
 from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, ProgramDetailsRequest, RankQuery, RankReply
 from jaxrun.protocol.worker_messages import CoordinatorReady, Done
-from jaxrun.records.event_log.actions import (
-    Finish,
-    Send,
-    SignalRanks,
-)
+from jaxrun.records.event_log.actions import Finish, Send, SignalRanks
 from jaxrun.records.event_log.event_log import format_line
 from jaxrun.records.event_log.events import (
     AgentLost,

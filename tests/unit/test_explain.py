@@ -105,24 +105,21 @@ def test_a_job_without_a_verdict_shows_how_far_it_had_come(tmp_path):
     assert "came last to 90 % of calls, by 20 ms on average: the others waited 30 % of the time; it was in" in text
 
 
-def test_damaged_lines_are_left_out_and_counted(tmp_path):
+def test_damaged_lines_are_left_out_and_counted_and_a_damaged_verdict_is_told(tmp_path):
     lines = job(2)
     damaged = [*lines, lines[0][:20], "\x00\x00", "[1]", '{"event": {"type": "Done"}}', lines[1].replace("rank", "r")]
-    text = explain_run(run_dir(tmp_path / "run", damaged))
+    path = run_dir(tmp_path / "run", damaged)
+    (path / "verdict.json").write_text(verdict_file.to_json(VERDICT)[:40])
+    text = explain_run(path)
     assert text.endswith("(left out: 5 unreadable lines of events.jsonl)")
     assert table(damaged) == table(lines)
+    assert f"the verdict in {path / 'verdict.json'} cannot be read" in text
 
 
 def test_a_log_of_another_format_is_refused(tmp_path):
     path = run_dir(tmp_path / "run", ['{"format": 2}', *job(1)])
     with pytest.raises(UsageError, match=r"events.jsonl: it is of format 2, and this jaxrun reads format 1\."):
         explain_run(path)
-
-
-def test_a_damaged_verdict_is_reported_as_damaged(tmp_path):
-    path = run_dir(tmp_path / "run", job(2))
-    (path / "verdict.json").write_text(verdict_file.to_json(VERDICT)[:40])
-    assert f"the verdict in {path / 'verdict.json'} cannot be read" in explain_run(path)
 
 
 def test_a_job_that_started_nothing_is_explained_too(tmp_path):

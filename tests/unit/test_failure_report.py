@@ -217,22 +217,16 @@ def _run_thread(target, name):
     thread.join()
 
 
-def test_a_failing_thread_is_reported_and_still_printed(hook):
+def test_a_failing_thread_is_reported_and_still_printed_and_one_that_exits_is_not_reported(hook):
     channel = _Channel()
     failure_report.report_thread_failures(channel, 2)
     _run_thread(lambda: 1 / 0, "loader\udcff")
+    _run_thread(lambda: sys.exit(3), "quitter")
     (words,) = channel.sent
     assert isinstance(words, ThreadFailed)
     assert (words.rank, words.thread, words.error) == (2, "loader\\udcff", "ZeroDivisionError")
     assert words.traceback.endswith("ZeroDivisionError: division by zero\n")
-    assert [args.exc_type for args in hook] == [ZeroDivisionError]
-
-
-def test_a_thread_that_exits_is_not_reported(hook):
-    channel = _Channel()
-    failure_report.report_thread_failures(channel, 2)
-    _run_thread(lambda: sys.exit(3), "quitter")
-    assert channel.sent == []
+    assert [args.exc_type for args in hook] == [ZeroDivisionError, SystemExit]
 
 
 def test_a_thread_is_printed_also_when_it_cannot_be_reported(hook):

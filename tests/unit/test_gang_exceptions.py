@@ -52,17 +52,14 @@ def remote(error, rank=0, *, host="h1", time=1.0, home=None, data=None, notes=()
     return RemoteFailure.from_rank(rank, host, content)
 
 
-def test_one_failure_is_raised_as_itself():
+def test_one_failure_is_raised_as_itself_and_the_remote_traceback_is_shown_above_ours():
     error = combined_exception([remote(Own("x", 3), rank=2, host="h3")])
     assert type(error) is Own and error.args == ("x", 3)
     assert (error.rank, error.host, error.ranks) == (2, "h3", (2,))
     assert not hasattr(error, "__notes__")
-
-
-def test_the_remote_traceback_is_shown_above_ours():
-    shown = "".join(traceback.format_exception(combined_exception([remote(ValueError("bad"), rank=2, host="h3")])))
-    assert 'rank 2 (h3):\n  File "train.py", line 3, in step\nValueError: bad\n"""' in shown
-    assert "direct cause" in shown and shown.rstrip().endswith("ValueError: bad")
+    shown = "".join(traceback.format_exception(error))
+    assert 'rank 2 (h3):\n  File "train.py", line 3, in step\nOwn: (\'x\', 3)\n"""' in shown
+    assert "direct cause" in shown and shown.rstrip().endswith("Own: ('x', 3)")
 
 
 def test_the_same_of_several_ranks_is_raised_once():

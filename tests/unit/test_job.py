@@ -139,7 +139,6 @@ def test_an_env_file_is_read_as_shells_write_it():
     ("line", "message"),
     [
         ("just words", "job.env:2: NAME=VALUE is expected, not 'just words'"),
-        ("1A=x", "job.env:2:"),
         ('A="open', 'job.env:2: the quote " is not closed'),
         ("A='x'y", "job.env:2: the quote ' is not closed, or something follows"),
         ("JAXRUN_SIZE=3", "job.env:2: JAXRUN_SIZE cannot be given"),
