@@ -1,4 +1,7 @@
-"""`simulate`: a head with a clock and a kernel of its own. Puts this directory on the path, for the helpers in it."""
+"""`simulate`: a head with a clock and a kernel of its own. `plans`: those of the command line.
+
+Puts this directory on the path, for the helpers in it.
+"""
 
 import os
 import sys
@@ -28,3 +31,12 @@ settings.load_profile("jaxrun")
 def simulate():
     """Makes a Simulation."""
     return Simulation
+
+
+@pytest.fixture
+def plans(monkeypatch):
+    """Collects the plans that the command line would run; the job's exit code is then 42."""
+    collected = []
+    run = "jaxrun.controller.supervisor.run.run"
+    monkeypatch.setattr(run, lambda plan, environ, early_server: collected.append(plan) or 42)
+    return collected

@@ -26,19 +26,8 @@ def here(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def plans(monkeypatch):
-    """Collects the plans that would be run; the job's exit code is then 42."""
-    collected = []
-    monkeypatch.setattr(
-        "jaxrun.controller.supervisor.run.run", lambda plan, environ, early_server: collected.append(plan) or 42
-    )
-    return collected
-
-
-@pytest.fixture
 def run_raises(monkeypatch):
     """run_raises(ERROR): to run a plan raises it."""
-
     return lambda error: monkeypatch.setattr("jaxrun.controller.supervisor.run.run", Mock(side_effect=error))
 
 

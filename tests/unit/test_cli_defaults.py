@@ -21,12 +21,8 @@ def project(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def job(monkeypatch):
+def job(plans):
     """job(WORDS…) → the Job that would be run."""
-    plans = []
-    monkeypatch.setattr(
-        "jaxrun.controller.supervisor.run.run", lambda plan, environ, early_server: plans.append(plan) or 42
-    )
 
     def run(*words):
         assert main([*words, "train.py"]) == 42
@@ -103,9 +99,8 @@ def test_a_wrong_default_is_refused_with_its_place(project, monkeypatch, capsys,
 
 
 @pytest.fixture
-def ask(project, monkeypatch, capsys):
+def ask(project, plans, capsys):
     """ask(TEXT, WORDS…) → what is printed before the job of train.py, whose text is TEXT, is run with these words."""
-    monkeypatch.setattr("jaxrun.controller.supervisor.run.run", lambda plan, environ, early_server: 42)
 
     def run(text, *words):
         Path("train.py").write_text(text)

@@ -34,12 +34,6 @@ def check(found, *, host=lambda rank: "h1", platform="cpu", devices=None, of_hel
     return check_device_reports(found, hellos(len(found), host, of_hellos), expected)
 
 
-@pytest.mark.parametrize("count", [1, 8])
-def test_a_uniform_job_is_not_refused(count):
-    assert compare_hellos(hellos(count, each)) == ""
-    assert check(reports(count, devices=2), host=each, devices=2) == ""
-
-
 # ---- hellos
 
 DIFFERENT = {
@@ -76,14 +70,22 @@ def test_processes_that_differ_are_refused_with_a_table(found, text):
     assert compare_hellos(found) == text + SAME
 
 
-@pytest.mark.parametrize("name", ["CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"])
-def test_hosts_may_number_their_devices_differently(name):
-    assert compare_hellos(hellos(2, changes={1: {"environment": {"XLA_FLAGS": "--xla_a", name: "0,1"}}})) == ""
+ALIKE = {
+    "one process": hellos(1, each),
+    "processes on hosts of their own": hellos(8, each),
+    **{
+        f"{name}, by which hosts number their devices": hellos(
+            2, changes={1: {"environment": {"XLA_FLAGS": "--xla_a", name: "0,1"}}}
+        )
+        for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+    },
+    "partitions": hellos(2, changes={rank: {"environment": {"JAX_PARTITION_INDEX": str(rank)}} for rank in range(2)}),
+}
 
 
-def test_partition_indices_may_differ():
-    changes = {rank: {"environment": {"JAX_PARTITION_INDEX": str(7 * rank)}} for rank in range(2)}
-    assert compare_hellos(hellos(2, changes=changes)) == ""
+@pytest.mark.parametrize("found", ALIKE.values(), ids=ALIKE)
+def test_processes_that_may_differ_so_are_not_refused(found):
+    assert compare_hellos(found) == ""
 
 
 # ---- device reports
@@ -168,8 +170,9 @@ def test_a_foreign_coordinator_is_reported_first():
 
 
 @pytest.mark.parametrize(("asked", "platform"), [("cuda", "gpu"), ("rocm", "gpu"), ("tpu", "tpu"), ("cpu", "cpu")])
-def test_jax_names_platforms_its_own_way(asked, platform):
-    assert check(reports(2, platform=platform), platform=asked) == ""
+def test_a_uniform_job_is_not_refused_whose_platform_jax_names_its_own_way(asked, platform):
+    for count in (1, 8):
+        assert check(reports(count, devices=2, platform=platform), host=each, devices=2, platform=asked) == ""
 
 
 def test_missing_ranks_are_named():

@@ -290,6 +290,3 @@ def test_a_rank_that_went_on_without_a_finished_one_is_stopped_soon(record):
 def test_off_reads_nothing(simulate):
     job = simulate(3, lockstep="off").run().wait(1000)
     assert not job.queries and job.head.deadline() is None
-
-
-# ---- scale

@@ -125,13 +125,6 @@ def test_a_job_that_ends_while_its_stacks_are_taken_has_ended_well(simulate):
     assert job.outcome.reason == "ok"
 
 
-def test_rank_0_after_its_failure_report_may_exit_once_the_others_have_ended(simulate):
-    job = simulate(3).run()
-    job.handle(job.failure(0)).wait(1)
-    assert job.kills() == [(30, (1, 2))]
-    assert [(ranks, type(message)) for _, ranks, message in job.sent][-1] == ((0,), Exit)
-
-
 # ---- agents that are stopped, or whose hosts hang: they report nothing any more
 
 HOSTS = {0: "h1", 1: "h2"}
