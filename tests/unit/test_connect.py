@@ -181,24 +181,13 @@ def test_a_stranger_on_the_first_address_is_skipped_and_the_error_says_how_it_an
     assert f"{stranger.address} " in error and text in error
 
 
-SILENT = {
-    "says nothing": sends(),
-    "says half a challenge": sends(encode(CHALLENGE)[:-3]),
-    "cannot be answered in Unicode": sends(Challenge(HANDSHAKE_VERSION, "\ud800")),
-}
-
-
-@pytest.mark.parametrize("serve", SILENT.values(), ids=SILENT)
 @pytest.mark.usefixtures("one_round")
-def test_a_silent_stranger_costs_no_more_than_the_stagger(listen, serve):
-    silent, right = listen(serve), listen(head)
-    assert reach(silent.address, right.address) == right.address.port
-
-
-@pytest.mark.usefixtures("one_round")
-def test_dead_addresses_delay_by_the_stagger_each(listen, blackhole):
+def test_silent_strangers_and_dead_addresses_cost_no_more_than_the_stagger(listen, blackhole):
+    says_nothing, says_half = listen(sends()), listen(sends(encode(CHALLENGE)[:-3]))
+    cannot_be_answered_in_unicode = listen(sends(Challenge(HANDSHAKE_VERSION, "\ud800")))
+    silent = [server.address for server in (says_nothing, says_half, cannot_be_answered_in_unicode)]
     right = listen(head)
-    assert reach(blackhole, blackhole, UNROUTABLE, right.address) == right.address.port
+    assert reach(*silent, blackhole, UNROUTABLE, right.address) == right.address.port
 
 
 @pytest.mark.parametrize("dead", [False, True])

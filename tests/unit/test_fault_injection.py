@@ -110,15 +110,6 @@ def test_faults_that_come_too_late_are_reported(simulate):
     assert job.lines == ["the job was over before --chaos kill:0@0.2s, kill:1@5s, pause:0@9s"]
 
 
-def test_a_rank_that_has_ended_cannot_be_met(simulate):
-    job = simulate(3, chaos="pause:0-2@1s").run()
-    job.done(0, 1, 2).exit(0, 1, 2)
-    assert job.injected == []
-    job = simulate(3, chaos="pause:0-2@1s").run().exit(0, 2).wait(1)
-    assert job.injected == [(1.0, "pause", (0, 1))]
-    assert job.lines[0] == "rank 2 cannot be stopped by SIGSTOP (19), as --chaos asked: it does not run"
-
-
 def test_a_fault_that_cannot_be_injected_is_reported_and_not_blamed(simulate):
     job = simulate(2, chaos="pause:1@1s").run().wait(1).handle(FaultNotInjected(1, "pause", "it is forbidden"))
     assert job.lines[-1] == "rank 1 could not be stopped by SIGSTOP (19): it is forbidden; the job goes on"

@@ -81,17 +81,9 @@ def test_which_ranks_may_be_forks(spec, forks):
     assert spec.may_fork is forks
 
 
-@pytest.mark.parametrize(
-    ("spec", "text"),
-    [
-        (GangSpec(), "gang"),
-        (GangSpec(processes=4), "gang of 4"),
-        (GangSpec(processes=4, devices=2), "gang of 4 x 2 devices"),
-        (GangSpec(devices=2, backend="slurm"), "gang x 2 devices by slurm"),
-    ],
-)
-def test_a_gangs_name_describes_its_spec(spec, text):
-    assert str(spec) == text
+def test_a_gangs_name_describes_its_spec():
+    assert (str(GangSpec()), str(GangSpec(processes=4, devices=2))) == ("gang", "gang of 4 x 2 devices")
+    assert str(GangSpec(devices=2, backend="slurm")) == "gang x 2 devices by slurm"
 
 
 def test_a_spec_is_a_value_and_options_are_words_or_a_line_of_them():
