@@ -172,21 +172,15 @@ ENGINE_AND_ENV = {"open-mpi": OPEN_MPI_5, "hydra": MPICH, "mvapich": MVAPICH, "f
 ENGINES = pytest.mark.parametrize("engine", CLUSTER_ENVS, ids=lambda engine: engine.key)
 
 
+@pytest.mark.parametrize("value", [None, "", "x", "-1", "1.0", " 1", "0x1", "\u0661", "9" * 30])
 @ENGINES
-def test_a_missing_variable_is_named(engine):
-    whole = ENGINE_AND_ENV[engine.key]
+def test_a_missing_variable_and_an_invalid_number_are_named(engine, value):
     for name in (engine.rank_variable, engine.size_variable):
-        with pytest.raises(UnavailableError, match=f"{name} is not set, but {engine.title.split(' (')[0]}"):
-            read_rank_info(engine.key, {key: value for key, value in whole.items() if key != name})
-
-
-@pytest.mark.parametrize("value", ["", "x", "-1", "1.0", " 1", "0x1", "\u0661", "9" * 30])
-@ENGINES
-def test_an_invalid_number_is_named_with_its_value(engine, value):
-    for name in (engine.rank_variable, engine.size_variable):
+        environ = ENGINE_AND_ENV[engine.key] | {name: value}
         with pytest.raises(UnavailableError) as refused:
-            read_rank_info(engine.key, ENGINE_AND_ENV[engine.key] | {name: value})
-        assert str(refused.value).startswith(f"{name}={value!r} is not a whole number")
+            read_rank_info(engine.key, {key: text for key, text in environ.items() if text is not None})
+        missing = f"{name} is not set, but {engine.title.partition(' (')[0]}"
+        assert str(refused.value).startswith(missing if value is None else f"{name}={value!r} is not a whole number")
 
 
 @ENGINES
