@@ -240,13 +240,6 @@ def test_a_failure_before_the_hello_is_a_failure(simulate):
     assert job.statuses == [-9, 0]
 
 
-def test_a_rank_that_reported_its_failure_does_not_count_as_stopped(simulate):
-    job = simulate(2).run()
-    job.handle(job.failure(1)).wait(10)
-    ends = [(end.rank, end.status, end.killed_by_launcher) for end in job.outcome.workers]
-    assert ends == [(0, -9, True), (1, -9, False)]
-
-
 def test_an_end_keeps_all_that_is_known_of_a_worker(simulate):
     job = simulate(2, hosts={0: "h1", 1: "h2"}).run().wait(3)
     thread = ThreadFailed(1, 3.0, "Loader-1", "OSError", "Traceback\n")
