@@ -30,22 +30,6 @@ def current():
     return calls.current_call()
 
 
-def test_an_interrupt_ends_the_function_and_not_the_rank(serve):
-    def sleeping():
-        current().send("asleep")
-        time.sleep(60)
-
-    def call(caller):
-        caller.run(sleeping)
-        caller.receive()
-        caller.interrupt()
-        kind, failure = caller.receive()
-        caller.run(lambda: "next", number=2, interrupts=1)
-        return kind, failure["error"], caller.receive()
-
-    assert serve(call) == (GangMessageKind.EXCEPTION, "KeyboardInterrupt", (GangMessageKind.RESULT, "next"))
-
-
 @pytest.mark.filterwarnings("ignore:os.fork")  # where another test has started JAX's backend
 def test_a_process_that_the_function_forks_is_interrupted_as_under_python(serve):
     def forking():
@@ -72,19 +56,23 @@ def test_while_nothing_runs_there_is_nothing_to_interrupt(serve):
     assert serve(call) == (GangMessageKind.RESULT, "next")
 
 
+def sleeping():
+    current().send("asleep")
+    time.sleep(60)
+
+
 INTERRUPTS = {
-    "from elsewhere while it works": (True, 0),
-    "from elsewhere while it is idle": (False, 0),
-    "faster than the function it is meant for": (False, 1),
+    "by the caller while it works": (lambda caller: (caller.run(sleeping), caller.receive(), caller.interrupt()), 1),
+    "from elsewhere while it works": (lambda caller: caller.run(signal.raise_signal, signal.SIGINT), 0),
+    "from elsewhere while it is idle": (lambda caller: (caller.interrupt(), caller.run(time.sleep, 60)), 0),
+    "faster than the function it is meant for": (lambda caller: (caller.interrupt(), caller.run(time.sleep, 60)), 1),
 }
 
 
-@pytest.mark.parametrize(("working", "sent"), INTERRUPTS.values(), ids=INTERRUPTS)
-def test_an_interrupt_hits_one_function_at_most(serve, working, sent):
+@pytest.mark.parametrize(("interrupt", "sent"), INTERRUPTS.values(), ids=INTERRUPTS)
+def test_an_interrupt_ends_one_function_at_most_and_not_the_rank(serve, interrupt, sent):
     def call(caller):
-        if not working:
-            caller.interrupt()
-        caller.run(signal.raise_signal, signal.SIGINT) if working else caller.run(time.sleep, 60)
+        interrupt(caller)
         received = [caller.receive()[1]["error"]]
         for number in (2, 3):
             caller.run(lambda: "undisturbed", number=number, interrupts=sent)
