@@ -15,7 +15,7 @@ from jaxrun.protocol.probe_messages import Machine
 from jaxrun.protocol.stop_messages import PollCount, StopAt, StopPolled, StopReached, StopRequested
 from jaxrun.records.event_log.events import HostsFound
 from jaxrun.spec.backends import by_hand
-from jaxrun.spec.backends.remote_plan import HostChoice, replace_hosts, take_back
+from jaxrun.spec.backends.remote_plan import replace_hosts, take_back
 from jaxrun.spec.job.job import Job
 from jaxrun.text import format_sizes
 
@@ -106,27 +106,30 @@ def test_growing_counts_for_no_restart_and_is_no_failure():
 WHOLE = ("h1", "h1", "h2", "h2", "h3", "h3")
 
 
-WITHOUT_H2 = replace_hosts(WHOLE, (), {"h2"}, 1, WHOLE)
-WITH_A_SPARE = replace_hosts(WHOLE, ("h4",), {"h2"}, 1, WHOLE)
 WITH_H4, WITH_H9 = (("h1", "h1", other, other, "h3", "h3") for other in ("h4", "h9"))
+TWO = ("h1", "h1", "h3", "h3")
+# The hosts that were lost, the spare ones, and those that are there again.
 PLACED = {
-    "its own host": (WITHOUT_H2, ("h2",), WHOLE, WHOLE),
-    "another host": (WITHOUT_H2, ("h9",), WITH_H9, WITH_H9),
-    "its own rather than another": (WITHOUT_H2, ("h9", "h2"), WHOLE, WHOLE),
-    "none": (WITHOUT_H2, (), ("h1", "h1", "h3", "h3"), WHOLE),
-    "one that it has": (WITHOUT_H2, ("h1",), ("h1", "h1", "h3", "h3"), WHOLE),
-    "one of two missing": (replace_hosts(WHOLE, (), {"h1", "h2"}, 1, WHOLE), ("h1",), ("h1", "h1", "h3", "h3"), WHOLE),
-    "one in whose place is a spare": (WITH_A_SPARE, ("h2",), WITH_H4, WITH_H4),
-    "one where none is missing": (HostChoice(WHOLE, whole=WHOLE), ("h9",), WHOLE, WHOLE),
+    "its own host": ({"h2"}, (), ("h2",), WHOLE, WHOLE),
+    "another host": ({"h2"}, (), ("h9",), WITH_H9, WITH_H9),
+    "its own rather than another": ({"h2"}, (), ("h9", "h2"), WHOLE, WHOLE),
+    "none": ({"h2"}, (), (), TWO, WHOLE),
+    "one that it has": ({"h2"}, (), ("h1",), TWO, WHOLE),
+    "one of two missing": ({"h1", "h2"}, (), ("h1",), TWO, WHOLE),
+    "one in whose place is a spare": ({"h2"}, ("h4",), ("h2",), WITH_H4, WITH_H4),
+    "one where none is missing": (set(), (), ("h9",), WHOLE, WHOLE),
 }
 
 
-@pytest.mark.parametrize(("before", "there", "placement", "whole"), PLACED.values(), ids=PLACED)
-def test_a_host_that_is_there_again_takes_the_place_of_the_missing_one(before, there, placement, whole):
+@pytest.mark.parametrize(("lost", "spares", "there", "placement", "whole"), PLACED.values(), ids=PLACED)
+def test_a_host_that_is_there_again_takes_the_place_of_the_missing_one(lost, spares, there, placement, whole):
+    before = replace_hosts(WHOLE, spares, lost, 1, WHOLE)
     choice = take_back(before, there)
     assert (choice.placement, choice.whole) == (placement, whole)
-    if len(before.placement) < len(placement) < len(WHOLE):
+    if lost == {"h1", "h2"}:
         assert choice.notes[-1] == "h1 taken back: 4 ranks on 2 hosts"
+    if spares:
+        assert choice == before
 
 
 # ---- one command on each host
