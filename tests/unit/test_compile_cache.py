@@ -225,26 +225,22 @@ def test_what_is_not_this_users_alone_is_neither_used_nor_emptied(own, tmp_path,
         assert (victim / "shared" / "k").read_bytes() == b"theirs"
 
 
-def test_a_link_in_the_place_of_the_next_attempt_is_not_followed(own, tmp_path):
-    os.close(directories.open_shared_directory(directories.shared_directory("a1", 1, "h1")))
-    victim = tmp_path / "victim"
-    victim.mkdir(mode=0o700)
-    (victim / "file").touch()
-    for name in ("a1-2-h1", "a1-anything"):  # though nobody else can make them any more
-        (own / name).symlink_to(victim)
-    directories.remove_shared_directory("a1-2-h1")
-    directories.remove_all_of_job("a1")
-    assert (victim / "file").exists()
-    assert not (own / "a1-1-h1").exists()  # the links have kept nothing else from being removed
-
-
-def test_all_of_a_job_is_removed_and_nothing_else(own):
+def test_all_of_a_job_is_removed_and_nothing_else_and_no_link_is_followed(own, tmp_path):
     for job, attempt, host in (("a1", 1, "h/1"), ("a1", 2, "h2"), ("a12", 1, "h1")):
         name = directories.shared_directory(job, attempt, host)
         os.close(directories.open_shared_directory(name))
         (own / name / "file").touch()
+    victim, links = tmp_path / "victim", [own / "a1-3-h1", own / "a1-anything"]
+    victim.mkdir(mode=0o700)
+    (victim / "file").touch()
+    for link in links:  # though nobody else can make them any more
+        link.symlink_to(victim)
+    directories.remove_shared_directory("a1-3-h1")
     directories.remove_all_of_job("a1")
-    assert [path.name for path in own.iterdir()] == ["a12-1-h1"]
+    assert (victim / "file").exists()
+    assert {*own.iterdir()} == {own / "a12-1-h1", *links}  # which have kept nothing else from being removed
+    for link in links:
+        link.unlink()
     directories.remove_all_of_job("a12")
     assert not own.exists()
 
