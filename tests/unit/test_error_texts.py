@@ -57,35 +57,30 @@ def test_an_unknown_text_is_not_explained(text):
     assert lookup.find_explanation(text, text) == lookup.Explanation()
 
 
-def test_an_exception_is_known_by_its_message_before_the_rest_of_its_chain():
-    chain = (
-        'Traceback (most recent call last):\n  File "a.py", line 1, in f\n'
-        "RuntimeError: can't start new thread\n\n"
-        "During handling of the above exception, another exception occurred:\n\n"
-    )
-    assert "other processes" in lookup.explain_worker(raised(REMOTE, f"{chain}RuntimeError: {REMOTE}\n")).means
-    known = lookup.explain_worker(raised("cannot load shard", f"{chain}ValueError: cannot load\n"))
-    assert "no further thread" in known.means
+CHAIN = (
+    'Traceback (most recent call last):\n  File "a.py", line 1, in f\n'
+    "RuntimeError: can't start new thread\n\n"
+    "During handling of the above exception, another exception occurred:\n\n"
+)
+SOURCE_LINE = f'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    raise E("{REMOTE}")\nE: other\n'
+THREAD = ThreadFailed(0, 0.0, "Loader", "RuntimeError", "Traceback:\nRuntimeError: can't start new thread\n")
+EVIDENCE = {
+    "an exception's message before its chain": (raised(REMOTE, f"{CHAIN}RuntimeError: {REMOTE}\n"), "other processes"),
+    "its chain": (raised("cannot load shard", f"{CHAIN}ValueError: cannot load\n"), "no further thread"),
+    "neither a source line nor the log of a rank that raised": (raised("other", SOURCE_LINE, tail=MISMATCH), ""),
+    "stderr without an exception": (died(-signal.SIGABRT, stderr_tail=MISMATCH), "16 bytes came where 8"),
+    "stderr with a SystemExit": (raised("", tail=MISMATCH, error="SystemExit"), "16 bytes came where 8"),
+    "not that of a rank that was killed": (died(-signal.SIGKILL, stderr_tail=MISMATCH), ""),
+    "nor that of one that was terminated": (died(-signal.SIGTERM, stderr_tail=MISMATCH), ""),
+    "nor that of one that was lost": (died(None, stderr_tail=MISMATCH, lost_reason="it is off"), ""),
+    "a thread that died before its rank": (died(-signal.SIGSEGV, thread_failures=(THREAD,)), "no further thread"),
+}
 
 
-def test_a_source_line_in_a_traceback_and_the_log_of_a_rank_that_raised_are_no_evidence():
-    traceback = f'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    raise E("{REMOTE}")\nE: other\n'
-    assert lookup.explain_worker(raised("other", traceback, tail=MISMATCH)).means == ""
-
-
-def test_stderr_explains_a_rank_without_an_exception():
-    assert "16 bytes came where 8" in lookup.explain_worker(died(-signal.SIGABRT, stderr_tail=MISMATCH)).means
-    assert "16 bytes came where 8" in lookup.explain_worker(raised("", tail=MISMATCH, error="SystemExit")).means
-
-
-@pytest.mark.parametrize(("status", "lost_reason"), [(-signal.SIGKILL, ""), (-signal.SIGTERM, ""), (None, "it is off")])
-def test_stderr_of_a_rank_that_was_killed_from_outside_or_lost_is_ignored(status, lost_reason):
-    assert lookup.explain_worker(died(status, stderr_tail=MISMATCH, lost_reason=lost_reason)).means == ""
-
-
-def test_a_thread_that_died_before_its_rank_is_evidence():
-    thread = ThreadFailed(0, 0.0, "Loader", "RuntimeError", "Traceback:\nRuntimeError: can't start new thread\n")
-    assert "no further thread" in lookup.explain_worker(died(-signal.SIGSEGV, thread_failures=(thread,))).means
+@pytest.mark.parametrize(("worker", "means"), EVIDENCE.values(), ids=EVIDENCE)
+def test_what_explains_the_end_of_a_rank(worker, means):
+    found = lookup.explain_worker(worker).means
+    assert means in found and bool(means) is bool(found)
 
 
 def test_of_a_consequence_only_texts_that_name_a_cause_are_believed():
