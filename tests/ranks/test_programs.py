@@ -43,31 +43,6 @@ def test_selfcheck_ends_with_a_sentence_when_a_collective_is_wrong(
     assert message in str(ended.value) and "of rank 0: the devices do not compute together." in str(ended.value)
 
 
-def test_parallel_eval_says_what_equals_vmap_and_ends_with_a_sentence_where_something_does_not(
-    monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    import jax
-
-    program("parallel_eval").main()
-    *lines, last = capsys.readouterr().out.splitlines()
-    assert [line.split("(")[0].strip() for line in lines] == [
-        "convolution",
-        "convolution of the sharded output",
-        "one window for all rows",
-        "normalised convolution",
-        "vmap of 2 rows in each device",
-    ]
-    assert all(line.endswith("equals vmap") for line in lines)
-    assert last == "all equal to vmap on one device: 4 device(s) in 1 process(es)"
-
-    right = jax.shard_map
-    monkeypatch.setattr(jax, "shard_map", lambda f, **options: right(lambda *a: 2 * f(*a), **options))
-    with pytest.raises(SystemExit) as ended:
-        program("parallel_eval").main()
-    assert "convolution gave [[22.0, 40.0, 58.0]]" in str(ended.value)
-    assert "of rank 0, but vmap on one device gives [[11.0, 20.0, 29.0]]" in str(ended.value)
-
-
 @pytest.mark.jax_version
 def test_regression_finds_the_line(capsys: Any) -> None:
     program("regression").main(["--no-plot"], {})

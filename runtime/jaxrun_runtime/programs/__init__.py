@@ -1,7 +1,6 @@
 """Example programs: each is complete, short, and uses public JAX only.
 
     jaxrun -n 4 -m jaxrun_runtime.programs.selfcheck       check that all devices compute together
-    jaxrun -n 4 -m jaxrun_runtime.programs.parallel_eval   one function on many devices
     jaxrun -n 4 -m jaxrun_runtime.programs.regression      data-parallel training, written out with shard_map
     jaxrun -n 4 -m jaxrun_runtime.programs.train DIR       data-parallel training, left to jit, that survives
 
