@@ -14,7 +14,7 @@ from pathlib import Path
 
 from machine import PROGRAMS, Done, Failed, Machine, run, used_memory
 
-from jaxrun.analysis.verdict.known_errors.lookup import explain_unavailable
+from jaxrun.analysis.verdict.error_lookup import explain_unavailable
 
 _STALL = 10  # seconds without progress, after which the job is to be stopped
 _STARTS = 3  # of each kind

@@ -16,9 +16,9 @@ from jaxrun.analysis.lockstep.compare import find_lags
 from jaxrun.analysis.lockstep.divergence import Divergence
 from jaxrun.analysis.verdict import phrasing
 from jaxrun.analysis.verdict.deadlocks import SAME_STEPS, explain_deadlock
+from jaxrun.analysis.verdict.error_lookup import explain_unavailable
 from jaxrun.analysis.verdict.exit_code import exit_code
 from jaxrun.analysis.verdict.failure import describe_job_failure, find_told_fault
-from jaxrun.analysis.verdict.known_errors.lookup import explain_unavailable
 from jaxrun.analysis.verdict.stack_text import find_place, format_snapshot, format_straggler
 from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.protocol.flight_file import DIVERGENCE_ERROR

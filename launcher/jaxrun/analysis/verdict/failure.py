@@ -9,7 +9,7 @@ from jaxrun.analysis.diagnosis.consequences import Fate
 from jaxrun.analysis.diagnosis.outcome import InjectedFault, JobOutcome, WorkerOutcome
 from jaxrun.analysis.diagnosis.root_cause import Culpability, collateral, culpability, find_culprits, find_first_failure
 from jaxrun.analysis.verdict import phrasing
-from jaxrun.analysis.verdict.known_errors.lookup import explain_worker
+from jaxrun.analysis.verdict.error_lookup import explain_worker
 from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.protocol.flight_file import DIVERGENCE_ERROR
 from jaxrun.text import has_several_hosts

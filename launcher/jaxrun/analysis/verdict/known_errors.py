@@ -1,29 +1,118 @@
-"""Known errors of the launch commands (mpirun, srun, ssh), which cannot start agents, and of GPUs, limits, networks."""
+"""Error texts of JAX, hosts and launchers, each with its cause and what to do: one table, whose first match decides."""
 
 from __future__ import annotations
 
-from jaxrun.analysis.verdict.known_errors import KnownError
+import re
+from dataclasses import dataclass
 
+
+@dataclass(frozen=True, slots=True)
+class KnownError:
+    """A text that is known, its cause, and what to do.
+
+    pattern:        a regular expression; every repetition has a bound and none is nested, so that a search is linear
+    means, advice:  one sentence each, the cause and what to type; groups of the pattern may stand in them: "{size}"
+    link:           documentation or an issue; may be empty
+    is_root:        whether the text names a cause although it comes with a broken connection between hosts
+
+    Texts that explain themselves need no entry, nor do those that jaxrun writes, nor errors that any user of
+    one process meets: JAX's own text is enough there.
+    """
+
+    pattern: str
+    means: str
+    advice: str
+    link: str = ""
+    is_root: bool = False
+
+    def search(self, text: str) -> re.Match[str] | None:
+        return re.search(self.pattern, text)
+
+
+_DOCS = "https://docs.jax.dev/en/latest"
 _ISSUES = "https://github.com/jax-ml/jax/issues"
-_MEMORY = "https://docs.jax.dev/en/latest/gpu_memory_allocation.html"
+_IN_STEP = "every rank must make the same calls in the same order: what here depends on the rank, or on its data?"
 _SSH_TRY = "from the host where jaxrun runs, `ssh HOST true` must work for each host without any question."
 _PYTHON_TRY = "start jaxrun with a Python that all hosts have at the same path: on a shared disk, or installed alike."
 
-_LAUNCH_COMMANDS = (
-    KnownError(
-        "no-jaxrun",
+KNOWN_ERRORS = {
+    # ---- a program's arrays, meshes, shardings and collective calls
+    "several-slices": KnownError(
+        r"does not support multi-slice topologies",
+        "jax.make_mesh takes the hosts for separate slices, and refuses a mesh over several of them.",
+        "no --make-mesh jax; or jax.sharding.Mesh(numpy.array(jax.devices()).reshape(shape), names).",
+        f"{_ISSUES}/37769",
+    ),
+    "devices-set-late": KnownError(
+        r"jax_num_cpu_devices config should be updated before backends are initialized",
+        "JAX has its devices before the program's first line, so their number cannot be changed in it.",
+        "take that line out of the program, and type jaxrun -d N.",
+    ),
+    "joined-late": KnownError(
+        r"jax\.distributed\.initialize\(\) must be called before any JAX",
+        "a process can join a job only before it uses JAX; jaxrun has done it before the program's first line.",
+        "take the program's own calls of jax.distributed.shutdown() and initialize() out.",
+    ),
+    "no-stdin": KnownError(
+        r"EOF when reading a line",
+        "one rank has jaxrun's standard input, rank 0 or that of --stdin RANK; the others find nothing to read.",
+        "read it on that rank, and send it on: jax.experimental.multihost_utils.broadcast_one_to_all.",
+    ),
+    "not-addressable": KnownError(
+        r"spans non-addressable \(non process local\) devices",
+        "a part of that array lies in other processes, and this one cannot read it.",
+        "multihost_utils.process_allgather(x, tiled=True) on every rank, or x.addressable_shards for the own part.",
+        f"{_DOCS}/_autosummary/jax.experimental.multihost_utils.process_allgather.html",
+    ),
+    "local-data-size": KnownError(
+        (
+            r"In dimension (?P<axis>\d+), the process data has (?P<size>\d+) elements\. "
+            r"Process addresses (?P<own>\d+) elements"
+        ),
+        "this process gave {size} entries of axis {axis}, but its devices hold {own}.",
+        "give each process its own {own} entries (jaxrun_runtime.shard cuts them out), or all of them.",
+        f"{_DOCS}/multi_process.html",
+    ),
+    "differs-between-ranks": KnownError(
+        r"is not the same on each process",
+        "jax.device_put to devices of several processes wants equal arrays in all, and these differ (NaNs always do).",
+        "jax.make_array_from_process_local_data for data that differ; else one random seed, and no float64 or int64.",
+        f"{_DOCS}/multi_process.html",
+    ),
+    "cross-host-transfer": KnownError(
+        r"does not support cross-host device transfers|Cross-host transfers are not supported by this backend",
+        "jax.device_put would have to send the array to another process, which this platform cannot do.",
+        "jax.make_array_from_callback makes it where it is wanted; jit(f, out_shardings=...) moves it between ranks.",
+        f"{_DOCS}/multi_process.html",
+    ),
+    "sync-names": KnownError(
+        r"sync_global_devices name mismatch \('(?P<name>[^'\n]{1,100})'\)",
+        "the ranks have come to different points of the program: this one is at '{name}'.",
+        _IN_STEP,
+    ),
+    "numpy-into-jit": KnownError(
+        r"Passing non-trivial shardings for numpy inputs is not allowed",
+        "a NumPy array is this process's alone, and cannot stand for a part of a global one.",
+        "jax.make_array_from_process_local_data(sharding, x) before the call.",
+        f"{_DOCS}/multi_process.html",
+    ),
+    "collective-mismatch": KnownError(
+        r"(?P<got>\d+) vs (?P<wants>\d+)\. Received data size doesn't match expected size",
+        "the ranks are in different steps, or their shapes differ: {got} bytes came where {wants} were expected.",
+        f"print shapes on every rank, as in an uneven last batch; {_IN_STEP}",
+    ),
+    # ---- launch commands
+    "no-jaxrun": KnownError(
         r"No module named '?jaxrun(?:_runtime)?\b",
         "a host's Python does not have jaxrun.",
         _PYTHON_TRY,
     ),
-    KnownError(
-        "no-python",
+    "no-python": KnownError(
         r"(?:execvp error on file |execve\(\): )(?P<file>[^\s:]{1,200})",
         "{file} is not there on every host of the job, or may not be run.",
         _PYTHON_TRY,
     ),
-    KnownError(
-        "no-executable",
+    "no-executable": KnownError(
         (
             r"(?s)(?:could not\s{1,80}access\s{1,80}an executable|specified executable file)"
             r".{0,900}?Executable: (?P<file>\S{1,200})"
@@ -31,126 +120,101 @@ _LAUNCH_COMMANDS = (
         "{file} is not there on every host of the job, or may not be run.",
         _PYTHON_TRY,
     ),
-    KnownError(
-        "slots",
+    "slots": KnownError(
         r"not enough slots available|number of available slots when deciding",
         "mpirun was asked for more processes than the hosts have slots.",
         "fewer (-n), more slots (-H h1:8,h2:8), or --mpi-args '--map-by :OVERSUBSCRIBE'.",
         "https://docs.open-mpi.org/en/v5.0.8/launching-apps/scheduling.html",
     ),
-    KnownError(
-        "unknown-host",
+    "unknown-host": KnownError(
         r"Could not resolve hostname (?P<host>[^\s:]{1,100})",
         "the host {host} is unknown: it is mistyped, or not in DNS or /etc/hosts.",
         "`getent hosts {host}`; then correct -H or the hostfile.",
     ),
-    KnownError(
-        "ssh-key",
+    "ssh-key": KnownError(
         r"Permission denied \((?:publickey|password|keyboard)",
         "a host does not let ssh in without a password.",
         f"ssh-copy-id HOST; {_SSH_TRY}",
     ),
-    KnownError(
-        "not-on-path",
+    "not-on-path": KnownError(
         r"(?:bash|sh): (?:line )?(?:\d+: )?(?P<what>\S{1,200}): (?:command )?not found",
         "{what} is not in the PATH that a command gets over ssh on that host.",
         "--mpirun /full/path/to/mpirun, which the other hosts then use too; or set PATH where the shell starts.",
     ),
-    KnownError(
-        "mpi-leftovers",
+    "mpi-leftovers": KnownError(
         r"PMIx server's listener thread failed to start|Daemon exit status: 213",
         "Open MPI cannot use its session directory: a killed job has left one of the same name, or the disk is "
         "full or read-only.",
         "`rm -r /tmp/prted.* /tmp/ompi.*` on each host, while no Open MPI job of yours runs there; or another TMPDIR.",
     ),
-    KnownError(
-        "mpi-daemon",
+    "mpi-daemon": KnownError(
         r"daemon failed to report back|(?:inability to create a connection back|TCP connection\s{1,80}back)",
         "mpirun could not start its helper on another host, or the helper could not call back.",
         f"{_SSH_TRY} The same MPI there? Another network: --interface NAME.",
     ),
-)
-
-_GPUS = (
-    KnownError(
-        "gpu-twice",
+    # ---- GPUs
+    "gpu-twice": KnownError(
         r"Duplicate GPU detected ?: rank (?P<one>\d+) and rank (?P<two>\d+) both on CUDA device (?P<gpu>\w+)",
         "ranks {one} and {two} use the same GPU ({gpu}), and NCCL does not connect two ranks on one.",
         "no more processes on a host than it has GPUs: jaxrun -n N, --processes-per-host N.",
         "https://github.com/NVIDIA/nccl/issues/1241",
     ),
-    KnownError(
-        "shared-memory",
+    "shared-memory": KnownError(
         r"Error while creating shared memory segment (?P<file>/dev/shm/\S{1,80})",
         "NCCL finds no room in /dev/shm; a container has 64 MB there unless told otherwise.",
         "docker run --shm-size=1g (or --ipc=host); `df -h /dev/shm` shows what there is.",
         f"{_ISSUES}/26465",
     ),
-    KnownError(
-        "nccl",
+    "nccl": KnownError(
         r"NCCL operation (?P<what>\w{1,60})\(.{0,300}?\) failed: (?P<why>[^(\n]{1,60}\w)",
         "NCCL could not do {what}: {why}; its own log has the cause.",
         "jaxrun --env NCCL_DEBUG=INFO ...; --env NCCL_SOCKET_IFNAME=NAME chooses the network between hosts.",
     ),
-    KnownError(
-        "gpu-memory",
+    "gpu-memory": KnownError(
         r"RESOURCE_EXHAUSTED: (?:Out of memory while trying to allocate|Failed to allocate request for)",
         "the memory of the GPU is full, or another process has taken it: JAX reserves 75 % of it at its start.",
         "a smaller batch or more devices; where processes share a GPU: --env XLA_PYTHON_CLIENT_MEM_FRACTION=.4",
-        _MEMORY,
+        f"{_DOCS}/gpu_memory_allocation.html",
     ),
-)
-
-_LIMITS = (
-    KnownError(
-        "processes",
+    # ---- limits
+    "processes": KnownError(
         r"pthread_create failed: Resource temporarily unavailable|can't start new thread|"
         r"(?:could not be started|can be forked): Resource temporarily unavailable",
         "no further thread or process can be started: a limit on processes, or on memory, is reached.",
         "`ulimit -u` and `ulimit -v`, and the container's limit of pids; fewer processes (-n); OMP_NUM_THREADS=1.",
     ),
-)
-
-_NETWORK = (
-    KnownError(
-        "loopback",
+    # ---- networks
+    "loopback": KnownError(
         r"Gloo context initialization failed.{0,300}?remote=\[127\.0\.1\.1\]",
         "a host's name leads to 127.0.1.1 in its own /etc/hosts, where no other host can reach it.",
         "give the name the host's real address there; or jaxrun --interface NAME chooses the network.",
         "https://github.com/pytorch/gloo/issues/223",
         is_root=True,
     ),
-    KnownError(
-        "own-name",
+    "own-name": KnownError(
         r"gloo/transport/tcp/device\.cc:\d+\] rv == 0",
         "this host's own name, as `hostname` prints it, has no address.",
         "add the name with the host's address to /etc/hosts.",
         f"{_ISSUES}/28160",
     ),
-    KnownError(
-        "join-deadline",
+    "join-deadline": KnownError(
         r"(?s)DEADLINE_EXCEEDED.{0,300}?RegisterTask",
         "not all ranks reached rank 0's coordinator in time, so that JAX gave the job up.",
         "--interface NAME for another network; are ports between the hosts closed? --init-timeout 600 waits longer.",
         is_root=True,
     ),
-    KnownError(
-        "port-in-use",
+    "port-in-use": KnownError(
         r"Address already in use|Failed to add port to server",
         "the program listens on a port that another process has, perhaps another rank on the same host.",
         "`ss -ltnp` names its owner; take port 0, or add jax.process_index() to the number.",
     ),
-    KnownError(
-        "proxy",
+    "proxy": KnownError(
         r"Tunnel connection failed: (?P<code>\d+)|HTTP proxy returned response code",
         "the connection was led to the proxy of the environment, which refused it.",
         "jaxrun --env no_proxy=HOST for hosts that are reached directly; `env | grep -i proxy` shows the proxy.",
     ),
-)
-
-_STARTED_OTHERWISE = (
-    KnownError(
-        "torchrun-variables",
+    # ---- programs that were written for another launcher
+    "torchrun-variables": KnownError(
         (
             r"(?:KeyError: '|environment variable )"
             r"(?P<name>MASTER_(?:ADDR|PORT)|(?:LOCAL_)?WORLD_SIZE|(?:LOCAL_)?RANK)(?:'| expected)"
@@ -158,18 +222,14 @@ _STARTED_OTHERWISE = (
         "the program reads {name}, which torchrun sets, and jaxrun only if it is asked to.",
         "jaxrun --torch-env sets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.",
     ),
-    KnownError(
-        "engine-variables",
+    "engine-variables": KnownError(
         r"KeyError: '(?P<name>(?:SLURM|OMPI|PMIX?)_\w{1,60})'",
         "the program reads {name}, which only srun or mpirun sets.",
         "jax.process_index() and jax.process_count() in its place; RANK and WORLD_SIZE, which --torch-env sets.",
     ),
-    KnownError(
-        "mpi-under-srun",
+    "mpi-under-srun": KnownError(
         r'direct launched using "srun"',
         "the program uses an Open MPI that cannot be started by srun: it was built without Slurm's PMI.",
         "jaxrun --backend mpirun inside of the allocation; or jaxrun --slurm-args=--mpi=pmix, if srun has it.",
     ),
-)
-
-SYSTEM_ERRORS = (*_LAUNCH_COMMANDS, *_GPUS, *_LIMITS, *_NETWORK, *_STARTED_OTHERWISE)
+}

@@ -12,10 +12,7 @@ from dataclasses import dataclass
 
 from jaxrun.analysis.diagnosis.outcome import WorkerOutcome
 from jaxrun.analysis.diagnosis.root_cause import own_thread_failures
-from jaxrun.analysis.verdict.known_errors.program_errors import PROGRAM_ERRORS
-from jaxrun.analysis.verdict.known_errors.system_errors import SYSTEM_ERRORS
-
-KNOWN_ERRORS = (*PROGRAM_ERRORS, *SYSTEM_ERRORS)
+from jaxrun.analysis.verdict.known_errors import KNOWN_ERRORS
 
 # Characters that are searched: an error is named in its first lines, and a dying process writes the error last.
 _FIRST, _LAST = 4_000, 6_000
@@ -45,7 +42,7 @@ def explain_unavailable(text: str, traceback: str) -> Explanation:
 def find_explanation(*texts: str, roots_only: bool = False) -> Explanation:
     """Explain the first of the texts that is known; with `roots_only` only errors that name a cause."""
     for text in map(_clip, texts):
-        for known in KNOWN_ERRORS:
+        for known in KNOWN_ERRORS.values():
             if (known.is_root or not roots_only) and (match := known.search(text)):
                 groups = match.groupdict()
                 return Explanation(known.means.format_map(groups), known.advice.format_map(groups), known.link)
