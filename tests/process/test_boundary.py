@@ -39,7 +39,7 @@ _PUBLIC_SURFACE = {
     "jaxrun.analysis.verdict.verdict": "how a job has ended",
     "jaxrun.analysis.verdict.report": "the same in one line",
     "jaxrun.analysis.diagnosis.findings": "what a check of hosts finds",
-    "jaxrun.analysis.fabric.checks": "by which network NCCL sends",
+    "jaxrun.analysis.diagnosis.fabric": "by which network NCCL sends",
     "jaxrun.analysis.diagnosis.consequences": "which errors only follow the end of another rank",
     # The event log, and the other files of a run directory
     "jaxrun.records.event_log.event_log": "one event",

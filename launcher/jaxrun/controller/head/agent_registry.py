@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from jaxrun import __version__
-from jaxrun.analysis.fabric.checks import check_fabric
+from jaxrun.analysis.diagnosis.fabric import check_fabric
 from jaxrun.controller.head.consistency import describe_unknown_rank
 from jaxrun.controller.head.worker_assignment import Assignment, Told, assign_workers, group_by_host, prepare_workers
 from jaxrun.errors import NotUniformError, UnavailableError

@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jaxrun.analysis.diagnosis.fabric import relevant_variables
 from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
-from jaxrun.analysis.fabric.checks import relevant_variables
 from jaxrun.analysis.verdict.restarts import Stop
 from jaxrun.controller.head.agent_registry import AgentRegistry
 from jaxrun.controller.head.worker_assignment import Told

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 
+from jaxrun.analysis.diagnosis.fabric import check_fabric
 from jaxrun.analysis.diagnosis.findings import Finding, Level
-from jaxrun.analysis.fabric.checks import check_fabric
 from jaxrun.errors import EXIT_UNAVAILABLE
 from jaxrun.frontends.doctor.hosts import check_cores, check_devices, check_limits, check_storage
 from jaxrun.frontends.doctor.network import check_clocks, check_names, check_network, check_proxies

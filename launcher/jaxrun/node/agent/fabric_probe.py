@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from jaxrun.analysis.fabric.checks import CXI, INFINIBAND, plugin_names, relevant_variables
+from jaxrun.analysis.diagnosis.fabric import CXI, INFINIBAND, plugin_names, relevant_variables
 from jaxrun.node.channel.host_addresses import list_addresses
 from jaxrun.protocol.probe_messages import FabricFacts
 
