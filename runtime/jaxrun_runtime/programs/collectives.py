@@ -1,6 +1,4 @@
-"""Times psum, all_gather and ppermute over all devices of the job, for several sizes.
-
-    jaxrun -n 4 -m jaxrun_runtime.programs.collectives [--json]
+"""Times psum, all_gather and ppermute over all devices of the job, for several sizes; prints JSON, for jaxrun doctor.
 
 A size is that of the array which each device has afterwards. A bandwidth is what each device sends at least, by the
 time of the slowest process, so that it can be compared with that of a connection: of n devices, each sends
@@ -11,7 +9,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -21,8 +18,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-
-from jaxrun.text import format_columns
 
 _SIZES = (2**12, 2**20, 2**23)  # at least: it is a multiple of the number of devices
 _SECONDS = 0.1  # for one collective of one size, but for its first call
@@ -84,16 +79,7 @@ def _slowest(mesh: Mesh, seconds: float) -> float:
     return float(jax.jit(jnp.max, out_shardings=NamedSharding(mesh, PartitionSpec()))(own))
 
 
-def format_table(timings: list[Timing]) -> str:
-    rows = [("collective", "bytes", "ms", "MB/s of each device")]
-    for timing in timings:
-        rows.append(
-            (timing.collective, str(timing.size), f"{1e3 * timing.seconds:.2f}", f"{timing.bytes_per_s / 1e6:.1f}")
-        )
-    return "\n".join(format_columns(rows))
-
-
-def main(argv: list[str]) -> None:
+def main() -> None:
     # Not jax.make_mesh: it refuses devices that lie on several hosts.
     mesh = Mesh(np.array(jax.devices()), ("devices",))
     timings: list[Timing] = []
@@ -104,8 +90,8 @@ def main(argv: list[str]) -> None:
                 break
     if jax.process_index() == 0:
         content = {"devices": mesh.size, "timings": [asdict(timing) for timing in timings]}
-        print(json.dumps(content) if "--json" in argv else format_table(timings), flush=True)
+        print(json.dumps(content), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

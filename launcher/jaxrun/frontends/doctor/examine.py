@@ -25,7 +25,7 @@ from jaxrun.spec.backends.slurm_allocation import Allocation, read_allocation
 from jaxrun.spec.job.plan import Plan
 from jaxrun.text import UNKNOWN_HOST, plural
 
-PROGRAM = (f"{RUNTIME}.programs.collectives", "--json")
+PROGRAM = (f"{RUNTIME}.programs.collectives",)
 INIT_TIMEOUT_S, TIMEOUT_S = 30.0, 120.0  # a doctor does not wait for long for a host that is off
 _PREFIX = ".jaxrun-doctor-"
 _SSH_PORT = 22  # that nobody listens there is an answer, too
