@@ -29,8 +29,6 @@ from jaxrun_runtime.state_snapshots.host_memory import SLOTS, HostMemory, read_r
 from jaxrun_runtime.state_snapshots.peers import PeerMemory, RankServer
 from jaxrun_runtime.state_snapshots.placement import Bounds, KeptRegion, Places, Region, StateSnapshot
 
-_ON_DISK = "go on from the checkpoint on disk"
-
 
 class RestoredState(NamedTuple):
     """What `restore` found: the state as it was after `step`."""
@@ -178,10 +176,9 @@ class SnapshotKeeper:
             self._memory.remove_before(env.attempt, but=chosen)
         if chosen is None:
             if snapshots and env.rank == 0:
-                lost = (
-                    f"hosts that kept parts of step {max(snapshots).step} are lost; go on from the checkpoint on disk"
-                )
-                print(f"jaxrun: no snapshot in memory is whole, as {lost}", file=sys.stderr, flush=True)
+                lost = f"hosts that kept parts of step {max(snapshots).step} are lost"
+                text = f"no snapshot in memory is whole, as {lost}; go on from the checkpoint on disk"
+                print(f"jaxrun: {text}", file=sys.stderr, flush=True)
             return None
         places = snapshots[chosen]
         made = [
