@@ -14,7 +14,7 @@ from jaxrun.errors import ProtocolError
 from jaxrun.protocol.codec import encode
 from jaxrun.protocol.stop_messages import StopAt, StopRequested
 from jaxrun.protocol.worker_messages import CallMismatch, Proceed, ProfileCalls, WorkerMessage, WorkerMessageDecoder
-from jaxrun_runtime import interrupts
+from jaxrun_runtime import interrupts, linux
 
 M = TypeVar("M")
 N = TypeVar("N")
@@ -39,7 +39,7 @@ class AgentChannel:
         self._socket = socket.socket(fileno=fd)
         self._poll = select.poll()
         self._poll.register(fd, select.POLLIN)
-        self._identity = _identity(fd)
+        self._identity = linux.file_identity(fd)
         self._owner = os.getpid()
         self._decoder = WorkerMessageDecoder()
         self._received: list[WorkerMessage] = []
@@ -157,10 +157,5 @@ class AgentChannel:
 
     def _check_owner(self) -> None:
         """A program may close descriptors that are not its own; its next file then has our number."""
-        if not self.in_owner_process() or _identity(self._socket.fileno()) != self._identity:
+        if not self.in_owner_process() or linux.file_identity(self._socket.fileno()) != self._identity:
             raise AgentDisconnected
-
-
-def _identity(fd: int) -> tuple[int, int]:
-    status = os.fstat(fd)
-    return status.st_dev, status.st_ino

@@ -136,7 +136,7 @@ def _watch(monitoring: Any, signals: socket.socket) -> None:
 
 def _register_tool(monitoring: Any) -> int | None:
     """Return a tool that looks for signals at each exception, until there was one; None if all are in use."""
-    tool = next((tool for tool in _MONITORING_TOOLS if monitoring.get_tool(tool) is None), None)
+    tool = claim_monitoring_tool("jaxrun-interrupts")
     if tool is None:
         return None
 
@@ -144,8 +144,16 @@ def _register_tool(monitoring: Any) -> int | None:
         if was_raised():
             monitoring.set_events(tool, 0)
 
-    monitoring.use_tool_id(tool, "jaxrun-interrupts")
     monitoring.register_callback(tool, monitoring.events.RAISE, on_raise)
+    return tool
+
+
+def claim_monitoring_tool(name: str) -> int | None:
+    """Return a number of ours by which sys.monitoring works, from Python 3.12 on; None if others have all."""
+    monitoring: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
+    tool: int | None = next((tool for tool in _MONITORING_TOOLS if monitoring.get_tool(tool) is None), None)
+    if tool is not None:
+        monitoring.use_tool_id(tool, name)
     return tool
 
 

@@ -1,4 +1,4 @@
-"""Linux calls for which Python has no function, through ctypes."""
+"""Linux calls for which Python has no function, through ctypes, and what descriptors are."""
 
 from __future__ import annotations
 
@@ -80,6 +80,12 @@ def tcp_connections() -> Iterator[socket.socket]:
             yield found
         else:
             found.close()
+
+
+def file_identity(fd: int) -> tuple[int, int]:
+    """What tells a file from another that has its descriptor now, as the program has closed ours."""
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino
 
 
 def flush_c_output() -> None:

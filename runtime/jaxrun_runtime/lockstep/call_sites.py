@@ -19,12 +19,12 @@ from typing import Any
 
 from jaxrun.protocol import frames
 from jaxrun.protocol.flight_file import ENTERED_WORD
+from jaxrun_runtime.interrupts import claim_monitoring_tool
 
 # Decorators of the standard library leave their frames.
 _DECORATORS = (contextlib.__file__, functools.__file__)
 _MAX_FRAMES = 8  # of the user's, in a site's stack
 _MAX_SITES = 10_000  # a program that makes code as it runs must not fill the memory
-_TOOLS = (4, 3)  # the numbers that Python leaves to tools of no special kind
 # Before Python 3.12.2 one call of a function cannot be left alone and another not.
 _monitoring: Any = getattr(sys, "monitoring", None) if sys.version_info >= (3, 12, 2) else None
 
@@ -128,7 +128,7 @@ class CallEntries:
         self.cells: dict[tuple[int, int], list[int]] = {}
         self._codes: dict[int, CodeType] = {}  # keeps the ids from being reused
         self._adding = threading.Lock()
-        self._tool = _claim_tool() if _monitoring else None
+        self._tool = claim_monitoring_tool("jaxrun") if _monitoring else None
         if self._tool is not None:
             _monitoring.register_callback(self._tool, _monitoring.events.CALL, self._make_callback(words))
 
@@ -160,11 +160,3 @@ class CallEntries:
             return None
 
         return on_call
-
-
-def _claim_tool() -> int | None:
-    """Return a number of ours by which monitoring works; None if others have them."""
-    tool = next((tool for tool in _TOOLS if _monitoring.get_tool(tool) is None), None)
-    if tool is not None:
-        _monitoring.use_tool_id(tool, "jaxrun")
-    return tool

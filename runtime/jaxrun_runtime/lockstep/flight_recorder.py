@@ -17,6 +17,7 @@ from time import time_ns
 from typing import Any
 
 from jaxrun.protocol import flight_file
+from jaxrun_runtime import linux
 
 _MASK = 2**64 - 1
 _GROUP_SHIFT, _SITE_SHIFT = 48, 32
@@ -64,7 +65,7 @@ class FlightRecorder:
         more: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
         self._words = memoryview(mmap.mmap(fd, flight_file.TEXT_OFFSET, **more)).cast("Q")
         self._fd = fd
-        self._identity = _identity(fd)
+        self._identity = linux.file_identity(fd)
         self._writing = threading.RLock()
         self._text_size = 0
         self._text_on = True
@@ -231,7 +232,7 @@ class FlightRecorder:
                 self._words[flight_file.TEXT_SIZE_WORD] = self._text_size
 
     def _put(self, data: bytes, at: int) -> None:
-        if _identity(self._fd) != self._identity:
+        if linux.file_identity(self._fd) != self._identity:
             raise OSError("the descriptor is another file's now")
         while data:
             written = os.pwrite(self._fd, data, flight_file.TEXT_OFFSET + at)
@@ -240,8 +241,3 @@ class FlightRecorder:
 
 def _encode(line: Mapping[str, Any]) -> bytes:
     return json.dumps(line, separators=(",", ":")).encode() + b"\n"
-
-
-def _identity(fd: int) -> tuple[int, int]:
-    status = os.fstat(fd)
-    return status.st_dev, status.st_ino
