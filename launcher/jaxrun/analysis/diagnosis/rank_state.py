@@ -61,6 +61,9 @@ class RankState:
 
 _PYTHON = r"/lib(?:64)?/python3\.\d+/"
 _PACKAGE = r"-packages/"
+_DATA_LOADERS = "torch/utils/data|grain|tensorflow/python/data|tensorflow_datasets|datasets"
+_QUEUES = r"multiprocessing/(?:queues|pool|connection)\.py"
+_CLIENTS = "requests|urllib3|httpx|httpcore|aiohttp|fsspec|gcsfs|s3fs|botocore|grpc|google|wandb"
 # What a rank does if the "file function" of any of its frames matches; the first rule that matches decides.
 _RULES = tuple(
     (activity, name, re.compile(pattern))
@@ -76,23 +79,11 @@ _RULES = tuple(
         (Activity.COMPILING, "", r"/jax/_src/compiler\.py (?:backend_compile|compile_or_get_cached)"),
         (Activity.BARRIER, "sync_global_devices", r"/jax/experimental/multihost_utils\.py sync_global_devices$"),
         (Activity.BARRIER, "", rf"{_PACKAGE}.* (?:sync_global_\w+|\w*barrier\w*)$"),
-        (
-            Activity.DATA,
-            "",
-            rf"{_PACKAGE}(?:torch/utils/data|grain|tensorflow/python/data|tensorflow_datasets|datasets)/",
-        ),
+        (Activity.DATA, "", rf"{_PACKAGE}(?:{_DATA_LOADERS})/"),
         (Activity.FILE_LOCK, "", rf"{_PACKAGE}(?:filelock|portalocker|fasteners)/"),
         (Activity.PROCESS, "", rf"{_PYTHON}(?:subprocess\.py|multiprocessing/(?:popen_\w+|process)\.py)"),
-        (
-            Activity.DATA,
-            "",
-            rf"{_PYTHON}(?:queue\.py (?:get|put|join)$|multiprocessing/(?:queues|pool|connection)\.py)",
-        ),
-        (
-            Activity.NETWORK,
-            "",
-            rf"{_PACKAGE}(?:requests|urllib3|httpx|httpcore|aiohttp|fsspec|gcsfs|s3fs|botocore|grpc|google|wandb)/",
-        ),
+        (Activity.DATA, "", rf"{_PYTHON}(?:queue\.py (?:get|put|join)$|{_QUEUES})"),
+        (Activity.NETWORK, "", rf"{_PACKAGE}(?:{_CLIENTS})/"),
         (Activity.NETWORK, "", rf"{_PYTHON}(?:socket\.py|ssl\.py|http/client\.py|urllib/|ftplib\.py)"),
         (Activity.THREAD, "", rf"{_PYTHON}(?:concurrent/futures/|threading\.py (?:wait|acquire|join|__enter__)$)"),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from jaxrun.protocol.flight import AnyCall, Flight, parse_group
+from jaxrun.protocol.flight import Flight, parse_group
 from jaxrun.text import format_ranges, format_seconds
 
 _MAX_STATES = 2  # that one line mentions
@@ -41,53 +41,36 @@ def find_progress(flights: Mapping[int, Flight], group: str, size: int) -> Group
     return GroupProgress({rank: flights[rank].last_number(group) for rank in members})
 
 
-@dataclass(frozen=True, slots=True)
-class _CallState:
-    """What a rank does: it is "in" or "after" a call of a group, or "compiling" something."""
-
-    verb: str
-    name: str
-    group: str = ""
-
-
 def format_progress(flights: Mapping[int, Flight], size: int, now: float | None = None) -> str:
     """Write `in call #12 jit(step), 61 s` or `after calls #11-12 jit(step)`; empty if nothing is known.
 
     `flights` by rank, of a job of `size` ranks; `now`, in seconds since the epoch, to say for how long.
     """
-    states: dict[_CallState, list[tuple[int, float]]] = {}
+    states: dict[tuple[str, str, str], list[tuple[int, float]]] = {}  # by verb, name and group: numbers, and since when
     for flight in flights.values():
-        found = _state_of(flight)
-        if found is not None:
-            state, number, since = found
-            states.setdefault(state, []).append((number, since))
+        pending, last = flight.pending, flight.last_call
+        if flight.compiling is not None:
+            name, since = flight.compiling
+            states.setdefault(("compiling", name, ""), []).append((0, since))
+        elif pending is not None:
+            states.setdefault(("in", flight.program(pending).name, pending.group), []).append(
+                (pending.number, pending.since)
+            )
+        elif last is not None:
+            states.setdefault(("after", flight.program(last).name, last.group), []).append((last.number, last.time))
     ranked = sorted(states.items(), key=lambda state: -len(state[1]))[:_MAX_STATES]
-    return " or ".join(_format_state(state, calls, size, now) for state, calls in ranked)
+    return " or ".join(_format_state(*state, calls, size, now) for state, calls in ranked)
 
 
-def _state_of(flight: Flight) -> tuple[_CallState, int, float] | None:
-    """Return what one rank does, the number of the call, and since when."""
-    if flight.compiling is not None:
-        name, since = flight.compiling
-        return _CallState("compiling", name), 0, since
-    if flight.pending is not None:
-        return _state_in_call("in", flight, flight.pending, flight.pending.since)
-    if flight.last_call is not None:
-        return _state_in_call("after", flight, flight.last_call, flight.last_call.time)
-    return None
-
-
-def _state_in_call(verb: str, flight: Flight, call: AnyCall, since: float) -> tuple[_CallState, int, float]:
-    return _CallState(verb, flight.program(call).name, call.group), call.number, since
-
-
-def _format_state(state: _CallState, calls: list[tuple[int, float]], size: int, now: float | None) -> str:
+def _format_state(
+    verb: str, name: str, group: str, calls: list[tuple[int, float]], size: int, now: float | None
+) -> str:
     since = min(since for _, since in calls)
-    ago = f", {format_seconds(now - since)}{' ago' if state.verb == 'after' else ''}" if now is not None else ""
-    if state.verb == "compiling":
-        return f"compiling {state.name}{ago}"
+    ago = f", {format_seconds(now - since)}{' ago' if verb == 'after' else ''}" if now is not None else ""
+    if verb == "compiling":
+        return f"compiling {name}{ago}"
     numbers = {number for number, _ in calls}
     span = f"call #{min(numbers)}" if len(numbers) == 1 else f"calls #{min(numbers)}-{max(numbers)}"
-    ranks = parse_group(state.group, size)
+    ranks = parse_group(group, size)
     of_group = f" of ranks {format_ranges(ranks)}" if len(ranks) < size else ""
-    return " ".join(filter(None, (state.verb, span, state.name))) + of_group + ago
+    return " ".join(filter(None, (verb, span, name))) + of_group + ago
