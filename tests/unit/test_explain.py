@@ -10,7 +10,8 @@ from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.analysis.verdict import verdict as verdict_file
 from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.errors import UsageError
-from jaxrun.frontends.top.feed import JobFiles, last_line_of
+from jaxrun.frontends.top import feed
+from jaxrun.frontends.top.feed import last_line_of
 from jaxrun.protocol.agent_messages import FirstOutput, InjectFault, WorkerExited, WorkerSpawned
 from jaxrun.protocol.requests import OverviewRequest, StacksRequest
 from jaxrun.protocol.snapshot_messages import RankDetail, RankQuery, RankReply
@@ -235,13 +236,13 @@ def test_the_last_line_is_that_which_a_terminal_would_show(data, line):
 
 
 def test_the_newer_of_both_logs_has_the_last_line_and_each_attempt_its_own(tmp_path):
-    files = JobFiles(tmp_path)
-    assert (files.attempt(), files.started(), files.last_line(0, 1)) == (1, None, "")
+    assert (feed.latest_attempt(tmp_path), feed.read_start(tmp_path), feed.last_line(tmp_path, 0)) == (1, None, "")
     (tmp_path / "rank-0000.out").write_text("out\n")
     (tmp_path / "rank-0000.err").write_text(f"{'x' * 9000}\nerr\n")
     os.utime(tmp_path / "rank-0000.out", (1, 1))
-    assert files.last_line(0, 1) == "err"
+    assert feed.last_line(tmp_path, 0) == "err"
     (tmp_path / "attempt-2").mkdir()
     (tmp_path / "attempt-2" / "rank-0000.out").write_text("again\n")
     (tmp_path / "events.jsonl").write_text(f"{event_log.format_header()}\n{line(-987.5, AttemptStarted())}\n")
-    assert (files.attempt(), files.started(), files.last_line(0, 2)) == (2, 12.5, "again")
+    assert (feed.latest_attempt(tmp_path), feed.read_start(tmp_path)) == (2, 12.5)
+    assert feed.last_line(tmp_path / "attempt-2", 0) == "again"

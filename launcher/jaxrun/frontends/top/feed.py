@@ -9,7 +9,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -42,8 +41,7 @@ class Feed:
 
     def __init__(self, job: RunningJob) -> None:
         self._job = job
-        self._files = JobFiles(job.run_dir)
-        self._started = self._files.started()
+        self._started = read_start(job.run_dir)
         self._overviews: deque[Overview] = deque(maxlen=_CPU_OVERVIEWS)
         self._rate = CallRate()
         self._trouble = ""
@@ -57,11 +55,11 @@ class Feed:
             overview, trouble = request_overview(self._job), ""
         except JaxrunError as error:
             overview, trouble = None, str(error) if self.is_running else ""
-        attempt = self._files.attempt()
+        attempt = latest_attempt(self._job.run_dir)
         with self._lock:
             if attempt != self._attempt:
                 self._overviews.clear()
-                self._sizes = self._files.sizes()
+                self._sizes = read_sizes(self._job.run_dir)
             self._attempt, self._trouble = attempt, trouble
             if overview is not None:
                 self._overviews.append(overview)
@@ -95,7 +93,7 @@ class Feed:
         return View(name, last.phase, self._attempt, seconds, samples, rate, last.calls_per_step, note)
 
     def last_line(self, rank: int) -> str:
-        return self._files.last_line(rank, self._attempt)
+        return last_line(attempt_directory(self._job.run_dir, self._attempt), rank)
 
 
 class CallRate:
@@ -123,38 +121,37 @@ class CallRate:
         return (made - before) / (at - then) if at > then else None
 
 
-@dataclass(frozen=True, slots=True)
-class JobFiles:
-    """The run directory of a job: its attempt, when it began, and the last line of each rank."""
+# ---- what the run directory says
 
-    run_dir: Path
 
-    def attempt(self) -> int:
-        """The number of the latest attempt, from 1."""
-        number = 1
-        while attempt_directory(self.run_dir, number + 1).is_dir():
-            number += 1
-        return number
+def latest_attempt(run_dir: Path) -> int:
+    """The number of the latest attempt, from 1."""
+    number = 1
+    while attempt_directory(run_dir, number + 1).is_dir():
+        number += 1
+    return number
 
-    def started(self) -> float | None:
-        """When the job began, in seconds since the epoch; None where nothing says so."""
-        with contextlib.suppress(OSError, ValueError):
-            with open(open_regular(self.run_dir / EVENTS_FILE), encoding="utf-8", errors="replace") as file:
-                file.readline()  # the header
-                return parse_line(file.readline()).time
-        return None
 
-    def sizes(self) -> str:
-        """On how many hosts it has run over time; empty where the number was always the same."""
-        with contextlib.suppress(JaxrunError):
-            return describe_sizes(read_attempts(read_job_events(self.run_dir).events))
-        return ""
+def read_start(run_dir: Path) -> float | None:
+    """When the job began, in seconds since the epoch; None where nothing says so."""
+    with contextlib.suppress(OSError, ValueError):
+        with open(open_regular(run_dir / EVENTS_FILE), encoding="utf-8", errors="replace") as file:
+            file.readline()  # the header
+            return parse_line(file.readline()).time
+    return None
 
-    def last_line(self, rank: int, attempt: int) -> str:
-        """What the rank wrote last, to stdout or stderr; empty where nothing is known."""
-        paths = (log_path(attempt_directory(self.run_dir, attempt), rank, stream) for stream in STREAMS)
-        tails = [tail for path in paths if (tail := _tail(path)) is not None and tail[1]]
-        return max(tails, key=lambda tail: tail[0])[1] if tails else ""
+
+def read_sizes(run_dir: Path) -> str:
+    """On how many hosts the job has run over time; empty where the number was always the same."""
+    with contextlib.suppress(JaxrunError):
+        return describe_sizes(read_attempts(read_job_events(run_dir).events))
+    return ""
+
+
+def last_line(log_dir: Path, rank: int) -> str:
+    """What the rank wrote last, to stdout or stderr; empty where nothing is known."""
+    tails = [tail for stream in STREAMS if (tail := _tail(log_path(log_dir, rank, stream))) is not None and tail[1]]
+    return max(tails, key=lambda tail: tail[0])[1] if tails else ""
 
 
 def _tail(path: Path) -> tuple[float, str] | None:
