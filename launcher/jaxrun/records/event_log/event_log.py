@@ -14,23 +14,12 @@ from typing import Any
 
 from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.errors import ProtocolError
-from jaxrun.protocol.agent_messages import (
-    AgentConnected,
-    AgentReport,
-    AgentSignalled,
-    FaultNotInjected,
-    FirstOutput,
-    InjectFault,
-    StartFailed,
-    WorkerExited,
-    WorkerSpawned,
-)
+from jaxrun.protocol.agent_messages import AgentReport, FirstOutput, InjectFault, StartFailed, WorkerExited
 from jaxrun.protocol.codec import field_values, from_content, message_types, to_content
-from jaxrun.protocol.probe_messages import HostFacts, Machine, PeerResults
+from jaxrun.protocol.probe_messages import Machine
 from jaxrun.protocol.requests import ProfileRequest, StacksRequest
-from jaxrun.protocol.staging import StagedCopied
-from jaxrun.protocol.stop_messages import CheckpointSaved, StopPolled, StopReached, StopRequested
-from jaxrun.protocol.worker_messages import DeviceReport, Done, Failed, Hello, ProfileEnded, ThreadFailed
+from jaxrun.protocol.stop_messages import StopRequested
+from jaxrun.protocol.worker_messages import Failed, Hello, ThreadFailed
 from jaxrun.records.event_log.actions import (
     Action,
     PrintStallNotice,
@@ -40,19 +29,7 @@ from jaxrun.records.event_log.actions import (
     Send,
     SignalRanks,
 )
-from jaxrun.records.event_log.events import (
-    AgentLost,
-    Event,
-    FaultRequested,
-    HostsFound,
-    LauncherNote,
-    LauncherSignalled,
-    ParentExited,
-    Requested,
-    Resumed,
-    SignalRequested,
-    StallNotice,
-)
+from jaxrun.records.event_log.events import Event, LauncherNote, Requested, StallNotice
 
 FORMAT = 1
 _FORMAT_KEY = "format"
@@ -60,40 +37,26 @@ _MAX_TIME_S = 1e11  # some thousand years
 _MAX_ATTEMPT = 10**6
 _MAX_RANKS = 2**17
 
-_Received = (
-    AgentConnected
-    | AgentReport
-    | HostFacts
-    | PeerResults
-    | StagedCopied
-    | AgentLost
-    | StartFailed
-    | AgentSignalled
-    | WorkerSpawned
+LoggedMessage = (
+    LauncherNote
+    | Event
     | FirstOutput
-    | Hello
-    | DeviceReport
-    | ThreadFailed
-    | CheckpointSaved
-    | StopPolled
-    | StopReached
-    | ProfileEnded
-    | Failed
-    | Done
-    | WorkerExited
-    | FaultNotInjected
-    | LauncherSignalled
-    | Resumed
-    | SignalRequested
-    | FaultRequested
-    | HostsFound
-    | ParentExited
     | StacksRequest
     | ProfileRequest
+    | SignalRanks
+    | InjectFault
+    | StopRequested
+    | RecordClock
+    | RecordDivergence
+    | Straggler
 )
-_Decided = SignalRanks | InjectFault | StopRequested | RecordClock | RecordDivergence | Straggler
-LoggedMessage = LauncherNote | _Received | _Decided
-LOGGED_TYPES = message_types(LoggedMessage)
+# Events that come often, answer what the head has asked, or are about what somebody types.
+_UNLOGGED = (
+    "Tick", "Requested", "TerminalLine", "RankReply", "RecorderSnapshot", "ProgramDetailsReply", "ClockReply",
+    "CoordinatorReady", "Call", "PollCount", "SignalHandlers", "Interrupted",
+    "DebuggerRequest", "DebuggerOutput", "DebuggerReadRequest", "DebuggerClosed",
+)  # fmt: skip
+LOGGED_TYPES = {name: kind for name, kind in message_types(LoggedMessage).items() if name not in _UNLOGGED}
 _ENCODER = json.JSONEncoder(ensure_ascii=False, default=to_content)
 _EMPTIED: Mapping[type, Mapping[str, Any]] = {
     AgentReport: {"machine": Machine("", ())},
