@@ -41,7 +41,8 @@ class LineTerminal(Protocol):
 
 def relayed(terminal: LineTerminal) -> dict[str, Any]:
     """Arguments of a pdb.Pdb that reads from and writes to `terminal`."""
-    return {"stdin": _DebuggerStdin(terminal), "stdout": _DebuggerStdout(terminal), "nosigint": True}
+    stream = _DebuggerStream(terminal)
+    return {"stdin": stream, "stdout": stream, "nosigint": True}
 
 
 def inspect_error(
@@ -55,7 +56,7 @@ def inspect_error(
     debugger.interaction(None, frames)
 
 
-class _DebuggerStdin(io.TextIOBase):
+class _DebuggerStream(io.TextIOBase):
     def __init__(self, terminal: LineTerminal) -> None:
         self._terminal = terminal
 
@@ -64,11 +65,6 @@ class _DebuggerStdin(io.TextIOBase):
 
     def readline(self, size: int | None = -1) -> str:  # type: ignore[override]
         return self._terminal.read_line()
-
-
-class _DebuggerStdout(io.TextIOBase):
-    def __init__(self, terminal: LineTerminal) -> None:
-        self._terminal = terminal
 
     def writable(self) -> bool:
         return True

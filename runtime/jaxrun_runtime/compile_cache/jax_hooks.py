@@ -216,22 +216,19 @@ def hook_serialization(executables: type, clients: type, serialize: Callable[[An
 
     Both classes are of XLA, and are hooked once.
     """
-    _wrap(executables, "serialize", lambda original, *args: _first(serialize(args[-1]), original, args))
-    _wrap(clients, "serialize_executable", lambda original, *args: _first(serialize(args[-1]), original, args))
+    for kind, name in ((executables, "serialize"), (clients, "serialize_executable")):
+        _wrap(kind, name, serialize)
 
 
-def _first(known: Any, original: Callable[..., Any], args: Sequence[Any]) -> Any:
-    return original(*args) if known is None else known
-
-
-def _wrap(kind: type, name: str, call: Callable[..., Any]) -> None:
+def _wrap(kind: type, name: str, serialize: Callable[[Any], bytes | None]) -> None:
     original = getattr(kind, name, None)
     if original is None or hasattr(original, "__wrapped__"):
         return
 
     @functools.wraps(original)
     def method(*args: Any, **kwargs: Any) -> Any:
-        return call(original, *args, **kwargs)
+        known = serialize(args[-1])
+        return original(*args, **kwargs) if known is None else known
 
     setattr(kind, name, method)
 
