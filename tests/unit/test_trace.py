@@ -233,7 +233,7 @@ def rank(number, *calls, **more):
 
 
 def job(*ranks, **more):
-    attempt = AttemptTrace(1, ZERO, ZERO + 10, ZERO + 1, {rank.rank: rank for rank in ranks})
+    attempt = AttemptTrace(1, ZERO, ZERO + 10, {rank.rank: rank for rank in ranks})
     return JobTrace("train.py · 2 ranks", (attempt,), **more)
 
 

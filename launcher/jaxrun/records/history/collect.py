@@ -72,7 +72,7 @@ def _trace_attempt(log: AttemptLog, directory: Path, max_calls: int, culprits: C
             trouble=flight.trouble,
             awaited=awaited.get(rank),
         )
-    return AttemptTrace(log.number, log.start, log.end, log.run_at, ranks, tuple(log.marks), log.outcome)
+    return AttemptTrace(log.number, log.start, log.end, ranks, tuple(log.marks), log.outcome)
 
 
 def _as_consequence(mark: Moment) -> Moment:

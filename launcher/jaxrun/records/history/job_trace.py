@@ -97,12 +97,11 @@ class RankTrace:
 
 @dataclass(frozen=True, slots=True)
 class AttemptTrace:
-    """One attempt to run the job; `run_at` is when its program started, if it did; `outcome`, how it ended."""
+    """One attempt to run the job; `outcome`: how it ended."""
 
     number: int
     start: float
     end: float
-    run_at: float | None = None
     ranks: Mapping[int, RankTrace] = field(default_factory=dict)
     marks: tuple[Moment, ...] = ()
     outcome: str = ""

@@ -152,14 +152,14 @@ class Output:
         if not text.endswith("\n"):
             text += "\n"
         if self._held is not None:
-            self._held.keep(text)
+            self._held.kept.append(text)
             return
         self._err.write(self._err.interleaver.interrupt() + text.encode(errors="backslashreplace"))
 
     def _release(self) -> None:
         """Nobody else has the terminal any more: print what has been kept."""
         held, self._held = self._held, None
-        for text in held.take_kept() if held is not None else ():
+        for text in held.kept if held is not None else ():
             self.print_text(text)
 
     def _print_status(self, text: str, terminal: TerminalFormat) -> None:

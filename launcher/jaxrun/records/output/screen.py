@@ -124,16 +124,9 @@ class HeldScreen:
 
     def __init__(self, fd: int) -> None:
         """`fd` is at its end when the holder has ended; it is closed here."""
+        self.kept: list[str] = []  # what waits
         self._fd = fd
-        self._kept: list[str] = []
         self._closing_since: float | None = None
-
-    def keep(self, text: str) -> None:
-        self._kept.append(text)
-
-    def take_kept(self) -> list[str]:
-        kept, self._kept = self._kept, []
-        return kept
 
     def is_free(self) -> bool:
         """Whether the holder has ended."""
