@@ -108,14 +108,9 @@ KNOWN_ERRORS = {
         _PYTHON_TRY,
     ),
     "no-python": KnownError(
-        r"(?:execvp error on file |execve\(\): )(?P<file>[^\s:]{1,200})",
-        "{file} is not there on every host of the job, or may not be run.",
-        _PYTHON_TRY,
-    ),
-    "no-executable": KnownError(
         (
-            r"(?s)(?:could not\s{1,80}access\s{1,80}an executable|specified executable file)"
-            r".{0,900}?Executable: (?P<file>\S{1,200})"
+            r"(?s)(?:execvp error on file |execve\(\): |(?:could not\s{1,80}access\s{1,80}an executable"
+            r"|specified executable file).{0,900}?Executable: )(?P<file>[^\s:]{1,200})"
         ),
         "{file} is not there on every host of the job, or may not be run.",
         _PYTHON_TRY,
