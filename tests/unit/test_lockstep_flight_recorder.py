@@ -25,6 +25,16 @@ def file():
     os.close(fd)
 
 
+@pytest.fixture
+def recorder(file):
+    return FlightRecorder(file, 0)
+
+
+@pytest.fixture
+def program(recorder):
+    return _program(recorder)
+
+
 def _about(name="jit(f)", key="00000000000000aa", code="00000000000000bb", text="eJw="):
     fields = {"source": "f at m.py:1", "arguments": [], "results": [], "mesh": "0,1"}
     return {"key": key, "code": code, "name": name, "text": text, **fields}
@@ -56,8 +66,7 @@ def test_a_file_that_is_too_short_is_refused(file):
         FlightRecorder(file, 0)
 
 
-def test_calls_are_numbered_within_their_group(file):
-    recorder = FlightRecorder(file, 0)
+def test_calls_are_numbered_within_their_group(file, recorder):
     step, pair = _program(recorder, "0-3", name="jit(step)"), _program(recorder, "0,2", name="jit(pair)")
     recorder.add_site(1, ["/a/b.py:7 main", "/a/b.py:9 <module>"])
     for program in (step, pair, step):
@@ -72,8 +81,7 @@ def test_calls_are_numbered_within_their_group(file):
     assert calls[0].time <= calls[1].time <= calls[2].time
 
 
-def test_a_program_that_was_announced_keeps_its_number_and_its_text(file):
-    recorder = FlightRecorder(file, 0)
+def test_a_program_that_was_announced_keeps_its_number_and_its_text(file, recorder):
     group, about = recorder.add_group("0-1"), _about()
     announced = recorder.add_program(group, {name: value for name, value in about.items() if name != "key"})
     other = recorder.add_program(group, _about(name="jit(g)"))
@@ -85,8 +93,7 @@ def test_a_program_that_was_announced_keeps_its_number_and_its_text(file):
     assert (read.programs[1]["text"], read.programs[1]["mesh"]) == ("eJw=", "1,0")
 
 
-def test_a_group_is_described_once(file):
-    recorder = FlightRecorder(file, 0)
+def test_a_group_is_described_once(file, recorder):
     assert recorder.add_group("0-3") is recorder.add_group("0-3")
     recorder.add_group("0,2")
     assert Flight(file).lines == [{"group": 1, "ranks": "0-3"}, {"group": 2, "ranks": "0,2"}]
@@ -114,6 +121,8 @@ def test_equal_histories_have_equal_chains_and_others_do_not(file):
         assert _chains(file, [A, B, A, C])[-1] != _chains(file, other)[-1], other
     unknown, another = (("0-1", digit * 16, "") for digit in "78")  # which count by their keys
     assert _chains(file, [unknown]) == _chains(file, [unknown]) != _chains(file, [another])
+    pair = ("0,2", "4" * 16, "")  # another group's
+    assert _chains(file, [A, pair, pair, B])[::3] == _chains(file, [A, B])
 
 
 @pytest.mark.parametrize(
@@ -125,14 +134,7 @@ def test_after_a_difference_chains_never_agree_again(file, mine, theirs):
     assert not set(one) & set(other)
 
 
-def test_groups_do_not_disturb_each_other(file):
-    pair = ("0,2", "4" * 16, "")
-    alone, mixed = _chains(file, [A, B]), _chains(file, [A, pair, pair, B])
-    assert (mixed[0], mixed[3]) == tuple(alone)
-
-
-def test_histories_are_the_chains_unless_some_code_is_not_known(file):
-    recorder = FlightRecorder(file, 0)
+def test_histories_are_the_chains_unless_some_code_is_not_known(file, recorder):
     step, pair = _program(recorder), _program(recorder, "0,2")
     for program in (step, pair, step):
         recorder.record(program, 0)
@@ -142,9 +144,7 @@ def test_histories_are_the_chains_unless_some_code_is_not_known(file):
     assert recorder.call_chains() == {}
 
 
-def test_the_ring_keeps_the_last_calls(file):
-    recorder = FlightRecorder(file, 0)
-    program = _program(recorder)
+def test_the_ring_keeps_the_last_calls(file, recorder, program):
     for _ in range(flight_file.RING_RECORDS + 10):
         recorder.record(program, 0)
     read = Flight(file)
@@ -152,8 +152,7 @@ def test_the_ring_keeps_the_last_calls(file):
     assert [call.number for call in read.calls] == list(range(11, flight_file.RING_RECORDS + 11))
 
 
-def test_threads_and_signal_handlers_tear_no_record(file):
-    recorder = FlightRecorder(file, 0)
+def test_threads_and_signal_handlers_tear_no_record(file, recorder):
     program, other = _program(recorder), _program(recorder, "0,2", name="jit(g)")
     handled = []
 
@@ -180,8 +179,7 @@ def test_threads_and_signal_handlers_tear_no_record(file):
     assert numbers["0,2"] == list(range(1, len(handled) + 1))
 
 
-def test_a_call_is_pending_until_it_is_left(file):
-    recorder = FlightRecorder(file, 0)
+def test_a_call_is_pending_until_it_is_left(file, recorder):
     program = _program(recorder, name="jit(step)")
     recorder.add_site(1, ["/a/b.py:7 main"])
     recorder.record(program, 1)
@@ -192,8 +190,7 @@ def test_a_call_is_pending_until_it_is_left(file):
     assert Flight(file).pending is None
 
 
-def test_of_several_pending_calls_the_oldest_is_shown(file):
-    recorder = FlightRecorder(file, 0)
+def test_of_several_pending_calls_the_oldest_is_shown(file, recorder):
     first, second = (recorder.begin_call(_program(recorder, name=name), 0, 5) for name in ("jit(a)", "jit(b)"))
     assert Flight(file).pending[2] == "jit(a)"
     recorder.end_call(first)
@@ -228,8 +225,7 @@ def test_compilations_are_counted_and_the_oldest_is_shown(file):
     assert Flight(file).compiled == ["jit(a)", "jit(\udcff\n)"]  # which is no text
 
 
-def test_a_stage_of_a_compilation_is_noted_with_its_times_unless_it_was_short(file):
-    recorder = FlightRecorder(file, 0)
+def test_a_stage_of_a_compilation_is_noted_with_its_times_unless_it_was_short(file, recorder):
     before = time.time()
     recorder.add_stage("trace", "f", 0.0009)
     recorder.add_stage("compile", "jit(f)", 2.0)
@@ -270,9 +266,7 @@ def test_lowered_programs_leave_room_for_the_rest(file, monkeypatch):
     assert [len(program["text"]) for program in Flight(file).programs.values()] == [600, 600, 0, 0]
 
 
-def test_a_full_disk_ends_the_text_and_nothing_else(file):
-    recorder = FlightRecorder(file, 0)
-    program = _program(recorder)
+def test_a_full_disk_ends_the_text_and_nothing_else(file, recorder, program):
     lines = Flight(file).lines
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -317,8 +311,7 @@ def test_a_forked_process_writes_nowhere(file):
     assert (bytes(after.words), after.lines) == (bytes(before.words), before.lines)
 
 
-def test_lines_of_several_threads_do_not_mix(file):
-    recorder = FlightRecorder(file, 0)
+def test_lines_of_several_threads_do_not_mix(file, recorder):
     stacks = [[f"{name * 3000}:1 f"] for name in "abcd"]
     threads = [
         threading.Thread(target=lambda s=stack: [recorder.add_site(1, s) for _ in range(50)]) for stack in stacks

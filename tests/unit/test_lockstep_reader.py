@@ -77,6 +77,7 @@ class Writer:
 @pytest.fixture
 def writer(tmp_path):
     made = Writer(tmp_path / "rank-0000.flight")
+    made.begin()
     yield made
     made.close()
 
@@ -90,7 +91,6 @@ def numbers(flight):
 
 
 def test_a_call_is_read_with_all_that_is_known_of_it(writer):
-    writer.begin()
     writer.words[recorder.STRICT_WORD] = 1
     writer.call()
     flight = read(writer)
@@ -117,7 +117,6 @@ def test_a_file_that_was_never_written_is_an_empty_flight(tmp_path, size):
 
 
 def test_another_format_is_not_read(writer):
-    writer.begin()
     writer.call()
     writer.words[recorder.FORMAT_WORD] = 9
     flight = read(writer)
@@ -125,25 +124,20 @@ def test_another_format_is_not_read(writer):
     assert "format 9" in flight.trouble
 
 
-def test_brief_holds_the_last_calls_and_history_all(writer):
-    writer.begin()
-    writer.calls(100)
+@pytest.mark.parametrize(
+    ("made", "oldest"),
+    [(100, 1), (2 * recorder.RING_RECORDS + 5, 2 * recorder.RING_RECORDS + 6 - HELD)],
+    ids=["all are held", "the ring has turned"],
+)
+def test_brief_holds_the_last_calls_and_history_all_that_the_ring_holds(writer, made, oldest):
+    writer.calls(made)
     reader = FlightReader(writer.file.fileno())
-    assert numbers(reader.brief()) == list(range(85, 101))
-    assert numbers(reader.history()) == list(range(1, 101))
-
-
-def test_a_ring_that_has_turned_holds_the_latest(writer):
-    writer.begin()
-    writer.calls(2 * recorder.RING_RECORDS + 5)
-    flight = FlightReader(writer.file.fileno()).history()
-    last = 2 * recorder.RING_RECORDS + 5
-    assert numbers(flight) == list(range(last - HELD + 1, last + 1))
-    assert flight.call_counts == {"0-3": last}
+    assert numbers(reader.brief()) == list(range(made - 15, made + 1))
+    assert numbers(reader.history()) == list(range(oldest, made + 1))
+    assert reader.history().call_counts == {"0-3": made}
 
 
 def test_marks_are_the_latest_multiples_of_each_stride(writer):
-    writer.begin()
     writer.calls(4000)
     marks = read(writer).marks["0-3"]
     assert list(marks) == [2048, 3072, 3328, 3584, 3840, 3952, 3968, 3984, 4000]
@@ -151,7 +145,6 @@ def test_marks_are_the_latest_multiples_of_each_stride(writer):
 
 
 def test_each_group_has_its_numbers_and_marks(writer):
-    writer.begin()
     writer.line({"group": 2, "ranks": "0,2"})
     writer.line({"group": 3, "ranks": "0,3"})
     writer.calls(40)
@@ -179,7 +172,6 @@ def test_frequent_reads_find_what_one_last_read_finds(tmp_path, steps):
 
 
 def test_the_entered_call_is_pending_until_its_record_stands(writer):
-    writer.begin()
     writer.calls(4)
     writer.words[recorder.PENDING_SITE_WORD] = 3 | 7 << 32
     writer.words[recorder.PENDING_SINCE_WORD] = 5 * SECOND
@@ -197,7 +189,6 @@ def test_the_entered_call_is_pending_until_its_record_stands(writer):
 
 
 def test_a_compilation_is_reported_while_it_lasts(writer):
-    writer.begin()
     writer.line({"compiling": "jit(a)"})
     writer.line({"compiling": "jit(b)"})
     writer.words[recorder.COMPILING_SINCE_WORD] = 12 * SECOND
@@ -207,7 +198,6 @@ def test_a_compilation_is_reported_while_it_lasts(writer):
 
 
 def test_stages_of_compilations_are_read_and_odd_lines_left_out(writer):
-    writer.begin()
     writer.line({"stage": "trace", "name": "f"})
     writer.text(b'{"stage": "trace", "name"\n')
     writer.line({"stage": "compile", "name": "jit(f)", "since": 2 * SECOND, "until": 5 * SECOND})
@@ -216,7 +206,6 @@ def test_stages_of_compilations_are_read_and_odd_lines_left_out(writer):
 
 
 def test_a_program_is_described_by_its_line(writer):
-    writer.begin()
     reader = FlightReader(writer.file.fileno())
     assert reader.program_details(3) == ProgramDetails("step at /job/model.py:40", text="x" * 500)
     arrays = [["x", "float32[4]", "P('é',)"]]
@@ -233,7 +222,6 @@ def test_a_program_is_described_by_its_line(writer):
 
 
 def test_progress_changes_with_every_step(writer):
-    writer.begin()
     reader = FlightReader(writer.file.fileno())
     counted = (recorder.RECORD_COUNT_WORD, recorder.COMPILED_COUNT_WORD)
     for word in (*counted, recorder.PENDING_TAG_WORD, recorder.COMPILING_SINCE_WORD):
@@ -244,7 +232,6 @@ def test_progress_changes_with_every_step(writer):
 
 
 def test_a_half_written_line_is_read_when_it_is_complete(writer):
-    writer.begin()
     reader = FlightReader(writer.file.fileno())
     writer.text(b'{"site": 9, "stack": ["/job/a.py')
     writer.call(site=9)
@@ -259,7 +246,6 @@ _MALFORMED = rb"""[] 7 null "group" {"group":"x","ranks":"0"} {"group":9} {"grou
 
 @pytest.mark.parametrize("line", [*_MALFORMED.split(), b"", b"\x00\xff", b"[" * 100_000])
 def test_a_malformed_line_is_skipped(writer, line):
-    writer.begin()
     writer.text(line + b"\n")
     writer.line({"trouble": "it was so"})
     writer.call()
@@ -268,7 +254,6 @@ def test_a_malformed_line_is_skipped(writer, line):
 
 
 def test_programs_without_key_or_code_are_counted(writer):
-    writer.begin()
     writer.program(4, name="jit(a)", key="a" * 16, code="")
     writer.line({"program": 5, "group": 1, "name": "jit(b)", "key": None})
     writer.program(6, name="jit(c)", code="c" * 16)  # which is not compiled yet
@@ -278,7 +263,6 @@ def test_programs_without_key_or_code_are_counted(writer):
 
 
 def test_calls_of_unknown_groups_are_left_out(writer):
-    writer.begin()
     writer.call(group=9)
     writer.call()
     assert [call.group for call in read(writer).calls] == ["0-3"]
@@ -286,7 +270,6 @@ def test_calls_of_unknown_groups_are_left_out(writer):
 
 @pytest.mark.parametrize(("before", "meanwhile"), [(recorder.RING_RECORDS + 500, 300), (50, 2 * recorder.RING_RECORDS)])
 def test_records_that_are_overwritten_while_they_are_read_are_dropped(writer, monkeypatch, before, meanwhile):
-    writer.begin()
     writer.calls(before)
     original = os.pread
 
@@ -301,7 +284,6 @@ def test_records_that_are_overwritten_while_they_are_read_are_dropped(writer, mo
 
 
 def test_a_thread_that_has_not_written_its_record_yet_is_no_call(writer):
-    writer.begin()
     writer.calls(3)
     writer.words[recorder.HEADER_WORDS + recorder.RECORD_WORDS] = 0
     assert [call.number for call in read(writer).calls] == [1, 3]
@@ -334,7 +316,6 @@ def test_whatever_it_holds_a_flight_is_read(tmp_path, header, ring, lines):
 
 
 def test_of_more_calls_than_a_brief_holds_the_times_are_read(writer):
-    writer.begin()
     for number in range(1, 201):
         writer.call(entered=0 if number == 150 else (1000 + number) * SECOND - 2 * SECOND // 10)
     writer.words[recorder.ENTERED_WORD] = 1200 * SECOND + SECOND // 2

@@ -1,5 +1,7 @@
 """Whether a job is started again after an attempt, how the ends of attempts are told apart, and on which hosts."""
 
+from unittest.mock import ANY
+
 import pytest
 
 from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome, WorkerOutcome
@@ -27,47 +29,39 @@ def decide(*history, most=3, on="failure", first=1):
     return decide_restart(history, most, on, first_attempt=first)
 
 
-def test_a_failure_is_followed_by_a_restart_which_says_how_many_there_may_be():
-    assert decide(KILLED) == Restart(4)
-    assert decide(KILLED, raised("a:1"), LOST) == Restart(4)
-    assert decide(KILLED, first=5) == Restart(8)
-    assert decide(saved(10), saved(20), saved(30), saved(40), saved(50), most=1) == Restart(6)
-
-
-def test_without_max_restarts_and_after_success_nobody_asks():
-    assert decide(KILLED, most=0) == Stop()
-    assert decide(KILLED, AttemptEnd(EndReason.OK)) == Stop()
-
-
-def test_restarts_are_used_up():
-    assert decide(LOST, LOST, most=1) == Stop("the one restart is used up, and no step was saved since")
-    assert "all 3 restarts are used up" in decide(LOST, KILLED, LOST, STALL).why
-
-
-# The attempts, how many restarts there may be, and whether there is another.
-HISTORIES = {
-    "a step that is later than all before begins the count anew": ([LOST, LOST, saved(10, None), LOST], 2, True),
-    "the same step does not": ([saved(10, None), saved(10, None)], 1, False),
-    "an earlier step does not": ([saved(10, None), saved(5, None)], 1, False),
-    "the same exception at another place": ([raised("a:1"), raised("a:2")], 3, True),
-    "the same signal twice": ([KILLED, KILLED], 3, False),
-    "the same exception with a step in between": ([raised("a:1", 3), raised("a:1", 4)], 3, True),
-    "the same exception at the same step": ([raised("a:1", 4), raised("a:1", 4)], 3, False),
-    "the same exception, but not in a row": ([raised("a:1"), KILLED, raised("a:1")], 3, True),
-    "lost hosts are never alike": ([LOST, LOST, LOST], 3, True),
+USED_UP, ALL_USED = (
+    f"{which} used up, and no step was saved since" for which in ("the one restart is", "all 3 restarts are")
+)
+BUG = "it raised ValueError at a:1 twice in a row, and saved no step in between: that is a bug, not bad luck"
+STEPS = [saved(10), saved(20), saved(30), saved(40), saved(50)]
+SIGNAL_TWICE = "it was killed by SIGKILL (9) twice in a row, and saved no step in between: that is a bug, not bad luck"
+# The attempts, the options, and the decision: a restart says how many attempts there may be.
+DECISIONS = {
+    "a failure": ([KILLED], {}, Restart(4)),
+    "failures that differ": ([KILLED, raised("a:1"), LOST], {}, Restart(4)),
+    "a job that a batch script has restarted": ([KILLED], {"first": 5}, Restart(8)),
+    "each with a later step": (STEPS, {"most": 1}, Restart(6)),
+    "no --max-restarts": ([KILLED], {"most": 0}, Stop()),
+    "success": ([KILLED, AttemptEnd(EndReason.OK)], {}, Stop()),
+    "the one restart is used up": ([LOST, LOST], {"most": 1}, Stop(USED_UP)),
+    "all restarts are used up": ([LOST, KILLED, LOST, STALL], {}, Stop(ALL_USED)),
+    "a later step begins the count anew": ([LOST, LOST, saved(10, None), LOST], {"most": 2}, Restart(5)),
+    "the same step does not": ([saved(10, None), saved(10, None)], {"most": 1}, Stop(USED_UP)),
+    "an earlier step does not": ([saved(10, None), saved(5, None)], {"most": 1}, Stop(USED_UP)),
+    "the same exception at another place": ([raised("a:1"), raised("a:2")], {}, Restart(4)),
+    "the same signal twice": ([KILLED, KILLED], {}, Stop(SIGNAL_TWICE)),
+    "the same exception twice": ([raised("a:1"), raised("a:1")], {}, Stop(BUG)),
+    "the same exception with a step in between": ([raised("a:1", 3), raised("a:1", 4)], {}, Restart(5)),
+    "the same exception at the same step": ([raised("a:1", 4), raised("a:1", 4)], {}, Stop(BUG)),
+    "the same exception, but not in a row": ([raised("a:1"), KILLED, raised("a:1")], {}, Restart(4)),
+    "lost hosts are never alike": ([LOST, LOST, LOST], {}, Restart(4)),
+    "what is hopeless": ([AttemptEnd("lost", hopeless="because")], {}, Stop("because")),
 }
 
 
-@pytest.mark.parametrize(("history", "most", "is_restarted"), HISTORIES.values(), ids=HISTORIES)
-def test_progress_and_differences_between_failures_count(history, most, is_restarted):
-    assert isinstance(decide(*history, most=most), Restart if is_restarted else Stop)
-
-
-def test_two_failures_that_are_alike_are_a_bug_and_what_is_hopeless_is_not_tried_again():
-    assert decide(raised("a:1"), raised("a:1")) == Stop(
-        "it raised ValueError at a:1 twice in a row, and saved no step in between: that is a bug, not bad luck"
-    )
-    assert decide(AttemptEnd("lost", hopeless="because")) == Stop("because")
+@pytest.mark.parametrize(("history", "options", "decision"), DECISIONS.values(), ids=DECISIONS)
+def test_whether_a_job_is_started_again_after(history, options, decision):
+    assert decide(*history, **options) == decision
 
 
 @pytest.mark.parametrize(("on", "restarted"), [("failure", "KRLS"), ("lost", "KL"), ("stall", "S")])
@@ -123,29 +117,23 @@ def test_ends_are_alike_by(end, failure):
     assert (end_of(end) == KILLED) == (failure == str(KILLED.failure)) and (end_of(end) == LOST) == (end.status is None)
 
 
-@pytest.mark.parametrize("error", ["ModuleNotFoundError", "SyntaxError", "IndentationError"])
-def test_what_the_program_lacks_does_not_come_by_itself(error):
-    assert end_of(failed(error)).hopeless == f"a {error} does not go away by itself"
-
-
-def test_the_program_may_ask_for_a_later_job():
-    assert "exit 75" in end_of(failed("SystemExit", status=75)).hopeless
-
-
 FINAL = ("REFUSED", "USAGE", "UNAVAILABLE", "TIMEOUT", "INTERRUPTED", "PREEMPTED")
+LACKS = ("ModuleNotFoundError", "SyntaxError", "IndentationError")
+HOPELESS = {
+    **{error: (end_of(failed(error)), f"a {error} does not go away by itself") for error in LACKS},
+    "the program asks for a later job": (end_of(failed("SystemExit", status=75)), "exit 75"),
+    "somebody has asked for the end": (end_of(worker(status=-9), stop_requested=True), "asked to stop"),
+    **{name: (end_of(reason=EndReason[name]), "") for name in FINAL},
+}
 
 
-@pytest.mark.parametrize("reason", [EndReason[name] for name in FINAL])
-def test_ends_after_which_nothing_is_tried(reason):
-    assert end_of(reason=reason).hopeless
+@pytest.mark.parametrize(("end", "why"), HOPELESS.values(), ids=HOPELESS)
+def test_ends_after_which_nothing_is_tried(end, why):
+    assert end.hopeless and why in end.hopeless
 
 
 def test_what_cannot_be_reached_is_a_loss_once_the_program_has_run():
     assert end_of(reason=EndReason.UNAVAILABLE, has_run_before=True) == LOST
-
-
-def test_somebody_who_asks_for_the_end_of_a_failing_job_gets_it():
-    assert "asked to stop" in end_of(worker(status=-9), stop_requested=True).hopeless
 
 
 def test_the_saved_step_is_kept():
@@ -158,32 +146,33 @@ def test_the_saved_step_is_kept():
 PLACEMENT = ("h1", "h1", "h2", "h2", "h3", "h3")
 
 
-def test_a_spare_host_takes_all_ranks_of_the_lost_one_and_every_other_rank_keeps_its_host():
-    assert replace_hosts(PLACEMENT, ("h4", "h5"), {"h2"}, None) == HostChoice(
-        ("h1", "h1", "h4", "h4", "h3", "h3"), ("h5",), ("h2",), ("h4 takes the place of h2",)
-    )
+# The spare hosts, those that were lost, --min-hosts, and the choice: placement, spares left, hosts left out, notes.
+def choice(placement, spares="", left_out="", notes=()):
+    return HostChoice(tuple(placement.split()), tuple(spares.split()), tuple(left_out.split()), notes)
 
 
-def test_several_hosts_are_replaced_in_the_order_of_their_ranks():
-    choice = replace_hosts(PLACEMENT, ("h4", "h5"), {"h3", "h1"}, None)
-    assert choice.placement == ("h4", "h4", "h2", "h2", "h5", "h5") and choice.left_out == ("h1", "h3")
+SAME = "h1 h1 h2 h2 h3 h3"
+TAKES, LEAVES = ("h4 takes the place of h2",), ("h2 is left out: 4 ranks on 2 hosts",)
+# The spare hosts, those that were lost, --min-hosts, and the choice.
+CHOICES = {
+    "a spare host takes all ranks of the lost one": (
+        "h4 h5",
+        "h2",
+        None,
+        choice("h1 h1 h4 h4 h3 h3", "h5", "h2", TAKES),
+    ),
+    "several do in the order of ranks": ("h4 h5", "h3 h1", None, choice("h4 h4 h2 h2 h5 h5", "", "h1 h3", ANY)),
+    "without a spare host the job stays where it is": ("", "h2", None, choice(SAME)),
+    "unless it may be smaller": ("", "h2", 2, choice("h1 h1 h3 h3", "", "h2", LEAVES)),
+    "but not as small as that": ("", "h2", 3, choice(SAME)),
+    "spare hosts come before a smaller job": ("h4", "h1 h2 h3", 2, choice("h4 h4 h3 h3", "", "h1 h2", ANY)),
+    "a host that the job does not use is no loss": ("h4", "h9", 1, choice(SAME, "h4")),
+}
 
 
-def test_without_a_spare_host_the_job_stays_where_it_is_unless_it_may_be_smaller():
-    assert replace_hosts(PLACEMENT, (), {"h2"}, None) == HostChoice(PLACEMENT)
-    assert replace_hosts(PLACEMENT, (), {"h2"}, 2) == HostChoice(
-        ("h1", "h1", "h3", "h3"), (), ("h2",), ("h2 is left out: 4 ranks on 2 hosts",)
-    )
-    assert replace_hosts(PLACEMENT, (), {"h2"}, 3) == HostChoice(PLACEMENT)
-
-
-def test_spare_hosts_come_before_a_smaller_job():
-    choice = replace_hosts(PLACEMENT, ("h4",), {"h1", "h2", "h3"}, 2)
-    assert choice.placement == ("h4", "h4", "h3", "h3") and choice.left_out == ("h1", "h2")
-
-
-def test_a_host_that_the_job_does_not_use_is_no_loss():
-    assert replace_hosts(PLACEMENT, ("h4",), {"h9"}, 1) == HostChoice(PLACEMENT, ("h4",))
+@pytest.mark.parametrize(("spares", "lost", "min_hosts", "made"), CHOICES.values(), ids=CHOICES)
+def test_where_a_job_goes_on(spares, lost, min_hosts, made):
+    assert replace_hosts(PLACEMENT, tuple(spares.split()), set(lost.split()), min_hosts) == made
 
 
 AGENTS = dict(enumerate((*PLACEMENT, "h4", "h4", "h5", "h5")))  # those behind the ranks' own wait

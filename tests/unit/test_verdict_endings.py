@@ -65,37 +65,28 @@ def test_an_early_exit_names_the_rank_and_where_the_others_wait():
     assert "3 ranks  0, 2-3  train.py:8 step" in verdict.details[0]
 
 
-@pytest.mark.parametrize(
-    ("signum", "code", "by"),
-    [
-        (signal.SIGINT, 130, "Ctrl-C (SIGINT)"),
-        (signal.SIGTERM, 143, "SIGTERM (15)"),
-        (signal.SIGHUP, 129, "SIGHUP (1)"),
-    ],
-)
-def test_an_interrupt_names_the_ranks_that_had_to_be_killed(signum, code, by):
-    ends = [end(0, 10.0, 0), end(1, 10.0, 0), *stopped(2, 3)]
-    verdict = decide(ends, "interrupted", signum=signum)
-    assert verdict.exit_code == code
-    assert verdict.headline == (
-        f"interrupted by {by} 10.0 s into the run; ranks 2-3 were killed, the others ended by themselves."
-    )
-    alone = decide([end(rank, 10.0, 1) for rank in range(4)], "interrupted", signum=signum)
-    assert alone.headline.endswith("; all ranks ended by themselves.")
+TWO_KILLED = [end(0, 10.0, 0), end(1, 10.0, 0), *stopped(2, 3)]
+BY_THEMSELVES = [end(rank, 10.0, 1) for rank in range(4)]
+LATE = [end(0, 10.0, 130), end(1, 10.0, 130), end(3, 10.0, 130), *stopped(2)]
+STUCK = "rank 2 did not end in time (stuck at train.py:8 step), and was killed, the others ended by themselves."
+AT_ONCE = "no rank listens to SIGTERM, so 4 ranks were killed at once."
+UNHEARD = {"signum": signal.SIGTERM, "unheard": True}
+PARENT = {"signum": signal.SIGHUP, "text": "the process that started it"}
+# How the ranks ended and what is known besides, the exit code, by what the job was interrupted, and what became of it.
+INTERRUPTED = {
+    "Ctrl-C": (TWO_KILLED, {}, 130, "Ctrl-C (SIGINT)", "ranks 2-3 were killed, the others ended by themselves."),
+    "SIGTERM": (BY_THEMSELVES, {"signum": signal.SIGTERM}, 143, "SIGTERM (15)", "all ranks ended by themselves."),
+    "SIGHUP": (BY_THEMSELVES, {"signum": signal.SIGHUP}, 129, "SIGHUP (1)", "all ranks ended by themselves."),
+    "a late rank": (LATE, {"stacks": {2: DUMP}}, 130, "Ctrl-C (SIGINT)", STUCK),
+    "SIGTERM to which nobody listens": (stopped(0, 1, 2, 3), UNHEARD, 143, "SIGTERM (15)", AT_ONCE),
+    "the launcher's parent": (stopped(0, 1, 2, 3), PARENT, 129, PARENT["text"], "4 ranks were killed."),
+}
 
 
-def test_an_interrupt_names_where_a_late_rank_was_stuck():
-    ends = [end(0, 10.0, 130), end(1, 10.0, 130), end(3, 10.0, 130), *stopped(2)]
-    verdict = decide(ends, "interrupted", signum=signal.SIGINT, stacks={2: DUMP})
-    assert verdict.headline.endswith(
-        "; rank 2 did not end in time (stuck at train.py:8 step), and was killed, the others ended by themselves."
-    )
-
-
-def test_sigterm_that_nobody_listens_to_is_told_so():
-    verdict = decide(stopped(0, 1, 2, 3), "interrupted", signum=signal.SIGTERM, unheard=True)
-    assert verdict.exit_code == 143
-    assert verdict.headline.endswith("; no rank listens to SIGTERM, so 4 ranks were killed at once.")
+@pytest.mark.parametrize(("ends", "known", "code", "by", "then"), INTERRUPTED.values(), ids=INTERRUPTED)
+def test_an_interrupt_names_what_caused_it_and_the_ranks_that_had_to_be_killed(ends, known, code, by, then):
+    verdict = decide(ends, "interrupted", **{"signum": signal.SIGINT, **known})
+    assert (verdict.exit_code, verdict.headline) == (code, f"interrupted by {by} 10.0 s into the run; {then}")
 
 
 def test_a_preempted_job_may_be_resumed():
@@ -116,13 +107,10 @@ def test_an_injected_death_is_named_as_such_and_ends_as_any_other():
     assert (verdict.exit_code, verdict.outcome, verdict.culprits) == (137, "killed", (1,))
 
 
-def test_injected_deaths_and_others_are_kept_apart():
-    ends = [end(1, 2.0, -signal.SIGKILL, injected_faults=dealt("kill")), end(2, 2.1, -signal.SIGKILL), *stopped(0, 3)]
-    assert culprit_ranks(ends) == (1,)
-
-
-def test_a_rank_that_is_stopped_before_its_fault_was_injected_does_not_count_as_injected():
-    late = end(1, 10.0, -signal.SIGKILL, killed_by_launcher=True, injected_faults=dealt("kill"))
+def test_other_deaths_and_faults_that_came_too_late_are_kept_apart():
+    died = end(1, 2.0, -signal.SIGKILL, injected_faults=dealt("kill"))
+    assert culprit_ranks([died, end(2, 2.1, -signal.SIGKILL), *stopped(0, 3)]) == (1,)
+    late = replace(died, time=RUN_AT + 10.0, killed_by_launcher=True)
     assert culprit_ranks([raised(0, 2.1), late, *stopped(2, 3)]) == (0,)
 
 
@@ -166,9 +154,3 @@ def test_an_injected_fault_is_no_divergence():
     assert decide(ends, "failed", divergences=(ahead,)).outcome == "diverged"
     ends[0] = replace(ends[0], injected_faults=dealt("pause"))
     assert decide(ends, "failed", divergences=(ahead,)).headline.startswith("rank 1 of 4 on h0 was stopped by SIGSTOP")
-
-
-def test_the_parent_of_the_launcher_may_end_its_job():
-    verdict = decide(stopped(0, 1, 2, 3), "interrupted", signum=signal.SIGHUP, text="the process that started it")
-    assert verdict.headline.startswith("interrupted by the process that started it 10.0 s into the run; 4 ranks were")
-    assert verdict.exit_code == 129
