@@ -109,18 +109,14 @@ def test_a_silent_peer_is_dropped_after_the_handshake_timeout(monkeypatch, open_
     assert server.dropped == ["a peer at 127.0.0.1 said nothing for 0.4 s"]
 
 
-def test_a_peer_whose_answer_waits_to_be_read_is_not_silent(monkeypatch):
+def test_a_peer_whose_answer_waits_to_be_read_is_not_silent(monkeypatch, make_looped):
     monkeypatch.setattr(listener_module, "_HANDSHAKE_TIMEOUT_S", 0.0)
-    listener, loop, admitted, dropped = listen_on_tcp([LOOPBACK], TOKEN, everywhere=False), EventLoop(), [], []
-    with contextlib.closing(loop), contextlib.closing(listener):
-        listener.attach(loop, 0, admitted.append, dropped.append)
-        address = listener.addresses[0]
-        with socket.create_connection((address.ip, address.port), timeout=60) as peer:
-            loop.run_once()
-            peer.sendall(encode(answer_to(read(peer))))
-            listener.drop_expired()
-            assert [one.rank for one in admitted] == [0] and not dropped
-            admitted[0].connection.close()
+    looped = make_looped()
+    (peer,) = looped.connect(1)
+    looped.loop.run_once()
+    peer.sendall(encode(answer_to(read(peer))))
+    looped.listener.drop_expired()
+    assert [one.rank for one in looped.admitted] == [0] and not looped.dropped
 
 
 def test_single_bytes_do_not_extend_the_handshake_timeout(monkeypatch, open_listener):

@@ -1,9 +1,10 @@
 """The command lines for each kind of mpirun, as words."""
 
+import shlex
+
 import pytest
 
 from jaxrun.spec.backends.mpi_families import (
-    FAMILIES,
     INTEL,
     MPICH,
     OPEN_MPI_4,
@@ -26,6 +27,7 @@ _SAYS = [
     (_HYDRA, MPICH, "5.0.2"),
     ("Intel(R) MPI Library for Linux* OS, Version 2021.18.1 Build 20260626\nCopyright 2003-2026", INTEL, "2021.18.1"),
 ]
+OPEN_MPI, HYDRA = (OPEN_MPI_4, OPEN_MPI_5), (MPICH, INTEL)
 
 
 def _words(family, program=("agent", "-m"), **request):
@@ -44,68 +46,53 @@ def test_other_programs_are_no_mpirun_that_is_known(text):
     assert identify_family(text) is None
 
 
-@pytest.mark.parametrize(
-    ("family", "expected"),
-    [
-        (OPEN_MPI_4, "-n 4 --host h1,h1,h2,h2 --map-by seq:oversubscribe --wdir"),
-        (OPEN_MPI_5, "-n 4 --host h1:2,h2:2 --map-by ppr:2:node:oversubscribe --wdir"),
-        (MPICH, "-n 4 -hosts h1:2,h2:2 -wdir"),
-        (INTEL, "-n 4 -hosts h1,h2 -ppn 2 -wdir"),
-    ],
-)
-def test_hosts_that_are_alike(family, expected):
-    words = _words(family, processes=4, host_counts=(("h1", 2), ("h2", 2)), per_host=2)
-    assert words == ("/mpi/mpirun", *family.unbind_words, *expected.split(), "/data/my run", "agent", "-m")
+ALIKE = {"processes": 4, "host_counts": (("h1", 2), ("h2", 2)), "per_host": 2}
+DIFFERENT = {"processes": 3, "host_counts": (("h2", 2), ("h1", 1))}
+BY_NODE = ("--map-by", "node")
+DIRECTORY = "'/data/my run'"
+END = f"{DIRECTORY} agent -m"
+# A family, a request, and the words after the family's own for no binding.
+COMMANDS = [
+    (OPEN_MPI_4, ALIKE, f"-n 4 --host h1,h1,h2,h2 --map-by seq:oversubscribe --wdir {END}"),
+    (OPEN_MPI_5, ALIKE, f"-n 4 --host h1:2,h2:2 --map-by ppr:2:node:oversubscribe --wdir {END}"),
+    (MPICH, ALIKE, f"-n 4 -hosts h1:2,h2:2 -wdir {END}"),
+    (INTEL, ALIKE, f"-n 4 -hosts h1,h2 -ppn 2 -wdir {END}"),
+    (OPEN_MPI_4, DIFFERENT, f"-n 3 --host h2,h2,h1 --map-by seq:oversubscribe --wdir {END}"),
+    (OPEN_MPI_5, DIFFERENT, f"-n 3 --host h2:2,h1:1 --map-by slot:oversubscribe --wdir {END}"),
+    (MPICH, DIFFERENT, f"-n 3 -hosts h2:2,h1:1 -wdir {END}"),
+    (INTEL, DIFFERENT, f"-n 2 -host h2 -wdir {END} : -n 1 -host h1 -wdir {END}"),
+    *((family, {"processes": 4}, f"-n 4 --map-by slot:oversubscribe --wdir {END}") for family in OPEN_MPI),
+    *(
+        (family, {"processes": 4, "per_host": 2}, f"-n 4 --map-by ppr:2:node:oversubscribe --wdir {END}")
+        for family in OPEN_MPI
+    ),
+    *((family, {"processes": 4}, f"-n 4 -wdir {END}") for family in HYDRA),
+    *((family, {"processes": 4, "per_host": 2}, f"-n 4 -ppn 2 -wdir {END}") for family in HYDRA),
+    # Hydra takes variables by itself, and knows nothing of root.
+    *((family, {"processes": 1, "as_root": True, "variables": ("A",)}, f"-n 1 -wdir {END}") for family in HYDRA),
+    *((family, {"processes": 1, "launcher": "ssh"}, f"-launcher ssh -n 1 -wdir {END}") for family in HYDRA),
+    # The user's arguments come right before the program in the first block only.
+    (MPICH, {"processes": 1, "user_words": ("--verbose", "a b")}, f"-n 1 -wdir {DIRECTORY} --verbose 'a b' agent -m"),
+    (
+        INTEL,
+        {**DIFFERENT, "user_words": ("-verbose",)},
+        f"-n 2 -host h2 -wdir {DIRECTORY} -verbose agent -m : -n 1 -host h1 -wdir {END}",
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    ("family", "expected"),
-    [
-        (OPEN_MPI_4, "-n 3 --host h2,h2,h1 --map-by seq:oversubscribe --wdir / agent"),
-        (OPEN_MPI_5, "-n 3 --host h2:2,h1:1 --map-by slot:oversubscribe --wdir / agent"),
-        (MPICH, "-n 3 -hosts h2:2,h1:1 -wdir / agent"),
-        (INTEL, "-n 2 -host h2 -wdir / agent : -n 1 -host h1 -wdir / agent"),
-    ],
-)
-def test_hosts_that_differ(family, expected):
-    request = MpirunRequest(processes=3, host_counts=(("h2", 2), ("h1", 1)), directory="/")
-    assert mpirun_argv(family, "mpirun", request, ["agent"]) == ("mpirun", *family.unbind_words, *expected.split())
+@pytest.mark.parametrize(("family", "request_", "words"), COMMANDS)
+def test_the_command_of_each_family(family, request_, words):
+    assert _words(family, **request_) == ("/mpi/mpirun", *family.unbind_words, *shlex.split(words))
 
 
-@pytest.mark.parametrize("family", [OPEN_MPI_4, OPEN_MPI_5])
-def test_open_mpi_chooses_among_the_hosts_that_only_it_knows(family):
-    assert "--map-by slot:oversubscribe" in " ".join(_words(family, processes=4))
-    assert "--map-by ppr:2:node:oversubscribe" in " ".join(_words(family, processes=4, per_host=2))
-    assert "--host" not in _words(family, processes=4)
-
-
-@pytest.mark.parametrize("family", [MPICH, INTEL])
-def test_hydra_chooses_among_the_hosts_that_only_it_knows(family):
-    assert _words(family, processes=4) == ("/mpi/mpirun", "-n", "4", "-wdir", "/data/my run", "agent", "-m")
-    assert "-n 4 -ppn 2 -wdir" in " ".join(_words(family, processes=4, per_host=2))
-
-
-@pytest.mark.parametrize("family", [OPEN_MPI_4, OPEN_MPI_5])
+@pytest.mark.parametrize("family", OPEN_MPI)
 def test_open_mpi_gets_the_names_of_variables_and_an_option_for_root_once(family):
     assert "-x A -x JAXRUN_TOKEN -n" in " ".join(_words(family, processes=1, variables=("A", "JAXRUN_TOKEN")))
     assert _words(family, processes=1, as_root=True)[1] == "--allow-run-as-root"
     words = _words(family, processes=1, as_root=True, user_words=("--allow-run-as-root",))
     assert words.count("--allow-run-as-root") == 1
-    assert "--allow-run-as-root" not in _words(family, processes=1)
-
-
-@pytest.mark.parametrize("family", [MPICH, INTEL])
-def test_hydra_takes_variables_by_itself_and_knows_nothing_of_root(family):
-    assert _words(family, processes=1, as_root=True, variables=("A",)) == _words(family, processes=1)
-
-
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.version_pattern)
-def test_the_users_arguments_come_right_before_the_program_in_the_first_block_only(family):
-    words = _words(family, processes=1, user_words=("--verbose", "a b"))
-    assert words[-4:] == ("--verbose", "a b", "agent", "-m")
-    words = _words(INTEL, processes=3, host_counts=(("h1", 2), ("h2", 1)), user_words=("-verbose",))
-    assert words.count("-verbose") == 1 and words.index("-verbose") < words.index(":")
-    assert words.count("agent") == 2 and words[-1] == "-m"
+    assert words[-4:] == (DIRECTORY.strip("'"), "--allow-run-as-root", "agent", "-m")
 
 
 @pytest.mark.parametrize(
@@ -123,7 +110,7 @@ def test_the_users_binding_takes_the_place_of_none(choice):
     assert "none" not in _words(OPEN_MPI_4, processes=1, **choice)
 
 
-@pytest.mark.parametrize("family", [OPEN_MPI_4, OPEN_MPI_5])
+@pytest.mark.parametrize("family", OPEN_MPI)
 def test_the_users_mapping_takes_the_place_of_ours(family):
     words = _words(family, processes=3, host_counts=(("h1", 2), ("h2", 1)), user_words=("--map-by", "node"))
     assert words.count("--map-by") == 1
@@ -131,10 +118,8 @@ def test_the_users_mapping_takes_the_place_of_ours(family):
     assert "--host h1:2,h2:1 --wdir" in " ".join(words)
 
 
-@pytest.mark.parametrize("family", [MPICH, INTEL])
-def test_hydra_gets_a_launcher_for_hosts_unless_the_user_chose_one(family):
-    assert _words(family, processes=1, launcher="ssh")[1:3] == ("-launcher", "ssh")
-    assert "-launcher" not in _words(family, processes=1)
+@pytest.mark.parametrize("family", HYDRA)
+def test_hydra_gets_no_launcher_for_hosts_where_the_user_chose_one(family):
     for choice in (
         {"user_words": ("-launcher", "fork")},
         {"user_words": ("-bootstrap", "fork")},

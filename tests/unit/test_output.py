@@ -179,8 +179,8 @@ def test_nothing_runs_into_a_partial_line_that_is_shown():
     captured.output.write(0, "out", b"Bob")
     captured.wait(PARTIAL_LINE_DELAY_S)
     captured.output.write(1, "err", b"x\n")
-    captured.output.write(0, "out", b"\n")
-    assert captured.finish() == b"[0] name? \njaxrun: all well\n[0] Bob\n[1] x\n"
+    captured.output.write(0, "out", b"\n\nnext\n")  # its first end of a line has been written
+    assert captured.finish() == b"[0] name? \njaxrun: all well\n[0] Bob\n[1] x\n[0] \n[0] next\n"
 
 
 def test_the_end_of_a_pipe_shows_its_last_line():

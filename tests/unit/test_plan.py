@@ -97,25 +97,20 @@ def test_the_shape_of_a_job_is_one_line(changes, expected):
     assert plan_summary(_plan(**changes)) == expected
 
 
-def test_worker_settings_reach_it_through_its_environment():
-    made = _plan(workers=(_worker(0, local_device_ids=(3,), cpus=(1,), simulated_boot_id="x"),))
-    env = made.worker_env(made.workers[0], run_dir="/runs/1")
-    assert WorkerEnv.from_env({**made.base_env({}), **env.to_env()}) == env
-    assert (env.size, env.local_device_ids, env.cpus, env.run_dir) == (1, (3,), (1,), "/runs/1")
-
-
 def test_what_workers_are_told_is_alike_in_the_job_in_their_environment_and_in_job_json():
     told = WorkerSettings(
         lockstep="off", make_mesh="jax", compile="each", compile_cache="/c", stdin="none",
         verbose=True, torch_env=True, pdb=True, init_timeout=5.0, coordinator_tls="on"
     )  # fmt: skip
     assert all(getattr(told, field.name) != field.default for field in fields(WorkerSettings))
-    plan = _plan(job=Job(program=("p",), **asdict(told)))
+    worker = _worker(0, local_device_ids=(3,), cpus=(1,), simulated_boot_id="x")
+    plan = _plan(job=Job(program=("p",), **asdict(told)), workers=(worker,))
     assert plan.job.worker_settings == told
-    env = plan.worker_env(plan.workers[0], run_dir="")
-    assert asdict(told).items() <= asdict(WorkerEnv.from_env(env.to_env())).items()
-    content = json.loads(to_json(plan))
-    assert asdict(told).items() <= content.items()
+    env = plan.worker_env(worker, run_dir="/runs/1")
+    assert WorkerEnv.from_env({**plan.base_env({}), **env.to_env()}) == env
+    assert (env.size, env.local_device_ids, env.cpus, env.run_dir) == (1, (3,), (1,), "/runs/1")
+    assert asdict(told).items() <= asdict(env).items()
+    assert asdict(told).items() <= json.loads(to_json(plan)).items()
 
 
 # ---- limits that a job would exceed are told before anything is made

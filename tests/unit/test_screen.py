@@ -97,19 +97,6 @@ def test_gloo_ends_an_unfinished_line():
     assert lines.feed(GLOO) == b"\n"
 
 
-def play(interleaver, *turns):
-    return b"".join(interleaver.render(owner, owner.encode() + b": ", text) for owner, text in turns)
-
-
-def test_another_stream_ends_an_unfinished_line_and_the_rest_gets_its_prefix_again():
-    assert play(Interleaver(), ("a", b"half"), ("b", b"whole\n"), ("a", b"half\n")) == b"a: half\nb: whole\na: half\n"
-
-
-def test_a_newline_that_an_interruption_has_written_is_not_written_twice():
-    turns = ("a", b"half"), ("b", b"x\n"), ("a", b"\n"), ("a", b"\nnext\n")
-    assert play(Interleaver(), *turns) == b"a: half\nb: x\na: \na: next\n"
-
-
 @pytest.mark.parametrize(("overwrites", "between"), [(False, b"\n"), (True, b"\r\x1b[K")])
 def test_a_progress_bar_that_was_shown_is_drawn_anew(overwrites, between):
     lines, interleaver = LineBuffer(), Interleaver(overwrites=overwrites)

@@ -68,24 +68,21 @@ Extension modules: numpy._core._multiarray_umath, jaxlib.cpu_feature_guard (tota
 ONE_HOST = dict.fromkeys(range(8), "here")
 
 
-def test_the_main_thread_is_the_last_block():
-    stack = stacks.main_stack(f"{LOADER}\n{IN_JAX}")
-    assert [frame.function for frame in stack.users] == ["train_step", "<module>"]
-    assert stack.current
-
-
-def test_of_several_dumps_in_one_text_the_last_counts():
-    assert stacks.main_stack(f"{LOADER}\n{IN_JAX}{LOADER}\n{IN_QUEUE}").users[0].function == "__next__"
-    assert len(stacks.parse_dump(f"{LOADER}\n{IN_JAX}{LOADER}\n{IN_QUEUE}")) == 2
-
-
-def test_a_dump_without_a_main_thread_still_gives_a_stack():
-    assert stacks.main_stack(LOADER).users[0].function == "worker"
-
-
-def test_what_is_not_a_dump_gives_an_empty_stack():
-    assert stacks.main_stack("").frames == ()
-    assert stacks.main_stack("Traceback (most recent call last):\n  File x\n").frames == ()
+@pytest.mark.parametrize(
+    ("dump", "threads", "functions"),
+    [
+        (f"{LOADER}\n{IN_JAX}", 2, ["train_step", "<module>"]),
+        (f"{LOADER}\n{IN_JAX}{LOADER}\n{IN_QUEUE}", 2, ["__next__", "main"]),
+        (LOADER, 1, ["worker"]),
+        ("", 0, []),
+        ("Traceback (most recent call last):\n  File x\n", 0, []),
+    ],
+    ids=["the last block", "of the last dump", "without a main thread", "nothing", "no dump"],
+)
+def test_the_main_thread_is(dump, threads, functions):
+    stack = stacks.main_stack(dump)
+    assert ([frame.function for frame in stack.users], stack.current) == (functions, "Current" in dump)
+    assert len(stacks.parse_dump(dump)) == threads
 
 
 @pytest.mark.parametrize(
@@ -103,26 +100,19 @@ def test_who_waits_in_jax(dump, kernel_wait, waits):
     assert stacks.is_waiting_in_jax(dump, kernel_wait) is waits
 
 
-def test_places_name_the_users_line_its_caller_and_what_it_called():
-    assert (
-        stack_text.find_place(stacks.main_stack(IN_JAX)).format()
-        == "train.py:88 train_step   in JAX: process_allgather"
-    )
-    assert (
-        stack_text.find_place(stacks.main_stack(IN_QUEUE)).format()
-        == "data.py:31 __next__ <- train.py:84 main   in queue: get"
-    )
-    assert stack_text.find_place(stacks.main_stack(IN_LINE)).format() == "train.py:90 train_step"
-
-
-def test_the_programs_that_jaxrun_ships_are_users_code():
-    dump = IN_LINE.replace("/job/train.py", f"{SITE}/jaxrun_runtime/programs/regression.py") + SCAFFOLD
-    assert stack_text.find_place(stacks.main_stack(dump)).format() == "regression.py:90 train_step"
-
-
-def test_a_program_inside_a_library_is_shown_by_its_frames():
-    dump = IN_LINE.replace("/job/train.py", f"{SITE}/maxtext/train.py") + SCAFFOLD
-    assert stack_text.find_place(stacks.main_stack(dump)).format() == "train.py:90 train_step"
+@pytest.mark.parametrize(
+    ("dump", "place"),
+    [
+        (IN_JAX, "train.py:88 train_step   in JAX: process_allgather"),
+        (IN_QUEUE, "data.py:31 __next__ <- train.py:84 main   in queue: get"),
+        (IN_LINE, "train.py:90 train_step"),
+        (IN_LINE.replace("/job/", f"{SITE}/jaxrun_runtime/programs/") + SCAFFOLD, "train.py:90 train_step"),
+        (IN_LINE.replace("/job/", f"{SITE}/maxtext/") + SCAFFOLD, "train.py:90 train_step"),
+    ],
+    ids=["in JAX", "in the standard library", "in the program", "in one that jaxrun ships", "in one of a library"],
+)
+def test_a_place_names_the_users_line_its_caller_and_what_it_called(dump, place):
+    assert stack_text.find_place(stacks.main_stack(dump)).format() == place
 
 
 def test_ranks_at_one_place_are_one_group_and_the_odd_one_is_named():
