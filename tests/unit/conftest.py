@@ -4,6 +4,7 @@ Puts this directory on the path, for the helpers in it.
 """
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -40,3 +41,16 @@ def plans(monkeypatch):
     run = "jaxrun.controller.supervisor.run.run"
     monkeypatch.setattr(run, lambda plan, environ, early_server: collected.append(plan) or 42)
     return collected
+
+
+@pytest.fixture(scope="session")
+def run_python():
+    """run_python(CODE, *ARGUMENTS) runs it in an interpreter of its own; returns stdout and stderr."""
+
+    def run(code, *arguments):
+        env = {"PYTHONPATH": str(Path(__file__).parents[2] / "launcher"), "PATH": os.environ["PATH"]}
+        done = subprocess.run([sys.executable, "-c", code, *arguments], env=env, capture_output=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return done.stdout, done.stderr
+
+    return run

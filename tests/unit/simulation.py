@@ -59,6 +59,16 @@ IN_QUEUE = """Thread 0x1 (most recent call first):
 """
 
 
+class Clock:
+    """A clock that says what a test sets."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
 class Simulation:
     """One job from its first spawn to its Finish. Times are seconds since its start."""
 

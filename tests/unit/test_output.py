@@ -4,13 +4,11 @@ import fcntl
 import os
 import pty
 import struct
-import subprocess
-import sys
 import termios
 import time
-from pathlib import Path
 
 import pytest
+from simulation import Clock
 
 from jaxrun.records.output.output import (
     HELD_POLL_S,
@@ -21,16 +19,6 @@ from jaxrun.records.output.output import (
 )
 from jaxrun.records.output.rank_logs import TAIL_BYTES
 from jaxrun.records.output.screen import HeldScreen
-
-PACKAGES = str(Path(__file__).parents[2] / "launcher")
-
-
-class Clock:
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self):
-        return self.now
 
 
 class Terminal:
@@ -97,6 +85,11 @@ class CapturedOutput:
         return self.terminal.received(self.output)[0]
 
 
+@pytest.fixture
+def captured():
+    return CapturedOutput()
+
+
 def test_lines_carry_their_rank_and_streams_stay_apart():
     captured = CapturedOutput(12, merged=False)
     captured.output.write(3, "out", b"one\ntwo\n")
@@ -157,8 +150,7 @@ def test_a_log_file_that_takes_little_at_a_time_gets_all(tmp_path, monkeypatch):
     assert (tmp_path / "rank-0000.out").read_bytes() == bytes(range(256))
 
 
-def test_a_prompt_is_shown_after_a_moment_and_continued_on_its_line_and_no_line_is_torn():
-    captured = CapturedOutput()
+def test_a_prompt_is_shown_after_a_moment_and_continued_on_its_line_and_no_line_is_torn(captured):
     captured.output.write(0, "out", b"name? ")
     wait = captured.output.flush_due()
     assert wait == pytest.approx(PARTIAL_LINE_DELAY_S)
@@ -171,8 +163,7 @@ def test_a_prompt_is_shown_after_a_moment_and_continued_on_its_line_and_no_line_
     assert captured.finish() == b"[0] name? Bob\n[1] whole\n[0] half line\n"
 
 
-def test_nothing_runs_into_a_partial_line_that_is_shown():
-    captured = CapturedOutput()
+def test_nothing_runs_into_a_partial_line_that_is_shown(captured):
     captured.output.write(0, "out", b"name? ")
     captured.wait(PARTIAL_LINE_DELAY_S)
     captured.output.print_line("jaxrun: all well")
@@ -183,8 +174,7 @@ def test_nothing_runs_into_a_partial_line_that_is_shown():
     assert captured.finish() == b"[0] name? \njaxrun: all well\n[0] Bob\n[1] x\n[0] \n[0] next\n"
 
 
-def test_the_end_of_a_pipe_shows_its_last_line():
-    captured = CapturedOutput()
+def test_the_end_of_a_pipe_shows_its_last_line(captured):
     captured.output.write(0, "out", b"bye")
     captured.output.end_stream(0, "out")
     captured.output.end_stream(0, "err")
@@ -192,8 +182,7 @@ def test_the_end_of_a_pipe_shows_its_last_line():
     assert captured.finish() == b"[0] bye\n[1] x\n"
 
 
-def test_a_bar_is_shown_every_few_seconds_and_its_last_state_at_the_end():
-    captured = CapturedOutput()
+def test_a_bar_is_shown_every_few_seconds_and_its_last_state_at_the_end(captured):
     for step in range(100):
         captured.output.write(0, "err", b"\r%d%%" % step)
         captured.wait(0.1)
@@ -203,8 +192,7 @@ def test_a_bar_is_shown_every_few_seconds_and_its_last_state_at_the_end():
     assert states[-1] == b"[0] 100%"
 
 
-def test_a_line_without_end_is_shown_in_parts():
-    captured = CapturedOutput()
+def test_a_line_without_end_is_shown_in_parts(captured):
     captured.output.write(0, "out", b"x" * MAX_PARTIAL_BYTES)
     assert captured.output.flush_due() is not None
     captured.output.write(0, "out", b"y")
@@ -238,8 +226,7 @@ def test_a_status_is_replaced_by_the_next_line_on_a_terminal():
     )
 
 
-def test_elsewhere_a_status_is_printed_now_and_then():
-    captured = CapturedOutput()
+def test_elsewhere_a_status_is_printed_now_and_then(captured):
     for second in range(25):
         captured.output.print_line(f"jaxrun: {second} s", status=True)
         captured.wait(1)
@@ -247,8 +234,7 @@ def test_elsewhere_a_status_is_printed_now_and_then():
     assert captured.finish() == b"jaxrun: 0 s\njaxrun: 10 s\njaxrun: 20 s\n"
 
 
-def test_tail_is_the_last_whole_lines_of_stderr():
-    captured = CapturedOutput()
+def test_tail_is_the_last_whole_lines_of_stderr(captured):
     assert captured.output.logs.stderr_tail(0) == ""
     captured.output.write(0, "err", b"Fatal: \xff\n")
     assert captured.output.logs.stderr_tail(0) == "Fatal: \ufffd\n"
@@ -260,8 +246,7 @@ def test_tail_is_the_last_whole_lines_of_stderr():
     assert len(lines) == pytest.approx(TAIL_BYTES / len("line 999\n"), abs=2)
 
 
-def test_the_last_dump_of_the_fault_handler_is_found_before_its_long_end():
-    captured = CapturedOutput()
+def test_the_last_dump_of_the_fault_handler_is_found_before_its_long_end(captured):
     assert captured.output.logs.crash_dump(0) == ""
     dump = f"Fatal Python error: Aborted\n\nCurrent thread 0x1:\n{'x' * 2 * TAIL_BYTES}\n"
     for text in ("Fatal Python error: of a child\n", "more\n", dump):
@@ -329,23 +314,12 @@ output.close()
 """
 
 
-def test_a_full_disk_is_reported_once_and_costs_logs_only(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", FULL_DISK, str(tmp_path)],
-        env={"PYTHONPATH": PACKAGES, "PATH": os.environ["PATH"]},
-        capture_output=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count(b"\n") == 60
-    written, alive = done.stderr.splitlines()
-    assert (
-        written
-        == (
-            f"jaxrun: cannot write {tmp_path}/rank-0000.out: File too large; "
-            "logs that fail so are given up, the job goes on"
-        ).encode()
-    )
+def test_a_full_disk_is_reported_once_and_costs_logs_only(tmp_path, run_python):
+    shown, said = run_python(FULL_DISK, str(tmp_path))
+    assert shown.count(b"\n") == 60
+    written, alive = said.splitlines()
+    why = "File too large; logs that fail so are given up, the job goes on"
+    assert written.decode() == f"jaxrun: cannot write {tmp_path}/rank-0000.out: {why}"
     assert alive == b"[1] alive"
     assert (tmp_path / "rank-0000.out").stat().st_size == 100_000
     assert (tmp_path / "rank-0001.err").read_bytes() == b"alive\n"

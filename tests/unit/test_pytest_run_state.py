@@ -43,7 +43,11 @@ class Ranks:
     def feed(self, *messages):
         """What is done after each of (rank, message); a message of None is a disconnect."""
         self.done.clear()
-        for now, (rank, message) in enumerate(messages):
+        return self.at(*((now, *message) for now, message in enumerate(messages)))
+
+    def at(self, *messages):
+        """The same of (time, rank, message)."""
+        for now, rank, message in messages:
             if message is None:
                 self.state.handle_disconnect(rank, now)
             else:
@@ -102,10 +106,7 @@ def test_a_gather_is_answered_when_all_ranks_are_there(messages, answers):
 def test_a_rank_that_waits_for_one_that_will_not_come_is_answered_with_the_reason(others, why):
     comes = [(0, gather())]
     assert Ranks(3).feed(*comes, *others) == Ranks(3).feed(*others, *comes) == [(PeerLost(why), (0,))]
-
-
-def test_all_lost_ranks_are_named():
-    assert Ranks(3).feed((1, None), (2, None), (0, gather())) == [(PeerLost("ranks 1-2 are gone"), (0,))]
+    assert Ranks(3).feed((1, None), (2, None), *comes) == [(PeerLost("ranks 1-2 are gone"), (0,))]
 
 
 # ---- faults and warnings
@@ -209,13 +210,9 @@ def test_a_failing_rank_is_answered_only_when_the_debugger_is_free():
 
 def state_after(*messages):
     """Of three ranks, after each of (time, rank, message)."""
-    state = Ranks(3).state
-    for now, rank, message in messages:
-        if message is None:
-            state.handle_disconnect(rank, now)
-        else:
-            state.handle_message(rank, message, now)
-    return state
+    ranks = Ranks(3)
+    ranks.at(*messages)
+    return ranks.state
 
 
 @pytest.mark.parametrize(

@@ -163,26 +163,20 @@ def calls_made(made, *, group="0-3", per_second=10.0, pattern=(1,), pending=None
     return Flight(EVERY_CALL, calls=calls, call_counts={group: made, **more}, pending=pending)
 
 
-def test_all_ranks_profile_the_same_calls_once_the_order_has_had_its_time():
-    flights = {0: calls_made(100), 1: calls_made(103), 2: calls_made(99)}
-    assert plan_profile(flights, range(3), 5, 1.0) == (ProfiledCalls("0-3", 114, 118, (0, 1, 2)),)
-    assert plan_profile(flights, range(3), 5, 4.0) == (ProfiledCalls("0-3", 144, 148, (0, 1, 2)),)
+THREE = {0: calls_made(100), 1: calls_made(103), 2: calls_made(99)}
+ENTERED = PendingCall("0-3", 101, 1, 7, 10.1)
+PLANS = {
+    "once the order has had its time": (THREE, 5, 1.0, (114, 118)),
+    "which may be long": (THREE, 5, 4.0, (144, 148)),
+    "not many steps later where they are slow": ({0: calls_made(100, per_second=0.01)}, 1, 1.0, (103, 103)),
+    "a rank that has entered a call is there": ({**THREE, 1: calls_made(100, pending=ENTERED)}, 1, 0.0, (104, 104)),
+    "calls repeat themselves with each step": ({0: calls_made(100, pattern=(1, 1, 2))}, 4, 0.0, (103, 114)),
+}
 
 
-def test_ranks_whose_steps_are_slow_do_not_wait_for_many_of_them():
-    (slow,) = plan_profile({0: calls_made(100, per_second=0.01)}, (0,), 1, 1.0)
-    assert (slow.first, slow.last) == (103, 103)
-
-
-def test_a_rank_that_has_entered_a_call_counts_as_there():
-    entered = PendingCall("0-3", 101, 1, 7, 10.1)
-    (planned,) = plan_profile({0: calls_made(100), 1: calls_made(100, pending=entered)}, (0, 1), 1, 0.0)
-    assert planned.first == 104
-
-
-def test_a_step_has_as_many_calls_as_it_takes_until_they_repeat_themselves():
-    (planned,) = plan_profile({0: calls_made(100, pattern=(1, 1, 2))}, (0,), 4, 0.0)
-    assert planned.last - planned.first + 1 == 12
+@pytest.mark.parametrize(("flights", "steps", "lead_s", "calls"), PLANS.values(), ids=PLANS)
+def test_all_ranks_profile_the_same_calls(flights, steps, lead_s, calls):
+    assert plan_profile(flights, flights, steps, lead_s) == (ProfiledCalls("0-3", *calls, tuple(flights)),)
 
 
 @pytest.mark.parametrize(

@@ -3,18 +3,11 @@
 import socket
 
 import pytest
+from simulation import Clock
 
 from jaxrun.node.channel.silence import HostWatch, Probes, SilenceLimit, reserve_port
 
 LIMIT = SilenceLimit.of_head(2.0, agents=3)
-
-
-class Clock:
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self):
-        return self.now
 
 
 def test_a_host_is_lost_within_the_time_that_the_option_says():

@@ -38,9 +38,9 @@ def end_well(job):
     return job.done(*range(job.size)).exit(0, *range(1, job.size)).exit(0, 0)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2])
 def test_the_ranks_stop_at_the_first_poll_that_none_has_made(simulate, signum):
-    job = polling(simulate(3).run()).interrupt(signum)
+    job = polling(simulate(3, requeue=signum == signal.SIGUSR2).run()).interrupt(signum)  # which is Slurm's warning
     name = signal.Signals(signum).name
     assert job.ranks_sent(StopRequested) == [0, 1, 2] and not job.killed
     grace = "SIGKILL follows in 30 s, or at once with Ctrl-C"
@@ -125,13 +125,6 @@ def test_a_program_may_poll_without_steps(simulate):
     assert reached(job, NO_STEP).lines[1:] == ["ranks 0-1 stop"]
 
 
-def test_slurms_warning_is_such_a_signal_too(simulate):
-    job = polling(simulate(2, requeue=True).run()).interrupt(signal.SIGUSR2)
-    assert job.ranks_sent(StopRequested) == [0, 1] and not job.killed
-    end_well(reached(counts(job, r0=5, r1=5), 5))
-    assert job.outcome.reason == "preempted" and "(SIGUSR2)" in job.verdict.headline
-
-
 # ---- the time limit
 
 
@@ -146,11 +139,11 @@ def test_the_program_is_asked_before_its_time_limit_and_the_job_goes_on_until_th
     assert job.outcome.reason == "timeout"
 
 
-def test_before_the_end_that_slurm_knows_too(simulate):
-    job = polling(simulate(2, job=60.0, save=20.0, ends_at=50.0).run()).wait(29.9)
+@pytest.mark.parametrize("limit", [60.0, None])
+def test_before_the_end_that_slurm_knows_too(simulate, limit):
+    job = polling(simulate(2, job=limit, save=20.0, ends_at=50.0).run()).wait(29.9)
     assert not job.ranks_sent(StopRequested)
     assert job.wait(0.2).ranks_sent(StopRequested) == [0, 1]
-    assert polling(simulate(1, save=20.0, ends_at=50.0).run()).wait(31).ranks_sent(StopRequested) == [0]
 
 
 def test_a_program_that_polls_only_later_is_asked_then(simulate):
