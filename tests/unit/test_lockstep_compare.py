@@ -44,9 +44,7 @@ def with_pending_call(flight, number, program, group=ALL):
 def divergence_of(flights):
     """The divergence that the only candidate proves to be."""
     (candidate,) = find_candidates(flights)
-    found = find_divergence(candidate, flights)
-    assert found is not None
-    return found
+    return find_divergence(candidate, flights)
 
 
 _HISTORY = st.lists(st.integers(1, 3), min_size=1, max_size=120)
@@ -68,22 +66,12 @@ def test_the_first_call_that_differs_is_found_from_the_histories(history, data):
     assert candidate.representatives == (0, 2)
     histories = {rank: recorded(other if rank == 2 else history, held=999, offset=10 * rank) for rank in (0, 2)}
     found = find_divergence(candidate, histories)
-    assert found is not None
     assert (found.group, found.number, found.is_earlier) == (ALL, place + 1, False)
     most, least = found.call_groups
-    program, line = history[place], 80 + history[place]
-    assert (most.ranks, most.name, most.key, most.place) == (
-        (0, 1, 3),
-        f"jit(f{program})",
-        f"key{program}",
-        f"train.py:{line} main",
-    )
-    assert (least.ranks, least.name, least.recorded_by, least.program) == (
-        (2,),
-        f"jit(f{program + 4})",
-        2,
-        program + 4 + 20,
-    )
+    program, name, key = history[place], f"jit(f{history[place]})", f"key{history[place]}"
+    assert (most.ranks, most.name, most.key, most.place) == ((0, 1, 3), name, key, f"train.py:{80 + program} main")
+    assert (least.ranks, least.name, least.recorded_by) == ((2,), f"jit(f{program + 4})", 2)
+    assert least.program == program + 4 + 20
 
 
 def test_programs_whose_code_is_not_known_match():
@@ -146,7 +134,6 @@ def test_where_the_ring_was_overwritten_only_an_earlier_divergence_is_known():
 def test_ranks_whose_history_was_not_read_are_in_no_call_group():
     candidate = Candidate(ALL, 1, ((0, 3), (1,), (2,)))
     found = find_divergence(candidate, {0: recorded([1]), 1: recorded([2])})
-    assert found is not None
     assert [call_group.ranks for call_group in found.call_groups] == [(0, 3), (1,)]
 
 
@@ -156,7 +143,6 @@ def test_ranks_that_agree_where_others_differ_are_one_call_group():
     assert candidate.number == 1
     late = Candidate(ALL, 2, ((0, 3), (1,), (2,)))
     found = find_divergence(late, {0: flights[0], 1: flights[1], 2: flights[2]})
-    assert found is not None
     assert (found.number, [call_group.ranks for call_group in found.call_groups]) == (1, [(0, 1, 3), (2,)])
 
 
@@ -212,7 +198,6 @@ def test_calls_that_are_alike_are_no_divergence():
 
 def test_a_divergence_of_calls_names_the_rank_that_has_the_program():
     found = divergence_of_calls({0: call(0, "b"), 1: call(1, "a", code=""), 2: call(2, "a", program=7)})
-    assert found is not None
     assert (found.group, found.number) == (ALL, 12)
     assert found.call_groups == (
         CallGroup((1, 2), "jit(a)", "a", "c", place="train.py:2 main", recorded_by=2, program=7),
@@ -220,18 +205,11 @@ def test_a_divergence_of_calls_names_the_rank_that_has_the_program():
     )
 
 
-def test_ranks_that_make_no_such_call_are_a_call_group_too():
+def test_ranks_that_make_no_such_call_are_a_call_group_too_of_which_it_is_said_how_many_they_made():
     gone = Absence(4)
     found = divergence_of_calls({0: call(0, "a"), 3: call(3, "a")}, {2: gone, 1: gone})
     assert divergence_of_calls({}, {1: gone}) is None
-    assert found is not None
-    assert [(call_group.ranks, call_group.absence) for call_group in found.call_groups] == [
-        ((0, 3), None),
-        ((1, 2), gone),
-    ]
-
-
-def test_of_ranks_that_make_no_such_call_it_is_said_how_many_they_made():
+    assert [(group.ranks, group.absence) for group in found.call_groups] == [((0, 3), None), ((1, 2), gone)]
     assert Absence(1).format() == "has made only 1 call and is finished"
     assert Absence(0).format(2) == "have made no call and are finished"
     assert Absence().format() == "is finished"
@@ -239,7 +217,6 @@ def test_of_ranks_that_make_no_such_call_it_is_said_how_many_they_made():
 
 def test_program_details_are_added_to_the_call_groups():
     found = divergence_of_calls({0: call(0, "a"), 1: call(1, "b")})
-    assert found is not None
     arguments = (("x", "float32[4]", "P()"),)
     details = ProgramDetails("f at /m.py:4", arguments, mesh="d=2: 0,1", text="zz")
     first, second = found.with_program_details({0: details}).call_groups

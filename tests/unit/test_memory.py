@@ -82,25 +82,21 @@ def test_without_log_and_cgroup_nothing_is_reported(tmp_path):
     watch.close()
 
 
-@pytest.mark.parametrize(
-    ("membership", "directory", "counter"),
-    [
-        ("0::/user.slice/a b\n", "user.slice/a b", "memory.events"),
-        ("9:name=systemd:/x\n4:memory:/job/7\n0::/\n", "memory/job/7", "memory.oom_control"),
-        ("4:cpu,memory:/job\n", "memory/job", "memory.oom_control"),
-        ("4:memory:/host/only\n", "memory", "memory.oom_control"),
-    ],
-    ids=["v2", "v1", "together", "a container"],
-)
-def test_the_memory_cgroup_is_found(tmp_path, membership, directory, counter):
-    (tmp_path / directory).mkdir(parents=True)
-    (tmp_path / directory / counter).touch()
-    assert memory_cgroup(membership, tmp_path) == tmp_path / directory
+MEMBERSHIPS = {
+    "v2": ("0::/user.slice/a b\n", "user.slice/a b", "memory.events"),
+    "v1": ("9:name=systemd:/x\n4:memory:/job/7\n0::/\n", "memory/job/7", "memory.oom_control"),
+    "together": ("4:cpu,memory:/job\n", "memory/job", "memory.oom_control"),
+    "a container": ("4:memory:/host/only\n", "memory", "memory.oom_control"),
+    **{membership: (membership, "", "") for membership in ("", "1:cpu:/x\n", "0::/\n")},
+}
 
 
-@pytest.mark.parametrize("membership", ["", "1:cpu:/x\n", "0::/\n"])
-def test_there_may_be_no_memory_cgroup(tmp_path, membership):
-    assert memory_cgroup(membership, tmp_path) is None
+@pytest.mark.parametrize(("membership", "directory", "counter"), MEMBERSHIPS.values(), ids=MEMBERSHIPS)
+def test_the_memory_cgroup_is_found_where_there_is_one(tmp_path, membership, directory, counter):
+    if directory:
+        (tmp_path / directory).mkdir(parents=True)
+        (tmp_path / directory / counter).touch()
+    assert memory_cgroup(membership, tmp_path) == (tmp_path / directory if directory else None)
 
 
 @pytest.fixture

@@ -257,15 +257,12 @@ _BAD = RemoteFailure(1, "h1", "ValueError", "bad", _TRACEBACK, (), 2.0, "builtin
 _LATER = replace(_BAD, rank=0, error="KeyError", message="'k'\nmore", traceback="KeyError: 'k'\n", time=3.0)
 
 
-def test_an_error_of_one_rank_names_it_and_the_cell_and_then_the_others():
+def test_an_error_of_one_rank_names_it_and_the_cell_and_then_the_others_and_equal_errors_are_shown_once():
     assert format_failures([_BAD], 4, "rank 0 waits") == (
         "rank 1 raised\n" + _TRACEBACK.replace('File "In[8]", line 6', "Cell In[8], line 6") + "rank 0 waits"
     )
     exits = replace(_BAD, error="SystemExit", message="3", traceback="")
     assert format_failures([exits], 4) == "rank 1 raised\nSystemExit: 3"
-
-
-def test_equal_errors_are_shown_once():
     same = [_BAD, replace(_BAD, rank=2, time=1.0)]
     assert format_failures(same, 4).startswith("ranks 1-2 raised the same\n")
     assert format_failures(same, 2).startswith("all ranks raised the same\n")

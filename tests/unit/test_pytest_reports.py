@@ -79,6 +79,7 @@ def table(results, rerun="", phase="call", hosts=None, **more):
         ([PASSED, FAILED], {}, "failed", 1, "rank 1: assert 1 == 0"),
         ([FAILED, FAILED], {}, "failed", 0, "all 2 ranks: assert 1 == 0"),
         ([STUCK, FAILED, STUCK], {}, "failed", 1, "rank 1: assert 1 == 0"),
+        ([FAILED, result(failed("first"), at=0.1), FAILED], {}, "failed", 1, "rank 1: first"),
         ([LOST, FAILED], {}, "failed", 1, "rank 1: assert 1 == 0"),
         ([SKIPPED, SKIPPED], {}, "skipped", 0, ""),
         ([PASSED, SKIPPED, PASSED], {}, "failed", 1, "the ranks disagree: rank 1 skipped, ranks 0, 2 did not"),
@@ -121,11 +122,6 @@ def test_the_outcome_of_the_call(results, given, outcome, lead, line):
     assert (found.outcome, found.lead) == (outcome, lead)
     if line:
         assert format_one_line(found, by_rank) == line
-
-
-def test_the_failure_that_came_first_leads():
-    results = {rank: result(failed(f"{at}"), at=at) for rank, at in enumerate((0.9, 0.1, 0.5))}
-    assert decide_outcome("call", results).lead == 1
 
 
 def test_ranks_out_of_step_do_not_fail_the_teardown():

@@ -217,12 +217,9 @@ def test_in_a_file_nothing_changes(text):
     assert all(len(line) <= PROSE_WIDTH for line in wrap_prose(text).split("\n"))
 
 
-def test_tables_and_short_lines_stay():
+def test_tables_short_lines_and_paths_stay():
     text = f"2 ranks, 2 groups\n{TABLE}\nrank 1 is the one that differs."
     assert TerminalFormat(50).rewrap(text) == text
-
-
-def test_a_line_is_not_broken_within_a_path():
     path = "/scratch/" + "x" * 120
     assert TerminalFormat(40).rewrap(f"logs: {path}") == f"logs:\n{path}"
 

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 import tempfile
 import warnings
@@ -47,14 +48,19 @@ def directory(tmp_path):
 def made(tmp_path, request=None, name="train"):
     directory = create(request, base=tmp_path, name=name, now=NOW)
     directory.close()
-    assert directory.path is not None
     return directory.path
 
 
-def refusal(tmp_path, request):
+def refusal(tmp_path, request=None):
     with pytest.raises(UsageError) as caught:
         create(request, base=tmp_path, name="train", now=NOW)
     return str(caught.value)
+
+
+def refused_link(tmp_path):
+    with pytest.raises(UsageError, match="is not yours to clean"):
+        clean(tmp_path / "jaxrun-runs", [], 0, dry_run=False)
+    return refusal(tmp_path)
 
 
 def test_the_default_has_a_sortable_name_and_is_the_latest(tmp_path):
@@ -117,8 +123,7 @@ def test_anything_else_in_its_place_is_refused_and_left_as_it_is(tmp_path):
     assert "is a file, not a directory" in refusal(tmp_path, file)
     assert "--no-run-dir" in refusal(tmp_path, file / "below")
     (tmp_path / "jaxrun-runs").write_text("")
-    with pytest.raises(UsageError, match="--no-run-dir"):
-        create(None, base=tmp_path, name="train", now=NOW)
+    assert "--no-run-dir" in refusal(tmp_path)
 
 
 def test_events_are_on_disk_at_once_one_per_line(directory, tmp_path):
@@ -142,7 +147,7 @@ def test_files_are_replaced_whole(directory, tmp_path):
 
 def test_a_directory_that_vanishes_is_reported_once_and_never_raised(directory, tmp_path):
     shutil.rmtree(tmp_path / "run")
-    errors: list[str] = []
+    errors = []
     directory.write_text("job.json", "before anybody listens")
     directory.on_write_error(errors.append)
     directory.write_text("verdict.json", "after")
@@ -161,7 +166,7 @@ def test_a_full_disk_is_reported_once_and_costs_no_later_event(directory, tmp_pa
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(descriptor, data[:fits])
 
-    errors: list[str] = []
+    errors = []
     directory.on_write_error(errors.append)
     monkeypatch.setattr(os, "write", write)
     for rank in range(4):
@@ -195,8 +200,8 @@ def test_the_path_that_is_shown_outlives_the_working_directory(tmp_path, monkeyp
 def test_a_directory_of_another_user_is_refused_by_name(tmp_path):
     (tmp_path / "jaxrun-runs").mkdir()
     os.chown(tmp_path / "jaxrun-runs", STRANGER, STRANGER)
-    with pytest.raises(UsageError, match=r"jaxrun-runs: it belongs to \w+.*, who could change .* with --run-dir DIR"):
-        create(None, base=tmp_path, name="train", now=NOW)
+    said = r"jaxrun-runs: it belongs to \w+.*, who could change .* with --run-dir DIR"
+    assert re.search(said, refusal(tmp_path))
     assert not list((tmp_path / "jaxrun-runs").iterdir())
     assert "it belongs to" in refusal(tmp_path, tmp_path / "jaxrun-runs")
     with pytest.raises(UsageError, match="is not yours to clean: it belongs to"):
@@ -214,14 +219,6 @@ def test_a_link_of_ones_own_to_a_directory_of_ones_own_is_followed(tmp_path):
     job = read_job(run)
     assert clean(tmp_path / "jaxrun-runs", [replace(job, running=False)], 0, dry_run=False)[1] == 0
     assert not run.exists()
-
-
-def refused_link(tmp_path):
-    with pytest.raises(UsageError) as refused:
-        create(None, base=tmp_path, name="train", now=NOW)
-    with pytest.raises(UsageError, match="is not yours to clean"):
-        clean(tmp_path / "jaxrun-runs", [], 0, dry_run=False)
-    return str(refused.value)
 
 
 def test_a_link_is_not_followed_where_everybody_can_replace_it_or_where_it_leads_nowhere(tmp_path):
@@ -255,7 +252,6 @@ def test_no_link_of_another_user_is_followed_nor_one_to_their_directory(tmp_path
 
 def test_records_stay_in_the_directory_that_was_made_wherever_its_path_leads(tmp_path):
     directory = create(None, base=tmp_path, name="train", now=NOW)
-    assert directory.path is not None
     (tmp_path / "jaxrun-runs").rename(tmp_path / "moved")
     (tmp_path / "elsewhere" / directory.path.name).mkdir(parents=True)
     (tmp_path / "jaxrun-runs").symlink_to("elsewhere")
@@ -272,7 +268,7 @@ def test_no_planted_link_is_written_through(tmp_path, monkeypatch):
     monkeypatch.setattr("jaxrun.protocol.own_files.draft_name", lambda: ".guessed.draft")
     for name in ("rank-0000.out", "rank-0000.flight", ".guessed.draft", "starter.log"):
         (run / name).symlink_to(precious)
-    said: list[str] = []
+    said = []
     logs = RankLogs(run, (0,), said.append)
     logs.write(0, "out", b"output")
     logs.close()

@@ -148,11 +148,6 @@ def test_the_last_words_of_jaxs_service_are_removed_however_they_arrive(places):
     assert split(chunked(b"loss 1\n" + SERVICE + b"loss 2\n\nloss 3\n", places)) == b"loss 1\nloss 2\n\nloss 3\n"
 
 
-def test_other_messages_of_native_libraries_are_shown():
-    other = b"W1122 12:27:49.697533   32186 export_shardings.cc:486] This branch is not expected.\n"
-    assert split([other, b"external/xla/a.cc:12\n", b"    @ 0x12\n"]) == other + b"external/xla/a.cc:12\n    @ 0x12\n"
-
-
 @given(st.integers(0, len(GLOO_PIECES)), st.lists(st.integers(0, 200), max_size=6))
 def test_gloos_line_is_removed_wherever_a_line_of_the_program_has_torn_it(place, places):
     text = b"".join([*GLOO_PIECES[:place], b"loss 1\n", *GLOO_PIECES[place:], b"loss 2\n"])
@@ -172,10 +167,11 @@ def test_gloos_line_that_ends_with_the_rank_is_removed(length):
     assert split(GLOO_PIECES[:length]) == b""
 
 
-@pytest.mark.parametrize(
-    "text",
-    [b"we have 3 peer ranks. Fine\n", b"rank 0 is connected to 3\n", b"12\n\n", b"[Gloo]\n", b"a client.h: of mine\n"],
-)
+OTHER = b"W1122 12:27:49.697533   32186 export_shardings.cc:486] This branch is not expected.\n"
+RESEMBLES = b"we have 3 peer ranks. Fine\n", b"rank 0 is connected to 3\n", b"[Gloo]\n", b"a client.h: of mine\n"
+
+
+@pytest.mark.parametrize("text", [*RESEMBLES, b"12\n\n", OTHER + b"external/xla/a.cc:12\n    @ 0x12\n"])
 def test_text_that_only_resembles_noise_is_shown(text):
     assert split([text, text]) == split([GLOO + text, text + SERVICE]) == text + text
 

@@ -250,22 +250,24 @@ def test_under_noise_a_slow_rank_is_found_after_more_calls():
     assert found[0] < found[1] and found[1] >= 9
 
 
-@pytest.mark.parametrize(
-    ("work", "calls"),
-    {
-        "one long delay": (
-            lambda rank, number: 0.02 + (3.0 if (rank, number) == (1, 60) else 0.0) + 0.0001 * rank,
-            128,
-        ),
-        "late at times, as one that writes a checkpoint": (
-            lambda rank, number: 0.02 + (0.5 if rank == 0 and number % 20 == 0 else 0.0),
-            500,
-        ),
-        "late by less than a millisecond": (lambda rank, number: 0.002 + 0.0009 * (rank == 1), 128),
-    }.values(),
-)
-def test_a_rank_that_is_late_rarely_or_little_is_no_straggler(work, calls):
-    assert straggler_of(blocking(work, 3, calls)) is None
+NOBODY = {
+    "one long delay": blocking(
+        lambda rank, number: 0.02 + (3.0 if (rank, number) == (1, 60) else 0.0) + 0.0001 * rank, 3, 128
+    ),
+    "late at times, as one that writes a checkpoint": blocking(
+        lambda rank, number: 0.02 + (0.5 if rank == 0 and number % 20 == 0 else 0.0), 3, 500
+    ),
+    "late by less than a millisecond": blocking(lambda rank, _: 0.002 + 0.0009 * (rank == 1), 3, 128),
+    "late out of calls": blocking(lambda rank, _: 0.02, 3, 100, wake_s=lambda rank: 0.003 * (rank == 1)),
+    "only begun later than one that runs ahead": asynchronous(
+        lambda rank, number: 0.02 if number > 1 or rank == 0 else 0.1, 2, 128, every=1000
+    ),
+}
+
+
+@pytest.mark.parametrize("flights", NOBODY.values(), ids=NOBODY)
+def test_no_straggler_is_a_rank_that_is(flights):
+    assert straggler_of(flights) is None
 
 
 def test_of_several_calls_a_step_only_those_at_one_line_may_be_late():
@@ -275,10 +277,6 @@ def test_of_several_calls_a_step_only_those_at_one_line_may_be_late():
     found = straggler_of(blocking(work, 3, 200, site=lambda number: 7 if number % 4 == 0 else 8))
     assert (found.ranks, found.place, found.last) == ((1,), "train.py:88 main", 1.0)
     assert found.share == pytest.approx(0.2, abs=0.02)
-
-
-def test_a_rank_that_leaves_calls_later_is_not_late_of_its_own():
-    assert straggler_of(blocking(lambda rank, _: 0.02, 3, 100, wake_s=lambda rank: 0.003 * (rank == 1))) is None
 
 
 def test_a_host_is_found_where_none_of_its_ranks_alone_is_late():
@@ -296,13 +294,6 @@ def test_calls_that_return_at_once_prove_nothing():
     assert found.ranks == (1,) and not found.is_proven
 
 
-def test_a_rank_that_only_runs_ahead_waits_for_nobody():
-    def work(rank, number):
-        return 0.02 if number > 1 or rank == 0 else 0.1  # rank 1 has begun later
-
-    assert straggler_of(asynchronous(work, 2, 128, every=1000)) is None
-
-
 def test_clocks_that_are_apart_are_corrected():
     flights = blocking(noisy(1, 0.02, 0.0001, slow=1, factor=1.1), 3, 60)
     apart = {**flights, 2: shifted(flights[2], 5.0)}
@@ -318,7 +309,7 @@ def test_what_a_clock_may_be_wrong_does_not_count():
 
 
 def test_calls_count_once_however_often_they_are_read():
-    flights = blocking(lambda rank, _: 0.02 + 0.004 * (rank == 1), 3, 200)
+    flights = late(1, calls=200)
     totals = WaitTotals()
     for since, until in ((1, 40), (1, 60), (20, 80), (120, 200)):
         totals.add(waits_of(window(flights, since, until), after=totals.last_numbers))
@@ -327,14 +318,13 @@ def test_calls_count_once_however_often_they_are_read():
 
 
 def test_nothing_is_known_while_a_rank_is_missing():
-    flights = blocking(lambda rank, _: 0.02 + 0.004 * (rank == 1), 3, 60)
-    parties = {rank: (rank,) for rank in range(3)}
+    flights, parties = late(1), {rank: (rank,) for rank in range(3)}
     del flights[2]
-    assert find_waits(flights, {}, parties, {}) == {}
+    assert waits_of(flights, parties=parties) == {}
 
 
 def test_four_thousand_ranks_are_compared_in_a_moment():
-    flights = blocking(lambda rank, _: 0.02 + 0.004 * (rank == 77), 4096, 60)
+    flights = late(77, size=4096)
     totals = WaitTotals()
     began = time.process_time()
     totals.add(waits_of(flights))
