@@ -3,7 +3,7 @@
 import random
 from dataclasses import replace
 
-from jaxrun.protocol.flight import CallTiming, DispatchedCall, Flight, ProgramInfo
+from jaxrun.protocol.flight import CallTiming, DispatchedCall, Flight, PendingCall, ProgramInfo
 from jaxrun.protocol.flight_file import EVERY_CALL
 from jaxrun.protocol.worker_messages import Call
 
@@ -37,6 +37,19 @@ def flight(*keys, code="c", group=ALL, pending=None, level=EVERY_CALL, site=1):
         programs=programs,
         sites={1: ("/home/me/train.py:9 main",)},
         pending=pending,
+    )
+
+
+def flight_after(number, group="0-3", *, time=100.0, entered_at=None, compiling=None, name="jit(step)"):
+    """The flight of a rank that has made so many calls, the last at `time`; it has entered the next at `entered_at`."""
+    return Flight(
+        EVERY_CALL,
+        compiling=compiling,
+        pending=None if entered_at is None else PendingCall(group, number + 1, 1, 1, entered_at),
+        calls=(DispatchedCall(time, group, number, 1, 1, 1),) if number else (),
+        call_counts={group: number},
+        programs={1: ProgramInfo(name, "k", "c")},
+        sites={1: ("/home/me/train.py:88 step",)},
     )
 
 

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+from calls_by_hand import flight_after
 
 from jaxrun.analysis.lockstep.compare import find_lags
 from jaxrun.frontends.gang.call_events import RankMessage
@@ -10,8 +11,7 @@ from jaxrun.frontends.pytest_plugin.rank_results import PhaseState
 from jaxrun.frontends.pytest_plugin.run_loop import Expiry, RunLimits, RunLoop, find_abandoned_rank
 from jaxrun.frontends.pytest_plugin.run_state import RunState
 from jaxrun.protocol.debugger_messages import DebuggerDecision, DebuggerInput, DebuggerOutput, DebuggerReadRequest
-from jaxrun.protocol.flight import DispatchedCall, Flight, PendingCall
-from jaxrun.protocol.flight_file import EVERY_CALL
+from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.pytest_messages import (
     DebugRequest,
     FaultRequest,
@@ -307,32 +307,25 @@ def test_all_ranks_that_run_are_shown_when_the_time_is_over():
 # ---- abandoned ranks
 
 
-def made(group, number):
-    calls = (DispatchedCall(1.0, group, number, 0, 0, 0),)
-    return Flight(level=EVERY_CALL, calls=calls, call_counts={group: number})
-
-
-def entered(group, number):
-    pending = PendingCall(group, number, 0, 0, 1.0)
-    return Flight(level=EVERY_CALL, pending=pending, call_counts={group: number - 1})
-
-
 @pytest.mark.parametrize(
     ("others", "expected"),
     [
         (
-            {1: made("0-2", 4)},
+            {1: flight_after(4, "0-2")},
             "rank 1 is in cross-process call #4 of ranks 0-2, and rank 0 finished the test without it",
         ),
-        ({2: entered("0-2", 4)}, "rank 2 is in cross-process call #4 of ranks 0-2"),
-        ({1: made("0-2", 2), 2: entered("0-2", 4)}, "rank 2 is in cross-process call #4 of ranks 0-2"),
-        ({1: made("0-2", 3), 2: made("0-2", 3)}, ""),
-        ({1: made("1-2", 9), 2: made("1-2", 8)}, ""),
+        ({2: flight_after(3, "0-2", entered_at=1.0)}, "rank 2 is in cross-process call #4 of ranks 0-2"),
+        (
+            {1: flight_after(2, "0-2"), 2: flight_after(3, "0-2", entered_at=1.0)},
+            "rank 2 is in cross-process call #4 of ranks 0-2",
+        ),
+        ({1: flight_after(3, "0-2"), 2: flight_after(3, "0-2")}, ""),
+        ({1: flight_after(9, "1-2"), 2: flight_after(8, "1-2")}, ""),
         ({1: Flight()}, ""),
         ({}, ""),
     ],
     ids=["made", "entered", "and one behind", "no further", "a group without it", "nothing recorded", "no flights"],
 )
 def test_a_rank_in_a_call_that_another_has_finished_without_is_abandoned(others, expected):
-    abandoned = find_abandoned_rank(find_lags({0: made("0-2", 3), **others}), frozenset({0}))
+    abandoned = find_abandoned_rank(find_lags({0: flight_after(3, "0-2"), **others}), frozenset({0}))
     assert abandoned.startswith(expected) and bool(abandoned) is bool(expected)

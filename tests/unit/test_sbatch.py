@@ -60,6 +60,11 @@ _TWO = ("--nodes=2", "--ntasks=2")
             [*_TWO, "--ntasks-per-node=1", "--gpus-per-node=8"],
         ),
         ({"hosts": 2, "gpus_per_host": 8, "platform": "cpu"}, [*_TWO, "--gpus-per-node=8"]),
+        # Spare nodes, the loss of one of which is no end of the job.
+        (
+            {"hosts": 8, "processes_per_host": 4, "spares": 2, "max_restarts": 3},
+            ["--nodes=10", "--ntasks=40", "--ntasks-per-node=4", "--no-kill"],
+        ),
     ],
 )
 def test_the_shape_follows_from_what_is_given(request_, shape):
@@ -198,12 +203,6 @@ def test_where_a_foreign_file_is_or_nothing_can_be_written_it_says_so(tmp_path):
     assert path.read_text() == "precious"
     with pytest.raises(UsageError, match=r"cannot be written to .*nowhere/job\.sh: No such file or directory"):
         submit.write_script(tmp_path / "nowhere" / "job.sh", WRITTEN)
-
-
-def test_spare_nodes_are_asked_for_and_the_loss_of_one_is_no_end_of_the_job():
-    words = sbatch.sbatch_options(Job(program=("p",), hosts=8, processes_per_host=4, spares=2, max_restarts=3))
-    assert words[:3] == ["--nodes=10", "--ntasks=40", "--ntasks-per-node=4"] and words[-1] == "--no-kill"
-    assert "--no-kill" not in sbatch.sbatch_options(Job(program=("p",), hosts=8))
 
 
 @pytest.mark.parametrize(("said", "end"), [("5:00", 1300), ("UNLIMITED", None), ("NOT_SET", None), ("", None)])

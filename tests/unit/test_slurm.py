@@ -169,6 +169,7 @@ def test_the_command_contains_everything_that_srun_would_otherwise_guess(make, b
         (allocation(SLURM_GPUS_ON_NODE="4"), {"devices_per_process": 2}, ["h1", "h1", "h2", "h2"]),
         (allocation(SLURM_GPUS_ON_NODE="4"), {"platform": "cpu"}, ["h1", "h2"]),
         (allocation(), {"gpus_per_host": 2}, ["h1", "h1", "h2", "h2"]),
+        (allocation(cpus="4,1"), {"processes": 6, "slurm_args": ("--overcommit",)}, ["h1"] * 5 + ["h2"]),
     ],
 )
 def test_ranks_are_expected_where_srun_puts_them(make, found, request_, where):
@@ -189,6 +190,7 @@ def test_ranks_are_expected_where_srun_puts_them(make, found, request_, where):
         (allocation(cpus="64(x2)"), {"cpus_per_process": 3}, 3),
         (allocation(cpus="64(x2)", SLURM_CPUS_PER_TASK="4", SLURM_NTASKS="2"), {}, 4),
         (allocation(cpus="64(x2)", SLURM_CPUS_PER_TASK="64", SLURM_NTASKS="2"), {"processes": 16}, 8),
+        (allocation(cpus="4,1"), {"processes": 6, "slurm_args": ("-O",)}, 1),
     ],
 )
 def test_cpus_per_process_come_from_the_options_or_the_allocation(make, found, request_, each):
@@ -235,12 +237,6 @@ def test_further_arguments_come_last_and_win(make):
     assert "--overlap" not in argv
     made = make(allocation(nodes="h[1-3]", cpus="4(x3)"), hosts=2, slurm_args=("-w", "h3,h2"))
     assert hosts(made) == ["?", "?"] and not any(word.startswith("--nodelist=h1") for word in words(made))
-
-
-@pytest.mark.parametrize("word", ["--overcommit", "-O"])
-def test_cpus_may_be_shared_on_request(make, word):
-    made = make(allocation(cpus="4,1"), processes=6, slurm_args=(word,))
-    assert hosts(made) == ["h1"] * 5 + ["h2"] and "--cpus-per-task=1" in words(made)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import tempfile
 import threading
 
 import pytest
+from calls_by_hand import flight_after
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,8 +17,7 @@ from jaxrun.analysis.verdict.stack_text import format_snapshot
 from jaxrun.controller.head.head_state import HeadState, TimeLimits
 from jaxrun.controller.head.queries import RankQueries, flights_of
 from jaxrun.controller.head.worker_table import WorkerTable
-from jaxrun.protocol.flight import DispatchedCall, Flight, PendingCall, ProgramInfo
-from jaxrun.protocol.flight_file import EVERY_CALL
+from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.snapshot_messages import ProcessState, RankDetail, RankQuery, RankReply
 from jaxrun.records.event_log.actions import PrintLine, Send
 
@@ -194,29 +194,13 @@ def test_all_frames_are_shown_once_for_each_group_without_ours():
 HOSTS = {0: "h1", 1: "h1", 2: "h2", 3: "h2"}
 
 
-def flight(number, *, pending=None, compiling=None, time=100.0, group="0-3", name="jit(step)"):
-    calls = (DispatchedCall(time, group, number, 1, 1, 1),) if number else ()
-    sites = {1: ("/home/me/train.py:88 step",)}
-    programs = {1: ProgramInfo(name, "k", "c")}
-    return Flight(
-        level=EVERY_CALL,
-        calls=calls,
-        call_counts={group: number},
-        programs=programs,
-        sites=sites,
-        pending=pending,
-        compiling=compiling,
-    )
-
-
 def look(dumps, flights, **more):
     waits = dict.fromkeys(dumps, "futex_wait_queue")
     return Snapshot(160.0, HOSTS, dumps, waits, flights, **more)
 
 
 def test_each_group_says_how_far_its_ranks_have_come():
-    entered = PendingCall("0-3", 1205, 1, 1, 99.0)
-    flights = {rank: flight(1204, pending=entered) for rank in (0, 1, 2)} | {3: flight(1204, time=97.0)}
+    flights = dict.fromkeys(range(3), flight_after(1204, entered_at=99.0)) | {3: flight_after(1204, time=97.0)}
     text = format_snapshot(look({0: IN_JAX, 1: IN_JAX, 2: IN_JAX, 3: IN_QUEUE}, flights))
     rows = text.splitlines()
     place = "train.py:88 train_step   in JAX: process_allgather"
@@ -228,18 +212,18 @@ def test_each_group_says_how_far_its_ranks_have_come():
 
 
 def test_ranks_in_one_place_may_have_come_differently_far():
-    flights = {0: flight(4), 1: flight(5), 2: flight(5, name="jit(mean)", group="0-1")}
+    flights = {0: flight_after(4), 1: flight_after(5), 2: flight_after(5, name="jit(mean)", group="0-1")}
     rows = format_snapshot(look({0: IN_JAX, 1: IN_JAX, 2: IN_JAX}, flights)).splitlines()
     assert "after calls #4-5 jit(step), 60.0 s ago or after call #5 jit(mean) of ranks 0-1" in rows[1]
 
 
 def test_a_compilation_is_reported():
-    text = format_snapshot(look({0: IN_JAX}, {0: flight(4, compiling=("jit(init)", 130.0))}))
+    text = format_snapshot(look({0: IN_JAX}, {0: flight_after(4, compiling=("jit(init)", 130.0))}))
     assert "compiling jit(init), 30.0 s" in text
 
 
 def test_finished_ranks_are_reported_too():
-    text = format_snapshot(look({0: IN_JAX, 1: IN_JAX}, {rank: flight(4) for rank in range(3)}, finished=(2, 3)))
+    text = format_snapshot(look({0: IN_JAX, 1: IN_JAX}, {rank: flight_after(4) for rank in range(3)}, finished=(2, 3)))
     assert "ranks 2-3 (h2) have finished, after call #4 jit(step), 60.0 s ago." in text
 
 

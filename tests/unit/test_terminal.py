@@ -187,14 +187,11 @@ def resolve(given, command=None):
     ("kind", "command", "decided"),
     [("file", None, "0"), ("terminal", None, "0"), ("pipe", MPIRUN, "0"), ("terminal", SRUN, "none")],
 )
-def test_rank_0_has_the_input_by_default_but_no_terminal_over_hosts(stdin, kind, command, decided):
+def test_rank_0_has_the_input_by_default_but_no_terminal_over_hosts_where_srun_alone_gives_it_to_any_rank(
+    stdin, kind, command, decided
+):
     stdin(kind)
-    assert resolve("", command) == decided
-    assert resolve("0", command) == "0"
-
-
-def test_over_hosts_srun_gives_it_to_any_rank_and_others_to_rank_0_alone():
-    assert resolve("1", SRUN) == "1"
+    assert (resolve("", command), resolve("0", command), resolve("1", SRUN)) == (decided, "0", "1")
     with pytest.raises(UsageError, match=r"--stdin 1 is for .*; with Open MPI 5\.0\.11 it is --stdin 0 or none"):
         resolve("1", MPIRUN)
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from calls_by_hand import flight_after
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
@@ -13,8 +14,7 @@ from jaxrun.frontends.top.feed import CallRate
 from jaxrun.frontends.top.rows import group_samples
 from jaxrun.frontends.top.samples import FAILED, LATE, LIKE_OTHERS, SLOW, STOPPED, RankSample, take_samples
 from jaxrun.frontends.top.screen import View, format_memory, format_pace, lay_out, render, render_pages
-from jaxrun.protocol.flight import DispatchedCall, Flight, PendingCall, ProgramInfo
-from jaxrun.protocol.flight_file import EVERY_CALL
+from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.snapshot_messages import ProcessState, RankReply
 
 NOW = 1000.0
@@ -23,16 +23,10 @@ GROUP = "0-3"
 SLEEPS = "hrtimer_nanosleep"
 
 
-def flight(made, *, group, pending_s=None, ago_s=0.1, compiling=None):
+def flight(made, *, group, pending_s=None, ago_s=0.1):
     """A rank that has made so many calls, the last one so long ago; with `pending_s` it is in the next one."""
-    return Flight(
-        level=EVERY_CALL,
-        compiling=compiling,
-        pending=PendingCall(group, made + 1, 1, 1, NOW - pending_s) if pending_s is not None else None,
-        calls=(DispatchedCall(NOW - ago_s, group, made, 1, 1, 1),) if made else (),
-        call_counts={group: made},
-        programs={1: ProgramInfo("train_step", "k", "c")},
-    )
+    entered_at = None if pending_s is None else NOW - pending_s
+    return flight_after(made, group, time=NOW - ago_s, entered_at=entered_at, name="train_step")
 
 
 def vitals(time=NOW, cpu_s=10.0, memory=2**28, wait="", gpu=(-1.0, -1)):
@@ -65,12 +59,12 @@ def test_ranks_wait_for_the_one_that_has_not_come():
     assert [s.number for s in found] == [121, 121, 120, 121]
 
 
-def test_who_waits_for_a_result_after_the_call_is_seen_by_the_others_numbers():
+def test_who_waits_for_a_result_after_the_call_is_seen_by_the_others_numbers_and_all_in_the_same_call_run_it():
     flights = {0: flight(121, group="0-1", ago_s=5.0), 1: flight(120, group="0-1", ago_s=5.1)}
-    assert states(overview(flights, waits={1: ""})) == {
-        0: ("waits for rank 1 in train_step", LIKE_OTHERS),
-        1: ("runs", LATE),
-    }
+    found = states(overview(flights, waits={1: ""}))
+    assert found == {0: ("waits for rank 1 in train_step", LIKE_OTHERS), 1: ("runs", LATE)}
+    flights = dict.fromkeys(range(2), flight(7, group="0-1", pending_s=3.0))
+    assert set(states(overview(flights)).values()) == {("runs train_step", LIKE_OTHERS)}
 
 
 def test_a_call_that_a_rank_has_entered_counts_although_it_is_not_known_which_it_is():
@@ -87,11 +81,6 @@ def test_a_rank_that_others_are_ahead_of_for_a_moment_does_not_stand_out():
     assert [s.late_s for s in take_samples(overview(flights), None, 50.0)] == [None, None]
     ahead = {0: flight(400, group="0-1", ago_s=0.2), 1: flight(120, group="0-1")}  # nobody waits, as on GPUs
     assert [s.standing_out for s in take_samples(overview(ahead), None, 50.0)] == [LIKE_OTHERS, LATE]
-
-
-def test_all_in_the_same_call_run_it():
-    flights = {rank: flight(7, group="0-1", pending_s=3.0) for rank in range(2)}
-    assert set(states(overview(flights)).values()) == {("runs train_step", LIKE_OTHERS)}
 
 
 @pytest.mark.parametrize(
@@ -145,11 +134,13 @@ def many(count=4096, per_host=8):
     return [sample(rank, f"h{rank // per_host:03}", number=50, cpu_percent=10.0) for rank in range(count)]
 
 
-def test_each_rank_has_a_row_where_there_is_room_else_like_ranks_share_one():
+def test_each_rank_has_a_row_where_there_is_room_else_like_ranks_share_one_and_what_does_not_fit_is_counted():
     ranks = [sample(rank) for rank in range(6)] + [sample(6, state="sleeps", standing_out=LATE, late_s=3.0)]
     assert [row.ranks for row in group_samples(ranks, 7)[0]] == ["6", "0", "1", "2", "3", "4", "5"]
     rows = group_samples(ranks, 4)[0]
     assert [(row.ranks, row.summary.state) for row in rows] == [("6", "sleeps"), ("0-5", "waits")]
+    rows, left_out = group_samples([sample(rank, state=f"state {rank}") for rank in range(10)], 4)
+    assert (len(rows), left_out) == (3, 7)
 
 
 def test_the_rows_of_thousands_of_ranks_are_hosts_and_those_that_stand_out():
@@ -166,12 +157,6 @@ def test_a_host_says_what_most_of_its_ranks_do():
     ranks[3] = replace(ranks[3], state="sleeps", number=49, memory_bytes=7)
     first = group_samples(ranks, 16)[0][0]
     assert (first.summary.state, first.numbers, first.summary.memory_bytes) == ("waits (7 of 8)", "49-50", 7)
-
-
-def test_what_does_not_fit_is_counted():
-    ranks = [sample(rank, state=f"state {rank}") for rank in range(10)]
-    rows, left_out = group_samples(ranks, 4)
-    assert (len(rows), left_out) == (3, 7)
 
 
 # ---- the screen

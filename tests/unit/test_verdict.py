@@ -205,11 +205,8 @@ def test_a_known_error_is_explained_and_kept_as_it_is():
     assert weigh(raised(2, 5.0), *stopped(0, 1)).means == ""
 
 
-def test_a_broken_connection_without_a_cause_is_not_explained():
+def test_a_broken_connection_is_explained_only_where_it_is_that_of_a_network_between_hosts():
     assert weigh(*(raised(rank, 9.0, f"{GLOO}: can't start new thread") for rank in range(4))).means == ""
-
-
-def test_a_network_that_does_not_connect_is_explained_where_there_are_several_hosts():
     ends = [raised(0, 9.0, LOOPBACK), *stopped(1)]
     assert "127.0.1.1" in weigh(*ends, hosts={0: "h1", 1: "h2"}).means
     assert weigh(*ends, hosts={0: "h1", 1: "h1"}).means == ""
