@@ -21,41 +21,30 @@ from jaxrun.records.output.rank_logs import TAIL_BYTES
 from jaxrun.records.output.screen import HeldScreen
 
 
-class Terminal:
-    """The receiving ends of a stdout and a stderr, which may be one."""
+class CapturedOutput:
+    """An Output with a clock that the test moves, and the receiving ends of its stdout and stderr, which may be one."""
 
-    def __init__(self, *, merged):
+    def __init__(self, size=8, *, merged=True, log_dir=None, **options):
         self.out_read, self.out = os.pipe()
         fcntl.fcntl(self.out, fcntl.F_SETPIPE_SZ, 2**18)
         self.err_read, self.err = (self.out_read, os.dup(self.out)) if merged else os.pipe()
         self.open = {self.out_read, self.out, self.err_read, self.err}
-        self.output: Output | None = None  # which writes to it
-        terminals.append(self)
+        self.clock = Clock()
+        fds = {"stdout_fd": self.out, "stderr_fd": self.err}
+        self.output = Output(size, log_dir=log_dir, clock=self.clock, **fds, **options)
 
     def close(self, fd):
         self.open.remove(fd)
         os.close(fd)
 
-    def received(self, output):
+    def wait(self, seconds):
+        self.clock.now += seconds
+        return self.output.flush_due()
+
+    def finish(self):
         """All that has arrived since the last time: stdout (both if merged) and stderr."""
-        assert output.close(timeout=60)
+        assert self.output.close(timeout=60)
         return _read_now(self.out_read), _read_now(self.err_read)
-
-
-terminals: list[Terminal] = []
-
-
-@pytest.fixture(autouse=True)
-def no_open_terminals():
-    yield
-    while terminals:
-        terminal = terminals.pop()
-        for fd in {terminal.out_read, terminal.err_read} & terminal.open:
-            terminal.close(fd)
-        # Whose thread must not write to a descriptor that is another test's by then.
-        assert terminal.output is None or terminal.output.close(timeout=60)
-        for fd in list(terminal.open):
-            terminal.close(fd)
 
 
 def _read_now(fd):
@@ -66,64 +55,59 @@ def _read_now(fd):
         return b""
 
 
-class CapturedOutput:
-    """An Output over a terminal, with a clock that the test moves."""
-
-    def __init__(self, size=8, *, merged=True, log_dir=None, **options):
-        self.terminal = Terminal(merged=merged)
-        self.clock = Clock()
-        self.output = Output(
-            size, log_dir=log_dir, stdout_fd=self.terminal.out, stderr_fd=self.terminal.err, clock=self.clock, **options
-        )
-        self.terminal.output = self.output
-
-    def wait(self, seconds):
-        self.clock.now += seconds
-        return self.output.flush_due()
-
-    def finish(self):
-        return self.terminal.received(self.output)[0]
+@pytest.fixture
+def capture():
+    """capture(…) → a CapturedOutput until the test ends."""
+    outputs = []
+    yield lambda *size, **options: outputs.append(CapturedOutput(*size, **options)) or outputs[-1]
+    for captured in outputs:
+        for fd in {captured.out_read, captured.err_read} & captured.open:
+            captured.close(fd)
+        # Its thread must not write to a descriptor that is another test's by then.
+        assert captured.output.close(timeout=60)
+        for fd in list(captured.open):
+            captured.close(fd)
 
 
 @pytest.fixture
-def captured():
-    return CapturedOutput()
+def captured(capture):
+    return capture()
 
 
-def test_lines_carry_their_rank_and_streams_stay_apart():
-    captured = CapturedOutput(12, merged=False)
+def test_lines_carry_their_rank_and_streams_stay_apart(capture):
+    captured = capture(12, merged=False)
     captured.output.write(3, "out", b"one\ntwo\n")
     captured.output.write(11, "err", b"trouble\n")
     captured.output.print_line("jaxrun: rank 11 failed\nstopping the others")
-    out, err = captured.terminal.received(captured.output)
+    out, err = captured.finish()
     assert out == b"[3]  one\n[3]  two\n"
     assert err == b"[11] trouble\njaxrun: rank 11 failed\nstopping the others\n"
 
 
-def test_where_both_are_one_file_the_order_is_kept():
-    captured = CapturedOutput(2)
+def test_where_both_are_one_file_the_order_is_kept(capture):
+    captured = capture(2)
     expected = b""
     for number in range(200):
         stream = ("out", "err")[number % 3 == 0]
         captured.output.write(1, stream, b"%d\n" % number)
         expected += b"[1] %d\n" % number
-    assert captured.finish() == expected
+    assert captured.finish()[0] == expected
 
 
-def test_only_prefixes_on_terminals_are_coloured():
-    captured = CapturedOutput(2, colour=(True, False), merged=False)
+def test_only_prefixes_on_terminals_are_coloured(capture):
+    captured = capture(2, colour=(True, False), merged=False)
     captured.output.write(1, "out", b"a\xff\x00\n")
     captured.output.write(1, "err", b"b\n")
-    out, err = captured.terminal.received(captured.output)
+    out, err = captured.finish()
     assert (out, err) == (b"\x1b[33m[1]\x1b[0m a\xff\x00\n", b"[1] b\n")
 
 
-def test_ranks_that_are_not_shown_are_logged(tmp_path):
-    captured = CapturedOutput(3, shown=frozenset({1}), log_dir=tmp_path)
+def test_ranks_that_are_not_shown_are_logged(capture, tmp_path):
+    captured = capture(3, shown=frozenset({1}), log_dir=tmp_path)
     for rank in range(3):
         captured.output.write(rank, "out", b"hi\r\n")
         captured.output.end_stream(rank, "out")
-    assert captured.finish() == b"[1] hi\n"
+    assert captured.finish()[0] == b"[1] hi\n"
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
         f"rank-000{rank}.{stream}": b"hi\r\n" if stream == "out" else b""
         for rank in range(3)
@@ -131,19 +115,19 @@ def test_ranks_that_are_not_shown_are_logged(tmp_path):
     }
 
 
-def test_log_files_hold_the_exact_bytes(tmp_path):
-    captured = CapturedOutput(1, log_dir=tmp_path)
+def test_log_files_hold_the_exact_bytes(capture, tmp_path):
+    captured = capture(1, log_dir=tmp_path)
     data = b"\r10%\r20%\r\n\x00\xff\r\n[Gloo] Rank 0 is connected to 1 peer ranks. "
     for byte in data:
         captured.output.write(0, "out", bytes([byte]))
     captured.output.logs.write_file(0, "err", b"only in the file\n")
-    assert captured.finish() == b"[0] 20%\n[0] \x00\xff\n"
+    assert captured.finish()[0] == b"[0] 20%\n[0] \x00\xff\n"
     assert (tmp_path / "rank-0000.out").read_bytes() == data
     assert (tmp_path / "rank-0000.err").read_bytes() == b"only in the file\n"
 
 
-def test_a_log_file_that_takes_little_at_a_time_gets_all(tmp_path, monkeypatch):
-    captured = CapturedOutput(1, log_dir=tmp_path, shown=frozenset())
+def test_a_log_file_that_takes_little_at_a_time_gets_all(capture, tmp_path, monkeypatch):
+    captured = capture(1, log_dir=tmp_path, shown=frozenset())
     write = os.write
     monkeypatch.setattr("jaxrun.records.output.rank_logs.os.write", lambda fd, data: write(fd, bytes(data)[:7]))
     captured.output.write(0, "out", bytes(range(256)))
@@ -160,7 +144,7 @@ def test_a_prompt_is_shown_after_a_moment_and_continued_on_its_line_and_no_line_
     captured.output.write(0, "out", b"half ")
     captured.output.write(1, "out", b"whole\n")
     captured.output.write(0, "out", b"line\n")
-    assert captured.finish() == b"[0] name? Bob\n[1] whole\n[0] half line\n"
+    assert captured.finish()[0] == b"[0] name? Bob\n[1] whole\n[0] half line\n"
 
 
 def test_nothing_runs_into_a_partial_line_that_is_shown(captured):
@@ -171,7 +155,7 @@ def test_nothing_runs_into_a_partial_line_that_is_shown(captured):
     captured.wait(PARTIAL_LINE_DELAY_S)
     captured.output.write(1, "err", b"x\n")
     captured.output.write(0, "out", b"\n\nnext\n")  # its first end of a line has been written
-    assert captured.finish() == b"[0] name? \njaxrun: all well\n[0] Bob\n[1] x\n[0] \n[0] next\n"
+    assert captured.finish()[0] == b"[0] name? \njaxrun: all well\n[0] Bob\n[1] x\n[0] \n[0] next\n"
 
 
 def test_the_end_of_a_pipe_shows_its_last_line(captured):
@@ -179,7 +163,7 @@ def test_the_end_of_a_pipe_shows_its_last_line(captured):
     captured.output.end_stream(0, "out")
     captured.output.end_stream(0, "err")
     captured.output.write(1, "out", b"x\n")
-    assert captured.finish() == b"[0] bye\n[1] x\n"
+    assert captured.finish()[0] == b"[0] bye\n[1] x\n"
 
 
 def test_a_bar_is_shown_every_few_seconds_and_its_last_state_at_the_end(captured):
@@ -187,7 +171,7 @@ def test_a_bar_is_shown_every_few_seconds_and_its_last_state_at_the_end(captured
         captured.output.write(0, "err", b"\r%d%%" % step)
         captured.wait(0.1)
     captured.output.write(0, "err", b"\r100%\n")
-    states = captured.finish().splitlines()
+    states = captured.finish()[0].splitlines()
     assert len(states) == pytest.approx(100 * 0.1 / PROGRESS_BAR_INTERVAL_S + 2, abs=1)
     assert states[-1] == b"[0] 100%"
 
@@ -197,9 +181,9 @@ def test_a_line_without_end_is_shown_in_parts(captured):
     assert captured.output.flush_due() is not None
     captured.output.write(0, "out", b"y")
     assert captured.output.flush_due() is None
-    assert len(os.read(captured.terminal.out_read, 2**17)) == len("[0] ") + MAX_PARTIAL_BYTES + 1
+    assert len(os.read(captured.out_read, 2**17)) == len("[0] ") + MAX_PARTIAL_BYTES + 1
     captured.output.write(0, "out", b"z\n")
-    assert captured.finish() == b"z\n"
+    assert captured.finish()[0] == b"z\n"
 
 
 def test_a_status_is_replaced_by_the_next_line_on_a_terminal():
@@ -231,7 +215,7 @@ def test_elsewhere_a_status_is_printed_now_and_then(captured):
         captured.output.print_line(f"jaxrun: {second} s", status=True)
         captured.wait(1)
     captured.output.print_line("", status=True)
-    assert captured.finish() == b"jaxrun: 0 s\njaxrun: 10 s\njaxrun: 20 s\n"
+    assert captured.finish()[0] == b"jaxrun: 0 s\njaxrun: 10 s\njaxrun: 20 s\n"
 
 
 def test_tail_is_the_last_whole_lines_of_stderr(captured):
@@ -255,11 +239,11 @@ def test_the_last_dump_of_the_fault_handler_is_found_before_its_long_end(capture
     captured.finish()
 
 
-def test_a_closed_stdout_is_reported_once_and_the_logs_go_on(tmp_path):
-    captured = CapturedOutput(1, merged=False, log_dir=tmp_path)
-    captured.terminal.close(captured.terminal.out_read)
+def test_a_closed_stdout_is_reported_once_and_the_logs_go_on(capture, tmp_path):
+    captured = capture(1, merged=False, log_dir=tmp_path)
+    captured.close(captured.out_read)
     deadline = time.monotonic() + 60
-    while b"has gone" not in (written := _read_now(captured.terminal.err_read)):
+    while b"has gone" not in (written := _read_now(captured.err_read)):
         captured.output.write(0, "out", b"line\n")
         captured.output.flush_due()
         assert time.monotonic() < deadline
@@ -268,7 +252,7 @@ def test_a_closed_stdout_is_reported_once_and_the_logs_go_on(tmp_path):
         captured.output.flush_due()
     captured.output.write(0, "err", b"still here\n")
     assert captured.output.close(timeout=60)
-    written += _read_now(captured.terminal.err_read)
+    written += _read_now(captured.err_read)
     assert written.count(b"jaxrun: the reader of stdout has gone; ") == 1
     assert written.endswith(b"[0] still here\n")
     assert len((tmp_path / "rank-0000.out").read_bytes()) % len(b"line\n") == 0
@@ -279,22 +263,22 @@ def test_a_closed_stdout_is_reported_once_and_the_logs_go_on(tmp_path):
     [("closed", "Bad file descriptor"), ("/dev/full", "No space left on device")],
     ids=["closed", "full"],
 )
-def test_a_stdout_that_cannot_be_written_is_no_crash(how, why):
-    captured = CapturedOutput(1, merged=False)
+def test_a_stdout_that_cannot_be_written_is_no_crash(capture, how, why):
+    captured = capture(1, merged=False)
     if how == "closed":
-        captured.terminal.close(captured.terminal.out)
+        captured.close(captured.out)
     else:
         with open("/dev/full", "wb") as full:
-            os.dup2(full.fileno(), captured.terminal.out)
+            os.dup2(full.fileno(), captured.out)
     captured.output.write(0, "out", b"x\n")
     assert captured.output.close(timeout=60)
-    assert f"cannot write to stdout: {why}".encode() in _read_now(captured.terminal.err_read)
+    assert f"cannot write to stdout: {why}".encode() in _read_now(captured.err_read)
 
 
-def test_log_files_that_cannot_be_created_are_reported_once(tmp_path):
-    captured = CapturedOutput(4, log_dir=tmp_path / "missing")
+def test_log_files_that_cannot_be_created_are_reported_once(capture, tmp_path):
+    captured = capture(4, log_dir=tmp_path / "missing")
     captured.output.write(0, "out", b"x\n")
-    written = captured.finish()
+    written = captured.finish()[0]
     assert written.count(b"jaxrun: cannot write ") == 1
     assert written.endswith(b"[0] x\n")
 
@@ -325,25 +309,23 @@ def test_a_full_disk_is_reported_once_and_costs_logs_only(tmp_path, run_python):
     assert (tmp_path / "rank-0001.err").read_bytes() == b"alive\n"
 
 
-def test_the_next_attempt_has_logs_of_its_own_and_begins_on_a_new_line(tmp_path):
-    captured = CapturedOutput(2, log_dir=tmp_path)
+def test_the_next_attempt_has_logs_of_its_own_and_begins_on_a_new_line(capture, tmp_path):
+    captured = capture(2, log_dir=tmp_path)
     captured.output.write(1, "out", b"cut off")
     captured.output.write(1, "err", b"why\n")
     (tmp_path / "attempt-2").mkdir()
     captured.output.begin_attempt(tmp_path / "attempt-2")
     assert captured.output.logs.stderr_tail(1) == ""
     captured.output.write(1, "out", b"again\n")
-    assert captured.finish() == b"[1] why\n[1] cut off\n[1] again\n"
+    assert captured.finish()[0] == b"[1] why\n[1] cut off\n[1] again\n"
     assert (tmp_path / "rank-0001.out").read_bytes() == b"cut off"
     assert (tmp_path / "attempt-2" / "rank-0001.out").read_bytes() == b"again\n"
 
 
-def test_while_another_process_has_the_screen_own_words_wait_and_ranks_are_only_logged(tmp_path):
-    terminal = Terminal(merged=False)
+def test_while_another_process_has_the_screen_own_words_wait_and_ranks_are_only_logged(capture, tmp_path):
     ended, holds = os.pipe()
-    output = Output(
-        2, log_dir=tmp_path, stdout_fd=terminal.out, stderr_fd=terminal.err, held=HeldScreen(ended), clock=Clock()
-    )
+    captured = capture(2, merged=False, log_dir=tmp_path, held=HeldScreen(ended))
+    output = captured.output
     output.write(0, "out", b"one\n")
     output.print_line("jaxrun: 2 processes")
     output.print_line("waiting", status=True)
@@ -351,5 +333,5 @@ def test_while_another_process_has_the_screen_own_words_wait_and_ranks_are_only_
     os.close(holds)
     output.flush_due()
     output.write(0, "out", b"two\n")
-    assert terminal.received(output) == (b"[0] two\n", b"jaxrun: 2 processes\n")
+    assert captured.finish() == (b"[0] two\n", b"jaxrun: 2 processes\n")
     assert (tmp_path / "rank-0000.out").read_bytes() == b"one\ntwo\n"
