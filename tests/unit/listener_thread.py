@@ -91,10 +91,10 @@ def pending_peer(server):
 
 
 def read(peer):
-    """The next message from the head."""
-    codec = MessageDecoder(message_types(auth.ToClient))
-    while not (found := codec.feed(data := peer.recv(4096))):
-        assert data, "the head has closed the connection"
+    """The next message of the handshake."""
+    codec = MessageDecoder(message_types(auth.ToClient | auth.ToServer))
+    while not (found := codec.feed(data := peer.recv(codec.missing_bytes))):
+        assert data, "the other side has closed the connection"
     return found[0]
 
 

@@ -6,13 +6,14 @@ import pickle
 import socket
 
 import pytest
+from listener_thread import read
 
 from jaxrun.errors import ProtocolError
 from jaxrun.node.channel.connection import AGENT_TO_HEAD, HEAD_TO_AGENT, Connection
 from jaxrun.protocol import auth
 from jaxrun.protocol.agent_messages import SignalWorker, WorkerSpawned
 from jaxrun.protocol.auth import Challenge, ClientHandshake, ServerHandshake, Welcome, make_proof
-from jaxrun.protocol.codec import MessageDecoder, encode, message_types
+from jaxrun.protocol.codec import MessageDecoder, encode
 from jaxrun.protocol.gang_connection import GangMessageReader, GangMessageWriter
 from jaxrun.protocol.gang_messages import GangMessageKind, pack
 from jaxrun.protocol.message_tags import Tags, derive_tags, digest
@@ -42,19 +43,12 @@ def test_bytes_after_the_handshake_are_left_in_the_socket(pair):
     assert (server.recv(100), client.recv(100)) == (b"from the client", b"from the server")
 
 
-def receive(connection):
-    decoder = MessageDecoder(message_types(auth.ToClient | auth.ToServer))
-    while not (found := decoder.feed(connection.recv(decoder.missing_bytes))):
-        pass
-    return found[0]
-
-
 def test_a_server_that_does_not_know_the_token_is_refused(pair):
     server, client = pair
     handshake = ClientHandshake(client, TOKEN, 0)
     server.sendall(encode(Challenge(auth.HANDSHAKE_VERSION, "0" * 64)))
     assert not handshake.advance()
-    response = receive(server)
+    response = read(server)
     server.sendall(encode(Welcome(response.proof)))  # reflected: the two roles prove different things
     with pytest.raises(ProtocolError, match="does not know this job's token"):
         handshake.advance()
@@ -86,10 +80,10 @@ def test_no_two_handshakes_have_a_nonce_in_common(pair):
     nonces = []
     for _ in range(2):
         ServerHandshake(server, TOKEN)
-        nonces.append(receive(client).nonce)
+        nonces.append(read(client).nonce)
         ServerHandshake(server, TOKEN)
         assert not ClientHandshake(client, TOKEN, 0).advance()
-        nonces.append(receive(server).nonce)
+        nonces.append(read(server).nonce)
     assert len(set(nonces)) == 4 and all(len(nonce) == 64 for nonce in nonces)
 
 

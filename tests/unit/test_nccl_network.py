@@ -2,11 +2,11 @@
 
 import os
 import threading
+from dataclasses import replace
 
 import pytest
 
 from jaxrun.protocol.env import WorkerEnv
-from jaxrun.protocol.settings import WorkerSettings
 from jaxrun_runtime import nccl_network
 
 # Lines that NCCL and RCCL of several years log as they make the first communicator: put together from the formats in
@@ -41,6 +41,7 @@ LOGS = {  # with the network and the provider that they name
     "a plugin of 2023": (PLUGIN_OF_2023, "AWS Libfabric", "cxi"),
     "a plugin of 2025": (PLUGIN_OF_2025, "Libfabric", "efa"),
 }
+ENV = WorkerEnv("ab" * 16, 0, 6, 0, 3, "h2", channel_fd=0, stacks_fd=0, flight_fd=0, init_timeout=60.0)
 NAMES = ("NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS")
 
 
@@ -50,17 +51,7 @@ def watch(monkeypatch):
     for name in NAMES:
         monkeypatch.setenv(name, "")  # so that it is put back
     monkeypatch.setattr(nccl_network, "_POLL_INTERVAL_S", 0.01)
-
-    def start(platform="gpu", **changes):
-        values = {"job_id": "ab" * 16, "rank": 0, "size": 6, "local_rank": 0, "local_size": 3, "host": "h2",
-            "channel_fd": 0, "stacks_fd": 0, "flight_fd": 0, **changes}  # fmt: skip
-        nccl_network.watch(WorkerEnv(**vars_of(WorkerSettings()), **values), platform)
-
-    return start
-
-
-def vars_of(settings):
-    return {name: getattr(settings, name) for name in settings.__slots__}
+    return lambda platform="gpu", **changes: nccl_network.watch(replace(ENV, **changes), platform)
 
 
 def threads():
