@@ -7,7 +7,6 @@ import pty
 import re
 import struct
 import termios
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -195,17 +194,6 @@ WORDS = st.lists(st.text("abc/-.", min_size=1, max_size=30), min_size=1, max_siz
 TABLE = f"  1 rank  0  train.py:88 step   {'in JAX: ' * 20}"
 
 
-@contextmanager
-def a_terminal(columns):
-    ours, theirs = pty.openpty()
-    try:
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-        yield theirs
-    finally:
-        os.close(ours)
-        os.close(theirs)
-
-
 @given(WORDS, st.integers(40, 200))
 def test_prose_that_was_wrapped_for_a_file_is_wrapped_for_the_terminal(text, width):
     assert TerminalFormat(width).rewrap(wrap_prose(text)) == wrap_prose(text, width)
@@ -226,8 +214,11 @@ def test_tables_short_lines_and_paths_stay():
 
 @pytest.mark.parametrize(("environ", "colour"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)])
 def test_a_terminal_has_colours_unless_the_user_wants_none(environ, colour):
-    with a_terminal(72) as fd:
-        assert TerminalFormat.at(fd, environ) == TerminalFormat(72, colour)
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 72, 0, 0))
+    assert TerminalFormat.at(theirs, environ) == TerminalFormat(72, colour)
+    os.close(ours)
+    os.close(theirs)
 
 
 def test_a_pipe_has_neither_width_nor_colours():

@@ -98,10 +98,13 @@ def test_time_limits_run_on_where_they_stood(simulate):
     assert job.outcome.reason == "timeout"
 
 
-def test_without_a_terminal_a_breakpoint_is_refused_and_nobody_is_asked(simulate):
+def test_without_a_terminal_a_breakpoint_is_refused_and_nobody_is_asked_and_a_failure_is_not_debugged(simulate):
     job = prompt(stop_at_breakpoint(simulate(2, no_terminal="no terminal").run(), 0), 0)
     assert answers(job, DebuggerDecision) == [(0, DebuggerDecision(False, "no terminal"))]
     assert answers(job, DebuggerInput) == [(0, DebuggerInput(""))] and job.reads == 0 and not job.terminal
+    job.handle(failure(job, 1)).wait(1)
+    assert answers(job, DebuggerDecision)[1:] == [(1, DebuggerDecision(False))]
+    assert job.lines == ["rank 1 failed; stopping 1 other"]
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
@@ -143,13 +146,6 @@ def test_a_culprit_that_dies_in_its_debugger_ends_the_job(simulate):
     job = simulate(3).run()
     job.handle(failure(job, 2)).wait(1).exit(-9, 2).wait(1)
     assert job.kills() == [(1000, (0, 1))] and job.outcome.reason == "failed"
-
-
-def test_without_a_terminal_a_failure_is_not_debugged(simulate):
-    job = simulate(2, no_terminal="no terminal").run()
-    job.handle(failure(job, 1)).wait(1)
-    assert answers(job, DebuggerDecision) == [(1, DebuggerDecision(False))]
-    assert job.lines == ["rank 1 failed; stopping 1 other"]
 
 
 # ---- --stdin: which rank reads
