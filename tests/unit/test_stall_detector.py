@@ -7,50 +7,35 @@ import math
 from itertools import pairwise
 
 import pytest
+from deadlock_samples import dump, sample
 
 from jaxrun.controller.head.stall_detector import StallDetector
 from jaxrun.protocol.flight import DispatchedCall, Flight
 from jaxrun.protocol.flight_file import EVERY_CALL
 from jaxrun.protocol.snapshot_messages import ProcessState, RankReply
 
-SITE = "/v/lib/python3.13/site-packages"
-SLEEPS, RUNS, LOCKED = "hrtimer_nanosleep", "0", "futex_do_wait"
+RUNS, LOCKED = "0", "futex_do_wait"
 
 
-def dump(*frames, line=2):
-    rows = [f'  File "{file}", line 1 in {function}' for file, function in frames]
-    rows.append(f'  File "/home/me/train.py", line {line} in step')
-    return "\n".join(["Thread 0x1 (most recent call first):", *rows, ""])
+def in_call(line):
+    return dump(f"SITE/jax/_src/array.py 635 _value\nJOB/train.py {line} step")
 
 
 # What a rank does: its stack, and what the kernel says of its main thread.
-IN_CALL = (dump((f"{SITE}/jax/_src/array.py", "_value")), LOCKED)
-IN_OTHER_CALL = (dump((f"{SITE}/jax/_src/array.py", "_value"), line=7), LOCKED)
-POLLS = (IN_CALL[0], RUNS)
-LOOPS = (dump(), RUNS)
-LOADS = (dump((f"{SITE}/numpy/lib/_npyio_impl.py", "load")), RUNS)
-TRACES = (
-    dump((f"{SITE}/jax/_src/core.py", "bind"), ("/home/me/model.py", "loss"), (f"{SITE}/jax/_src/pjit.py", "f")),
-    RUNS,
-)
-COMPILES = (dump((f"{SITE}/jax/_src/compiler.py", "backend_compile_and_load")), RUNS)
+IN_CALL, IN_OTHER_CALL, POLLS = (in_call(2), LOCKED), (in_call(7), LOCKED), (in_call(2), RUNS)
+LOOPS, ASLEEP, COMPILES, TRACES = map(sample, ("a loop", "time.sleep", "compiling", "tracing"))
+IN_QUEUE, IN_LOCK, IN_THREADS, AT_PROMPT = map(sample, ("a queue", "an event", "a thread", "ipdb"))
 WAITS_FOR_COMPILER = (COMPILES[0], LOCKED)
-IN_QUEUE = (dump(("/usr/lib/python3.13/threading.py", "wait"), ("/usr/lib/python3.13/queue.py", "get")), LOCKED)
-IN_LOCK = (dump(("/usr/lib/python3.13/threading.py", "wait")), LOCKED)
-IN_THREADS = (dump(("/usr/lib/python3.13/threading.py", "join")), LOCKED)
-ASLEEP = (dump(), SLEEPS)
-AT_PROMPT = (
-    dump(("/usr/lib/python3.13/cmd.py", "cmdloop"), ("/usr/lib/python3.13/pdb.py", "interaction")),
-    "wait_woken",
-)
+LOADS = (dump("SITE/numpy/lib/_npyio_impl.py 1 load\nJOB/train.py 2 step"), RUNS)
 RESTORES = (
-    dump(("/usr/lib/python3.13/selectors.py", "select"), ("/usr/lib/python3.13/asyncio/base_events.py", "_run_once")),
+    dump("PY/selectors.py 1 select\nPY/asyncio/base_events.py 1 _run_once\nJOB/train.py 2 step"),
     "ep_poll",
 )
 IDLE_GANG = (
-    'Thread 0x1 (most recent call first):\n  File "/v/jaxrun/protocol/gang_messages.py", line 9 in read\n'
-    '  File "/v/jaxrun_runtime/gang/calls.py", line 9 in _receive\n'
-    '  File "/v/jaxrun_runtime/program.py", line 9 in run\n',
+    dump(
+        "SITE/jaxrun/protocol/gang_messages.py 9 read\nSITE/jaxrun_runtime/gang/calls.py 9 _receive\n"
+        "SITE/jaxrun_runtime/program.py 9 run"
+    ),
     "unix_stream_read_generic",
 )
 
@@ -108,7 +93,7 @@ class Clock:
         made = self.made[rank]
         calls = (DispatchedCall(0.0, "0-1", made, 77, 1, 1),) if made else ()
         compiling = ("jit(step)", 3.0) if rank in self.compiling else None
-        sites = {1: ("/home/me/train.py:2 step",)}
+        sites = {1: ("/job/train.py:2 step",)}
         return Flight(level=EVERY_CALL, compiling=compiling, calls=calls, call_counts={"0-1": made}, sites=sites)
 
 
@@ -214,7 +199,7 @@ def test_the_same_call_of_a_gpu_may_take_long_but_a_rank_that_lacks_it_is_told_o
 def test_a_rank_that_moves_within_jax_is_told_of_only_once_it_stays():
     job = polling(4)
     for line in range(30):
-        job.ranks[1] = (dump((f"{SITE}/jax/_src/array.py", "_value"), line=line), RUNS)
+        job.ranks[1] = (in_call(line), RUNS)
         job.wait(10)
     assert job.told == []
     assert job.wait(90).told
