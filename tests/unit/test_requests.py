@@ -18,6 +18,15 @@ from jaxrun.records.rundir import request_files, running_job
 from jaxrun.records.rundir.running_job import RequestRefused, RunningJob
 
 
+def calls_made(made, *, group="0-3", per_second=10.0, pattern=(1,), pending=None, **more):
+    """The flight of a rank that has made so many calls, of the programs of `pattern` in turn."""
+    first = max(1, made - 15)
+    calls = tuple(
+        DispatchedCall(n / per_second, group, n, n, pattern[n % len(pattern)], 7) for n in range(first, made + 1)
+    )
+    return Flight(EVERY_CALL, calls=calls, call_counts={group: made, **more}, pending=pending)
+
+
 def overview(job):
     """What the last request was answered by."""
     _, answer = job.answered[-1]
@@ -48,8 +57,7 @@ def test_all_that_ask_get_the_answer_and_ranks_that_have_ended_say_how(simulate)
 
 def test_how_many_calls_a_step_has_is_known_from_recorders_that_were_read_for_another_reason(simulate):
     job = simulate(2, lockstep="record").run()
-    calls = tuple(DispatchedCall(n / 10, "0-1", n, n, n % 2, n % 2) for n in range(1, 13))
-    job.flights = dict.fromkeys(range(2), Flight(EVERY_CALL, calls=calls, call_counts={"0-1": 12}))
+    job.flights = dict.fromkeys(range(2), calls_made(12, group="0-1", pattern=(1, 2)))
     job.wait(5.0)
     job.handle(Requested("1", OverviewRequest())).wait(0.2)
     assert overview(job).calls_per_step == 2
@@ -60,11 +68,6 @@ def test_how_many_calls_a_step_has_is_known_from_recorders_that_were_read_for_an
 REQUEST = ProfileRequest(5, "/runs/profile", "2026_11_22", 1.0)
 
 
-def flight(made=20):
-    calls = tuple(DispatchedCall(n / 10, "0-2", n, n, 1, 1) for n in range(1, made + 1))
-    return Flight(EVERY_CALL, calls=calls, call_counts={"0-2": made})
-
-
 def ended(rank, *, error="", last=35, late=False, session=REQUEST.session):
     return ProfileEnded(rank, 1.0, 0.5, session, f"/runs/{rank}", 100, last, error, late)
 
@@ -72,7 +75,7 @@ def ended(rank, *, error="", last=35, late=False, session=REQUEST.session):
 @pytest.fixture
 def job(simulate):
     job = simulate(3, lockstep="record").run()
-    job.flights = {rank: flight() for rank in range(3)}
+    job.flights = dict.fromkeys(range(3), calls_made(20, group="0-2"))
     return job
 
 
@@ -153,14 +156,6 @@ def test_a_job_that_fails_before_its_calls_are_known_answers(job):
 
 
 # ---- which calls are profiled
-
-
-def calls_made(made, *, group="0-3", per_second=10.0, pattern=(1,), pending=None, **more):
-    first = max(1, made - 15)
-    calls = tuple(
-        DispatchedCall(n / per_second, group, n, n, pattern[n % len(pattern)], 7) for n in range(first, made + 1)
-    )
-    return Flight(EVERY_CALL, calls=calls, call_counts={group: made, **more}, pending=pending)
 
 
 THREE = {0: calls_made(100), 1: calls_made(103), 2: calls_made(99)}
