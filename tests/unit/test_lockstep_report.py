@@ -29,7 +29,6 @@ OTHER = replace(STEP, ranks=(3,), key="b")
 LONG = "P(('replica','data'),'model',None,None,'experts')"
 WEAK = ("batch.x", "float32[32,128], weak", "P('data',)")
 F4 = ("", "f32[4]", "")
-Arguments = tuple[tuple[str, str, str], ...]
 
 
 def format_report_lines(*parties, hosts=ONE_HOST, group="0-3"):

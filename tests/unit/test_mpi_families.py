@@ -48,7 +48,6 @@ def test_other_programs_are_no_mpirun_that_is_known(text):
 
 ALIKE = {"processes": 4, "host_counts": (("h1", 2), ("h2", 2)), "per_host": 2}
 DIFFERENT = {"processes": 3, "host_counts": (("h2", 2), ("h1", 1))}
-BY_NODE = ("--map-by", "node")
 DIRECTORY = "'/data/my run'"
 END = f"{DIRECTORY} agent -m"
 # A family, a request, and the words after the family's own for no binding.

@@ -177,7 +177,7 @@ def test_a_full_disk_is_reported_once_and_costs_no_later_event(directory, tmp_pa
     assert [json.loads(line)["event"]["rank"] for line in whole] == [2, 3]
 
 
-def test_a_job_that_wants_no_directory_gets_one_that_does_nothing(tmp_path):
+def test_a_job_that_wants_no_directory_gets_one_that_does_nothing():
     directory = RunDir(None)
     directory.on_write_error(pytest.fail)
     directory.record(LoggedEvent(1.0, Done(0, 1.0)))
