@@ -104,10 +104,11 @@ def test_what_workers_are_told_is_alike_in_the_job_in_their_environment_and_in_j
     )  # fmt: skip
     assert all(getattr(told, field.name) != field.default for field in fields(WorkerSettings))
     worker = _worker(0, local_device_ids=(3,), cpus=(1,), simulated_boot_id="x")
-    plan = _plan(job=Job(program=("p",), **asdict(told)), workers=(worker,))
-    assert plan.job.worker_settings == told
-    env = plan.worker_env(worker, run_dir="/runs/1")
-    assert WorkerEnv.from_env({**plan.base_env({}), **env.to_env()}) == env
+    for settings in (WorkerSettings(), told):
+        plan = _plan(job=Job(program=("p",), **asdict(settings)), workers=(worker,))
+        assert plan.job.worker_settings == settings
+        env = plan.worker_env(worker, run_dir="/runs/1")
+        assert WorkerEnv.from_env({**plan.base_env({}), **env.to_env()}) == env
     assert (env.size, env.local_device_ids, env.cpus, env.run_dir) == (1, (3,), (1,), "/runs/1")
     assert asdict(told).items() <= asdict(env).items()
     assert asdict(told).items() <= json.loads(to_json(plan)).items()
