@@ -132,32 +132,40 @@ def clean(collection: Path, jobs: Sequence[RecordedJob], keep: int, *, dry_run: 
         directory = open_own_or_linked_directory(collection)
     except OSError as error:
         raise UsageError(f"{collection} is not yours to clean: {error.strerror}") from None
-    with contextlib.ExitStack() as stack:  # the descriptor is of a directory that no other user can replace
-        stack.callback(os.close, directory)
-        over = [job for job in jobs if job.running is False]
-        doomed = over[: max(0, len(over) - keep)]
-        lines, deleted, size = [], 0, 0
-        for job in doomed:
-            size += _size(job.path)
-            if dry_run:
-                lines.append(f"would delete {job.path}")
-                continue
-            try:
-                remove_directory(job.path.name, directory, private=False)
-                deleted += 1
-            except OSError as error:
-                lines.append(f"cannot delete {job.path}: {error.strerror}")
-        latest = collection / LATEST_LINK
-        if latest.is_symlink() and not latest.exists():
-            with contextlib.suppress(OSError):
-                os.unlink(LATEST_LINK, dir_fd=directory)
-        done = "would delete" if dry_run else "deleted"
-        count = len(doomed) if dry_run else deleted
-        lines.append(f"{done} {count} of {plural(len(jobs), 'run directory')} in {collection} ({format_bytes(size)})")
-        for job in jobs:
-            if job.running is not False:
-                lines.append(f"kept {job.path}: {job.state}")
-        return lines, 0 if dry_run else len(doomed) - deleted
+    try:
+        return _clean(collection, directory, jobs, keep, dry_run=dry_run)
+    finally:
+        os.close(directory)
+
+
+def _clean(
+    collection: Path, directory: int, jobs: Sequence[RecordedJob], keep: int, *, dry_run: bool
+) -> tuple[list[str], int]:
+    """`directory` is a descriptor of the collection, which no other user can replace."""
+    over = [job for job in jobs if job.running is False]
+    doomed = over[: max(0, len(over) - keep)]
+    lines, deleted, size = [], 0, 0
+    for job in doomed:
+        size += _size(job.path)
+        if dry_run:
+            lines.append(f"would delete {job.path}")
+            continue
+        try:
+            remove_directory(job.path.name, directory, private=False)
+            deleted += 1
+        except OSError as error:
+            lines.append(f"cannot delete {job.path}: {error.strerror}")
+    latest = collection / LATEST_LINK
+    if latest.is_symlink() and not latest.exists():
+        with contextlib.suppress(OSError):
+            os.unlink(LATEST_LINK, dir_fd=directory)
+    done = "would delete" if dry_run else "deleted"
+    count = len(doomed) if dry_run else deleted
+    lines.append(f"{done} {count} of {plural(len(jobs), 'run directory')} in {collection} ({format_bytes(size)})")
+    for job in jobs:
+        if job.running is not False:
+            lines.append(f"kept {job.path}: {job.state}")
+    return lines, 0 if dry_run else len(doomed) - deleted
 
 
 def has_open(pid: int, file: Path) -> bool:
