@@ -150,7 +150,8 @@ if jaxrun_runtime.attempt().number == 1:
 """
 
 
-@pytest.mark.parametrize("engine", [OPEN_MPI_5, extended(MPICH)], ids=lambda engine: engine.label)
+@pytest.mark.extended
+@pytest.mark.parametrize("engine", [OPEN_MPI_5, MPICH], ids=lambda engine: engine.label)
 @pytest.mark.usefixtures("mended")
 def test_a_program_that_uses_mpi_gets_another_mpirun_on_the_spare_host(
     make_runner: Callable[[LaunchMode], JobRunner], tmp_path: Path, engine: Engine
