@@ -6,6 +6,7 @@ no MPI has started them.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
@@ -15,7 +16,7 @@ from typing import Any, NoReturn
 
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.worker_messages import MpiImported
-from jaxrun_runtime.agent_channel import AgentChannel
+from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
 from jaxrun_runtime.import_watch import call_after_import
 
 _EXEC_CALLS = ("execv", "execve")  # the others of `os` call these
@@ -56,8 +57,13 @@ def _guard(original: Callable[..., NoReturn], owner: int) -> Callable[..., NoRet
 
 def watch_mpi(env: WorkerEnv, channel: AgentChannel) -> None:
     """When the program imports mpi4py.MPI, tell the head; or have rank 0 say that MPI does not know of the others."""
+
+    def report(module: ModuleType) -> None:
+        with contextlib.suppress(AgentDisconnected):  # as in a process that the program has forked
+            channel.send(MpiImported(env.rank))
+
     if any(name in os.environ for name in _MPI_VARIABLES):
-        call_after_import("mpi4py.MPI", lambda module: channel.send(MpiImported(env.rank)))
+        call_after_import("mpi4py.MPI", report)
     elif env.rank == 0 and env.size > 1:
         call_after_import("mpi4py.MPI", _warn_of_singleton)
 

@@ -13,6 +13,7 @@ import pytest
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.worker_messages import MpiImported
 from jaxrun_runtime import env_watch, unsupported
+from jaxrun_runtime.agent_channel import AgentDisconnected
 from jaxrun_runtime.env_watch import say_instead
 from jaxrun_runtime.import_watch import ImportWatch
 from jaxrun_runtime.make_mesh import _describe, _over_several_hosts
@@ -227,3 +228,14 @@ def test_other_ranks_say_nothing_but_those_that_an_mpi_has_started_tell_the_head
     unsupported.watch_mpi(replace(ENV, **changes), SimpleNamespace(send=sent.append))
     importlib.import_module("mpi4py.MPI")
     assert capsys.readouterr().err == "" and sent == [MpiImported(0)] * bool(variable)
+
+
+@pytest.mark.usefixtures("mpi4py")
+def test_a_process_that_a_rank_has_forked_may_import_mpi4py_too(monkeypatch):
+    monkeypatch.setenv("PMI_RANK", "0")
+
+    def send(message):
+        raise AgentDisconnected
+
+    unsupported.watch_mpi(ENV, SimpleNamespace(send=send))
+    assert importlib.import_module("mpi4py.MPI") is sys.modules["mpi4py.MPI"]
