@@ -141,7 +141,7 @@ def test_a_job_that_could_lose_a_host_outlives_its_mpirun(
 
 
 MPI_PROGRAM = """
-import os, time
+import time
 from mpi4py import MPI
 import jaxrun_runtime
 print("ready", MPI.COMM_WORLD.Get_size(), "processes", flush=True)

@@ -113,7 +113,6 @@ def test_ranks_that_wait_for_each_other_are_told_of_after_30_s_and_then_half_as_
     assert len(later) == 4 and all(after >= 1.9 * before for before, after in pairwise(gaps))
 
 
-# What ranks 0 and 1 do, how many cores rank 1 uses, and when that is told at the earliest and the latest.
 # What ranks 0 and 1 do, how many cores rank 1 uses, and when that is told at the earliest and the latest; never if it
 # is progress.
 NEVER = math.inf, math.inf

@@ -32,21 +32,22 @@ class EngineCommands:
     def start_agents(self, plan: Plan, guard: Guard) -> LaunchProcess:
         """Run the launch command of the plan. Raises UnavailableError where it cannot be started."""
         assert plan.launch_command is not None
-        launch = self._start(plan, plan.launch_command, self.token, self._directory)
-        guard.add(launch.pid)
-        return launch
+        return self._start_guarded(plan, plan.launch_command, guard)
 
     def start_spare(self, plan: Plan, guard: Guard, number: int, host: str) -> LaunchProcess:
         """Start the agent of this number on a spare host. Raises what the backend's `plan` raises."""
         assert plan.launch_command is not None
         words = (*AGENT_ARGV, str(number), str(plan.launch_command.size))
-        launch = self._start(plan, command_on(plan, host, words, self._environ), self.token, self._directory)
-        guard.add(launch.pid)
-        return launch
+        return self._start_guarded(plan, command_on(plan, host, words, self._environ), guard)
 
     def start_search(self, plan: Plan, command: LaunchCommand) -> LaunchProcess:
         """Run a command that shows whether a host is there. Raises UnavailableError where it cannot be started."""
         return self._start(plan, command, auth.new_token())  # a token that opens nothing
+
+    def _start_guarded(self, plan: Plan, command: LaunchCommand, guard: Guard) -> LaunchProcess:
+        launch = self._start(plan, command, self.token, self._directory)
+        guard.add(launch.pid)
+        return launch
 
     def _start(self, plan: Plan, command: LaunchCommand, token: str, directory: Path | None = None) -> LaunchProcess:
         timeout = plan.job.init_timeout

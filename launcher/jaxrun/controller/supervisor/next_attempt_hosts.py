@@ -25,7 +25,8 @@ from jaxrun.spec.job.plan import Plan
 class AgentsLeft:
     """What is left of the agents of an attempt.
 
-    usable:       the numbers of those that another attempt can have; none where the launch command has ended
+    usable:       the numbers of those that another attempt can have; none where a launch command has ended that they
+                  do not outlive
     hosts:        those of the usable ones, where agents go on without others, by number
     reported:     the ranks whose agents have reported
     lost_spares:  the spare hosts that were lost while they waited

@@ -184,13 +184,14 @@ def assign_agents(
     by_host: dict[str, list[int]] = {}
     for number in sorted(there):
         by_host.setdefault(there[number], []).append(number)
+    ranks_of: dict[str, list[int]] = {}
+    for rank, host in enumerate(placement):
+        ranks_of.setdefault(host, []).append(rank)
     agents: dict[int, tuple[int, ...]] = {}
-    for host in dict.fromkeys(placement):
-        if not (numbers := by_host.pop(host, [])):
-            return None
-        ranks = [rank for rank, name in enumerate(placement) if name == host]
+    for host, ranks in ranks_of.items():
+        numbers = by_host.pop(host, [])
         count = min(len(numbers), len(ranks))
-        if count < len(ranks) and not share:
+        if not numbers or (count < len(ranks) and not share):
             return None
         for index, number in enumerate(numbers[:count]):
             agents[number] = tuple(ranks[index * len(ranks) // count : (index + 1) * len(ranks) // count])
