@@ -170,6 +170,13 @@ def test_a_program_that_listens_to_sigterm_instead_gets_it_before_the_time_limit
     assert end_well(job).outcome.reason == "preempted"
 
 
+def test_a_program_that_first_polls_after_sigterm_is_told_at_once(simulate):
+    job = simulate(2, job=60.0, save=20.0).run().listen().wait(41)
+    end_well(reached(counts(polling(job), r0=0, r1=0), 1))
+    assert job.kills(signal.SIGTERM) == [(40_000, (0, 1))] and stop_at(job) == [((0, 1), 1)]
+    assert job.outcome.reason == "preempted" and "should_stop told it (time limit in 20 s)" in job.verdict.headline
+
+
 def test_a_program_that_does_neither_goes_on_until_its_time_limit(simulate):
     job = simulate(2, job=60.0, save=20.0).run().wait(59)
     assert not job.killed and not job.lines

@@ -189,12 +189,12 @@ def _describe_interruption(outcome: JobOutcome, decided: float, started: float) 
 def _describe_preemption(outcome: JobOutcome) -> str:
     by = format_signal(outcome.signum)
     resumed = f"from step {outcome.saved_step}" if outcome.saved_step is not None else "from its last checkpoint"
+    if not all(worker.finished or worker.status == 0 for worker in outcome.workers):
+        return f"preempted by {by}; {_describe_fates(outcome)}; the job may be resumed {resumed}."
     if outcome.text:
         told = f"as should_stop told it ({outcome.text})"
         return f"preempted: the program ended with status 0 {told}; the job may be resumed {resumed}."
-    if all(worker.finished or worker.status == 0 for worker in outcome.workers):
-        return f"preempted: the program ended with status 0 after {by}; the job may be resumed."
-    return f"preempted by {by}; {_describe_fates(outcome)}; the job may be resumed {resumed}."
+    return f"preempted: the program ended with status 0 after {by}; the job may be resumed."
 
 
 def _describe_fates(outcome: JobOutcome) -> str:

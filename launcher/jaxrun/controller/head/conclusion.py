@@ -64,7 +64,9 @@ class Conclusion:
             )
         is_preempted = outcome.reason is EndReason.INTERRUPTED and all(map(self._gave_way, outcome.workers))
         told_by = (signal.SIGTERM, signal.SIGUSR2) if self._state.requeue else (signal.SIGTERM,)
-        return replace(outcome, reason=EndReason.PREEMPTED) if is_preempted and outcome.signum in told_by else outcome
+        if not is_preempted or outcome.signum not in told_by:
+            return outcome
+        return replace(outcome, reason=EndReason.PREEMPTED, text=state.stop.reason if state.stop.was_reached else "")
 
     def _gave_way(self, worker: WorkerOutcome) -> bool:
         """Whether a worker that was told to end has ended well; of one that goes on, also if a signal did it."""

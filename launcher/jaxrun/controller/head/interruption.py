@@ -3,7 +3,8 @@
     Ctrl-C     SIGINT, which is KeyboardInterrupt in every rank. A rank that it does not reach, as it is stuck in C++,
                has the grace; one whose handlers run has the longer signal grace.
     SIGTERM,   A program that polls should_stop is asked to stop, by which the job goes on running; others get it as
-    SIGHUP     JAX's notice of preemption. Both have the signal grace. Where nobody listens, the job ends at once.
+    SIGHUP     JAX's notice of preemption, and are asked if they poll after all. Both have the signal grace. Where nobody
+               listens, the job ends at once.
     SIGUSR2    The same, where it is Slurm's warning of the time limit (--requeue).
     Ctrl-Z     SIGTSTP: all ranks are stopped, and this process, until SIGCONT (`fg`). Time limits stand still.
 
@@ -139,11 +140,12 @@ class Interruption:
         return self._send_termination(signum, name, now, self._state.limits.signal_grace)
 
     def _send_termination(self, signum: int, reason: str, now: float, grace: float) -> list[Action]:
+        """Send SIGTERM to a program that listens to it and does not poll; if it first polls later, it is told then."""
         ranks = self._workers.working
         self._state.outcome = JobOutcome(EndReason.INTERRUPTED, signum=signum, decided_at=now)
         self._state.enter(JobPhase.TERMINATING, grace_timeouts(now, grace))
         text = f"{reason}: asked {format_ranks(ranks)} to end (SIGTERM); {_describe_grace(grace)}"
-        return [PrintLine(text), SignalRanks(ranks, signal.SIGTERM)]
+        return [PrintLine(text), SignalRanks(ranks, signal.SIGTERM), *self._state.stop.request(reason)]
 
     def _is_repeated(self, signum: int, now: float) -> bool:
         """Whether the signal is the one that ends the job, or asks it to stop, already, sent twice."""
