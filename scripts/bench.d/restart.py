@@ -80,7 +80,7 @@ def measure(shape: Shape, how: str, torchrun: str = "") -> Sample:
     extra = {name: os.environ[name] for name in (TESTBED_DIR,) if name in os.environ} | TORCHRUN_ENV
     with started(command, os.environ, extra) as job:
         if shape.lost_host:
-            take_power(shape.lost_host, job)
+            lose_host(shape.lost_host, job)
         if job.wait(LIMIT_S) is None:
             return Sample(shape.name, how, wrong=f"it did not end: {job.last_words()}")
         if how == BY_HAND:
@@ -89,11 +89,8 @@ def measure(shape: Shape, how: str, torchrun: str = "") -> Sample:
         return _sample(shape, how, job)
 
 
-def take_power(host: str, job: Job, how: str = "off") -> None:
-    """Turn a host of the testbed off once the job has worked for a while, and note when that was begun.
-
-    By "cut" only its link is taken down.
-    """
+def lose_host(host: str, job: Job, how: str = "off") -> None:
+    """Turn a host of the testbed "off", or "cut" its link, once the job has worked for a while; note when it began."""
     deadline = time.monotonic() + LIMIT_S
     while not (job.directory / "works").exists() and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -60,7 +60,7 @@ def measure(engine: str, what: str, options: Sequence[str], how: Sequence[str], 
     extra = {name: os.environ[name] for name in (restart.TESTBED_DIR,) if name in os.environ}
     with started(command, os.environ, extra) as job:
         try:
-            restart.take_power(LOST, job, fault)
+            restart.lose_host(LOST, job, fault)
             began = float((job.directory / "fault").read_text())
             first = _wait_for(job, lambda step: step.attempt > 1 and step.time > began)
             lost = [step for step in _steps(job) if step.attempt == 1][-1]

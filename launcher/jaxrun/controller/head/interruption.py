@@ -3,7 +3,7 @@
     Ctrl-C     SIGINT, which is KeyboardInterrupt in every rank. A rank that it does not reach, as it is stuck in C++,
                has the grace; one whose handlers run has the longer signal grace.
     SIGTERM,   A program that polls should_stop is asked to stop, by which the job goes on running; others get it as
-    SIGHUP     JAX's notice of preemption, and are asked if they poll after all. Both have the signal grace. Where nobody
+    SIGHUP     JAX's notice of preemption, and are asked if they poll later. Both have the signal grace. Where nobody
                listens, the job ends at once.
     SIGUSR2    The same, where it is Slurm's warning of the time limit (--requeue).
     Ctrl-Z     SIGTSTP: all ranks are stopped, and this process, until SIGCONT (`fg`). Time limits stand still.

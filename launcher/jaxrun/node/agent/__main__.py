@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 
-from jaxrun.errors import EXIT_UNAVAILABLE, JaxrunError, UnavailableError, describe_shortage
+from jaxrun.errors import EXIT_SIGNAL_BASE, EXIT_UNAVAILABLE, JaxrunError, UnavailableError, describe_shortage
 
 _parent = os.getppid()  # before all that takes time
 _PR_SET_PDEATHSIG = 1
@@ -74,7 +74,8 @@ def _leave_place() -> None:
     """
     child = os.fork()
     if child:
-        os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 0xFF)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        os._exit(status if status >= 0 else EXIT_SIGNAL_BASE - status)
     os.setsid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
 
