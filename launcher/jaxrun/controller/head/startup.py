@@ -3,7 +3,7 @@
 AgentConnected of an agent      ──▶ nothing yet                   but its host is known, and its end would be noticed
 AgentReport of every agent      ──▶ StartWorker to all            only with agents on other hosts (agent_registry.py);
                                                                   where the job asks for it, HostProbes and
-                                                                  StagingRound (staging.py) come before
+                                                                  StagingRound (staging_round.py) come before
 Hello of every rank             ──▶ StartCoordinator to rank 0    versions, program and settings must be the same;
                                                                   where all ranks have keys, with certificates of them
 CoordinatorReady of rank 0      ──▶ Join to the others
