@@ -80,6 +80,19 @@ def test_a_job_is_started_again(bed: Bed, tmp_path: Path, engine: Engine, victim
     assert bool(re.search("starting .* again", result.err)) == (victim == "agent")
 
 
+@pytest.mark.parametrize("engine", [OPEN_MPI_5, *map(extended, (MPICH, SLURM))], ids=lambda engine: engine.label)
+def test_a_job_whose_launch_command_is_killed_is_started_again(bed: Bed, tmp_path: Path, engine: Engine) -> None:
+    with started(bed, engine, tmp_path) as job:
+        job.wait_for_output("ready", count=3)
+        for one in bed.job_processes():
+            if one.command in (*MPIRUN, "srun"):
+                os.kill(one.pid, signal.SIGKILL)
+        result = job.result()
+        job.gone()
+    assert result.code == 0 and "was killed by SIGKILL (9) before the job was over; restarting" in result.err, result
+    assert hosts_of_second_attempt(job.run_dir) == list(HOSTS)
+
+
 @pytest.mark.parametrize(
     "engine",
     [SLURM, OPEN_MPI_5, *map(extended, (OPEN_MPI_4, MPICH, INTEL))],

@@ -85,7 +85,7 @@ def failed(error, *, stage=WorkerStage.PROGRAM, status=1, traceback="", message=
 
 
 def end_of(*workers, reason=EndReason.FAILED, has_run_before=False, **values):
-    return summarize_end(JobOutcome(reason, tuple(workers), run_at=0.5, **values), has_run_before=has_run_before)
+    return summarize_end(JobOutcome(reason, tuple(workers), **{"run_at": 0.5, **values}), has_run_before=has_run_before)
 
 
 TRACEBACK = 'Traceback …\n  File "train.py", line 88, in step\n    x\n  File "data.py", line 31, in next\n    y\nE: x'
@@ -123,7 +123,7 @@ HOPELESS = {
     **{error: (end_of(failed(error)), f"a {error} does not go away by itself") for error in LACKS},
     "the program asks for a later job": (end_of(failed("SystemExit", status=75)), "exit 75"),
     "somebody has asked for the end": (end_of(worker(status=-9), stop_requested=True), "asked to stop"),
-    **{name: (end_of(reason=EndReason[name]), "") for name in FINAL},
+    **{name: (end_of(reason=EndReason[name], run_at=None), "") for name in FINAL},
 }
 
 
@@ -133,7 +133,8 @@ def test_ends_after_which_nothing_is_tried(end, why):
 
 
 def test_what_cannot_be_reached_is_a_loss_once_the_program_has_run():
-    assert end_of(reason=EndReason.UNAVAILABLE, has_run_before=True) == LOST
+    assert end_of(reason=EndReason.UNAVAILABLE) == LOST
+    assert end_of(reason=EndReason.UNAVAILABLE, run_at=None, has_run_before=True) == LOST
 
 
 def test_the_saved_step_is_kept():

@@ -36,13 +36,15 @@ CLOSED = "the connection to its agent was closed"
 
 
 def evidence(**changes):
-    values = {"unanswered": (), "failure_reported": frozenset(), "launch_end": None, "launch_failed": False}
-    return Evidence(**{**values, "all_reported": True, **changes})
+    values = {"unanswered": (), "failure_reported": frozenset(), "launch_end": None, "all_reported": True}
+    return Evidence(**{**values, "launch_failed": False, "launch_killed": False, **changes})
 
 
 def make_losses(launch_status=None, *, agents_stay=False):
     """A LossWatch of a job of one rank; `told` are the events that reach its head, `probes` counts those of hosts."""
-    launch = SimpleNamespace(status=launch_status, failed=True, describe_failure=lambda *known: ENDED.text)
+    launch = SimpleNamespace(
+        status=launch_status, failed=True, was_killed=False, describe_failure=lambda *known: ENDED.text
+    )
     launch.command = LaunchCommand("", "mpirun", (), agents_stay=agents_stay)
     watch = LossWatch(
         SimpleNamespace(dispatcher=SimpleNamespace(hosts={0: "h1"}), clock=lambda: watch.now),
@@ -131,6 +133,11 @@ CAUSES = {
         [ENDED, LOST[0]],
     ),
     "a scheduler that signals all": (TERM, {"launch_end": ENDED}, TERM),
+    "a launch command that was killed, whose daemons signal all": (
+        TERM,
+        {"launch_end": ENDED, "launch_killed": True},
+        [ENDED, *TERM],
+    ),
 }
 
 

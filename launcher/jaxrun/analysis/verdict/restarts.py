@@ -121,7 +121,7 @@ def summarize_end(outcome: JobOutcome, *, has_run_before: bool) -> AttemptEnd:
             end = _summarize_failure(outcome)
         case EndReason.UNAVAILABLE if outcome.failed_checks:
             end = AttemptEnd(_HOST_CHECK, saved_step=saved)
-        case EndReason.UNAVAILABLE if has_run_before:
+        case EndReason.UNAVAILABLE if has_run_before or outcome.run_at is not None:
             end = AttemptEnd(_LOST, saved_step=saved)
         case _:
             return AttemptEnd(outcome.reason, hopeless=_HOPELESS_ENDS[outcome.reason], saved_step=saved)

@@ -124,6 +124,11 @@ class LaunchProcess:
         """Whether it ended of its own accord, with an error."""
         return self.status is not None and self.status > 0
 
+    @property
+    def was_killed(self) -> bool:
+        """Whether SIGKILL ended it, by which nobody asks a job to end: by the kernel, for memory, or by a scheduler."""
+        return self.status == -signal.SIGKILL
+
     def failed_agents(self) -> set[int]:
         """The numbers of the agents that have ended with an error, as an srun writes that goes on without them."""
         texts = _FAILED_TASKS.findall(self._tail.decode(errors="replace"))
@@ -166,8 +171,7 @@ class LaunchProcess:
         if self._log is not None:
             os.close(self._log)
         is_srun = self.command.engine == "slurm" and not self.command.attached_to
-        was_killed = self.status == -signal.SIGKILL
-        return cancel_step(self.slurm_step) if is_srun and was_killed and self.has_silent else ""
+        return cancel_step(self.slurm_step) if is_srun and self.was_killed and self.has_silent else ""
 
     def _wait(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds

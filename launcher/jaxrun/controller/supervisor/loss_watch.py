@@ -89,6 +89,7 @@ class LossWatch:
             failure_reported=frozenset(self.failure_reported),
             launch_end=launch_end,
             launch_failed=launch.failed and launch_end is not None,
+            launch_killed=launch.was_killed and launch_end is not None,
             all_reported=self.all_reported,
         )
         held, self._held = self._held, []
@@ -105,6 +106,7 @@ class Evidence:
     failure_reported:  the ranks whose worker has reported its failure
     launch_end:        how the launch command ended, if it has
     launch_failed:     it ended of its own accord, with an error
+    launch_killed:     it was killed, by which its daemons may end all that they have started, by SIGTERM
     all_reported:      every agent has reported
     """
 
@@ -112,6 +114,7 @@ class Evidence:
     failure_reported: frozenset[int]
     launch_end: StartFailed | None
     launch_failed: bool
+    launch_killed: bool
     all_reported: bool
 
 
@@ -136,4 +139,4 @@ def explain_losses(held: list[Event], evidence: Evidence, no_answer: str) -> lis
         if first is not None:
             return [first, *others]
         held = others
-    return [*([] if signalled else launch_end), *held]
+    return [*([] if signalled and not evidence.launch_killed else launch_end), *held]
