@@ -170,12 +170,12 @@ def _check_threads(count: int) -> None:
 def _raise_open_file_limit(what: str, wanted: int, needed: int) -> None:
     """Raise the soft limit to that for `wanted` files, as far as the hard one allows, which must allow for `needed`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= _FILES_OF_LAUNCHER + wanted:
+    least, most = _FILES_OF_LAUNCHER + needed, _FILES_OF_LAUNCHER + wanted
+    if soft == resource.RLIM_INFINITY or soft >= most:
         return
-    if hard != resource.RLIM_INFINITY and hard < _FILES_OF_LAUNCHER + needed:
+    if hard != resource.RLIM_INFINITY and hard < least:
         raise UsageError(
-            f"{what} {needed} open files at least, but only {hard} are allowed here; start fewer, or raise the limit: "
+            f"{what} {least} open files at least, but only {hard} are allowed here; start fewer, or raise the limit: "
             "ulimit -Hn, or /etc/security/limits.conf"
         )
-    most = _FILES_OF_LAUNCHER + wanted
     resource.setrlimit(resource.RLIMIT_NOFILE, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
