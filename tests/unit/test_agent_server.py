@@ -109,7 +109,12 @@ class Server:
             deadline=lambda: None,
         )
         self._launch = SimpleNamespace(
-            fileno=output.fileno, status=None, failed=False, slurm_step="", command=LaunchCommand("slurm", "srun", ())
+            fileno=output.fileno,
+            status=None,
+            failed=False,
+            was_killed=False,
+            slurm_step="",
+            command=LaunchCommand("slurm", "srun", ()),
         )
         self._context = SimpleNamespace(
             plan=SimpleNamespace(
