@@ -8,6 +8,7 @@ import pytest
 from gang_by_hand import NUMBER, gang
 
 from jaxrun.frontends.gang import call as call_module
+from jaxrun.frontends.gang import gang as gang_module
 from jaxrun.frontends.gang.call import step_difference
 from jaxrun.frontends.gang.call_events import (
     Disconnected,
@@ -236,3 +237,10 @@ def test_what_was_not_ended_is_shown_at_the_end_and_once(capsys):
     display.end_call(None, None, healthy=True)
     show(display, (1, "out", b"new\n"))
     assert capsys.readouterr() == ("[1] new\n", "")
+
+
+def test_an_interpreter_that_is_half_gone_gives_up_a_gang_in_silence(monkeypatch):
+    gang = gang_module.Gang.__new__(gang_module.Gang)
+    gang._job = gang._owner = None
+    monkeypatch.setattr(gang_module, "os", None)
+    gang.__del__()

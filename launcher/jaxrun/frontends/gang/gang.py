@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import sys
 import threading
@@ -235,9 +234,11 @@ class Gang:
         self.close()
 
     def __del__(self) -> None:
-        if "_job" in self.__dict__ and self._owner == os.getpid():
-            with contextlib.suppress(Exception):  # the interpreter may be half gone
+        try:
+            if "_job" in self.__dict__ and self._owner == os.getpid():
                 self.stop()
+        except Exception:  # the interpreter may be half gone, and with it the modules that are used here
+            pass
 
     def __str__(self) -> str:
         """`4 processes x 2 devices (cpu) on this machine`."""
