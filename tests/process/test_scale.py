@@ -29,7 +29,7 @@ from jaxrun.protocol.agent_messages import OutputChunk, WorkerExited
 BENCH = Path(__file__).parents[2] / "scripts/bench.d"
 LAUNCHER = Path(jaxrun.__file__).parents[1]
 HOME = str(Path(jaxrun.__file__).parent)
-SIZES = (40, 80, 160)
+SIZES = (80, 160)
 CULPRIT = 23
 
 
@@ -109,11 +109,9 @@ def test_one_failure_reaches_all_others_and_the_verdict_names_the_right_rank(job
         assert f"{len(others)} others were stopped" in job.err
 
 
-def test_the_hundredth_agent_costs_the_head_as_many_steps_as_the_tenth(jobs):
-    small, middle, large = jobs
-    each = (middle.steps - small.steps) / (middle.size - small.size)
-    each_of_many = (large.steps - middle.steps) / (large.size - middle.size)
-    assert 0 < each_of_many < 1.05 * each
+def test_twice_as_many_agents_cost_the_head_twice_as_many_steps(jobs):
+    small, large = jobs
+    assert small.steps < large.steps < 2.05 * small.steps  # turns of its loop, which are paid by time, are about 1 %
 
 
 def _report_hello(job):
