@@ -175,7 +175,7 @@ def test_its_output_is_logged_and_its_last_lines_are_kept(launch, tmp_path):
     ("script", "last_lines"),
     [
         ("echo no such host; exit 1", "  no such host"),
-        ("echo -----; echo; echo ' text'; echo '   '", "   text"),
+        (r"echo -----; echo; echo ' text'; echo '   '; printf '\0'", "   text"),
         ("exit 0", ""),
         (r"printf '\377\376 bad\n'", "  \ufffd\ufffd bad"),
         ("sleep 60 & echo gone", "  gone"),

@@ -11,9 +11,11 @@ import pytest
 
 from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
 from jaxrun.analysis.verdict.decide import decide
+from jaxrun.analysis.verdict.restarts import Restart
+from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.controller.head.head_state import JobPhase
 from jaxrun.controller.supervisor.executor import Executor
-from jaxrun.controller.supervisor.job_report import open_output, report_verdict
+from jaxrun.controller.supervisor.job_report import describe_restart, open_output, report_verdict
 from jaxrun.controller.supervisor.loss_watch import Evidence, LossWatch, explain_losses
 from jaxrun.controller.supervisor.parent_link import ParentLink
 from jaxrun.errors import UsageError
@@ -146,7 +148,14 @@ def test_the_cause_of_losses_is_passed_on_first(held, known, explained):
     assert explain_losses(held, evidence(**known), "its host has not answered for 1 s") == explained
 
 
-# ---- the end of a job
+# ---- the end of an attempt, and of a job
+
+
+def test_what_a_launch_command_has_said_stays_whole_where_the_job_is_started_again():
+    said = "mpirun ended with status 0; it said:\n  no such host"
+    verdict = Verdict("unavailable", 69, {}, headline=said)
+    wanted = f"jaxrun: attempt 1 of 3 failed: {said}\njaxrun: restarting"
+    assert describe_restart(verdict, Restart(3), None) == wanted
 
 
 class StuckOutput:

@@ -66,7 +66,9 @@ def _notes(plan: Plan) -> Iterator[str]:
 
 def describe_restart(verdict: Verdict, restart: Restart, run_dir: Path | None, news: Sequence[str] = ()) -> str:
     """What is printed between two attempts: how the one has ended, where its last words are, and what has changed."""
-    text = f"attempt {verdict.attempt} of {restart.most} failed: {verdict.headline.rstrip('.')}; restarting"
+    headline = verdict.headline.rstrip(".")  # which may quote what mpirun has said
+    then = "\njaxrun: restarting" if "\n" in headline else "; restarting"
+    text = f"attempt {verdict.attempt} of {restart.most} failed: {headline}{then}"
     if verdict.outcome == EndReason.GROWN:
         text = f"attempt {verdict.attempt} is over: {verdict.headline}; starting on more hosts"
     last = verdict.traceback.rstrip("\n").rpartition("\n")[2]

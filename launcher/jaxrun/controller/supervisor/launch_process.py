@@ -137,7 +137,7 @@ class LaunchProcess:
     def last_lines(self) -> str:
         """The last lines that it wrote, indented; empty if it wrote none."""
         lines = [line.rstrip() for line in self._tail.decode(errors="replace").splitlines()]
-        return "\n".join(f"  {line}" for line in [line for line in lines if line.strip(" -")][-_TAIL_LINES:])
+        return "\n".join(f"  {line}" for line in [line for line in lines if line.strip(" -\0")][-_TAIL_LINES:])
 
     def add_last_lines(self, text: str) -> str:
         """Add what it wrote to a text about missing agents: it may say why, and wait for the others."""
