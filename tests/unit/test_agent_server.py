@@ -14,6 +14,7 @@ from listener_thread import frame, wait_until
 from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
 from jaxrun.controller.supervisor import loss_watch
 from jaxrun.controller.supervisor.executor import Executor
+from jaxrun.controller.supervisor.launch_process import LaunchProcess
 from jaxrun.controller.supervisor.server import AgentServer
 from jaxrun.controller.supervisor.spare_agents import SpareAgents
 from jaxrun.node.channel.connection import HEAD_TO_AGENT, Connection
@@ -99,23 +100,15 @@ class Server:
 
     def __init__(self):
         self.events, self.records, self.printed = [], [], []
-        self._quiet = [socket.socketpair() for _ in range(2)]
+        self._quiet = socket.socketpair()
         self._orders = Orders()
-        signals, output = (pair[0] for pair in self._quiet)
         dispatcher = SimpleNamespace(
             hosts={0: "h1", 1: "h2"},
             handle=lambda event: self.events.append(event) or [],
             record=lambda message: isinstance(message, RecordClock) or self.records.append(message),
             deadline=lambda: None,
         )
-        self._launch = SimpleNamespace(
-            fileno=output.fileno,
-            status=None,
-            failed=False,
-            was_killed=False,
-            slurm_step="",
-            command=LaunchCommand("slurm", "srun", ()),
-        )
+        self._launch = LaunchProcess(LaunchCommand("slurm", "srun", ("/bin/sleep", "600")), {}, None)
         self._context = SimpleNamespace(
             plan=SimpleNamespace(
                 attempt=1,
@@ -126,7 +119,7 @@ class Server:
             ),
             dispatcher=dispatcher,
             output=SimpleNamespace(congested=False, flush_due=lambda: None, print_line=self.printed.append),
-            signals=signals,
+            signals=self._quiet[0],
             clock=time.time,
             parent=self._orders,
             terminal=SimpleNamespace(attach=lambda *words: None),
@@ -191,7 +184,9 @@ class Server:
         self.server.close(wait=False)
         self.listener.close()
         self._orders.close()
-        for one in (*self._clients, *(end for pair in self._quiet for end in pair)):
+        self._launch.ask_to_end()
+        self._launch.stop(hurry=True)
+        for one in (*self._clients, *self._quiet, self._launch):
             one.close()
 
 
