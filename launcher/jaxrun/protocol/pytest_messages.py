@@ -119,7 +119,7 @@ class FaultRequest:
 
 @dataclass(frozen=True, slots=True)
 class DebugRequest:
-    """The test has failed on this rank, which waits for a DebugDecision. `error`: the beginning of the failure."""
+    """The test has failed on this rank, which waits for a DebuggerDecision. `error`: the beginning of the failure."""
 
     error: str
 
