@@ -75,6 +75,15 @@ def test_a_lost_agent_is_passed_on_after_a_moment(losses):
     assert losses.deadline == 100.5
 
 
+def test_a_launch_command_that_ends_one_agent_after_the_other_is_given_the_time_to_end(losses):
+    losses.hold(*LOST[:2], probe=False)
+    assert losses.deadline == 100.5
+    losses.launch.status = 9
+    losses.hold(probe=True)
+    losses.tell()
+    assert losses.told == [LOST[0], AgentLost(1, CLOSED, ended_by_launch_command=True)]
+
+
 def test_hosts_are_probed_once_and_given_the_time_to_answer(losses):
     for losses.now in (100.0, 100.2):
         losses.hold(AgentSignalled(0, 15), probe=True)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from jaxrun.controller.supervisor.attempts import AttemptContext
 
 EXIT_GRACE_S = 0.05  # wait for the launch command's exit status before the agent that vanished is blamed
-STARTUP_EXIT_GRACE_S = 0.5  # the same during start-up: it may have failed, and first end those it started
+LONG_EXIT_GRACE_S = 0.5  # the same where it may be ending those that it has started, before itself
 _PROBE_TIMEOUT_S = 1.0  # in which a live host answers
 _ATTACHED_PROBE_TIMEOUT_S = 0.15  # an mpirun or srun leaves the processes that it started, as this one, less time
 
@@ -60,6 +60,14 @@ class LossWatch:
     def all_reported(self) -> bool:
         return len(self.reported) == len(self._dispatcher.hosts)
 
+    @property
+    def _launch_may_be_ending(self) -> bool:
+        """Whether it starts the agents still, or several of them are lost that do not outlive it."""
+        if not self.all_reported:
+            return True
+        launch, lost = self._launch, sum(isinstance(event, AgentLost) for event in self._held)
+        return lost > 1 and launch.status is None and not launch.command.agent_hosts
+
     def handle_or_hold(self, event: Event) -> None:
         """Hold the end of a worker while the cause of other ends is sought: the launch command may have ended them."""
         if self._probed:
@@ -70,7 +78,7 @@ class LossWatch:
     def hold(self, *events: Event, probe: bool) -> None:
         """Hold these events until it is known why agents end; `probe`, once, whether all hosts still answer."""
         self._held += events
-        wait = EXIT_GRACE_S if self.all_reported else STARTUP_EXIT_GRACE_S
+        wait = LONG_EXIT_GRACE_S if self._launch_may_be_ending else EXIT_GRACE_S
         if probe and self.reported and not self._probed:
             self._connections.probe()
             self._probed, wait = True, self._probe_timeout_s
