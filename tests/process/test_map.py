@@ -17,6 +17,7 @@ import pytest
 
 import jaxrun
 from jaxrun.errors import UsageError
+from jaxrun.frontends.gang import call
 from jaxrun.frontends.gang.exceptions import GangError
 from jaxrun.protocol.map_messages import NotTraceable
 
@@ -128,6 +129,7 @@ def test_an_interrupt_ends_a_map_and_leaves_the_gang_usable(two, jax, monkeypatc
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(sys, "stdout", InterruptedOutput())
+        patch.setattr(call, "INTERRUPT_TIMEOUT_S", 60.0)  # on a busy machine a first trace may take more than a second
         two.map(wait, np.arange(10.0), jax=jax)
     assert two.healthy
     assert two.map(lambda x: x + 1, [1, 2]).tolist() == [2, 3]
