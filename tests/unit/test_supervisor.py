@@ -76,12 +76,18 @@ def test_a_lost_agent_is_passed_on_after_a_moment(losses):
 
 
 def test_a_launch_command_that_ends_one_agent_after_the_other_is_given_the_time_to_end(losses):
-    losses.hold(*LOST[:2], probe=False)
+    for lost in LOST[:2]:
+        losses.hold(lost, probe=False)
     assert losses.deadline == 100.5
     losses.launch.status = 9
     losses.hold(probe=True)
     losses.tell()
     assert losses.told == [LOST[0], AgentLost(1, CLOSED, ended_by_launch_command=True)]
+
+
+def test_one_agent_of_several_ranks_is_passed_on_after_a_moment(losses):
+    losses.hold(*LOST[:2], probe=False)
+    assert 100.0 < losses.deadline < 100.1
 
 
 def test_hosts_are_probed_once_and_given_the_time_to_answer(losses):

@@ -51,6 +51,7 @@ class LossWatch:
         self._handle = handle
         self._probe_timeout_s = _ATTACHED_PROBE_TIMEOUT_S if attached else _PROBE_TIMEOUT_S
         self._held: list[Event] = []
+        self._lost_agents = 0  # whose loss is held, each with all of its ranks
         self._probed = False
         self.deadline: float | None = None
         self.reported: set[int] = set()
@@ -65,8 +66,7 @@ class LossWatch:
         """Whether it starts the agents still, or several of them are lost that do not outlive it."""
         if not self.all_reported:
             return True
-        launch, lost = self._launch, sum(isinstance(event, AgentLost) for event in self._held)
-        return lost > 1 and launch.status is None and not launch.command.agent_hosts
+        return self._lost_agents > 1 and self._launch.status is None and not self._launch.command.agent_hosts
 
     def handle_or_hold(self, event: Event) -> None:
         """Hold the end of a worker while the cause of other ends is sought: the launch command may have ended them."""
@@ -76,8 +76,9 @@ class LossWatch:
             self._handle(event)
 
     def hold(self, *events: Event, probe: bool) -> None:
-        """Hold these events until it is known why agents end; `probe`, once, whether all hosts still answer."""
+        """Hold these events of an agent until it is known why it ends; `probe`, once, whether all hosts still answer."""
         self._held += events
+        self._lost_agents += any(isinstance(event, AgentLost) for event in events)
         wait = LONG_EXIT_GRACE_S if self._launch_may_be_ending else EXIT_GRACE_S
         if probe and self.reported and not self._probed:
             self._connections.probe()
@@ -100,7 +101,7 @@ class LossWatch:
             launch_killed=launch.was_killed and launch_end is not None,
             all_reported=self.all_reported,
         )
-        held, self._held = self._held, []
+        held, self._held, self._lost_agents = self._held, [], 0
         self.deadline, self._probed = None, False
         for event in explain_losses(held, evidence, f"its host has not answered for {self._probe_timeout_s:g} s"):
             self._handle(event)
