@@ -70,6 +70,11 @@ class WorkerOutcome:
     injected_faults: tuple[InjectedFault, ...] = ()
 
     @property
+    def ended_well(self) -> bool:
+        """Whether its program had, whatever ended the worker then."""
+        return self.finished or self.status == 0
+
+    @property
     def deadly_fault(self) -> InjectedFault | None:
         """The injected kill that the worker died of."""
         if self.status != -signal.SIGKILL or self.killed_by_launcher:

@@ -79,4 +79,4 @@ def find_end(worker: WorkerOutcome) -> RankEnd | None:
         return RankEnd("stopped with the others", is_failure=False)
     if worker.status:
         return RankEnd(format_status(worker.status))
-    return RankEnd("finished", is_failure=False) if worker.finished or worker.status == 0 else None
+    return RankEnd("finished", is_failure=False) if worker.ended_well else None

@@ -189,7 +189,7 @@ def _describe_interruption(outcome: JobOutcome, decided: float, started: float) 
 def _describe_preemption(outcome: JobOutcome) -> str:
     by = format_signal(outcome.signum)
     resumed = f"from step {outcome.saved_step}" if outcome.saved_step is not None else "from its last checkpoint"
-    if not all(worker.finished or worker.status == 0 for worker in outcome.workers):
+    if not all(worker.ended_well for worker in outcome.workers):
         return f"preempted by {by}; {_describe_fates(outcome)}; the job may be resumed {resumed}."
     if outcome.text:
         told = f"as should_stop told it ({outcome.text})"

@@ -100,7 +100,7 @@ def describe_victim(worker: WorkerOutcome) -> str:
         return collateral(worker) or _describe_error(worker)
     if worker.lost_reason and not worker.killed_by_launcher:
         return Fate.LOST_TOO
-    if worker.finished or worker.status == 0:
+    if worker.ended_well:
         return Fate.FINISHED
     if worker.killed_by_launcher:
         return Fate.STOPPED

@@ -70,5 +70,6 @@ class Conclusion:
 
     def _gave_way(self, worker: WorkerOutcome) -> bool:
         """Whether a worker that was told to end has ended well; of one that goes on, also if a signal did it."""
-        ended_well = worker.finished or worker.status == 0
-        return ended_well or (self._state.requeue and (worker.killed_by_launcher or worker.status == -signal.SIGTERM))
+        return worker.ended_well or (
+            self._state.requeue and (worker.killed_by_launcher or worker.status == -signal.SIGTERM)
+        )

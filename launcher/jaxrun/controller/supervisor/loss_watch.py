@@ -76,7 +76,7 @@ class LossWatch:
             self._handle(event)
 
     def hold(self, *events: Event, probe: bool) -> None:
-        """Hold these events of an agent until it is known why it ends; `probe`, once, whether all hosts still answer."""
+        """Hold these events of an agent until its end is explained; `probe`, once, whether all hosts still answer."""
         self._held += events
         self._lost_agents += any(isinstance(event, AgentLost) for event in events)
         wait = LONG_EXIT_GRACE_S if self._launch_may_be_ending else EXIT_GRACE_S
