@@ -82,22 +82,26 @@ def _watch_orbax(module: ModuleType) -> None:
     if not all(hasattr(manager_class, name) for name in ("save", "wait_until_finished")):
         return  # the program can call `saved`
     save, wait_until_finished = manager_class.save, manager_class.wait_until_finished
-    unfinished: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+    unfinished: WeakKeyDictionary[Any, list[int]] = WeakKeyDictionary()  # the step, until one of the waits for it ends
 
     @functools.wraps(save)
     def watched_save(manager: Any, step: int, *args: Any, **kwargs: Any) -> Any:
         has_saved = save(manager, step, *args, **kwargs)
         if has_saved:
-            unfinished[manager] = step
+            unfinished[manager] = [step]
             threading.Thread(target=wait_quietly, args=(manager,), name="jaxrun-checkpoint", daemon=True).start()
         return has_saved
 
     @functools.wraps(wait_until_finished)
     def watched_wait(manager: Any, *args: Any, **kwargs: Any) -> Any:
-        result = wait_until_finished(manager, *args, **kwargs)
-        step = unfinished.pop(manager, None)
-        if step is not None:
-            saved(step)
+        steps = unfinished.get(manager, [])  # not those of a save that begins meanwhile
+        try:
+            result = wait_until_finished(manager, *args, **kwargs)
+        except Exception:
+            steps.clear()
+            raise
+        with contextlib.suppress(IndexError):
+            saved(steps.pop())
         return result
 
     def wait_quietly(manager: Any) -> None:

@@ -1,10 +1,12 @@
-"""What the runtime watches and replaces in a program: imports, variables set too late, jax.make_mesh, mpi4py."""
+"""What the runtime watches and replaces in a program: imports, late variables, jax.make_mesh, mpi4py, orbax."""
 
 import importlib
 import importlib.util
 import sys
 import sysconfig
+import threading
 from dataclasses import replace
+from queue import Queue
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +14,7 @@ import pytest
 
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.worker_messages import MpiImported
-from jaxrun_runtime import env_watch, unsupported
+from jaxrun_runtime import checkpoints, env_watch, unsupported
 from jaxrun_runtime.agent_channel import AgentDisconnected
 from jaxrun_runtime.env_watch import say_instead
 from jaxrun_runtime.import_watch import ImportWatch
@@ -239,3 +241,68 @@ def test_a_process_that_a_rank_has_forked_may_import_mpi4py_too(monkeypatch):
 
     unsupported.watch_mpi(ENV, SimpleNamespace(send=send))
     assert importlib.import_module("mpi4py.MPI") is sys.modules["mpi4py.MPI"]
+
+
+# ---- what orbax has saved
+
+
+class SlowManager:
+    """Saves in the background: a wait of another thread ends when the test lets it, or with an error."""
+
+    def __init__(self):
+        self.error = None
+        self.waiting = Queue()
+
+    def save(self, step):
+        return True
+
+    def wait_until_finished(self):
+        if threading.current_thread() is not threading.main_thread():
+            end = threading.Event()
+            self.waiting.put((threading.current_thread(), end))
+            end.wait()
+        if self.error:
+            raise self.error
+
+
+def let_end(wait):
+    thread, end = wait
+    end.set()
+    thread.join()
+
+
+@pytest.fixture
+def saved(monkeypatch):
+    """The steps that are reported of a SlowManager."""
+    for name in ("save", "wait_until_finished"):
+        monkeypatch.setattr(SlowManager, name, getattr(SlowManager, name))  # to be put back
+    steps = []
+    monkeypatch.setattr(checkpoints, "_report", steps.append)
+    checkpoints._watch_orbax(SimpleNamespace(CheckpointManager=SlowManager))
+    return steps
+
+
+def test_a_save_is_not_reported_by_the_end_of_a_wait_for_the_one_before(saved):
+    manager = SlowManager()
+    manager.save(1)
+    first = manager.waiting.get()
+    manager.wait_until_finished()
+    assert saved == [1]
+    manager.save(2)
+    second = manager.waiting.get()
+    let_end(first)
+    assert saved == [1]
+    let_end(second)
+    assert saved == [1, 2]
+
+
+def test_a_save_that_has_failed_is_not_reported_even_where_the_program_goes_on(saved):
+    manager = SlowManager()
+    manager.save(1)
+    manager.error = OSError("disk full")
+    with pytest.raises(OSError, match="disk full"):
+        manager.wait_until_finished()
+    manager.error = None
+    manager.wait_until_finished()  # orbax raises an error once
+    let_end(manager.waiting.get())
+    assert saved == []
