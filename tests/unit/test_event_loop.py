@@ -1,5 +1,6 @@
 """The event loop: readable descriptors in their order, deadlines, work before each wait; signals as a descriptor."""
 
+import math
 import os
 import select
 import signal
@@ -94,6 +95,13 @@ def test_pollers_are_called_before_each_wait_and_limit_it(loop):
     loop.run_once()
     loop.run_once()
     assert calls == ["never", "soon"] * 2
+
+
+def test_a_wait_without_end_is_one_that_the_kernel_takes(loop, pipes):
+    served = []
+    loop.add_reader(pipes[0][0], 0, lambda: served.append(0))
+    loop.run_once(math.inf)
+    assert served == [0]
 
 
 def test_a_descriptor_that_can_be_written_to_calls_back_until_its_writer_is_removed(loop):

@@ -57,6 +57,7 @@ def test_all_arguments_of_the_mark_are_read():
         ({"hosts": "h1"}, r"hosts='h1'"),
         ({"timeout": 0}, "above 0"),
         ({"timeout": "3"}, "above 0"),
+        ({"timeout": float("nan")}, "above 0"),
         ({"env": {"A": 1}}, "names of variables to strings"),
         ({"lockstep": "of"}, "lockstep='of'.*off, record, strict"),
         ({"dies": 2}, "of 0 to 1"),
@@ -124,6 +125,7 @@ def config(ini, given):
     [
         ("soon", None, "gang_timeout = 'soon' is not a number of seconds"),
         ("300", 0.0, "--gang-timeout 0: must be above 0 seconds"),
+        ("nan", None, "--gang-timeout nan: must be above 0 seconds"),
     ],
 )
 def test_a_wrong_timeout_is_refused(ini, given, message):

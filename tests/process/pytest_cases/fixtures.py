@@ -95,5 +95,5 @@ def test_warm_again_sees_what_the_first_left(log, counter):
 
 
 def test_gangs(gangs):
-    gang = gangs(processes=1)
+    gang = gangs(processes=1, options="--lockstep off")
     assert gang.run(os.getpid) == (gang.workers[0].pid,)

@@ -39,7 +39,7 @@ class GangSpec:
         if not all(isinstance(part, str) for pair in env.items() for part in pair):
             raise UsageError(f"env of a gang must map names to strings, not {env!r}")
         object.__setattr__(self, "env", env)
-        object.__setattr__(self, "options", _split_options(self.options))
+        object.__setattr__(self, "options", split_options(self.options))
         if self.run_dir is not None:
             object.__setattr__(self, "run_dir", Path(self.run_dir).absolute())
 
@@ -79,7 +79,7 @@ class GangSpec:
         return f"gang{size}{devices}{where}"
 
 
-def _split_options(options: str | Sequence[str]) -> tuple[str, ...]:
+def split_options(options: str | Sequence[str]) -> tuple[str, ...]:
     """Words of jaxrun's command line: those of a sequence as they are, a string split as a shell does it."""
     try:
         words = shlex.split(options) if isinstance(options, str) else list(options)

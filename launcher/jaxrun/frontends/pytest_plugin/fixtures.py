@@ -69,11 +69,13 @@ def shared_tmp_path(request: pytest.FixtureRequest, gang: Any) -> Path:
 def gangs(request: pytest.FixtureRequest) -> Iterator[Callable[..., Gang]]:
     """For tests without the mark: gangs(processes=4) starts a jaxrun.Gang and closes it at the end of the test."""
     from jaxrun.frontends.gang.gang import Gang
+    from jaxrun.frontends.gang.spec import split_options
 
     def start(*arguments: Any, **named: Any) -> Gang:
         given = request.config.option
         if "backend" not in named:
-            named |= {"backend": given.gang_backend, "options": (*given.gang_options, *named.get("options", ()))}
+            options = *given.gang_options, *split_options(named.get("options", ()))
+            named |= {"backend": given.gang_backend, "options": options}
         return started.enter_context(Gang(*arguments, **named))
 
     with contextlib.ExitStack() as started:

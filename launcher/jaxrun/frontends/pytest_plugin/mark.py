@@ -131,7 +131,7 @@ def parse_mark(args: Sequence[Any], kwargs: Mapping[str, Any], processes: int) -
         if kwargs.get(name) is not None and not _is_count(kwargs[name]):
             raise UsageError(f"@pytest.mark.processes({name}={kwargs[name]!r}): must be a whole number from 1")
     timeout = kwargs.get("timeout")
-    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or timeout <= 0):
+    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0):
         raise UsageError(f"@pytest.mark.processes(timeout={timeout!r}): must be a number of seconds above 0")
     env = kwargs.get("env") or {}
     if not isinstance(env, Mapping) or not all(isinstance(part, str) for pair in env.items() for part in pair):

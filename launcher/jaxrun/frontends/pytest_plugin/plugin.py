@@ -90,7 +90,7 @@ def read_timeout(config: pytest.Config) -> float:
             given = float(written)
         except ValueError:
             raise pytest.UsageError(f"gang_timeout = {written!r} is not a number of seconds") from None
-    if given <= 0:
+    if not given > 0:  # as nan
         raise pytest.UsageError(f"--gang-timeout {given:g}: must be above 0 seconds")
     return float(given)
 

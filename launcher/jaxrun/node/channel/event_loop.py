@@ -10,6 +10,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 Callback = Callable[[], None]
+_MAX_WAIT_S = 3600.0  # epoll takes 24 days at most
 
 
 class _Handlers(NamedTuple):
@@ -56,14 +57,14 @@ class EventLoop:
         self._pollers.append(poll)
 
     def run_once(self, limit: float | None = None) -> None:
-        """Wait until something is ready or due, for at most `limit` seconds, and call back."""
+        """Wait until something is ready or due, for at most `limit` seconds or an hour, and call back."""
         waits = [limit, *(poll() for poll in self._pollers)]
         first = min((at for deadline, _ in self._timers if (at := deadline()) is not None), default=None)
         if first is not None:
             waits.append(first - self._clock())
         wait = min((wait for wait in waits if wait is not None), default=None)
         ready: list[tuple[int, Callback]] = []
-        for key, events in self._selector.select(None if wait is None else max(0.0, wait)):
+        for key, events in self._selector.select(None if wait is None else min(max(0.0, wait), _MAX_WAIT_S)):
             handlers: _Handlers = key.data
             if handlers.write is not None and events & selectors.EVENT_WRITE:
                 ready.append((handlers.order, handlers.write))
