@@ -296,6 +296,19 @@ def stuck(pid_of_0):
             except KeyboardInterrupt:
                 open("interrupted", "w").close()
 
+def compiles(new):  # in no cache yet
+    import jax, jax.numpy as jnp
+
+    def long(x):
+        for step in range(60):
+            x = jnp.sin(x) @ x + step + new
+        return x
+
+    lowered = jax.jit(long).lower(jnp.ones((4, 4)))
+    print("compiling")
+    lowered.compile()
+    time.sleep(60)
+
 def interrupted(fn, *args, timeout):
     jaxrun.frontends.gang.call.INTERRUPT_TIMEOUT_S = timeout
     before = [worker.pid for worker in gang.workers]
@@ -323,6 +336,7 @@ gang.run(meet)
 def test_ctrl_c_ends_a_start_or_the_call_and_leaves_a_gang_that_can_be_used(session):
     running = session(f"""{_INTERRUPTED}{_START}
 interrupted(sleep, timeout=60)
+interrupted(compiles, time.time() % 1000, timeout=1)
 interrupted(stuck, gang.workers[0].pid, timeout=0.2)
 jaxrun.frontends.gang.call.INTERRUPT_TIMEOUT_S = 60
 gang.run(sleep)
@@ -330,6 +344,9 @@ gang.run(sleep)
     running.wait_for("starting")
     running.interrupt()
     assert running.wait_for("[0] asleep")[0] == "caught"
+    running.interrupt()
+    running.wait_for("caught True ((2, 2), (2, 2)) True")
+    running.wait_for("[0] compiling")
     running.interrupt()
     running.wait_for("caught True ((2, 2), (2, 2)) True")
     running.wait_for("[1] asleep")

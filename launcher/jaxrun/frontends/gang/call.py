@@ -30,7 +30,7 @@ from jaxrun.frontends.gang.gang_job import GangJob
 from jaxrun.protocol.flight import parse_group
 from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind, pack
 from jaxrun.protocol.payload import OwnedDescriptor
-from jaxrun.text import format_ranks, group_alike
+from jaxrun.text import agree, format_ranks, group_alike
 
 INTERRUPT_TIMEOUT_S = 1.0  # for ranks to end what they do when they are interrupted
 FAILURE_GRACE_S = 1.5  # for the other ranks to return after one has raised
@@ -137,7 +137,8 @@ class GangCall:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         """Interrupt ranks that still run the function; mark the gang as broken if the ranks are not in step then."""
         try:
-            self._finish()
+            self._end_function(is_interrupted=isinstance(error, KeyboardInterrupt))
+            self._check_ranks()
         except KeyboardInterrupt as again:
             error = again
             self._job.mark_broken(f"{format_ranks(self.running)} did not end when interrupted twice")
@@ -159,13 +160,29 @@ class GangCall:
             raise combined_exception(self.failures, self.waiting)
         raise CallTimeout(f"{format_ranks(running)} did not return within {timeout:g} s · {stacks}", running)
 
-    def _finish(self) -> None:
-        if self.running:
-            self.interrupt()
-            self._job.connections.send(GangMessage(GangMessageKind.END_CALL, self._number), self.running)
-            deadline = time.monotonic() + INTERRUPT_TIMEOUT_S
-            while self.running and time.monotonic() < deadline:
-                self._poll(deadline - time.monotonic())
+    def _end_function(self, *, is_interrupted: bool) -> None:
+        """Wait a moment for ranks that still run it; where the user has interrupted them, as long as they compile."""
+        if not self.running:
+            return
+        self.interrupt()
+        self._job.connections.send(GangMessage(GangMessageKind.END_CALL, self._number), self.running)
+        self._wait(INTERRUPT_TIMEOUT_S)
+        is_told = False
+        while is_interrupted and (compiling := self._job.find_compiling(self.running)):
+            if not is_told:
+                is_told = True
+                who = f"{format_ranks(compiling)}, which {agree('is', len(compiling))} compiling"
+                print(f"jaxrun: waiting for {who}; another Ctrl-C stops the gang", file=sys.stderr)
+            self._wait(INTERRUPT_TIMEOUT_S)
+
+    def _wait(self, seconds: float) -> None:
+        """Wait for the function to end on all ranks, at most so many seconds."""
+        deadline = time.monotonic() + seconds
+        while self.running and time.monotonic() < deadline:
+            self._poll(deadline - time.monotonic())
+
+    def _check_ranks(self) -> None:
+        """Mark the gang as broken if its ranks are not in step."""
         if self.disconnected:
             reason = f"{format_ranks(self.disconnected)} ended"
         elif self.running:

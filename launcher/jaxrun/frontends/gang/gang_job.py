@@ -90,6 +90,10 @@ class GangJob:
         """Whether the next call finds the same ranks."""
         return not self.broken and not self.stopped
 
+    @property
+    def _running_job(self) -> RunningJob:
+        return RunningJob(self.launcher.run_dir, self.launcher.pid)
+
     def mark_broken(self, reason: str) -> None:
         """Have the next call start the gang anew. The first reason is kept."""
         self.broken = self.broken or reason
@@ -123,7 +127,7 @@ class GangJob:
 
     def wait_until_paused(self, rank: int) -> None:
         """Wait until a signal has stopped the rank, or it has ended. Raises GangError if neither comes."""
-        job, deadline = RunningJob(self.launcher.run_dir, self.launcher.pid), time.monotonic() + _PAUSE_TIMEOUT_S
+        job, deadline = self._running_job, time.monotonic() + _PAUSE_TIMEOUT_S
         with contextlib.suppress(UsageError, UnavailableError):  # the job ends, as the next call will say
             while time.monotonic() < deadline:
                 overview = request_overview(job)
@@ -132,11 +136,19 @@ class GangJob:
                     return
             raise GangError(f"rank {rank} was not stopped within {_PAUSE_TIMEOUT_S:g} s")
 
+    def find_compiling(self, ranks: Collection[int]) -> list[int]:
+        """Those of the ranks in which JAX compiles, as their flight recorders say."""
+        if ranks:
+            with contextlib.suppress(UsageError, UnavailableError):  # the job ends
+                flights = request_overview(self._running_job).flights
+                return [rank for rank in ranks if rank in flights and flights[rank].compiling is not None]
+        return []
+
     def snapshot(self) -> Snapshot:
         """Where all ranks are now. Raises GangError, UnavailableError or UsageError if the launcher does not answer."""
         if self.stopped:
             raise GangError("their job is stopped")
-        return request_snapshot(RunningJob(self.launcher.run_dir, self.launcher.pid))
+        return request_snapshot(self._running_job)
 
     def stacks(self, *, full: bool = False) -> str:
         """The same in groups, as text; with `full`, all frames of each."""
