@@ -276,8 +276,8 @@ def sleep():
     time.sleep(60)
 
 def waits_in_cpp(pid):
-    # For a while: what is compiled already goes from Python to its wait at once.
-    for _ in range(20):
+    # For a while: what is compiled already goes from Python to its wait at once, unless no core is free for it.
+    for _ in range(100):
         time.sleep(0.01)
         if "futex" not in open(f"/proc/{pid}/wchan").read():
             return False
@@ -355,5 +355,5 @@ gang.run(sleep)
     running.wait_for("[1] asleep")
     running.interrupt()
     _, err = running.end(-signal.SIGINT, unclosed=True)
-    assert "ranks 0-1 did not come back from the last call" in err
+    assert "ranks 0-1 did not come back from the last call" in err, err
     assert err.rstrip().endswith("KeyboardInterrupt")

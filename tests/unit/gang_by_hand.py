@@ -107,9 +107,9 @@ class FakeGang:
             self.connections.add(Peer(rank, ours, None))
             self.ranks.append(Rank(theirs))
 
-    def start_call(self, value="task"):
+    def start_call(self, value="task", on_end=lambda: None):
         task = pack(GangMessageKind.CALL, NUMBER, value, share=True)
-        return GangCall(self, NUMBER, task, self, on_end=lambda: None)
+        return GangCall(self, NUMBER, task, self, on_end)
 
     def close(self):
         self.connections.close()

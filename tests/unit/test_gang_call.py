@@ -189,6 +189,18 @@ def test_a_second_interrupt_stops_the_gang(gang):
     assert gang.stopped and gang.ended == 1 and gang.broken == "ranks 0-1 did not end when interrupted twice"
 
 
+def test_an_interrupt_of_what_is_shown_at_the_end_ends_the_call(gang, monkeypatch):
+    def again(printed):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gang, "show", again)
+    ends = []
+    gang.ranks[0].prints("last words\n")
+    with pytest.raises(KeyboardInterrupt), gang.start_call(on_end=lambda: ends.append(1)):
+        pass
+    assert ends == [1] and not gang.broken
+
+
 @pytest.mark.parametrize(("made", "reason"), [(2, "ranks 0-1 are out of step"), (3, "")])
 def test_ranks_that_made_different_calls_make_the_gang_broken(gang, made, reason):
     with gang.start_call() as call:

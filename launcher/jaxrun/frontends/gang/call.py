@@ -145,10 +145,10 @@ class GangCall:
             self._job.stop()
             raise
         finally:
-            for event in self._events:  # that nobody has received
-                if isinstance(event, (Printed, LauncherOutput)):
-                    self.show(event)
             try:
+                for event in self._events:  # that nobody has received
+                    if isinstance(event, (Printed, LauncherOutput)):
+                        self.show(event)
                 self._display.end_call(self, error, healthy=self._job.usable)
             finally:
                 self._on_end()
