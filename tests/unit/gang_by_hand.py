@@ -84,7 +84,7 @@ class FakeGang:
     """The job and the display that a GangCall works with, and the launcher of its connections, all in one.
 
     Its ranks return when they are interrupted, as they are at the end of a call, unless `on_interrupt` is set. None is
-    compiling, unless `on_look` is set.
+    compiling, unless `find_compiling` is set.
     """
 
     shares_memory = True
@@ -97,7 +97,7 @@ class FakeGang:
         self.workers = [SimpleNamespace(host=f"h{rank}") for rank in range(size)]
         self.interrupts, self.broken, self.stopped, self.ended = 0, "", False, 0
         self.on_interrupt = lambda: [self.ranks[rank].returns() for rank in self.connections.ranks]
-        self.on_look = lambda ranks: []
+        self.find_compiling = lambda ranks: []
         self.printed = []
         self.ranks = []
         for rank in range(size):
@@ -145,9 +145,6 @@ class FakeGang:
     @property
     def usable(self):
         return not self.broken
-
-    def find_compiling(self, ranks):
-        return self.on_look(ranks) if ranks else []
 
     def interrupt(self):
         self.interrupts += 1

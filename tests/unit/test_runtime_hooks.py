@@ -272,32 +272,31 @@ def let_end(wait):
 
 
 @pytest.fixture
-def saved(monkeypatch):
-    """The steps that are reported of a SlowManager."""
-    for name in ("save", "wait_until_finished"):
-        monkeypatch.setattr(SlowManager, name, getattr(SlowManager, name))  # to be put back
-    steps = []
-    monkeypatch.setattr(checkpoints, "_report", steps.append)
-    checkpoints._watch_orbax(SimpleNamespace(CheckpointManager=SlowManager))
-    return steps
+def manager(monkeypatch):
+    """A SlowManager; `saved` are the steps that are reported of it."""
+
+    class Watched(SlowManager):
+        saved = []
+
+    monkeypatch.setattr(checkpoints, "_report", Watched.saved.append)
+    checkpoints._watch_orbax(SimpleNamespace(CheckpointManager=Watched))
+    return Watched()
 
 
-def test_a_save_is_not_reported_by_the_end_of_a_wait_for_the_one_before(saved):
-    manager = SlowManager()
+def test_a_save_is_not_reported_by_the_end_of_a_wait_for_the_one_before(manager):
     manager.save(1)
     first = manager.waiting.get()
     manager.wait_until_finished()
-    assert saved == [1]
+    assert manager.saved == [1]
     manager.save(2)
     second = manager.waiting.get()
     let_end(first)
-    assert saved == [1]
+    assert manager.saved == [1]
     let_end(second)
-    assert saved == [1, 2]
+    assert manager.saved == [1, 2]
 
 
-def test_a_save_that_has_failed_is_not_reported_even_where_the_program_goes_on(saved):
-    manager = SlowManager()
+def test_a_save_that_has_failed_is_not_reported_even_where_the_program_goes_on(manager):
     manager.save(1)
     manager.error = OSError("disk full")
     with pytest.raises(OSError, match="disk full"):
@@ -305,4 +304,4 @@ def test_a_save_that_has_failed_is_not_reported_even_where_the_program_goes_on(s
     manager.error = None
     manager.wait_until_finished()  # orbax raises an error once
     let_end(manager.waiting.get())
-    assert saved == []
+    assert manager.saved == []

@@ -168,7 +168,7 @@ class GangCall:
         self._job.connections.send(GangMessage(GangMessageKind.END_CALL, self._number), self.running)
         self._wait(INTERRUPT_TIMEOUT_S)
         is_told = False
-        while is_interrupted and (compiling := self._job.find_compiling(self.running)):
+        while is_interrupted and self.running and (compiling := self._job.find_compiling(self.running)):
             if not is_told:
                 is_told = True
                 who = f"{format_ranks(compiling)}, which {agree('is', len(compiling))} compiling"

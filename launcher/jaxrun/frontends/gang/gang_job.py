@@ -91,7 +91,7 @@ class GangJob:
         return not self.broken and not self.stopped
 
     @property
-    def _running_job(self) -> RunningJob:
+    def _job_to_ask(self) -> RunningJob:
         return RunningJob(self.launcher.run_dir, self.launcher.pid)
 
     def mark_broken(self, reason: str) -> None:
@@ -127,7 +127,7 @@ class GangJob:
 
     def wait_until_paused(self, rank: int) -> None:
         """Wait until a signal has stopped the rank, or it has ended. Raises GangError if neither comes."""
-        job, deadline = self._running_job, time.monotonic() + _PAUSE_TIMEOUT_S
+        job, deadline = self._job_to_ask, time.monotonic() + _PAUSE_TIMEOUT_S
         with contextlib.suppress(UsageError, UnavailableError):  # the job ends, as the next call will say
             while time.monotonic() < deadline:
                 overview = request_overview(job)
@@ -138,17 +138,16 @@ class GangJob:
 
     def find_compiling(self, ranks: Collection[int]) -> list[int]:
         """Those of the ranks in which JAX compiles, as their flight recorders say."""
-        if ranks:
-            with contextlib.suppress(UsageError, UnavailableError):  # the job ends
-                flights = request_overview(self._running_job).flights
-                return [rank for rank in ranks if rank in flights and flights[rank].compiling is not None]
+        with contextlib.suppress(UsageError, UnavailableError):  # the job ends
+            flights = request_overview(self._job_to_ask).flights
+            return [rank for rank in ranks if rank in flights and flights[rank].compiling is not None]
         return []
 
     def snapshot(self) -> Snapshot:
         """Where all ranks are now. Raises GangError, UnavailableError or UsageError if the launcher does not answer."""
         if self.stopped:
             raise GangError("their job is stopped")
-        return request_snapshot(self._running_job)
+        return request_snapshot(self._job_to_ask)
 
     def stacks(self, *, full: bool = False) -> str:
         """The same in groups, as text; with `full`, all frames of each."""
