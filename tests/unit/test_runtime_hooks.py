@@ -276,11 +276,14 @@ def manager(monkeypatch):
     """A SlowManager; `saved` are the steps that are reported of it."""
 
     class Watched(SlowManager):
-        saved = []
+        def __init__(self):
+            super().__init__()
+            self.saved = []
 
-    monkeypatch.setattr(checkpoints, "_report", Watched.saved.append)
     checkpoints._watch_orbax(SimpleNamespace(CheckpointManager=Watched))
-    return Watched()
+    made = Watched()
+    monkeypatch.setattr(checkpoints, "_report", made.saved.append)
+    return made
 
 
 def test_a_save_is_not_reported_by_the_end_of_a_wait_for_the_one_before(manager):
