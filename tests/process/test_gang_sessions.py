@@ -357,3 +357,27 @@ gang.run(sleep)
     _, err = running.end(-signal.SIGINT, unclosed=True)
     assert "ranks 0-1 did not come back from the last call" in err, err
     assert err.rstrip().endswith("KeyboardInterrupt")
+
+
+def test_ctrl_c_ends_a_call_where_another_thread_receives_the_signal(session):
+    """As with one that comes just before the wait for the ranks begins, no system call of the main thread ends."""
+    running = session("""
+def sleep():
+    print("asleep")
+    time.sleep(30)
+    print("awake")
+
+threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+gang = jaxrun.Gang(processes=1)
+signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+try:
+    gang.run(sleep)
+except KeyboardInterrupt:
+    print("caught")
+""")
+    running.wait_for("[0] asleep")
+    wchan = Path(f"/proc/{running.process.pid}/wchan")
+    wait_until(lambda: "poll" in wchan.read_text(), "wait for the rank")
+    running.interrupt()
+    assert running.wait_for("caught") == []
+    running.end()

@@ -28,6 +28,8 @@ from jaxrun.protocol.own_files import remove_directory
 
 Received = tuple[int, GangMessage | None]
 
+_MAX_WAIT_S = 0.2  # a Ctrl-C ends no wait that begins just after it, nor does one that another thread receives
+
 
 @dataclass(slots=True)
 class _RankConnection:
@@ -108,8 +110,12 @@ class RankConnections:
                     self._flush(connection)
 
     def poll(self, timeout: float | None) -> list[Received]:
-        """Return what has arrived within `timeout` seconds, by rank; None for a rank whose connection has ended."""
-        self._loop.run_once(0 if self._received else timeout)  # an interrupt may have left something
+        """Return what has arrived, by rank; None for a rank whose connection has ended.
+
+        Waits for at most `timeout` seconds, or for a moment, after which there may be nothing.
+        """
+        wait = _MAX_WAIT_S if timeout is None else min(timeout, _MAX_WAIT_S)
+        self._loop.run_once(0 if self._received else wait)  # an interrupt may have left something
         received, self._received = self._received, []
         return received
 
