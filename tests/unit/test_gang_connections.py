@@ -146,13 +146,20 @@ def test_the_end_of_the_launcher_is_no_reason_to_wake_up_again(gang):
     assert [rank for rank, _ in gang.connections.poll(60)] == [1]
 
 
-def test_a_ctrl_c_while_bytes_move_comes_afterwards(gang):
+def interrupt_in_another_thread():
+    thread = threading.Thread(target=signal.raise_signal, args=(signal.SIGINT,))
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize("interrupt", [lambda: signal.raise_signal(signal.SIGINT), interrupt_in_another_thread])
+def test_a_ctrl_c_while_bytes_move_comes_afterwards(gang, interrupt):
     """Otherwise a message would be half read, and all that follows would be nonsense."""
     read = GangMessageReader.receive
 
     def interrupted(inbox):
         message = read(inbox)
-        signal.raise_signal(signal.SIGINT)
+        interrupt()
         return message
 
     with pytest.MonkeyPatch.context() as patch:

@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import tempfile
+import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,7 +103,7 @@ class RankConnections:
     def send(self, message: GangMessage, ranks: Iterable[int]) -> None:
         """Send it to those ranks that are connected; what does not fit leaves with later calls of `poll`."""
         digests = message.digests() if self._has_tags else ()
-        with _sigint_blocked():
+        with _sigint_deferred():
             for rank in ranks:
                 connection = self._connections.get(rank)
                 if connection is not None:
@@ -136,7 +137,7 @@ class RankConnections:
             self._loop.remove_reader(self._launcher.output_fd)
 
     def _read(self, connection: _RankConnection) -> None:
-        with _sigint_blocked():
+        with _sigint_deferred():
             try:
                 while True:
                     self._received.append((connection.rank, connection.reader.receive()))
@@ -149,7 +150,7 @@ class RankConnections:
     def _flush(self, connection: _RankConnection) -> None:
         """Send what waits, and go on once the socket can take the rest."""
         fd = connection.socket.fileno()
-        with contextlib.suppress(OSError), _sigint_blocked():  # where the rank has gone, reading will show it
+        with contextlib.suppress(OSError), _sigint_deferred():  # where the rank has gone, reading will show it
             if connection.writer.flush():
                 self._loop.set_writer(fd, None)
             else:
@@ -162,10 +163,19 @@ class RankConnections:
 
 
 @contextlib.contextmanager
-def _sigint_blocked() -> Iterator[None]:
-    """Let no Ctrl-C come between the bytes that were received or sent and the note that they were."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+def _sigint_deferred() -> Iterator[None]:
+    """Let no Ctrl-C come between the bytes that were received or sent and the note that they were.
+
+    By its handler: were it blocked, another thread would receive it, and Python raise KeyboardInterrupt in this one.
+    """
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is None:
+        yield
+        return
+    arrived: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda signum, _: arrived.append(signum))
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGINT, before)
+        if arrived:
+            signal.raise_signal(signal.SIGINT)
