@@ -1,7 +1,7 @@
 """A head and a crowd of simulated agents: all are served, and one costs no more in a large job than in a small one.
 
-The crowd is the benchmark's (scripts/bench.d/_crowd.py). Work is counted in lines of jaxrun's that are executed, so
-that nothing else on the machine can make a test fail. As a program, this file is the head's process.
+The crowd is the benchmark's (scripts/bench.d/_crowd.py). Work is counted in lines of jaxrun's that are executed, which
+hardly depend on what else the machine does. As a program, this file is the head's process.
 """
 
 import json
@@ -111,7 +111,8 @@ def test_one_failure_reaches_all_others_and_the_verdict_names_the_right_rank(job
 
 def test_twice_as_many_agents_cost_the_head_twice_as_many_steps(jobs):
     small, large = jobs
-    assert small.steps < large.steps < 2.05 * small.steps  # turns of its loop, which are paid by time, are about 1 %
+    # 1.97 times, where each turn of its loop serves a crowd; with a turn for each message, up to a tenth more.
+    assert small.steps < large.steps < 2.3 * small.steps
 
 
 def _report_hello(job):
