@@ -232,14 +232,17 @@ def test_a_fork_of_it_has_no_gang_and_ends_none(session):
 @pytest.mark.extended
 def test_a_rank_may_have_a_gang_of_its_own(session):
     out, _ = session("""
+        from unittest import mock
+        from jaxrun_runtime.agent_channel import AgentChannel
+
         def nest():
-            with jaxrun.Gang(processes=2) as inner:
-                return inner.run(rank)
+            with mock.patch.object(AgentChannel, "send") as sent, jaxrun.Gang(processes=2) as inner:
+                return inner.run(rank), sent.call_count
 
         with jaxrun.Gang(processes=2) as gang:
             print(gang.run(nest), gang.run(rank))
     """).end()
-    assert out == "((0, 1), (0, 1)) (0, 1)\n"
+    assert out == "(((0, 1), 0), ((0, 1), 0)) (0, 1)\n"
 
 
 # ---- kill -9

@@ -6,6 +6,7 @@ Receives what arrives, and never waits for a rank that does not read.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import signal
 import socket
@@ -30,6 +31,7 @@ from jaxrun.protocol.own_files import remove_directory
 Received = tuple[int, GangMessage | None]
 
 _MAX_WAIT_S = 0.2  # a Ctrl-C ends no wait that begins just after it, nor does one that another thread receives
+_set_handler = inspect.unwrap(signal.signal)  # what replaces it in a rank reports each change to the head
 
 
 @dataclass(slots=True)
@@ -172,10 +174,10 @@ def _sigint_deferred() -> Iterator[None]:
         yield
         return
     arrived: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda signum, _: arrived.append(signum))
+    before = _set_handler(signal.SIGINT, lambda signum, _: arrived.append(signum))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        _set_handler(signal.SIGINT, before)
         if arrived:
             signal.raise_signal(signal.SIGINT)
