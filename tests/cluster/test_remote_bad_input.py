@@ -125,3 +125,36 @@ def test_an_interface_that_others_cannot_reach_is_named_with_the_missing_ranks(t
 def test_an_interactive_job_of_slurms_cannot_be_requeued(typed: Typed) -> None:
     words = ("salloc", "-Q", "-N2", *launcher("--backend", "slurm", "--requeue"))
     refused(typed("ctl", *words), 2, "interactive one; leave it out")
+
+
+FORGOTTEN = "For one job of all, type: {} -n 2 jaxrun attach --no-run-dir program.py. "
+
+
+@pytest.mark.parametrize(
+    ("host", "words", "command"),
+    [
+        pytest.param(
+            *("h1", (OPEN_MPI_5.mpirun, "--allow-run-as-root", "--host", "h1:1,h2:1", "-n", "2"), "mpirun"),
+            id="Open MPI 5",
+            marks=NEEDS_MPIRUN,
+        ),
+        pytest.param(
+            *("h1", (MPICH.mpirun, "-hosts", "h1,h2", "-n", "2"), "mpirun"),
+            id="MPICH",
+            marks=pytest.mark.skipif(bool(MPICH.missing()), reason=MPICH.missing() or "-"),
+        ),
+        pytest.param("ctl", ("srun", "-N2", "-n2"), "srun", id="Slurm"),
+    ],
+)
+def test_a_forgotten_attach_is_refused_with_the_line_to_type(
+    typed: Typed, host: str, words: tuple[str, ...], command: str
+) -> None:
+    refused(typed(host, *words, PYTHON, "-m", "jaxrun", "--no-run-dir"), 2, FORGOTTEN.format(command))
+
+
+def test_a_batch_script_that_was_submitted_inside_a_step_runs_its_job(typed: Typed, tmp_path: Path) -> None:
+    lines = ("#!/bin/sh", f'{PYTHON} -m jaxrun --no-run-dir --platform cpu "$@"')
+    (tmp_path / "job.sh").write_text("\n".join(lines))
+    submits = 'test "$SLURM_PROCID" != 0 || sbatch --wait -n 2 -o out.txt job.sh "$@"'
+    assert typed("ctl", "srun", "-n2", "-N1", "-O", "sh", "-c", submits, "sh").code == 0
+    assert "the program ran" in (tmp_path / "out.txt").read_text()

@@ -12,6 +12,7 @@ import jaxrun
 from jaxrun.cli.main import main
 from jaxrun.cli.make_job import make_job
 from jaxrun.errors import UsageError, describe_shortage
+from jaxrun.protocol.names import GANG_ADDRESS
 from jaxrun.spec.job.job import Job
 
 
@@ -29,6 +30,21 @@ def here(tmp_path, monkeypatch):
 def run_raises(monkeypatch):
     """run_raises(ERROR): to run a plan raises it."""
     return lambda error: monkeypatch.setattr("jaxrun.controller.supervisor.run.run", Mock(side_effect=error))
+
+
+def test_a_task_of_an_mpirun_starts_no_job_of_its_own_unless_that_is_said(here, monkeypatch, capsys):
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    monkeypatch.setenv("JAXRUN_PROCESSES", "1")
+    assert main(["train.py"]) == main(["--dry-run", "train.py"]) == 2
+    output = capsys.readouterr()
+    assert output.out == "" and "type: mpirun -n 2 jaxrun attach train.py. " in output.err
+    monkeypatch.delenv("JAXRUN_PROCESSES")
+    by_hand = ["--hosts", "2", "--host-rank", "1", "--head", "h1:7777"]
+    for meant in (["-n", "1"], ["-np", "1"], by_hand):
+        assert main([*meant, "--dry-run", "train.py"]) == 0
+    monkeypatch.setenv(GANG_ADDRESS, "unix:/tmp/x")
+    assert main(["--dry-run", "train.py"]) == 0
 
 
 def test_options_that_are_not_given_keep_the_defaults_of_the_job():

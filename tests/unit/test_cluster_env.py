@@ -16,6 +16,7 @@ from jaxrun.spec.job.cluster_env import (
     detect_rank_info,
     find_rank_info,
     read_rank_info,
+    refuse_task_of_several,
 )
 
 
@@ -164,6 +165,53 @@ def test_a_heterogeneous_job_is_refused_unless_an_mpirun_in_it_has_started_the_r
             read(environ)
     assert detect_rank_info(DAEMONS_STEP | OPEN_MPI_5 | env("SLURM_HET_SIZE=2")).engine == "open-mpi"
     assert detect_rank_info(TASK | env("SLURM_HET_SIZE=1")).engine == "slurm"
+
+
+STARTED_BY = {
+    "open-mpi": "mpirun",
+    "hydra": "mpirun",
+    "mvapich": "mpirun",
+    "flux": "flux run",
+    "pals": "mpiexec",
+    "slurm": "srun",
+}
+
+
+@pytest.mark.parametrize("case", PLACED)
+def test_a_job_is_not_started_in_one_of_several_tasks_where_attach_was_forgotten(case):
+    environ, ancestors, engine, _ = PLACED[case]
+    with pytest.raises(UsageError, match="as number 2 of 3 .*, and each would run a job of its own") as refused:
+        refuse_task_of_several(environ, lambda: ancestors, ["--tag", "a b", "x.py"])
+    command = f"{STARTED_BY[engine]} -n 3 jaxrun"
+    assert f"For one job of all, type: {command} attach --tag 'a b' x.py. " in str(refused.value)
+    assert str(refused.value).endswith(f"of how many processes: {command} -n 1 --tag 'a b' x.py")
+
+
+# sbatch -n3 typed in: srun -n3 --pty bash
+BATCH_FROM_EQUAL_STEP = BATCH_FROM_STEP | env("SLURM_STEP_NUM_TASKS=3")
+BELOW_BATCH = (["bash", "run.sh"], ["/bin/bash", "/var/spool/slurmd/job00017/slurm_script"], ["slurmstepd: [17.batch]"])
+ALONE = {
+    **{case: (environ, ()) for case, environ in NOWHERE.items()},
+    "mpirun -n 1": (OPEN_MPI_5 | env("OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1"), ()),
+    "mpiexec -n 1": (MPICH | env("PMI_RANK=0 PMI_SIZE=1"), MPICH_ON_FIRST),
+    "srun -n 1": (SMALL_STEP, ()),
+    "started by a rank": (OPEN_MPI_5 | env("JAXRUN_RANK=2 JAXRUN_SIZE=3"), ()),
+    "a batch script submitted inside of a step of as many tasks": (BATCH_FROM_EQUAL_STEP, BELOW_BATCH),
+    "a heterogeneous job": (TASK | env("SLURM_HET_SIZE=2"), ()),
+    "numbers that make no sense": (OPEN_MPI_5 | env("OMPI_COMM_WORLD_SIZE=many"), ()),
+}
+
+
+@pytest.mark.parametrize("case", ALONE)
+def test_a_job_may_be_started_in_a_process_that_is_alone(case):
+    environ, ancestors = ALONE[case]
+    refuse_task_of_several(environ, lambda: ancestors, ["x.py"])
+
+
+def test_a_batch_script_is_no_task_of_the_step_in_which_it_was_submitted():
+    assert find_rank_info(BATCH_FROM_EQUAL_STEP, BELOW_BATCH) is None
+    assert find_rank_info(TASK, (["bash", "run.sh"], ["slurmstepd: [7.0]"])) == RankInfo("slurm", 2, 3, "7.0.0")
+    assert find_rank_info(DAEMONS_STEP | OPEN_MPI_5, BELOW_BATCH) == RankInfo("open-mpi", 2, 3, "prterun-h1-8271@1")
 
 
 ENGINE_AND_ENV = {"open-mpi": OPEN_MPI_5, "hydra": MPICH, "mvapich": MVAPICH, "flux": FLUX, "pals": PALS, "slurm": TASK}

@@ -20,7 +20,7 @@ from jaxrun.cli.help import ATTACH_USAGE, COMPLETION_VARIABLE, DOCTOR_USAGE, Com
 from jaxrun.cli.make_job import make_job, without_effect
 from jaxrun.cli.options import attach_parameters, doctor_parameters, job_options, parameters
 from jaxrun.errors import EXIT_SIGNAL_BASE, EXIT_UNAVAILABLE, JaxrunError, describe_shortage
-from jaxrun.protocol.names import SUBCOMMANDS
+from jaxrun.protocol.names import GANG_ADDRESS, SUBCOMMANDS
 from jaxrun.spec.backends import ATTACH, HOSTS
 
 if TYPE_CHECKING:
@@ -134,6 +134,7 @@ def _run(dry_run: bool, **values: Any) -> int:
     _warn_of_misplaced(context, job, source)
     if job.sbatch or job.submit:
         return _run_sbatch(job, invocation.words, environ, dry_run=dry_run)
+    _refuse_task_of_several(context, job, environ)
     job_id = invocation.early_server.job_id if invocation.early_server else os.urandom(16).hex()
     plan = make_plan(job, environ, job_id)
     if dry_run:
@@ -146,6 +147,20 @@ def _run(dry_run: bool, **values: Any) -> int:
 
         return run_requeued(environ, lambda: _run_plan(plan, environ, invocation.early_server))
     return _run_plan(plan, environ, invocation.early_server)
+
+
+def _refuse_task_of_several(context: click.Context, job: Job, environ: Mapping[str, str]) -> None:
+    """Raise UsageError where `attach` was forgotten after mpirun or srun.
+
+    A command for each host is meant so, and so is a gang, or a job whose size was typed.
+    """
+    is_typed = context.get_parameter_source("processes") is click.core.ParameterSource.COMMANDLINE
+    if is_typed or job.backend == HOSTS or GANG_ADDRESS in environ:
+        return
+    from jaxrun.node.agent.process_tree import command_lines_above
+    from jaxrun.spec.job.cluster_env import refuse_task_of_several
+
+    refuse_task_of_several(environ, command_lines_above, context.obj.words)
 
 
 def _run_plan(plan: Plan, environ: Mapping[str, str], early_server: EarlyServer | None = None) -> int:

@@ -17,6 +17,7 @@ from jaxrun.controller.supervisor.remote import Endpoint
 from jaxrun.controller.supervisor.run import run
 from jaxrun.errors import JaxrunError, UsageError
 from jaxrun.node.agent import remote as agent
+from jaxrun.node.agent.process_tree import command_lines_above
 from jaxrun.node.channel.host_addresses import list_addresses
 from jaxrun.node.channel.rendezvous import RendezvousFile, answers, rendezvous_file
 from jaxrun.protocol import auth
@@ -30,8 +31,6 @@ from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import Plan
 from jaxrun.terminal import print_notice
 from jaxrun.text import format_ranks
-
-_MAX_ANCESTORS = 8  # that are examined; a wrapper script or two may stand among them
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +77,7 @@ def attach(
     head:        "host:port", where rank 0 listens
     directory:   shared by all hosts; holds the rendezvous file
     """
-    info = cluster_env.detect_rank_info(environ, _ancestors(), rank, size)
+    info = cluster_env.detect_rank_info(environ, command_lines_above(), rank, size)
     if info.engine == BY_OPTIONS and not (head or directory):
         raise UsageError("--rank and --size need --head HOST:PORT, where rank 0 listens; give the same on all ranks")
     rendezvous = Rendezvous.of(environ, head, rendezvous_file(info, directory or Path.cwd()))
@@ -137,22 +136,6 @@ def _join_host_0(plan: Plan, environ: Mapping[str, str], rendezvous: Rendezvous)
         print_notice(text)
     print_notice("done" if status == 0 else f"the job ended with exit {status}{'' if said else '; host 0 shows why'}")
     return status
-
-
-def _ancestors() -> list[list[str]]:
-    """The command lines of the processes above this one, the parent first."""
-    found, pid = [], os.getppid()
-    for _ in range(_MAX_ANCESTORS):
-        try:
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
-            status = Path(f"/proc/{pid}/stat").read_text()
-        except OSError:
-            break
-        found.append([os.fsdecode(word) for word in words])
-        pid = int(status.rpartition(")")[2].split()[1])
-        if pid <= 1:
-            break
-    return found
 
 
 def _check_is_head(head: tuple[Address, ...]) -> None:

@@ -14,8 +14,10 @@ import re
 import signal
 import time
 from collections.abc import Callable, Collection
+from pathlib import Path
 
 _GROUP, _START_TIME = 2, 19  # among the words of /proc/PID/stat after the name; in ticks since the machine's start
+_MAX_ANCESTORS = 8  # that are examined; a wrapper script or two may stand among them
 TRACKER_GRACE_S = 1.0  # for trackers to end by themselves, once the processes that they serve have been killed
 
 # Of multiprocessing and of loky: `from multiprocessing.resource_tracker import main;main(5)`
@@ -38,6 +40,22 @@ def descendants(pid: int) -> set[int]:
     while todo:
         found |= todo
         todo = {child for parent in todo for child in children(parent)} - found
+    return found
+
+
+def command_lines_above() -> list[list[str]]:
+    """The command lines of the processes above this one, the parent first."""
+    found, pid = [], os.getppid()
+    for _ in range(_MAX_ANCESTORS):
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
+            status = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            break
+        found.append([os.fsdecode(word) for word in words])
+        pid = int(status.rpartition(")")[2].split()[1])
+        if pid <= 1:
+            break
     return found
 
 

@@ -8,6 +8,7 @@ and what they start inherits the numbers of that step.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -23,6 +24,7 @@ _OWN_SIZE = f"{RESERVED_PREFIX}SIZE"
 _NUMBER = re.compile(r"[0-9]{1,9}")
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0  # from here on: salloc's shell, the batch script and the like, no steps of a job
 _CONTROL_PORT = "--control-port"
+_BATCH_SCRIPT = re.compile(r"slurmstepd: \[[^\]]*\.batch\]")  # the daemon above a batch script
 
 
 def _is_task_of_step(environ: Mapping[str, str]) -> bool:
@@ -36,6 +38,7 @@ def _is_task_of_step(environ: Mapping[str, str]) -> bool:
 class ClusterEnv:
     """What starts processes (the engine `key`), and the variables by which they know their rank.
 
+    command:  what people type to start processes, to which they add -n
     rank_variable, size_variable:  the variables of the numbers
     job_variables:     variables whose values together are alike in all ranks of a job, and differ between jobs
     marker_variables:  what must be set besides the rank, to tell the engine's processes from those of others
@@ -44,6 +47,7 @@ class ClusterEnv:
 
     key: str
     title: str
+    command: str
     rank_variable: str
     size_variable: str
     job_variables: tuple[str, ...]
@@ -56,18 +60,23 @@ class ClusterEnv:
 
 
 CLUSTER_ENVS = (
-    ClusterEnv("open-mpi", "Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", ("PMIX_NAMESPACE",)),
+    ClusterEnv("open-mpi", "Open MPI", "mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", ("PMIX_NAMESPACE",)),
     # srun --mpi=pmi2 and Flux set PMI_RANK too, but not the local one.
-    ClusterEnv("hydra", "MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE", ("I_MPI_HYDRA_UUID",), ("MPI_LOCALRANKID",)),
-    ClusterEnv("mvapich", "MVAPICH", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", ("MPIRUN_HOST", "MPIRUN_ID")),
+    ClusterEnv(
+        "hydra", "MPICH or Intel MPI", "mpirun", "PMI_RANK", "PMI_SIZE", ("I_MPI_HYDRA_UUID",), ("MPI_LOCALRANKID",)
+    ),
+    ClusterEnv(
+        "mvapich", "MVAPICH", "mpirun", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", ("MPIRUN_HOST", "MPIRUN_ID")
+    ),
     # Flux inside of a job of PALS hands the variables of PALS to its own tasks.
-    ClusterEnv("flux", "Flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", ("FLUX_JOB_ID",)),
+    ClusterEnv("flux", "Flux", "flux run", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", ("FLUX_JOB_ID",)),
     # srun --mpi=cray_shasta sets PALS_RANKID too, but no size.
-    ClusterEnv("pals", "PALS (HPE Cray)", "PALS_RANKID", "PMI_SIZE", ("PALS_APID",), ("PMI_SIZE",)),
+    ClusterEnv("pals", "PALS (HPE Cray)", "mpiexec", "PALS_RANKID", "PMI_SIZE", ("PALS_APID",), ("PMI_SIZE",)),
     # A batch script has SLURM_PROCID=0 as well, but no step.
     ClusterEnv(
         "slurm",
         "Slurm",
+        "srun",
         "SLURM_PROCID",
         "SLURM_STEP_NUM_TASKS",
         job_variables=("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
@@ -108,7 +117,40 @@ def find_rank_info(environ: Mapping[str, str], ancestors: Iterable[Sequence[str]
             "run the program itself, without jaxrun attach"
         )
     engine = next((engine for engine in CLUSTER_ENVS if engine.is_set(environ)), None)
-    return _rank_info(engine, environ, ancestors) if engine else None
+    if engine is None or (engine.key == "slurm" and _is_in_batch_script(ancestors)):
+        return None
+    return _rank_info(engine, environ, ancestors)
+
+
+def refuse_task_of_several(
+    environ: Mapping[str, str], ancestors: Callable[[], Sequence[Sequence[str]]], words: Sequence[str]
+) -> None:
+    """Raise UsageError in one of several processes that mpirun or srun has started, each of which would run a job.
+
+    The processes of a job of jaxrun inherit such variables, and may start jobs. `words` follow `jaxrun`, and
+    `ancestors` returns what `find_rank_info` takes.
+    """
+    if _OWN_RANK in environ or not any(engine.is_set(environ) for engine in CLUSTER_ENVS):
+        return
+    try:
+        found = find_rank_info(environ, ancestors())
+    except (UnavailableError, UsageError):  # variables that make no sense are no reason to start nothing
+        return
+    if found is None or found.size == 1:
+        return
+    engine = _BY_KEY[found.engine]
+    command, typed = engine.command, shlex.join(words)
+    raise UsageError(
+        f"{engine.title} has started this process as number {found.rank} of {found.size} "
+        f"({engine.rank_variable}={found.rank}), and each would run a job of its own. For one job of all, type: "
+        f"{command} -n {found.size} jaxrun attach {typed}. If each is to run one, say of how many processes: "
+        f"{command} -n {found.size} jaxrun -n 1 {typed}"
+    )
+
+
+def _is_in_batch_script(ancestors: Iterable[Sequence[str]]) -> bool:
+    """Whether this is a batch script, or runs below it: one that was submitted inside of a step has its variables."""
+    return any(_BATCH_SCRIPT.match(argv[0]) for argv in ancestors if argv)
 
 
 def slurm_step(environ: Mapping[str, str]) -> str:
