@@ -180,7 +180,7 @@ STARTED_BY = {
 @pytest.mark.parametrize("case", PLACED)
 def test_a_job_is_not_started_in_one_of_several_tasks_where_attach_was_forgotten(case):
     environ, ancestors, engine, _ = PLACED[case]
-    with pytest.raises(UsageError, match="as number 2 of 3 .*, and each would run a job of its own") as refused:
+    with pytest.raises(UsageError, match=r"as number 2 of 3 .*, and each would run a job of its own") as refused:
         refuse_task_of_several(environ, lambda: ancestors, ["--tag", "a b", "x.py"])
     command = f"{STARTED_BY[engine]} -n 3 jaxrun"
     assert f"For one job of all, type: {command} attach --tag 'a b' x.py. " in str(refused.value)
