@@ -12,6 +12,7 @@ says what was wrong, which value was received, and what to do next.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 
 EXIT_USAGE = 2
@@ -43,6 +44,12 @@ class UnavailableError(JaxrunError):
 
 class ProtocolError(JaxrunError):
     exit_code = EXIT_SOFTWARE
+
+
+def add_note(error: BaseException, text: str) -> None:
+    """Add a note to an exception, unless its class refuses attributes: the exception matters more than the note."""
+    with contextlib.suppress(BaseException):  # its class may even raise a sys.exit there
+        error.add_note(text)
 
 
 _PROCESSES = "raise the limit (ulimit -u, or that of the container), or start fewer with -n"

@@ -54,7 +54,7 @@ def format_traceback(error: BaseException, *, in_program: bool = True) -> str:
     try:
         trim_traceback(error, in_program=in_program)
         text = "".join(traceback.format_exception(error))
-    except Exception as secondary:  # an exception's attributes can be anything
+    except BaseException as secondary:  # its class can do anything when it is asked for attributes, even sys.exit
         text = f"{type(error).__name__} (its traceback cannot be shown: {type(secondary).__name__})\n"
     return clip_text(text, _MAX_TRACEBACK_LENGTH)
 
@@ -105,12 +105,12 @@ def print_error(error: BaseException) -> None:
     """Print the error as Python does at the end of a program, with the program's own sys.excepthook if it has one."""
     if isinstance(error, SystemExit):
         if not isinstance(error.code, (int, type(None))):
-            with contextlib.suppress(Exception):  # Python ignores errors here, too
+            with contextlib.suppress(BaseException):  # Python ignores errors here, too
                 print(error.code, file=sys.stderr)
         return
     try:
         sys.excepthook(type(error), error, error.__traceback__)
-    except Exception as secondary:
+    except BaseException as secondary:
         print("Error in sys.excepthook:", file=sys.stderr)
         sys.__excepthook__(type(secondary), secondary, _skip_internal_frames(secondary.__traceback__))
         print("\nOriginal exception was:", file=sys.stderr)
@@ -157,11 +157,11 @@ def _text(error: BaseException) -> str:
         return ""
     try:
         return str(error.code if isinstance(error, SystemExit) else error)
-    except Exception:
+    except BaseException:  # even a sys.exit: it would end this rank in place of the report
         return "(its message could not be made)"
 
 
 def _notes(error: BaseException) -> Iterator[str]:
-    with contextlib.suppress(Exception):  # the program can have put anything there
+    with contextlib.suppress(BaseException):  # the program can have put anything there
         for note in list(getattr(error, "__notes__", ()))[:_MAX_NOTES]:
             yield clip_text(str(note), _MAX_NOTE_LENGTH)

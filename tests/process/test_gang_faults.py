@@ -12,6 +12,8 @@ import pytest
 
 import jaxrun
 from jaxrun.frontends.gang.call_events import RankMessage, Returned
+from jaxrun.frontends.gang.gang_job import check_start
+from jaxrun.frontends.gang.spec import GangSpec
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +66,7 @@ def rank_1_dies(how, *args):
 
 DEATHS = {
     "killed": ((kill_myself, signal.SIGKILL), 137, signal.SIGKILL, "SIGKILL (9)"),
-    "left as if all were well": ((os._exit, 0), 1, None, "rank 1 of this gang ended"),
+    "left as if all were well": ((os._exit, 0), 1, None, "rank 1 of this gang ended with os._exit(0) (exit status 0"),
 }
 
 
@@ -79,6 +81,13 @@ def test_a_rank_that_dies_is_named(lasting, capsys, how, status, number, words):
     assert words in str(error)
     assert error.status == error.exit_code == status
     rebuilt(lasting, capsys, "rank")
+
+
+def test_ranks_that_all_leave_as_if_all_were_well_are_named(lasting, capsys):
+    with pytest.raises(jaxrun.WorkerDied, match=r"^all 2 ranks of this gang ended with os\._exit\(0\)") as caught:
+        lasting.run(os._exit, 0)
+    assert (caught.value.ranks, caught.value.exit_code) == ((0, 1), 1)
+    rebuilt(lasting, capsys, "ended")
 
 
 def test_a_rank_that_is_killed_between_two_calls(lasting, capsys):
@@ -161,6 +170,13 @@ def test_a_gang_that_does_not_start_raises_its_launchers_output():
     with pytest.raises(jaxrun.GangStartError, match="the gang did not start:\n") as caught:
         jaxrun.Gang(2, options=["--no-such"])
     assert caught.value.exit_code == 2 and "there is no option --no-such" in str(caught.value)
+
+
+def test_a_start_can_be_checked_before_it():
+    check_start(GangSpec(2))
+    with pytest.raises(jaxrun.GangStartError, match="the gang did not start:\njaxrun: there is no option") as caught:
+        check_start(GangSpec(2, options=["--no-such"]))
+    assert caught.value.exit_code == 2
 
 
 def test_a_gang_that_was_stopped_starts_at_the_next_call_and_one_that_is_closed_does_not(capfd):

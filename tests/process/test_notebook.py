@@ -26,11 +26,12 @@ class Cell:
 
 
 PATIENT = "import jaxrun.frontends.gang.call as c\nc.INTERRUPT_TIMEOUT_S = c.FAILURE_GRACE_S = 60\n"
+NO_GANG = "UsageError: there is no gang; to start one of 4 processes, type: %gang -n 4"
 CELLS = {
     # A kernel that has initialised JAX must not matter.
-    "start": Cell(
-        f"import jax; jax.devices()\n{PATIENT}%load_ext jaxrun\n%gang -n 2 -d 2", ("2 processes x 2 devices",)
-    ),
+    "none yet": Cell("%load_ext jaxrun\n%gang", ("jaxrun: there is no gang; to start ",)),
+    "none for a cell": Cell("%%gang\n1", (NO_GANG,), "UsageError"),
+    "start": Cell(f"import jax; jax.devices()\n{PATIENT}%gang -n 2 -d 2", ("2 processes x 2 devices",)),
     "same": Cell(
         "%%gang\nimport jax\nprint('loss 0.3')\njax.process_count(), jax.device_count()", ("[0-1] loss 0.3\n(2, 4)",)
     ),
@@ -66,6 +67,19 @@ time.sleep(1)
 raise OSError('others')""",
         ("rank 1 raised\nTraceback (most recent call last):\n", "KeyError: 'one'\nrank 0 raised OSError: others"),
         "KeyError",
+    ),
+    "interrupts itself": Cell(
+        "%%gang\nraise KeyboardInterrupt('by hand')",
+        (
+            "all ranks raised the same\nTraceback (most recent call last):\n  Cell In[interrupts itself], line 2",
+            "KeyboardInterrupt: by hand",
+        ),
+        "RemoteError",
+    ),
+    "exits as text": Cell(
+        "%%gang\nclass Exits(Exception):\n    def __str__(self):\n        raise SystemExit(0)\nraise Exits",
+        ("all ranks raised the same\n", "  Cell In[exits as text], line 5, in <module>\n    raise Exits\n"),
+        "RemoteError",
     ),
     "syntax": Cell(
         "%%gang\nx = 1\nx = = 2",
@@ -126,11 +140,21 @@ float(jnp.sum(whole))""",
         "%gang -n 1   # a comment, as people write them",
         ("jaxrun: 1 process x 1 device (cpu) on this machine, started in ",),
     ),
-    "as it is": Cell("%%gang -n 1\nimport jax\njax.process_count()", ("1",)),
+    "as it is": Cell("%%gang -n 1\nimport jax\nkept = 7\njax.process_count()", ("1",)),
+    "wrong option": Cell(
+        "%gang -n 2 --no-such",
+        ("there is no option --no-such", "the gang is still the one that was there: 1 process x 1 device"),
+        "GangStartError",
+    ),
+    "too late": Cell(
+        "%gang -n 2 --init-timeout 0.001", ("the gang is still the one that was there",), "GangStartError"
+    ),
+    "kept": Cell("%%gang\nkept", ("7",)),
     "help": Cell("%gang --help", ("--env NAME=VALUE",)),
     "typo": Cell("%gang -n two", ("'two' is not a valid integer",), "UsageError"),
     "stop": Cell("%gang stop", ("the gang has ended",)),
-    "defaults": Cell("%%gang\n'default'", ("started in ", "'default'")),
+    "stopped": Cell("%%gang\n1", (NO_GANG,), "UsageError"),
+    "closed": Cell("%gang -n 1\ngang.close()\n%gang", ("started in ", "jaxrun: there is no gang; to start ")),
     "mine": Cell("%gang stop\ngang = 5\n%gang -n 2", ("gang is a variable of yours, of type int",), "UsageError"),
 }
 

@@ -1,6 +1,7 @@
 """The failure report of a worker: the user's frames, and text that can be sent and shown; errors of threads, hooks."""
 
 import runpy
+import signal
 import sys
 import threading
 import traceback
@@ -8,6 +9,7 @@ import traceback
 import pytest
 
 from jaxrun.protocol.codec import encode
+from jaxrun.protocol.payload import pickle_exception
 from jaxrun.protocol.worker_messages import ThreadFailed, WorkerMessageDecoder
 from jaxrun_runtime import checkpoints, failure_report, program
 from jaxrun_runtime.agent_channel import AgentDisconnected
@@ -150,6 +152,20 @@ class _OddNotes(Exception):
     __notes__ = 7
 
 
+def _exits(self):
+    raise SystemExit(0)
+
+
+_HOSTILE = [
+    type("Text", (Exception,), {"__str__": _exits}),
+    type("Repr", (Exception,), {"__repr__": _exits}),
+    type("Notes", (Exception,), {"__notes__": property(_exits)}),
+    type("Cause", (Exception,), {"__cause__": property(_exits)}),
+    type("Reduce", (Exception,), {"__reduce__": _exits, "__getstate__": _exits}),
+    type("Interrupts", (Exception,), {"__str__": lambda self: signal.default_int_handler(2, None)}),
+]
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -163,11 +179,16 @@ class _OddNotes(Exception):
         ValueError("\U0001f600" * 300_000),
         UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"),
         OSError(2, "No such file", "\udcff"),
+        *(kind("x") for kind in _HOSTILE),
+        SystemExit(_HOSTILE[0]()),
+        ExceptionGroup("many", [kind() for kind in _HOSTILE]),
     ],
     ids=lambda error: type(error).__name__,
 )
 def test_any_exception_makes_a_report_that_can_be_sent_and_shown(error):
     words = failure_report.describe_failure(_raised(_OURS, "train.py", error=error), 0, "program")
+    assert words.status == 1
+    pickle_exception(error)  # raises nothing either
     (received,) = WorkerMessageDecoder().feed(encode(words))
     assert received == words
     for text in (words.error, words.message, words.traceback, *words.notes):
@@ -246,3 +267,9 @@ def test_the_programs_own_hook_prints_and_is_given_the_error(monkeypatch):
     ((kind, value, frames),) = seen
     assert (kind, value) == (ValueError, error)
     assert traceback.extract_tb(frames)[0].filename == "train.py"
+
+
+def test_a_hook_of_the_program_that_exits_does_not_hide_the_error(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "excepthook", lambda *args: sys.exit(0))
+    failure_report.print_error(ValueError("the error"))
+    assert "Error in sys.excepthook" in (shown := capsys.readouterr().err) and "ValueError: the error" in shown

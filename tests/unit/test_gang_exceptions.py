@@ -1,5 +1,6 @@
 """Exceptions of the ranks: pickled, and raised in the parent with their own type if possible, equal ones once."""
 
+import asyncio
 import json
 import pickle
 import signal
@@ -26,6 +27,18 @@ from jaxrun.protocol.payload import pickle_exception
 
 class Own(Exception):
     """A user's."""
+
+
+class ExitsWhenLoaded:
+    def __reduce__(self):
+        return sys.exit, (0,)
+
+
+class OwnProperties(Exception):
+    """Has properties by the names of attributes that are set on a rank's exception."""
+
+    rank = property(lambda self: "mine")
+    __notes__ = property(lambda self: sys.exit(0))
 
 
 class Frozen(Exception):
@@ -117,6 +130,7 @@ ENDINGS = {
     "SystemExit: the function has called sys.exit with status 3": SystemExit(3),
     "KeyboardInterrupt: stop": KeyboardInterrupt("stop"),
     "GeneratorExit": GeneratorExit(),
+    "CancelledError: by a rank": asyncio.CancelledError("by a rank"),
 }
 
 
@@ -131,6 +145,7 @@ NOT_HERE = {
     "its module is not here": pickle.dumps(Own("x")).replace(b"Own", b"Gon"),
     "no exception": pickle.dumps("text"),
     "no pickle": b"garbage",
+    "its class exits when it is unpickled": pickle.dumps(ExitsWhenLoaded()),
 }
 
 
@@ -161,6 +176,11 @@ def test_an_exception_that_takes_no_attributes_is_raised_all_the_same():
     assert type(one) is Frozen and "rank 1 (h1)" in str(one.__cause__)
     several = combined_exception([remote(Frozen("x"), rank) for rank in range(2)])
     assert type(several) is Frozen and several.__notes__ == ["the same on ranks 0-1"]
+
+
+def test_properties_of_an_exceptions_class_are_left_alone():
+    made = combined_exception([remote(OwnProperties("x"), rank) for rank in range(2)], "rank 2 did not return")
+    assert type(made) is OwnProperties and (made.rank, made.ranks) == ("mine", (0, 1))
 
 
 DEATHS = {

@@ -170,6 +170,50 @@ def test_an_interrupt_in_a_result_on_its_way_is_no_failure(serve):
     assert serve(call) == (GangMessageKind.RESULT, LARGE, (GangMessageKind.RESULT, "next"))
 
 
+# ---- exceptions
+
+
+def exits(*args):
+    raise SystemExit(0)
+
+
+HOSTILE = [
+    "__str__",
+    "__repr__",
+    "__reduce__",
+    "__notes__",
+    "add_note",
+    "__setattr__",
+    "__getattribute__",
+    "__module__",
+]
+
+
+@pytest.mark.parametrize("method", HOSTILE)
+def test_a_rank_outlives_an_exception_whose_class_exits_or_raises(serve, method):
+    own = {method: property(exits) if method in ("__notes__", "__module__") else exits}
+    kind = type("Hostile", (Exception,), own)
+
+    class Unpicklable:
+        def __reduce__(self):
+            raise kind("x")
+
+    def fail():
+        raise kind("x")
+
+    def call(caller):
+        received = []
+        for number, function in enumerate((fail, Unpicklable, lambda: "next"), 1):
+            caller.run(function, number=number)
+            received.append(caller.receive())
+        return received
+
+    failed, unpicklable, after = serve(call)
+    assert (failed[0], unpicklable[0]) == (GangMessageKind.EXCEPTION,) * 2
+    assert after == (GangMessageKind.RESULT, "next")
+    assert "Hostile" in str(failed[1]) and "Hostile" in str(unpicklable[1])
+
+
 # ---- JAX's arrays
 
 

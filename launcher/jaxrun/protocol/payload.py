@@ -169,11 +169,14 @@ def _aligned(size: int) -> int:
 
 
 def pickle_exception(error: BaseException) -> bytes:
-    """Return `error` for pickle.loads, without its traceback, cause and context; empty if it cannot be pickled."""
+    """Return `error` for pickle.loads, without its traceback, cause and context; empty if it cannot be pickled.
+
+    Raises nothing, even if the methods of its class raise a sys.exit.
+    """
     import cloudpickle
 
     for form in (error, _Rebuilt(error)):
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(BaseException):
             data: bytes = cloudpickle.dumps(form)
             made = pickle.loads(data)
             if type(made).__name__ == type(error).__name__ and str(made) == str(error):

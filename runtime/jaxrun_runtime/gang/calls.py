@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 import jaxrun_runtime
-from jaxrun.errors import ProtocolError
+from jaxrun.errors import ProtocolError, add_note
 from jaxrun.protocol.gang_connection import BlockingConnection
 from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind, pack
 from jaxrun.protocol.message_tags import ConnectionTags
@@ -119,16 +119,24 @@ class CallerConnection:
         try:
             return self._pack(GangMessageKind.RESULT, value)
         except Exception as error:
-            error.add_note("this is about what the function has returned, on its way to the parent")
+            add_note(error, "this is about what the function has returned, on its way to the parent")
             raise
 
     def _pack_exception(self, error: BaseException) -> GangMessage:
+        """Describe and pickle the exception, even if methods of its class raise something themselves, as a sys.exit."""
+        try:
+            content = self._describe_exception(error)
+        except BaseException as secondary:
+            text = f"the function has raised a {type(error).__name__}, which raises this when it is looked at"
+            content = self._describe_exception(RuntimeError(f"{text}: {type(secondary).__name__}"))
+        return self._pack(GangMessageKind.EXCEPTION, content)
+
+    def _describe_exception(self, error: BaseException) -> dict[str, Any]:
         if isinstance(error, KeyboardInterrupt):
             call_sites.trim_to_user_frames(error)
         report = failure_report.describe_failure(error, self.rank)
         content = {name: getattr(report, name) for name in ("error", "message", "traceback", "notes", "status", "time")}
-        home, exception = type(error).__module__, pickle_exception(error)
-        return self._pack(GangMessageKind.EXCEPTION, {**content, "home": home, "exception": exception})
+        return {**content, "home": str(type(error).__module__), "exception": pickle_exception(error)}
 
     # ---- messages
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxrun.errors import add_note
 from jaxrun.protocol.map_messages import PARTS_AHEAD, ArraySpec, MapResult, MapTask, Part
 from jaxrun.protocol.payload import make_memory_file
 from jaxrun_runtime.gang import calls
@@ -119,12 +120,12 @@ def serve_python(function: Callable[..., Any], static: Mapping[str, Any], unpack
             try:
                 results.append(function(*item, **static) if unpack_items else function(item, **static))
             except Exception as error:
-                error.add_note(f"raised for item {number}")
+                add_note(error, f"raised for item {number}")
                 raise
         try:
             call.send(Part(part.start, results))
         except calls.CallEnded:
             raise
         except Exception as error:
-            error.add_note(f"this is about what the function has returned for an item of {part.start} to {number}")
+            add_note(error, f"this is about what the function has returned for an item of {part.start} to {number}")
             raise

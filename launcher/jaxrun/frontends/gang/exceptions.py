@@ -128,9 +128,13 @@ class RemoteFailure:
         if self.pickled and (self.home.partition(".")[0] not in _NEEDS_JAX or "jax" in sys.modules):
             try:
                 found = pickle.loads(self.pickled)
-            except Exception:
+            except KeyboardInterrupt:
+                raise
+            except BaseException:  # its class may do anything, such as sys.exit
                 found = None
-        if not isinstance(found, BaseException) or isinstance(found, _NEVER_RAISED_AGAIN):
+        # asyncio's CancelledError would cancel the caller's own task.
+        cancels = self.error == "CancelledError" and not isinstance(found, Exception)
+        if not isinstance(found, BaseException) or isinstance(found, _NEVER_RAISED_AGAIN) or cancels:
             found = RemoteError(f"{self.error}: {self.message}" if self.message else self.error)
         return found
 
@@ -148,12 +152,17 @@ class RemoteFailure:
 
 
 def _mark(error: BaseException, **about: Any) -> None:
+    """Set attributes, also where its class is frozen; those that are properties of its class are left alone."""
     for name, value in about.items():
-        BaseException.__setattr__(error, name, value)  # its class may be a frozen one
+        with contextlib.suppress(AttributeError, TypeError):
+            BaseException.__setattr__(error, name, value)
 
 
 def _note(error: BaseException, text: str) -> None:
-    _mark(error, __notes__=[*getattr(error, "__notes__", ()), text])
+    notes: list[Any] = []
+    with contextlib.suppress(BaseException):  # they can be a property of its class, which may even raise a sys.exit
+        notes = list(getattr(error, "__notes__", ()))
+    _mark(error, __notes__=[*notes, text])
 
 
 def group_failures(failures: Sequence[RemoteFailure]) -> list[list[RemoteFailure]]:

@@ -163,6 +163,11 @@ class Gang:
         """Whether the next call runs on the same processes."""
         return self._job.usable
 
+    @property
+    def closed(self) -> bool:
+        """Whether the gang was closed, and cannot be used any more."""
+        return self._closed
+
     def mark_broken(self, reason: str) -> None:
         """Make the next call start the gang again, for this reason."""
         self._job.mark_broken(reason)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -20,13 +22,17 @@ from jaxrun.frontends.gang.launcher_process import LauncherProcess
 from jaxrun.frontends.gang.rank_connections import RankConnections, RankListener
 from jaxrun.frontends.gang.spec import GangSpec
 from jaxrun.node.forkserver.launcher_pool import pool_for
+from jaxrun.protocol.agent_messages import WorkerExited
 from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind, pack
 from jaxrun.protocol.snapshot_messages import ProcessState
+from jaxrun.protocol.worker_messages import Done
+from jaxrun.records.rundir.recorded_files import read_job_events
 from jaxrun.records.rundir.running_job import RunningJob, format_stacks, request_overview, request_snapshot
 from jaxrun.text import format_ranks, has_several_hosts, plural
 
 _SHUTDOWN_TIMEOUT_S = 5.0  # for the ranks to end by themselves
 _PAUSE_TIMEOUT_S = 5.0
+_EXIT_POLL_S = 0.1  # between two looks at how ranks have exited
 _NO_VERDICT = 2  # the exit status of a launcher that has left no verdict: its command line was wrong
 
 
@@ -40,6 +46,15 @@ class GangWorker:
     local_rank: int
     devices: int
     platform: str
+
+
+def check_start(spec: GangSpec) -> None:
+    """Have the launcher plan a gang without starting it. Raises GangStartError with its output if it refuses."""
+    run_dir = spec.run_dir or Path(tempfile.gettempdir(), "jaxrun-dry-run")
+    words = (sys.executable, "-P", "-m", "jaxrun", "--dry-run", *spec.command_line(Path(run_dir)))
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode:
+        raise GangStartError(f"the gang did not start:\n{done.stderr.strip()}", done.returncode)
 
 
 class GangJob:
@@ -158,14 +173,39 @@ class GangJob:
 
     def explain_death(self, timeout: float, ranks: Collection[int]) -> WorkerDied:
         """Why `ranks` have ended; the launcher has `timeout` seconds to say so."""
-        verdict = self.launcher.wait_for_verdict(timeout)
-        if verdict is None:
-            text = f"{format_ranks(ranks)} of this gang ended, and its launcher does not say why"
-            text += f"\n{self.launcher.all_output}"
-            return WorkerDied(text, sorted(ranks), {worker.rank: worker.host for worker in self.workers}, 1)
+        deadline = time.monotonic() + timeout
+        verdict, quiet = None, set[int]()
+        while verdict is None and (left := deadline - time.monotonic()) > 0:
+            was_quiet = quiet  # once more, as the others may be about to do the same
+            verdict, quiet = self.launcher.wait_for_verdict(min(_EXIT_POLL_S, left)), self._find_quiet_exits()
+            if was_quiet.issuperset(ranks):
+                break
+        if verdict is None or not verdict.headline:  # for the launcher, a rank that exits with 0 has done its work
+            return self._unexplained_death(ranks, quiet)
         self.launcher.wait(timeout)
         parts = (verdict.headline, verdict.means, *verdict.details, verdict.traceback, verdict.divergence)
         return WorkerDied.from_verdict(verdict, "\n".join(filter(None, parts)))
+
+    def _find_quiet_exits(self) -> set[int]:
+        """The ranks that, as the launcher has seen, exited with status 0 while their program still ran."""
+        with contextlib.suppress(UsageError):
+            messages = [event.message for event in read_job_events(self.launcher.run_dir).events]
+            exits = {one.rank for one in messages if isinstance(one, WorkerExited) and one.status == 0}
+            return exits - {one.rank for one in messages if isinstance(one, Done)}
+        return set()
+
+    def _unexplained_death(self, ranks: Collection[int], quiet: Set[int]) -> WorkerDied:
+        """The error for `ranks` whose end the launcher's verdict does not explain; `quiet` are all of status 0."""
+        hosts = {worker.rank: worker.host for worker in self.workers}
+        if not quiet >= set(ranks):
+            text = f"{format_ranks(ranks)} of this gang ended, and its launcher does not say why"
+            return WorkerDied(f"{text}\n{self.launcher.all_output}", sorted(ranks), hosts, 1)
+        which = f"all {len(hosts)} ranks" if len(quiet) == len(hosts) > 1 else format_ranks(quiet)
+        text = (
+            f"{which} of this gang ended with os._exit(0) (exit status 0, no exception), which also loses what "
+            "they knew; a function that a gang runs should return, or raise"
+        )
+        return WorkerDied(text, sorted(quiet), hosts, 1)
 
     def shut_down(self) -> None:
         """Let the ranks end by themselves, and with them the job."""

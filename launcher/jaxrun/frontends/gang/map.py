@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from jaxrun import RUNTIME
-from jaxrun.errors import UsageError
+from jaxrun.errors import UsageError, add_note
 from jaxrun.frontends.gang.call import GangCall
 from jaxrun.frontends.gang.call_events import Disconnected, LauncherOutput, Printed, RankMessage, Returned
 from jaxrun.frontends.gang.map_items import MapItems, parse_items
@@ -157,5 +157,5 @@ def _send_part(call: GangCall, part: Part, rank: int, file: OwnedDescriptor | No
     try:
         call.send(part, [rank], file)
     except Exception as error:
-        error.add_note(f"an item of {part.start} to {part.start + len(part.content) - 1} cannot be sent")
+        add_note(error, f"an item of {part.start} to {part.start + len(part.content) - 1} cannot be sent")
         raise

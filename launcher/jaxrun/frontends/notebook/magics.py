@@ -2,6 +2,7 @@
 
 %load_ext jaxrun
 %gang -n 4 -d 2         start such a gang, in place of another one;  %gang: its state;  %gang stop;  %gang restart
+%gang --platform cuda   start one process for each GPU
 %%gang --timeout 60     run this cell on all ranks, each in one namespace that lasts;  --rank 0,2-3: on these only
 gang["x"]               the value of x on each rank;  gang["x"] = value  gives all ranks the value
 
@@ -11,6 +12,7 @@ magics, !commands and await, which are the ranks' own.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -20,8 +22,9 @@ from typing import Any
 from jaxrun import RUNTIME
 from jaxrun.errors import JaxrunError, UsageError
 from jaxrun.frontends.gang.call import GangCall
-from jaxrun.frontends.gang.exceptions import CallTimeout, RemoteError, WorkerDied
+from jaxrun.frontends.gang.exceptions import CallTimeout, GangError, RemoteError, WorkerDied
 from jaxrun.frontends.gang.gang import Gang
+from jaxrun.frontends.gang.gang_job import check_start
 from jaxrun.frontends.gang.spec import GangSpec
 from jaxrun.frontends.notebook.arguments import HELP, MagicArguments, parse_arguments
 from jaxrun.frontends.notebook.display import MimeBundle, format_failures, merge_by_rank
@@ -30,6 +33,7 @@ from jaxrun.protocol.payload import FunctionReference
 from jaxrun.text import format_ranks, format_seconds
 
 NAME = "gang"  # of the magic and of the variable
+_NO_GANG = f"there is no gang; to start one of 4 processes, type: %{NAME} -n 4"
 _SILENCED = "_ipython_magic_output_can_be_silenced"  # IPython's attribute of a magic: a semicolon hides the result
 
 
@@ -55,7 +59,10 @@ def load(shell: Any) -> None:
         except JaxrunError as error:
             if isinstance(error, RemoteError):
                 raise
-            raise _with_text(error, f"{type(error).__name__}: {error}") from None
+            lines = [f"{type(error).__name__}: {error}"]
+            if cell is None and (present := _find_gang(shell)) is not None:
+                lines.append(f"the gang is still the one that was there: {present}")
+            raise _with_text(error, "\n".join(lines)) from None
 
     gang.__doc__ = __doc__
     setattr(gang, _SILENCED, True)
@@ -87,7 +94,7 @@ def _run_line(shell: Any, arguments: MagicArguments) -> None:
         took = format_seconds(time.monotonic() - began)
         print(f"jaxrun: {gang}, started again in {took}")
     elif gang is None:
-        print(f"jaxrun: there is no gang; %{NAME} -n 4 starts one of 4 processes")
+        print(f"jaxrun: {_NO_GANG}")
     else:
         print(f"jaxrun: {_describe_state(gang)}")
 
@@ -99,8 +106,10 @@ def _run_cell(shell: Any, arguments: MagicArguments, cell: str) -> CellResult | 
     if arguments.action:
         raise UsageError(f"%%{NAME} runs a cell; to {arguments.action} the gang: %{NAME} {arguments.action}")
     gang = _find_gang(shell)
-    if gang is None or (arguments.gang and gang.spec != GangSpec(**arguments.gang)):
+    if arguments.gang and (gang is None or gang.spec != GangSpec(**arguments.gang)):
         gang = _start(shell, arguments.gang)
+    if gang is None:
+        raise UsageError(_NO_GANG)
     gang.ensure_usable()
     ranks = _select_ranks(gang, arguments.ranks)
     # An empty line first, so that line numbers count the line of the magic.
@@ -140,11 +149,12 @@ def _merge_failures(error: BaseException, call: GangCall) -> BaseException:
     """The exception of a cell in which ranks have failed: the first one, which names the others."""
     # A rank that was interrupted because another has failed has no error of its own.
     failures = [f for f in call.failures if isinstance(error, KeyboardInterrupt) or f.error != "KeyboardInterrupt"]
+    failures = failures or call.failures  # the cell itself has raised it
     if isinstance(error, BaseExceptionGroup) and not hasattr(error, "rank"):
         error = error.exceptions[0]
     size = len({*call.outcomes, *call.running, *call.disconnected})
     if isinstance(error, (SyntaxError, BaseExceptionGroup)):  # IPython ignores _render_traceback_ of these
-        error = RemoteError(f"{type(error).__name__}: {error}")
+        error = RemoteError(failures[0].headline)
     return _with_text(error, format_failures(failures, size, call.waiting))
 
 
@@ -165,8 +175,9 @@ def _running_cell_name(shell: Any) -> str:
 
 
 def _find_gang(shell: Any) -> Gang | None:
+    """The notebook's gang; None where there is none, or it is closed, as after a `with gang`."""
     found = shell.user_ns.get(NAME)
-    return found if isinstance(found, Gang) else None
+    return found if isinstance(found, Gang) and not found.closed else None
 
 
 def _describe_state(gang: Gang) -> str:
@@ -177,15 +188,30 @@ def _describe_state(gang: Gang) -> str:
 
 
 def _start(shell: Any, arguments: Mapping[str, Any]) -> Gang:
-    """Start a gang in place of the notebook's present one."""
-    if _find_gang(shell) is None and NAME in shell.user_ns:
-        kind = type(shell.user_ns[NAME]).__name__
+    """Start a gang in place of the notebook's present one, which ends once the new one has started.
+
+    One with GPUs ends before, as the new one needs them, but not before the arguments of the new one are checked.
+    """
+    present = shell.user_ns.get(NAME)
+    if NAME in shell.user_ns and not isinstance(present, Gang):
+        kind = type(present).__name__
         raise UsageError(f"{NAME} is a variable of yours, of type {kind}; del {NAME}, or rename it: %{NAME} needs it")
-    _stop(shell)
     began = time.monotonic()
-    gang = shell.user_ns[NAME] = Gang(**arguments)
+    if present is not None and _holds_devices(present):
+        check_start(GangSpec(**arguments))
+        _stop(shell)
+    gang = Gang(**arguments)
+    _stop(shell)
+    shell.user_ns[NAME] = gang
     print(f"jaxrun: {gang}, started in {format_seconds(time.monotonic() - began)}")
     return gang
+
+
+def _holds_devices(gang: Gang) -> bool:
+    """Whether the gang has devices that no other can have beside it."""
+    with contextlib.suppress(GangError):  # it is stopped
+        return gang.workers[0].platform != "cpu"
+    return False
 
 
 def _stop(shell: Any) -> bool:

@@ -1,0 +1,88 @@
+"""How %gang replaces the notebook's gang: what ends when, with gangs by hand."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from jaxrun.frontends.gang.exceptions import GangError, GangStartError
+from jaxrun.frontends.gang.spec import GangSpec
+from jaxrun.frontends.notebook import magics
+
+
+@pytest.fixture
+def happened(monkeypatch):
+    """What has happened, in order: starts, checks and ends of gangs, by their number of processes."""
+    found = []
+
+    class Gang:
+        fails = False
+
+        def __init__(self, processes, platform="cpu"):
+            found.append(f"start {processes}")
+            if Gang.fails:
+                raise GangStartError("no")
+            self.processes, self.closed, self.stopped = processes, False, False
+            self.spec, self.platform = GangSpec(processes), platform
+
+        @property
+        def workers(self):
+            if self.stopped:
+                raise GangError("stopped")
+            return [SimpleNamespace(platform=self.platform)]
+
+        def close(self):
+            found.append(f"end {self.processes}")
+            self.closed = True
+
+    def check(spec):
+        found.append(f"check {spec.processes}")
+        if spec.processes > 8:
+            raise GangStartError("too many")
+
+    monkeypatch.setattr(magics, "Gang", Gang)
+    monkeypatch.setattr(magics, "check_start", check)
+    yield found
+    Gang.fails = False
+
+
+def start(shell, processes):
+    return magics._start(shell, {"processes": processes})
+
+
+def shell_with(platform="cpu", *, stopped=False):
+    gang = magics.Gang(2, platform)
+    gang.stopped = stopped
+    return SimpleNamespace(user_ns={"gang": gang})
+
+
+def test_on_cpu_the_new_gang_starts_beside_the_one_that_was_there(happened):
+    shell = shell_with()
+    assert shell.user_ns["gang"] is not start(shell, 3) is shell.user_ns["gang"]
+    assert happened == ["start 2", "start 3", "end 2"]
+
+
+def test_a_gang_that_does_not_start_leaves_the_one_that_was_there(happened):
+    shell = shell_with()
+    magics.Gang.fails = True
+    with pytest.raises(GangStartError):
+        start(shell, 3)
+    assert not shell.user_ns["gang"].closed and happened == ["start 2", "start 3"]
+
+
+def test_a_gang_with_gpus_ends_before_the_new_one_starts_but_not_before_that_is_checked(happened):
+    shell = shell_with("cuda")
+    with pytest.raises(GangStartError, match="too many"):
+        start(shell, 16)
+    assert not shell.user_ns["gang"].closed
+    start(shell, 3)
+    assert happened == ["start 2", "check 16", "check 3", "end 2", "start 3"]
+    assert start(shell_with("cuda", stopped=True), 4).processes == 4
+    assert happened[-3:] == ["start 2", "start 4", "end 2"]
+
+
+def test_a_gang_that_was_closed_counts_as_none(happened):
+    shell = shell_with()
+    shell.user_ns["gang"].close()
+    assert magics._find_gang(shell) is None
+    start(shell, 3)
+    assert happened == ["start 2", "end 2", "start 3"] and magics._find_gang(shell).processes == 3
