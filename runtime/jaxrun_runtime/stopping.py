@@ -22,8 +22,10 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxrun.protocol.env import WorkerEnv
+from jaxrun.protocol.flight_file import SHOULD_STOP
 from jaxrun.protocol.stop_messages import NO_STEP, PollCount, StopAt, StopPolled, StopReached
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
+from jaxrun_runtime.joint_calls import JointCall
 
 Poll = Callable[[int | None], bool]
 _make_poll: Callable[[], Poll] | None = None  # in a worker
@@ -62,6 +64,9 @@ class _AgreedStop:
         self._is_asked = False
         self._stop_at: int | None = None
         self._is_stopped = False
+        # Its first call counts alone: from then on the thread answers for this rank.
+        self._first_call = JointCall(SHOULD_STOP)
+        self._first_call.count()
         with contextlib.suppress(AgentDisconnected):
             channel.send(StopPolled(rank))
         threading.Thread(target=self._serve, name="jaxrun-stop", daemon=True).start()
@@ -72,7 +77,7 @@ class _AgreedStop:
             return True
         with self._lock:
             while self._is_asked and self._stop_at is None:
-                self._change.wait()
+                self._first_call.wait(1, self._change.wait)
             if self._stop_at is None or self._polls + 1 < self._stop_at:
                 self._polls += 1
                 return False

@@ -26,6 +26,7 @@ from jaxrun_runtime import (
     failure_report,
     interrupts,
     join,
+    joint_calls,
     linux,
     nccl_network,
     program,
@@ -181,6 +182,8 @@ def _install_lockstep(env: WorkerEnv, channel: AgentChannel) -> None:
         from jaxrun_runtime.lockstep import call_recorder
 
         call_recorder.install(env, channel)
+    else:
+        joint_calls.record(env)
 
 
 def _allow_mesh_over_hosts(env: WorkerEnv) -> None:

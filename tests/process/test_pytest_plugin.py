@@ -119,7 +119,7 @@ def done(folder: Path) -> Run:
 
 def test_the_summary_counts_each_test_once(done: Run) -> None:
     assert done.code == 1
-    assert "11 failed, 22 passed, 2 skipped, 1 xfailed, 1 warning, 9 errors" in done.out
+    assert "12 failed, 22 passed, 2 skipped, 1 xfailed, 1 warning, 9 errors" in done.out
 
 
 def test_those_that_pass_on_all_ranks_have_passed_and_no_others(done: Run) -> None:
@@ -170,8 +170,14 @@ def test_those_that_pass_on_all_ranks_have_passed_and_no_others(done: Run) -> No
         (
             "takes_too_long",
             "failure",
-            "stuck",
+            "rank 1: stuck",
             ["not over after 3.0 s", "rank 0:  STUCK", "rank 1:  STUCK", "broken_gangs.py:"],
+        ),
+        (
+            "waits_in_a_barrier",
+            "failure",
+            "rank 1: stuck",
+            ["test_waits_in_a_barrier   in gang.barrier", "for rank 1, which has not", "rank 1 sleeps at"],
         ),
         ("ends_its_process", "failure", "rank 1: exited with status 3", ["rank 1:  DIED", "rank 0:  STOPPED"]),
         ("is_out_of_step", "failure", "rank 1: stuck", ["rank 0:  passed", "and rank 0 finished the test without it"]),

@@ -161,6 +161,12 @@ def test_a_failure_in_setup_leads_and_a_rank_that_waits_in_the_call_is_shown_as_
     assert "rank 1:  FAILED in setup  broken" in text and "rank 0:  STUCK            test_x.py:15" in text
 
 
+def test_of_ranks_that_are_stuck_one_that_does_not_wait_for_others_leads():
+    waits = result(cut_off=PhaseState.STUCK, detail="t.py:6 test_y   in gang.barrier", waits_for=(1,))
+    found = decide_outcome("call", {0: waits, 1: result(cut_off=PhaseState.STUCK, detail="t.py:5 test_y"), 2: waits})
+    assert found.lead == 1
+
+
 @pytest.mark.parametrize(
     ("reports", "phase"),
     [

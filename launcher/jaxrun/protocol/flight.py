@@ -56,6 +56,15 @@ class PendingCall:
 AnyCall = DispatchedCall | PendingCall
 
 
+class JointWait(NamedTuple):
+    """A rank waits in a joint function of jaxrun until all ranks have made its call of this number."""
+
+    function: str
+    number: int
+    since: float
+    site: int
+
+
 class ProgramInfo(NamedTuple):
     """What is compared: `key` and `code` as in flight_file.py, empty where they are not known."""
 
@@ -105,6 +114,8 @@ class Flight:
     sites:             "file.py:88 train_step", innermost first
     unknown_programs:  how many of all its programs lack a key or a code
     trouble:           why less is recorded than could be
+    joint_calls:       how often it has called each joint function of jaxrun that it has called
+    joint_wait:        where it waits for other ranks in one of these
     """
 
     level: int = NOTHING
@@ -120,6 +131,8 @@ class Flight:
     sites: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     unknown_programs: int = 0
     trouble: str = ""
+    joint_calls: Mapping[str, int] = field(default_factory=dict)
+    joint_wait: JointWait | None = None
 
     @property
     def complete(self) -> bool:
@@ -146,7 +159,7 @@ class Flight:
     def program(self, call: AnyCall) -> ProgramInfo:
         return self.programs.get(call.program, UNKNOWN_PROGRAM)
 
-    def place(self, call: AnyCall) -> str:
+    def place(self, call: AnyCall | JointWait) -> str:
         """Where the call stands in the user's program, `train.py:88 train_step`; empty if that is not known."""
         stack = self.sites.get(call.site, ())
         return strip_directory(stack[0]) if stack else ""
@@ -169,6 +182,8 @@ class Flight:
             "sites": list(self.sites.items()),
             "unknown": self.unknown_programs,
             "trouble": self.trouble,
+            "joint": list(self.joint_calls.items()),
+            "joint_wait": self.joint_wait,
         }
         return {name: value for name, value in content.items() if value}
 
@@ -189,6 +204,7 @@ def _from_content(content: Mapping[str, Any]) -> Flight:
     names = list(groups)
     pending = content.get("pending")
     compiling = content.get("compiling")
+    joint_wait = content.get("joint_wait")
     return Flight(
         level=int(content.get("level", NOTHING)),
         strict=bool(content.get("strict", False)),
@@ -203,6 +219,8 @@ def _from_content(content: Mapping[str, Any]) -> Flight:
         sites={int(number): tuple(map(str, stack)) for number, stack in content.get("sites", ())},
         unknown_programs=int(content.get("unknown", 0)),
         trouble=str(content.get("trouble", "")),
+        joint_calls={str(function): int(count) for function, count in content.get("joint", ())},
+        joint_wait=_joint_wait(*joint_wait) if joint_wait else None,
     )
 
 
@@ -214,6 +232,10 @@ def _calls(rows: Sequence[Sequence[Any]], names: Sequence[str]) -> tuple[Dispatc
 
 def _pending(group: str, number: int, program: int, site: int, since: float) -> PendingCall:
     return PendingCall(str(group), int(number), int(program), int(site), float(since))
+
+
+def _joint_wait(function: str, number: int, since: float, site: int) -> JointWait:
+    return JointWait(str(function), int(number), float(since), int(site))
 
 
 def _pack_timings(timings: Iterable[CallTiming], numbered: Mapping[str, int]) -> list[int]:

@@ -29,6 +29,11 @@ Lines of text, in any order, but each before the first record that needs it:
 lowered program, compressed by zlib, in base64; empty where it is not known or too long. A program that is compiled for
 a call has one such line before that, without `key`, and another after it, without `text`; of what stands in both, the
 latter counts. `stage` is one of STAGES, and has taken MIN_STAGE_S or longer.
+
+Joint functions are those of jaxrun that all ranks of the job must call, because they wait for each other there. From
+JOINT_WORD on the header has JOINT_FUNCTION_WORDS words for each of JOINT_FUNCTIONS: how often this rank has called it;
+the call that this rank waits for all ranks to make, 0 while it does not wait; since when (nanoseconds since the
+epoch); and the site. They have no records: such a call has no place among the cross-process calls of JAX.
 """
 
 from __future__ import annotations
@@ -61,6 +66,19 @@ PENDING_SITE_WORD = 17  # program | site << 32
 PENDING_SINCE_WORD = 18  # nanoseconds since the epoch
 # When a call was entered last (nanoseconds since the epoch): some thread is in it if no later record was made.
 ENTERED_WORD = 19
+
+# The functions of jaxrun that all ranks must call. A rank that has finished is not needed for should_stop.
+JOINT_FUNCTIONS = SNAPSHOT, RESTORE, SHOULD_STOP, GANG_BARRIER, GANG_ALLGATHER, GANG_BROADCAST = (
+    "jaxrun_runtime.snapshot",
+    "jaxrun_runtime.restore",
+    "jaxrun_runtime.should_stop",
+    "gang.barrier",
+    "gang.allgather",
+    "gang.broadcast",
+)
+JOINT_WORD = 32
+JOINT_FUNCTION_WORDS = 4
+JOINT_CALLED, JOINT_AWAITED, JOINT_SINCE, JOINT_SITE = range(JOINT_FUNCTION_WORDS)  # the words of each
 
 # What is recorded: nothing, what compiles, the first call of each program, every call.
 LEVELS = NOTHING, COMPILATIONS, FIRST_CALLS, EVERY_CALL = range(4)

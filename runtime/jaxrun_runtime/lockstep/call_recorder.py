@@ -20,7 +20,7 @@ from typing import Any
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.flight_file import COMPILATIONS, COMPILE, EVERY_CALL, FIRST_CALLS, LOCKSTEP_STRICT, ORDERS_WORD
 from jaxrun.protocol.worker_messages import Call, CallMismatch
-from jaxrun_runtime import DivergenceError, agent_channel
+from jaxrun_runtime import DivergenceError, agent_channel, joint_calls
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
 from jaxrun_runtime.lockstep import jax_hooks
 from jaxrun_runtime.lockstep.call_profiler import CallProfiler
@@ -48,6 +48,7 @@ def install(env: WorkerEnv, channel: AgentChannel) -> CallRecorder | None:
     profiler = CallProfiler(env, channel, recorder.words)
     calls = CallRecorder(env.rank, channel, recorder, profiler, strict)
     _installed = calls
+    calls.note_joint_calls()
     jax_hooks.hook_compilations(calls.on_compilation_start, calls.on_stage_end)
     if level >= FIRST_CALLS:
         jax_hooks.hook_lowering(calls.on_lowering, calls.on_lowered)
@@ -92,6 +93,10 @@ class CallRecorder:
         self._one_at_a_time = threading.RLock()
         self._reported: set[str] = set()
         self.on_dispatched = self._make_dispatched()
+
+    def note_joint_calls(self) -> None:
+        """Have jaxrun's own functions that wait for other ranks note it in this recorder, too."""
+        joint_calls.connect(self.recorder, self._sites.find)
 
     # ---- programs
 

@@ -17,8 +17,9 @@ import pytest
 
 import jaxrun_runtime
 from jaxrun.protocol.debugger_messages import DebuggerInput, DebuggerOutput, DebuggerReadRequest
+from jaxrun.protocol.flight_file import GANG_ALLGATHER, GANG_BARRIER, GANG_BROADCAST
 from jaxrun.protocol.pytest_messages import FaultRequest, Gather, Gathered, PeerLost
-from jaxrun_runtime import debugger
+from jaxrun_runtime import debugger, joint_calls
 from jaxrun_runtime.gang import calls
 from jaxrun_runtime.gang.calls import CallerConnection
 
@@ -58,12 +59,12 @@ class RankGang:
     def barrier(self, name: str = "") -> None:
         """Wait until all ranks are here; `name` must be the same on all."""
         __tracebackhide__ = True
-        self._gather(f"gang.barrier({name!r})" if name else "gang.barrier()", None)
+        self._gather(GANG_BARRIER, f"gang.barrier({name!r})" if name else "gang.barrier()", None)
 
     def allgather(self, value: Any) -> list[Any]:
         """The values of all ranks, by rank: anything small that can be pickled."""
         __tracebackhide__ = True
-        return [pickle.loads(one) for one in self._gather("gang.allgather()", value)]
+        return [pickle.loads(one) for one in self._gather(GANG_ALLGATHER, "gang.allgather()", value)]
 
     def broadcast(self, value: Any = None, root: int = 0) -> Any:
         """The value of rank `root`, on all ranks."""
@@ -71,7 +72,7 @@ class RankGang:
         if root not in range(self.size):
             raise ValueError(f"root={root!r} is not one of the ranks 0 to {self.size - 1}")
         own = value if self.rank == root else None
-        return pickle.loads(self._gather(f"gang.broadcast(root={root})", own, root)[0])
+        return pickle.loads(self._gather(GANG_BROADCAST, f"gang.broadcast(root={root})", own, root)[0])
 
     def kill(self, rank: int) -> None:
         """Kill a rank with SIGKILL, once even if all ranks call this. On that rank this never returns."""
@@ -83,10 +84,15 @@ class RankGang:
         __tracebackhide__ = True
         self._request_fault("pause", rank)
 
-    def _gather(self, where: str, value: Any, root: int = -1) -> tuple[bytes, ...]:
+    def begin_test(self) -> None:
+        """Count the calls of this test alone: in the one before, ranks may have made unequally many."""
+        joint_calls.forget(GANG_BARRIER, GANG_ALLGATHER, GANG_BROADCAST)
+
+    def _gather(self, function: str, where: str, value: Any, root: int = -1) -> tuple[bytes, ...]:
         __tracebackhide__ = True
-        self._parent.send(Gather(where, pickle.dumps(value), root))
-        answer = self._parent.receive()
+        with joint_calls.JointCall(function):
+            self._parent.send(Gather(where, pickle.dumps(value), root))
+            answer = joint_calls.wait_for_ranks(self._parent.receive)
         if isinstance(answer, Gathered):
             return answer.values
         assert isinstance(answer, PeerLost)

@@ -126,6 +126,7 @@ class RankPlugin:
     def _run(self, order: RunTest) -> None:
         item = self._items.get(order.test)
         self.shared = order.shared
+        self.gang.begin_test()
         if item is None:
             self._report(self._not_collected(order.test))
         else:

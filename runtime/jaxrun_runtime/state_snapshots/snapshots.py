@@ -21,9 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxrun.protocol.env import WorkerEnv
+from jaxrun.protocol.flight_file import RESTORE, SNAPSHOT
 from jaxrun.protocol.names import COORDINATOR_ADDRESS, JOB_ID
 from jaxrun.text import format_bytes
-from jaxrun_runtime import checkpoints, jax_private, join
+from jaxrun_runtime import checkpoints, jax_private, join, joint_calls
 from jaxrun_runtime.state_snapshots import arrays, placement
 from jaxrun_runtime.state_snapshots.host_memory import SLOTS, HostMemory, read_region
 from jaxrun_runtime.state_snapshots.peers import PeerMemory, RankServer
@@ -50,7 +51,8 @@ def snapshot(step: int, state: Any) -> None:
     """
     number = operator.index(step)
     if JOB_ID in os.environ:
-        _keeper().take(number, state)
+        with joint_calls.JointCall(SNAPSHOT):
+            _keeper().take(number, state)
 
 
 def restore(like: Any) -> RestoredState | None:
@@ -60,7 +62,10 @@ def restore(like: Any) -> RestoredState | None:
     shardings; other shardings, devices or ranks than those of the snapshot are fine. Raises ValueError if the snapshot
     is of another structure.
     """
-    return _keeper().restore(like) if JOB_ID in os.environ else None
+    if JOB_ID not in os.environ:
+        return None
+    with joint_calls.JointCall(RESTORE):
+        return _keeper().restore(like)
 
 
 _made: SnapshotKeeper | None = None
@@ -82,6 +87,7 @@ class SnapshotKeeper:
         self._exchanges = self._taken = 0
         self._is_restored = False
         self._background: threading.Thread | None = None
+        self._completed_by = 0  # the number of the call of `snapshot` that has started it
         self._failure: BaseException | None = None
         self._laid_out_for: Any = None
         self._share: Sequence[KeptRegion] = ()
@@ -115,6 +121,7 @@ class SnapshotKeeper:
         self._background = threading.Thread(
             target=lambda: self._complete(snapshot), name="jaxrun-snapshot", daemon=True
         )
+        self._completed_by = joint_calls.calls_made(SNAPSHOT)
         self._background.start()
 
     def _lay_out(self, leaves: list[Any]) -> None:
@@ -151,7 +158,7 @@ class SnapshotKeeper:
     def _wait(self) -> None:
         """Wait until the snapshot before is whole. Raises what has kept it from being so."""
         if self._background is not None:
-            self._background.join()
+            joint_calls.JointCall(SNAPSHOT).wait(self._completed_by, self._background.join)
         if self._failure is not None:
             raise RuntimeError(f"the snapshot before this one is not whole: {self._failure}") from None
 
@@ -215,7 +222,8 @@ class SnapshotKeeper:
         text = b85encode(zlib.compress(json.dumps(value).encode())).decode()
         texts = [text]
         if self._env.size > 1:
-            texts = jax_private.exchange(f"jaxrun/snapshots/{self._exchanges}", self._env.rank, self._env.size, text)
+            table = f"jaxrun/snapshots/{self._exchanges}"
+            texts = joint_calls.wait_for_ranks(jax_private.exchange, table, self._env.rank, self._env.size, text)
         return [json.loads(zlib.decompress(b85decode(one))) for one in texts]
 
 

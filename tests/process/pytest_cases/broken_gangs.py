@@ -30,6 +30,14 @@ def test_takes_too_long(gang):
     collective()
 
 
+@pytest.mark.processes(2, timeout=3)
+def test_waits_in_a_barrier(gang):
+    gang.barrier("before")
+    if gang.rank == 1:
+        time.sleep(1000)
+    gang.barrier("after")
+
+
 @two
 def test_ends_its_process(gang):
     collective()

@@ -33,13 +33,15 @@ class Activity(enum.Enum):
     COMPILING = enum.auto()
     BARRIER = enum.auto()
     CALL = enum.auto()  # waits in JAX, usually for other ranks
+    JOINT_CALL = enum.auto()  # waits for other ranks in a function of jaxrun
     ASLEEP = enum.auto()  # waits on a futex where it has made no cross-process call before
     ELSEWHERE = enum.auto()
     IDLE = enum.auto()  # a gang's rank between two calls
     UNKNOWN = enum.auto()
 
 
-WAITING = (Activity.BARRIER, Activity.CALL)  # usually for other ranks
+IN_JAX = (Activity.BARRIER, Activity.CALL)
+WAITING = (*IN_JAX, Activity.JOINT_CALL)  # usually for other ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,8 @@ def find_rank_state(rank: int, dump: str, wait: str, places: Collection[str] = (
         return RankState(Activity.ENDING, other_threads=_others(dump, stack))
     index = _program_frame(stack.frames)
     called, place = stack.frames[:index], str(stack.frames[index])
+    if stack.waits_for_ranks:
+        return RankState(Activity.JOINT_CALL, place, stack.joint_function)
     for activity, name, pattern in _RULES:
         if any(pattern.search(f"{frame.file} {frame.function}") for frame in called):
             others = _others(dump, stack) if activity in (Activity.THREAD, Activity.DATA) else ()

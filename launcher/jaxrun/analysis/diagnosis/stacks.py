@@ -12,6 +12,14 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from jaxrun.protocol import frames
+from jaxrun.protocol.flight_file import (
+    GANG_ALLGATHER,
+    GANG_BARRIER,
+    GANG_BROADCAST,
+    RESTORE,
+    SHOULD_STOP,
+    SNAPSHOT,
+)
 
 NATIVE_STACKS_TIMEOUT_S = 30.0  # for the C frames of one host's ranks
 
@@ -22,6 +30,19 @@ _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>[0-9]{1,9}|\?\?\?) i
 # Where a rank of a gang waits for its next call.
 _GANG_MODULES = re.compile(r"/jaxrun/protocol/\w+\.py$|/jaxrun_runtime/gang\w*[./]")
 _GANG_RECEIVE = "_receive"
+_CALLED_BY_TESTS = re.compile(r"/jaxrun_runtime/(?:joint_calls|pytest/rank_gang)\.py$")  # barriers, a debugger's prompt
+_JOINT_WAIT = re.compile(r"/jaxrun_runtime/joint_calls\.py$")  # the frame of the runtime in which ranks wait for others
+_JOINT_FUNCTIONS = tuple(
+    (function, re.compile(rf"/jaxrun_runtime/(?:{module})\.py$"), function.rpartition(".")[2])
+    for function, module in (
+        (SNAPSHOT, "state_snapshots/snapshots"),
+        (RESTORE, "state_snapshots/snapshots"),
+        (SHOULD_STOP, "stopping"),
+        (GANG_BARRIER, "pytest/rank_gang"),
+        (GANG_ALLGATHER, "pytest/rank_gang"),
+        (GANG_BROADCAST, "pytest/rank_gang"),
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +93,26 @@ class Stack:
         return self.frames[: self.frames.index(first)] if first else ()
 
     @property
+    def joint_function(self) -> str:
+        """The joint function of jaxrun that the thread is in, "jaxrun_runtime.snapshot"; empty if it is in none."""
+        for frame in self.frames:
+            for function, file, name in _JOINT_FUNCTIONS:
+                if frame.function == name and file.search(frame.file):
+                    return function
+        return ""
+
+    @property
+    def waits_for_ranks(self) -> bool:
+        """Whether the thread waits for other ranks in a joint function."""
+        return any(_JOINT_WAIT.search(frame.file) for frame in self.frames)
+
+    @property
     def is_idle(self) -> bool:
         """Whether a rank of a gang waits for its next call."""
         inner = list(itertools.takewhile(lambda frame: _GANG_MODULES.search(frame.file), self.frames))
         outer = self.frames[len(inner)] if len(inner) < len(self.frames) else None
         receives = any(frame.function == _GANG_RECEIVE for frame in inner)
-        return receives and outer is not None and outer.is_scaffold
+        return receives and outer is not None and outer.is_scaffold and not _CALLED_BY_TESTS.search(outer.file)
 
 
 def parse_dump(dump: str) -> tuple[Stack, ...]:
@@ -113,15 +148,20 @@ def crashed_stack(dump: str) -> Stack:
 
 
 def is_waiting_in_jax(dump: str, kernel_wait: str) -> bool:
-    """Whether the main thread waits for JAX: in its Python code, or in native code called from the program.
+    """Whether the main thread waits for JAX: in its Python code, or in native code called from the program; or for
+    other ranks in a joint function of jaxrun.
 
     `kernel_wait` is the kernel's name for what the thread sleeps in. A compiled call has no Python frame:
     the program's own line, asleep on a futex, is taken for one. Python's queues show a frame of their own.
     """
-    return "futex" in kernel_wait and is_in_jax(dump)
+    return main_stack(dump).waits_for_ranks or ("futex" in kernel_wait and is_in_jax(dump))
 
 
 def is_in_jax(dump: str) -> bool:
-    """Whether the main thread is in JAX, asleep or not: it may poll a GPU, or run native code of another library."""
+    """Whether the main thread is in JAX, asleep or not: it may poll a GPU, or run native code of another library; or
+    waits for other ranks in a joint function of jaxrun.
+    """
     stack = main_stack(dump)
+    if stack.waits_for_ranks:
+        return True
     return bool(stack.frames) and (stack.frames[0].is_users or any(frame.is_jax for frame in stack.called))

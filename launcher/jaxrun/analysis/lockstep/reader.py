@@ -27,6 +27,7 @@ from jaxrun.protocol.flight import (
     CompilationStage,
     DispatchedCall,
     Flight,
+    JointWait,
     PendingCall,
     ProgramDetails,
 )
@@ -40,7 +41,8 @@ _UNSAFE_RECORDS = 8  # records that several threads may be writing at this momen
 _NUMBER = (1 << 48) - 1
 _LOW = (1 << 32) - 1
 _NS_PER_S = 1e9
-_USED_WORDS = recorder.ENTERED_WORD + 1
+_USED_WORDS = recorder.JOINT_WORD + len(recorder.JOINT_FUNCTIONS) * recorder.JOINT_FUNCTION_WORDS
+_WORD_LIMIT = 1 << 64
 
 _Record = tuple[int, int, int, int, int]
 _Value = TypeVar("_Value")
@@ -77,7 +79,9 @@ class FlightReader:
             recorder.COMPILED_COUNT_WORD,
             recorder.COMPILING_SINCE_WORD,
         )
-        return tuple(header[place] for place in places) if len(header) == _USED_WORDS else (0,) * len(places)
+        if len(header) < _USED_WORDS:
+            return (0,) * (len(places) + 1)
+        return (*(header[place] for place in places), sum(header[recorder.JOINT_WORD :]) % _WORD_LIMIT)
 
     def program_details(self, program: int) -> ProgramDetails:
         """Return what the lines of text about this program say; nothing if there are none."""
@@ -119,7 +123,9 @@ class FlightReader:
         held: list[AnyCall] = [*made, pending] if pending else [*made]
         level, since = header[recorder.LEVEL_WORD], header[recorder.COMPILING_SINCE_WORD]
         programs = {call.program for call in held}
-        sites = _chosen(notes.sites, {call.site for call in (*held, *timings)})
+        joint_calls, joint_wait = _joint_functions(header)
+        waits = [joint_wait] if joint_wait is not None else []
+        sites = _chosen(notes.sites, {call.site for call in (*held, *timings, *waits)})
         entered, last = header[recorder.ENTERED_WORD], max((record[0] for record in records), default=0)
         return Flight(
             level=level if level in recorder.LEVELS else recorder.NOTHING,
@@ -135,6 +141,8 @@ class FlightReader:
             sites={site: stack[:frames] for site, stack in sites.items()},
             unknown_programs=notes.unknown + len(programs - notes.programs.keys()),
             trouble=notes.trouble,
+            joint_calls=joint_calls,
+            joint_wait=joint_wait,
         )
 
     def _records(self, wanted: int) -> list[_Record]:
@@ -189,6 +197,19 @@ class FlightReader:
             return os.pread(self._fd, size, offset)
         except OSError:
             return b""  # as a file on a server that is gone
+
+
+def _joint_functions(header: array[int]) -> tuple[dict[str, int], JointWait | None]:
+    """How often each joint function was called, and the wait in one of them that began last."""
+    calls, waits = {}, []
+    for place, function in enumerate(recorder.JOINT_FUNCTIONS):
+        at = recorder.JOINT_WORD + place * recorder.JOINT_FUNCTION_WORDS
+        called, awaited, since, site = header[at : at + recorder.JOINT_FUNCTION_WORDS]
+        if called:
+            calls[function] = called
+        if awaited:
+            waits.append(JointWait(function, awaited, since / _NS_PER_S, site))
+    return calls, max(waits, key=lambda wait: wait.since, default=None)
 
 
 def _record(words: array[int], at: int) -> _Record:

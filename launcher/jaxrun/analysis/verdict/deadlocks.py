@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from jaxrun.analysis.diagnosis.rank_state import WAITING, Activity, RankState, find_rank_states
 from jaxrun.analysis.diagnosis.snapshot import Snapshot
+from jaxrun.analysis.lockstep.joint_waits import MissingRanks, find_missing_ranks
 from jaxrun.text import agree, format_ranks, format_ranks_on_hosts, group_alike
 
 # What a rank does that others wait for, and what to do about it; the most likely cause of a deadlock comes first.
@@ -72,14 +73,14 @@ SAME_STEPS = "every rank must take part in the same steps"
 
 @dataclass(frozen=True, slots=True)
 class DeadlockCause:
-    """Which rank does what, where, and for whom others wait; and what to do about it."""
+    """Which rank does what, where, and for whom others wait; and what to do about it, empty where the first says it."""
 
     what: str
     advice: str
     advises_same_steps: bool = False
 
     def __str__(self) -> str:
-        return f"{self.what}: {self.advice}"
+        return f"{self.what}: {self.advice}" if self.advice else self.what
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +105,47 @@ def explain_deadlock(snapshot: Snapshot) -> tuple[DeadlockCause, ...]:
     ended = tuple(sorted((set(snapshot.finished) - set(snapshot.dumps)) | idle))
     busy = {rank: where for rank, where in seen.items() if rank not in idle}
     job = _JobState(busy, snapshot.hosts, ended)
+    joint = [_describe_joint_wait(job, waits) for waits in _standing_joint_waits(job, snapshot)]
+    are_explained = joint and len(job.doing(*WAITING, Activity.SLEEP)) == len(job.ranks)
+    explanations = joint if are_explained else [*joint, *_explain_stacks(job)]
+    return tuple(explanations)[:_MAX_EXPLANATIONS]
+
+
+def _explain_stacks(job: _JobState) -> Iterator[DeadlockCause]:
     waiting = job.doing(*WAITING)
     if waiting and len(waiting) == len(job.ranks):
-        explanations = _left_by_the_finished(job, waiting) if job.finished else _waiting_apart(job, waiting)
-    else:
-        explanations = _causes(job, waiting)
-    return tuple(explanations)[:_MAX_EXPLANATIONS]
+        return _left_by_the_finished(job, waiting) if job.finished else _waiting_apart(job, waiting)
+    return _causes(job, waiting)
+
+
+def _standing_joint_waits(job: _JobState, snapshot: Snapshot) -> list[MissingRanks]:
+    """The waits in joint functions in which the stacks show the ranks as well, longest first."""
+    waiting = set(job.doing(Activity.JOINT_CALL))
+    found = [waits for waits in find_missing_ranks(snapshot.flights) if waiting >= set(waits.waiting)]
+    return sorted(found, key=lambda waits: waits.since)
+
+
+def _describe_joint_wait(job: _JobState, waits: MissingRanks) -> DeadlockCause:
+    """`rank 0 waits in jaxrun_runtime.snapshot (t.py:9 main) for rank 1, which has not called it: all ranks must`."""
+    who = f"{job.names(waits.waiting)} {agree('waits', len(waits.waiting))}"
+    place = f" ({waits.place})" if waits.place else ""
+    finished = waits.missing_of(job.finished)
+    missing = finished or waits.missing
+    has = agree("has", len(missing))
+    did = f"{has} finished without calling it" if finished else f"{has} not called it"
+    rule = f"{waits.function}{place} for {job.names(missing)}, which {did}: all ranks must"
+    groups = _group(job, [rank for rank in missing if rank in job.ranks and job.ranks[rank].place])
+    where = _list([_describe_missing(job, group) for group in groups])
+    return DeadlockCause(f"{who} in {rule}{f'; {where}' if where else ''}", "", advises_same_steps=True)
+
+
+def _describe_missing(job: _JobState, group: tuple[int, ...]) -> str:
+    """`rank 1 sleeps at t.py:12 main`, `ranks 1-2 wait in a barrier (…)`."""
+    state = job.ranks[group[0]]
+    if state.activity in WAITING and state.is_certain:
+        return f"{job.names(group)} {agree('waits', len(group))} {_describe_place(state)}"
+    does, _ = _CAUSES.get(state.activity, ("is", ""))
+    return f"{job.names(group)} {agree(does, len(group))} at {state.place}"
 
 
 def _causes(job: _JobState, waiting: tuple[int, ...]) -> Iterator[DeadlockCause]:
@@ -186,7 +222,7 @@ def _left_by_the_finished(job: _JobState, waiting: tuple[int, ...]) -> Iterator[
 
 
 def _waiting_apart(job: _JobState, waiting: tuple[int, ...]) -> Iterator[DeadlockCause]:
-    """All ranks wait in JAX, but not at the same place."""
+    """All ranks wait in JAX or for other ranks, but not at the same place."""
     groups = sorted(_group(job, waiting), key=lambda group: (len(group), group))
     states = [job.ranks[group[0]] for group in groups]
     kinds = {state.activity for state in states}
@@ -223,6 +259,8 @@ def _describe_place(where: RankState) -> str:
     """Where a rank waits: `in a barrier (sync_global_devices at train.py:40 save)`."""
     if not where.is_certain:
         return f"at {where.place}"
+    if where.activity is Activity.JOINT_CALL:
+        return f"in {where.call} ({where.place})"
     call = f"{where.call} at {where.place}" if where.call else where.place
     return f"in {'a barrier' if where.activity is Activity.BARRIER else 'JAX'} ({call})"
 

@@ -151,12 +151,15 @@ def _describe_early_exit(verdict: Verdict, outcome: JobOutcome, decided: float) 
     ago = f" {format_seconds(since)} ago" if since > 0.5 else ""
     waiting = f"{format_ranks(outcome.stacks)} {agree('waits', len(outcome.stacks))}"
     snapshot = _snapshot(outcome, verdict.hosts, decided, ranks)
+    functions = {main_stack(dump).joint_function for dump in outcome.stacks.values()}
+    function = functions.pop() if len(functions) == 1 else ""
+    waiting = f"{waiting} in {function or 'JAX'} for what will not come any more"
     is_advised = any(cause.advises_same_steps for cause in explain_deadlock(snapshot))
     return replace(
         verdict,
         culprits=ranks,
         victims=dict.fromkeys(outcome.stacks, Fate.STOPPED),
-        headline=f"{format_ranks(ranks)} finished (status 0){ago}; {waiting} in JAX for what will not come any more:",
+        headline=f"{format_ranks(ranks)} finished (status 0){ago}; {waiting}:",
         details=(
             format_snapshot(snapshot),
             *([] if is_advised else [f"{SAME_STEPS}."]),

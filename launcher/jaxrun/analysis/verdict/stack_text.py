@@ -142,6 +142,8 @@ def find_place(stack: Stack) -> Place:
     line = f"{users[0]} <- {caller}" if caller else str(users[0])
     if not stack.called:
         return Place(line)
+    if stack.joint_function:
+        return Place(line, stack.joint_function)
     entry = next((frame for frame in reversed(stack.called) if not frame.is_wrapper), stack.called[-1])
     return Place(line, f"{'JAX' if entry.is_jax else PurePath(entry.file).stem}: {entry.function}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jaxrun.analysis.diagnosis.outcome import EndReason
+from jaxrun.analysis.lockstep.joint_waits import find_missing_ranks
 from jaxrun.controller.head.divergence_detector import DivergenceDetector
 from jaxrun.controller.head.head_state import HeadState, Timeout
 from jaxrun.controller.head.queries import RankQueries, Replies
@@ -80,7 +81,10 @@ class HealthChecks:
         if not self._state.is_healthy:
             return []
         assert self._early_exit is not None
-        left_behind = self._divergence.left_behind(self._state.workers.live_reported) is not None
+        finished = self._state.workers.live_reported
+        joint_waits = find_missing_ranks(self._state.flights)
+        left_behind = self._divergence.left_behind(finished) is not None
+        left_behind |= any(waits.missing_of(finished) for waits in joint_waits)
         if self._early_exit.check(replies, now, left_behind=left_behind):
             return self._shutdown.abort(self._queries.outcome(EndReason.EARLY_EXIT, replies, now), now)
         self._state.timeouts.start(Timeout.EARLY_EXIT_CHECK, now + self._early_exit.next_check_s)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from jaxrun.analysis.diagnosis.rank_state import WAITING, Activity, RankState, find_rank_states
+from jaxrun.analysis.diagnosis.rank_state import IN_JAX, WAITING, Activity, RankState, find_rank_states
 from jaxrun.analysis.diagnosis.stacks import is_in_jax, is_waiting_in_jax, main_stack
 from jaxrun.analysis.lockstep.compare import find_lags
 from jaxrun.controller.head.queries import Replies, flights_of, kernel_waits_of, stacks_of
@@ -228,7 +228,7 @@ def _patience(states: Mapping[int, RankState], replies: Replies, *, polls: bool)
     kinds = {state.activity for state in busy}
     if not (kinds & set(WAITING) or (kinds and kinds <= _LOCKS)):
         return None
-    if polls and kinds <= set(WAITING) and _is_one_place(busy) and not find_lags(flights_of(replies)):
+    if polls and kinds <= set(IN_JAX) and _is_one_place(busy) and not find_lags(flights_of(replies)):
         return None
     factors = [_PATIENCE.get(kind, _LONG_PATIENCE) for kind in kinds]
     known = [factor for factor in factors if factor is not None]

@@ -1,6 +1,7 @@
 """The outcome of one phase of a test, from the results of all its ranks, and the same in words.
 
-The rank that comes first in the order of Standing leads: its standing decides. Moreover the test fails
+The rank that comes first in the order of Standing leads: its standing decides. Of ranks that were cut off, those that
+waited for others come last. Moreover the test fails
 
 - if some ranks skipped and others did not, unless one failed for a reason of its own
 - if all ranks passed, but fell out of step; where a failure is expected, that is it
@@ -82,7 +83,7 @@ def decide_outcome(
             if dies and _belongs_to_deaths(states[rank], results[rank], phase, expected=rank in dies):
                 states[rank] = PhaseState.PASSED
     standings = {rank: _standing(states[rank], results[rank], phase) for rank in states}
-    lead = min(standings, key=lambda rank: (standings[rank], results[rank].failed_at or 0.0, rank))
+    lead = min(standings, key=lambda r: (standings[r], bool(results[r].waits_for), results[r].failed_at or 0.0, r))
     if standings[lead] is Standing.ABSENT:
         return None
     outcome, reason = _OUTCOMES.get(standings[lead], "failed"), ""

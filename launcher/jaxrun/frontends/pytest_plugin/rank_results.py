@@ -43,6 +43,7 @@ class RankResult:
     detail:     of the cut-off: "killed by SIGKILL (9)", or where the rank was
     failed_at:  seconds into the test until the first failure or the cut-off; None without one
     captured:   output that pytest had captured before the cut-off, by stream
+    waits_for:  where it was cut off as it waited for other ranks: those that had not come to the same call
     """
 
     reports: Mapping[str, dict[str, Any]] = field(default_factory=dict)
@@ -50,6 +51,7 @@ class RankResult:
     detail: str = ""
     failed_at: float | None = None
     captured: Mapping[str, str] = field(default_factory=dict)
+    waits_for: tuple[int, ...] = ()
 
     @property
     def cut_off_in(self) -> str:

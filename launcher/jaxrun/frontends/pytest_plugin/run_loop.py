@@ -11,9 +11,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
+from jaxrun.analysis.diagnosis.rank_state import WAITING, find_rank_states
 from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.diagnosis.stacks import main_stack
 from jaxrun.analysis.lockstep.compare import Lag, find_lags
+from jaxrun.analysis.lockstep.joint_waits import MissingRanks, find_missing, find_missing_ranks
 from jaxrun.analysis.lockstep.report import format_lag
 from jaxrun.analysis.verdict.stack_text import find_place
 from jaxrun.frontends.gang.call_events import Disconnected, LauncherOutput, Printed, RankMessage, Returned
@@ -21,8 +23,9 @@ from jaxrun.frontends.gang.exceptions import WorkerDied
 from jaxrun.frontends.pytest_plugin.rank_results import PhaseState, RankResult, RunResult
 from jaxrun.frontends.pytest_plugin.rank_sessions import RankSessions, session_error
 from jaxrun.frontends.pytest_plugin.run_state import RunState
+from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.pytest_messages import RecordedWarning, RunTest
-from jaxrun.text import format_ranks, format_seconds, format_status
+from jaxrun.text import agree, format_ranks, format_seconds, format_status
 
 _MAX_CHECK_INTERVAL_S = 30.0  # between two checks for an abandoned rank
 _DIVERGENCE_REPORT_TIMEOUT_S = 1.0  # for the launcher to report how the ranks fell out of step
@@ -133,7 +136,9 @@ class RunLoop:
             return self._terminal.read(rank)
 
     def _has_abandoned_rank(self) -> bool:
-        abandoned = find_abandoned_rank(_lags(self._sessions.snapshot()), self._state.finished)
+        snapshot = self._sessions.snapshot()
+        missing = find_missing_ranks(snapshot.flights) if snapshot is not None else ()
+        abandoned = find_abandoned_rank(_lags(snapshot), self._state.finished, missing)
         self._notes += [abandoned] if abandoned else []
         return bool(abandoned)
 
@@ -202,11 +207,17 @@ class RunLoop:
             cut_off, detail = PhaseState.STOPPED, "with the others"
         else:
             cut_off, detail = _position(rank, snapshot)
-        return RankResult(progress.reports, cut_off, detail, failed_at, self._sessions.read_captured(rank))
+        waits_for = _find_awaited(rank, snapshot) if cut_off is PhaseState.STUCK else ()
+        captured = self._sessions.read_captured(rank)
+        return RankResult(progress.reports, cut_off, detail, failed_at, captured, waits_for)
 
 
-def find_abandoned_rank(lags: Iterable[Lag], finished: frozenset[int]) -> str:
+def find_abandoned_rank(lags: Iterable[Lag], finished: frozenset[int], joint_waits: Iterable[MissingRanks] = ()) -> str:
     """A sentence about a rank that waits for ever in a call with a rank that finished without it; "" if none."""
+    for waits in joint_waits:
+        if missing := waits.missing_of(finished):
+            who = f"{format_ranks(waits.waiting)} {agree('is', len(waits.waiting))}"
+            return f"{who} in {waits.function}, and {format_ranks(missing)} finished the test without it"
     for lag in lags:
         for rank in sorted(lag.reached.keys() - finished):
             number = lag.reached[rank]
@@ -215,6 +226,18 @@ def find_abandoned_rank(lags: Iterable[Lag], finished: frozenset[int]) -> str:
                 call = f"is in cross-process call #{number} of ranks {lag.group}"
                 return f"rank {rank} {call}, and {format_ranks(without)} finished the test without it"
     return ""
+
+
+def _find_awaited(rank: int, snapshot: Snapshot | None) -> tuple[int, ...]:
+    """The ranks that have not come to the call in which this rank waits; none where that is not known."""
+    if snapshot is None:
+        return ()
+    missing = find_missing(snapshot.flights.get(rank, Flight()), snapshot.flights)
+    behind = missing or next((lag.behind for lag in _lags(snapshot) if rank in lag.ahead), ())
+    states = find_rank_states(snapshot.dumps, snapshot.waits, snapshot.flights)
+    if behind or rank not in states or states[rank].activity not in WAITING:
+        return behind
+    return tuple(other for other, state in states.items() if state.activity not in WAITING)
 
 
 def _lags(snapshot: Snapshot | None) -> tuple[Lag, ...]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jaxrun.analysis.diagnosis.rank_state import Activity, find_kernel_activity
 from jaxrun.analysis.diagnosis.snapshot import Overview
+from jaxrun.analysis.lockstep.joint_waits import MissingRanks, find_missing, find_missing_ranks
 from jaxrun.analysis.lockstep.progress import GroupProgress, find_progress
 from jaxrun.protocol.flight import Flight, parse_group
 from jaxrun.protocol.flight_file import NOTHING
@@ -94,7 +95,8 @@ def take_samples(now: Overview, before: Overview | None = None, rate: float | No
     """
     positions = {rank: found for rank, flight in now.flights.items() if (found := _position(flight)) is not None}
     progress = _progress_of_groups(now, positions)
-    return tuple(_sample(rank, now, before, positions.get(rank), progress, rate) for rank in sorted(now.hosts))
+    joint = find_missing_ranks(now.flights)
+    return tuple(_sample(rank, now, before, positions.get(rank), progress, joint, rate) for rank in sorted(now.hosts))
 
 
 def _sample(
@@ -103,6 +105,7 @@ def _sample(
     before: Overview | None,
     position: _Position | None,
     progress: Mapping[str, _Progress],
+    joint: Sequence[MissingRanks],
     rate: float | None,
 ) -> RankSample:
     host, vitals = now.hosts[rank], now.vitals.get(rank)
@@ -120,7 +123,12 @@ def _sample(
     others = progress[position.group] if position is not None else None
     activity = find_kernel_activity(rank, vitals.kernel_wait)
     state, since_s = _state(activity, now.phase, flight, vitals, cpu, position, others)
+    if activity not in _STOPPED and (missing := find_missing(flight, now.flights)) and flight.joint_wait is not None:
+        name = flight.joint_wait.function.removeprefix("jaxrun_runtime.")  # there is little room
+        state, since_s = _waits_for(missing, name), vitals.time - flight.joint_wait.since
     behind, late_s = _lateness(rank, flight, progress)
+    if keeps_waiting := [waits.since for waits in joint if rank in waits.missing]:
+        late_s = max(late_s or 0.0, vitals.time - min(keeps_waiting))
     standing_out = LATE
     if (late_s or 0.0) < _LATE_S and (not rate or behind < max(2.0, rate * _LATE_S)):
         behind, late_s, standing_out = 0, None, LIKE_OTHERS  # hosts do not answer at the same moment
@@ -178,8 +186,12 @@ def _state_in_call(position: _Position, progress: _Progress) -> str:
     behind = progress.behind(position.number)
     if not behind:
         return ""
-    who = format_ranks(behind) if len(behind) == 1 else f"{len(behind)} ranks"
-    return f"waits for {who}" + (f" in {position.name}" if position.name else "")
+    return _waits_for(behind, position.name)
+
+
+def _waits_for(ranks: Sequence[int], call: str) -> str:
+    who = format_ranks(ranks) if len(ranks) == 1 else f"{len(ranks)} ranks"
+    return f"waits for {who}" + (f" in {call}" if call else "")
 
 
 def _lateness(rank: int, flight: Flight, progress: Mapping[str, _Progress]) -> tuple[int, float | None]:
