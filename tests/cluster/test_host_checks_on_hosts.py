@@ -9,26 +9,38 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from cluster_fixture import HOSTS, Bed, Job
+from cluster_fixture import HOSTS, READY, RUNS, Bed, Job
 from harness import extended, write_fake_runtime
-from launch_modes import LAUNCHED, OPEN_MPI_5, PYTHON, SLURM, Engine, LaunchMode
+from launch_modes import LAUNCHED, MPICH, OPEN_MPI_5, PYTHON, SLURM, Engine, LaunchMode
 
 SHOWS_ITS_HOST = 'run(); print("ready on", os.uname().nodename, flush=True); done()'
 
 
 @contextmanager
-def started(bed: Bed, engine: Engine, directory: Path, *options: str) -> Iterator[Job]:
-    """A job on all hosts of the testbed, whose quarantine is the file `bad` beside this directory."""
+def started(
+    bed: Bed,
+    engine: Engine,
+    directory: Path,
+    *options: str,
+    code: str = SHOWS_ITS_HOST,
+    path: str = "",
+) -> Iterator[Job]:
+    """A job on all hosts of the testbed, whose quarantine is the file `bad` beside this directory.
+
+    path: where commands are found before all other places
+    """
     if reason := engine.missing():
         pytest.skip(reason)
     directory.mkdir()
     words = ("--run-dir", str(directory / "run"), "--quarantine", "../bad", *options, "by_hand.py")
-    words = (*words, *(SHOWS_ITS_HOST for _ in HOSTS))
+    words = (*words, *(code for _ in HOSTS))
     mode = LaunchMode(engine, LAUNCHED)
     command = mode.command(HOSTS, *words)
     if engine is SLURM:
         nodes = ["--no-kill", "-N", str(len(HOSTS)), "--ntasks-per-node", "1", "--nodelist", ",".join(HOSTS)]
         command = ["salloc", "--quiet", *nodes, PYTHON, "-m", "jaxrun", "--backend", "slurm", *words]
+    if path:
+        command = ["env", f"PATH={path}:{os.environ['PATH']}", *command]
     with bed.typed(mode.host, *command, directory=directory, env=write_fake_runtime(directory)) as job:
         yield job
 
@@ -80,4 +92,29 @@ def test_ctrl_c_ends_the_checks_of_all_hosts(bed: Bed, tmp_path: Path, engine: E
         result = job.result()
         job.gone()
     assert result.code == 130, result
+    assert not (tmp_path / "bad").exists()
+
+
+@pytest.mark.parametrize("engine", [extended(OPEN_MPI_5), MPICH], ids=["Open MPI 5", "MPICH"])
+def test_a_spare_host_is_not_blamed_where_mpirun_reaches_nobody(bed: Bed, tmp_path: Path, engine: Engine) -> None:
+    broken = tmp_path / "bin"
+    broken.mkdir()
+    (broken / "ssh").write_text("#!/bin/sh\necho no route >&2\nexit 255\n")
+    (broken / "ssh").chmod(0o755)
+    with started(bed, engine, tmp_path / "job", "--spares", "1", "--max-restarts", "1", path=str(broken)) as job:
+        result = job.result()
+        job.gone()
+    assert result.code == 69 and "spare host h3 is lost" in result.err, result
+    assert "h3 not added to ../bad (--quarantine): no agent on another host has reported" in result.err
+    assert not (tmp_path / "bad").exists()
+
+
+@pytest.mark.extended
+@pytest.mark.usefixtures("mended")
+def test_no_host_is_blamed_where_the_launchers_own_is_cut_off(bed: Bed, tmp_path: Path) -> None:
+    with started(bed, OPEN_MPI_5, tmp_path / "job", code=RUNS + READY) as job:
+        job.wait_for_output("ready", count=len(HOSTS))
+        bed.run("cut", "h1")
+        result = job.result()
+    assert "not added to ../bad (--quarantine): all other hosts are silent as well" in result.err, result
     assert not (tmp_path / "bad").exists()

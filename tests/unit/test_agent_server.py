@@ -379,7 +379,7 @@ def test_the_loss_of_an_agent_that_waits_is_no_loss_of_the_job(server):
     waiting.close()
     wait_until(lambda: server.printed)
     assert server.printed == ["jaxrun: spare host h3 is lost: the connection to its agent was closed"]
-    assert server.spares.lost_hosts == {"h3"}
+    assert server.spares.lost_hosts == {"h3": "the connection to its agent was closed"}
     report(server, server.connect(0)[0], 0)
     assert [type(event) for event in server.events] == [AgentReport]
 

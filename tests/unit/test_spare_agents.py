@@ -40,7 +40,7 @@ def test_a_spare_host_whose_command_fails_is_lost_and_said_once(spares):
     wait_until(lambda: has_ended(spares, 1))
     spares.on_child_exit()
     spares.launches[1].close()
-    assert spares.lost_hosts == {"h2", "h3"}
+    assert spares.lost_hosts == {"h2": "mpirun ended with status 3", "h3": "no such mpirun"}
     failed = SpareLost(2, "h3", "no such mpirun"), SpareLost(1, "h2", "mpirun ended with status 3")
     assert spares.records == list(failed)
     assert spares.printed == [f"jaxrun: spare host {one.host} is lost: {one.reason}" for one in failed]
@@ -48,7 +48,9 @@ def test_a_spare_host_whose_command_fails_is_lost_and_said_once(spares):
 
 def test_the_command_of_an_agent_that_has_reported_may_end(spares):
     spares.start((1,), run)
-    spares.on_report(SimpleNamespace(rank=1, host="h2", pid=7, check_failure=""))
+    spares.on_report(report := SimpleNamespace(rank=1, host="h2", pid=7, check_failure=""))
     wait_until(lambda: has_ended(spares, 1))
     spares.launches[1].close()
     assert spares.ready == {1} and not spares.lost_hosts and not spares.printed
+    spares.on_lost(1, "silence")
+    assert spares.lost_hosts == {"h2": "silence"} and spares.reported == {"h2": report}

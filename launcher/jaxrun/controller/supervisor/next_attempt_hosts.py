@@ -108,14 +108,6 @@ def has_own_agents(plan: Plan) -> bool:
     return plan.is_started_by_hand or dict(plan.agents) == agents_by_rank(len(plan.workers), plan.agent_count)
 
 
-def hosts_for_quarantine(plan: Plan, outcome: JobOutcome, lost_spares: Collection[str]) -> dict[str, str]:
-    """The hosts that were lost, or have failed --host-check, and why they are to be avoided."""
-    hosts, found = plan.host_of, dict.fromkeys(lost_spares, "lost while it waited as a spare host")
-    lost = [worker for worker in find_culprits(outcome.workers) if worker.lost_reason]  # no victims of mpirun's end
-    found |= {hosts[worker.rank]: f"lost: {worker.lost_reason}" for worker in lost}
-    return found | {hosts[rank]: f"failed --host-check: {why}" for rank, why in outcome.failed_checks.items()}
-
-
 def _lost_hosts(plan: Plan, outcome: JobOutcome, left: AgentsLeft) -> set[str]:
     """The hosts that cannot be used: lost by silence or otherwise, or without an agent that has reported."""
     culprits = find_culprits(outcome.workers) if outcome.workers else []

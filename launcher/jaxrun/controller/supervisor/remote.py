@@ -18,12 +18,8 @@ from jaxrun.controller.supervisor.engine_commands import EngineCommands
 from jaxrun.controller.supervisor.executor import Executor
 from jaxrun.controller.supervisor.host_search import HostSearch
 from jaxrun.controller.supervisor.launch_process import LaunchProcess, abort_job
-from jaxrun.controller.supervisor.next_attempt_hosts import (
-    AgentsLeft,
-    hosts_for_quarantine,
-    on_own_agents,
-    plan_next_attempt,
-)
+from jaxrun.controller.supervisor.next_attempt_hosts import AgentsLeft, on_own_agents, plan_next_attempt
+from jaxrun.controller.supervisor.quarantine_decision import HostsHeard, decide_quarantine
 from jaxrun.controller.supervisor.server import AgentServer
 from jaxrun.controller.supervisor.spare_agents import SpareAgents
 from jaxrun.errors import JaxrunError
@@ -82,6 +78,7 @@ class RemoteAgents:
         self._registry: AgentRegistry | None = None
         self._spares: SpareAgents | None = None
         self._quarantined: set[str] = set()
+        self._spared: set[str] = set()  # the lost hosts of which it is said that they are not added to the quarantine
         self._found: tuple[str, ...] = ()  # hosts that the last attempt lacked, and that were there
         self._retired: list[LaunchProcess] = []  # of earlier attempts; they have been told to end
         self._user_env = {**environ, **plan.job.env}
@@ -194,11 +191,19 @@ class RemoteAgents:
 
     def _quarantine(self, outcome: JobOutcome, output: Output) -> None:
         """Write the hosts that are to be avoided to the file of --quarantine."""
-        path, lost_spares = self._plan.job.quarantine, self._spares.lost_hosts if self._spares is not None else ()
-        found = hosts_for_quarantine(self._plan, outcome, lost_spares)
-        found = {host: why for host, why in found.items() if host not in self._quarantined}
+        assert self._spares is not None
+        path, lost_spares = self._plan.job.quarantine, self._spares.lost_hosts
+        decided = decide_quarantine(self._plan.host_of, outcome, lost_spares, self._heard())
+        found = {host: why for host, why in decided.hosts.items() if host not in self._quarantined}
         self._quarantined.update(found)
-        if path is None or not found:
+        if path is None:
+            return
+        spared = {host: why for host, why in decided.spared.items() if host not in self._spared}
+        self._spared.update(spared)
+        for why in dict.fromkeys(spared.values()):
+            hosts = ", ".join(host for host, each in spared.items() if each == why)
+            output.print_line(f"jaxrun: {hosts} not added to {path} (--quarantine): {why}")
+        if not found:
             return
         text = f"{', '.join(found)} added to {path} (--quarantine); to use a host again, delete its line there"
         try:
@@ -206,6 +211,19 @@ class RemoteAgents:
         except OSError as error:
             text = f"{', '.join(found)} could not be added to {path} (--quarantine): {error.strerror}"
         output.print_line(f"jaxrun: {text}")
+
+    def _heard(self) -> HostsHeard:
+        """What was heard in this attempt, and from which hosts."""
+        assert self._registry is not None and self._server is not None and self._spares is not None
+        hosts = self._plan.host_of
+        reports = {**self._spares.reported, **{hosts[rank]: one for rank, one in self._registry.reports.items()}}
+        silent = {number: self._plan.agents.get(number, ()) for number in self._server.silent_agents}
+        return HostsHeard(
+            reported=[*reports],
+            # Both ends of the connection of an agent on the launcher's own host have one address.
+            far=[host for host, one in reports.items() if one.address != one.head_address],
+            silent=[hosts[ranks[0]] if ranks else self._spares.host_of(number) for number, ranks in silent.items()],
+        )
 
     def _start_launch_command(self, context: AttemptContext) -> None:
         """Run the launch command, in place of one that has run before. Raises UnavailableError."""

@@ -104,6 +104,7 @@ class AgentServer:
         self._remote_output = RemoteOutput(self._output, self.connections)
         self._losses = LossWatch(context, launch, self.connections, executor.handle, attached=self._attached)
         self._dropped_peers = DroppedPeers(self._dispatcher.record, self._clock)
+        self.silent_agents: set[int] = set()  # the numbers of those that are lost as their hosts are silent
         self._signalled = False  # whether this process was asked to end, where the agents are as well
         self._outcome: JobOutcome | None = None
 
@@ -236,6 +237,7 @@ class AgentServer:
 
     def _on_lost(self, number: int, connection: AgentConnection) -> None:
         self._remote_output.forget(connection)
+        self.silent_agents |= {number} if connection.is_silent else set()
         if number in self.connections.waiting:
             self._spares.on_lost(number, connection.lost_reason)
             return

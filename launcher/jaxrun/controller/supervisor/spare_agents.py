@@ -27,7 +27,8 @@ class SpareAgents:
 
     hosts:       those of all agents, as the launch command was told to place them; empty where people start them
     registry:    where the ranks of this attempt report
-    lost_hosts:  on which one has gone
+    lost_hosts:  on which one has gone, and why
+    reported:    what those on each host have reported, the lost ones too
     launches:    the commands that have started those that have one of their own, by the agent's number
     """
 
@@ -36,7 +37,8 @@ class SpareAgents:
         self.registry = registry
         self._reports: dict[int, AgentReport] = {}
         self._prepared: set[int] = set()
-        self.lost_hosts: set[str] = set()
+        self.lost_hosts: dict[str, str] = {}
+        self.reported: dict[str, AgentReport] = {}
         self.launches: dict[int, LaunchProcess] = {}
 
     def attach(self, connections: AgentConnections, context: AttemptContext) -> None:
@@ -73,6 +75,7 @@ class SpareAgents:
     def on_report(self, report: AgentReport) -> None:
         """Count on an agent that can be used."""
         self._record(SpareReported(report.rank, report.host, report.pid))
+        self.reported[self.hosts[report.rank] if self.hosts else report.host] = report
         reason = report.check_failure and f"failed --host-check: {report.check_failure}"
         try:
             self.registry.check_installation(report)
@@ -91,7 +94,7 @@ class SpareAgents:
         self._reports.pop(number, None)
         self._record(SpareLost(number, host, reason))
         if host not in self.lost_hosts:
-            self.lost_hosts.add(host)
+            self.lost_hosts[host] = reason
             self._print_line(f"jaxrun: spare host {host} is lost: {reason}")
 
     def prepare(self) -> None:

@@ -48,6 +48,7 @@ class Connection(Generic[M]):
         with contextlib.suppress(OSError):
             self.peer = connection.getpeername()
         self.lost_reason = ""  # why nothing more can come or go
+        self.is_silent = False  # whether that is because nothing was heard for long
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -135,6 +136,7 @@ class Connection(Generic[M]):
 
     def give_up(self, silence_s: float) -> None:
         """Take the other host for lost, of which nothing was heard for so long."""
+        self.is_silent = not self.lost_reason
         self.lost_reason = self.lost_reason or f"nothing was heard from its host for {silence_s:g} s"
 
     def close(self) -> None:

@@ -1,0 +1,58 @@
+"""Decides which hosts a job adds to the file of --quarantine: those against which there is evidence. Pure.
+
+A host that is not heard from may be well, and what should reach it ill: mpirun, ssh, or the network of the launcher's
+own host. So a host counts as lost only where its own agent has reported before, or an agent on another host has; and
+where all other hosts are silent at once, none of them is blamed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from jaxrun.analysis.diagnosis.outcome import JobOutcome
+from jaxrun.analysis.diagnosis.root_cause import find_culprits
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantine:
+    """The hosts to be avoided, and why; `spared` has those that were lost and are not blamed for it, and why not."""
+
+    hosts: Mapping[str, str]
+    spared: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class HostsHeard:
+    """What was heard in one attempt, and from which hosts, spare hosts too.
+
+    reported:  the hosts whose agents have reported
+    far:       those of them to which a network leads, so not the launcher's own
+    silent:    the hosts of which nothing was heard any more; a connection that is closed is no silence
+    """
+
+    reported: Collection[str] = ()
+    far: Collection[str] = ()
+    silent: Collection[str] = ()
+
+
+def decide_quarantine(
+    hosts: Mapping[int, str], outcome: JobOutcome, lost_spares: Mapping[str, str], heard: HostsHeard
+) -> Quarantine:
+    """`hosts` are those of the ranks; `lost_spares` are the spare hosts that were lost while they waited, and why."""
+    failed = {hosts[rank]: f"failed --host-check: {why}" for rank, why in outcome.failed_checks.items()}
+    lost = {host: f"lost while it waited as a spare host: {why}" for host, why in lost_spares.items()}
+    culprits = find_culprits(outcome.workers) if outcome.workers else []  # no victims of mpirun's end
+    lost |= {hosts[worker.rank]: f"lost: {worker.lost_reason}" for worker in culprits if worker.lost_reason}
+    far = {*heard.far}
+    spared = {
+        host: "no agent on another host has reported, so it may be that none can be reached from here"
+        for host in lost
+        if host not in heard.reported and not far - {host}
+    }
+    if len(far) > 1 and far <= {*heard.silent}:
+        spared |= dict.fromkeys(
+            far & lost.keys(), "all other hosts are silent as well, so it may be this host's network"
+        )
+    blamed = {host: why for host, why in lost.items() if host not in spared}
+    return Quarantine({**blamed, **failed}, {host: why for host, why in spared.items() if host not in failed})

@@ -1,0 +1,72 @@
+"""Which hosts a job adds to the file of --quarantine: none that may be well while something else is ill."""
+
+import pytest
+
+from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome, WorkerOutcome
+from jaxrun.controller.supervisor.quarantine_decision import HostsHeard, decide_quarantine
+
+SILENCE = "nothing was heard from its host for 2 s"
+HOSTS = {0: "h1", 1: "h2", 2: "h3"}  # the launcher is on h1
+NOT_REACHED = "no agent on another host has reported, so it may be that none can be reached from here"
+ALL_LOST = "all other hosts are silent as well, so it may be this host's network"
+
+
+def decide(lost=(), spares=(), reported=(), silent=(), checks=None):
+    """The lost ranks and spare hosts, the hosts whose agents have reported, and those that are silent."""
+    workers = [WorkerOutcome(rank, HOSTS[rank], 5.0, None, lost_reason=SILENCE) for rank in lost]
+    outcome = JobOutcome(EndReason.FAILED, tuple(workers), failed_checks=checks or {})
+    seen = HostsHeard(reported, [host for host in reported if host != "h1"], silent)
+    return decide_quarantine(HOSTS, outcome, dict.fromkeys(spares, "mpirun ended with status 255"), seen)
+
+
+@pytest.mark.parametrize(
+    ("lost", "spares", "reported", "silent", "quarantined", "spared"),
+    [
+        pytest.param([1], [], ["h1", "h2", "h3"], ["h2"], ["h2"], {}, id="one host of three goes silent"),
+        pytest.param([0], [], ["h1", "h2", "h3"], [], ["h1"], {}, id="an agent on the launcher's host is killed"),
+        pytest.param([1], [], ["h1", "h2"], ["h2"], ["h2"], {}, id="the only other host goes silent"),
+        pytest.param([1, 2], [], ["h1", "h2", "h3"], [], ["h2", "h3"], {}, id="all other agents are killed"),
+        pytest.param([], ["h4"], ["h1", "h2"], [], ["h4"], {}, id="a spare host is off, others are reached"),
+        pytest.param([], ["h4"], ["h1", "h2", "h4"], ["h4"], ["h4"], {}, id="a spare host is lost later"),
+        pytest.param([], ["h4"], ["h4"], ["h4"], ["h4"], {}, id="a spare host has reported, and nobody else"),
+        pytest.param([], ["h4"], [], [], [], {"h4": NOT_REACHED}, id="nobody has ever reported"),
+        pytest.param([], ["h4"], ["h1"], [], [], {"h4": NOT_REACHED}, id="ssh reaches nobody"),
+        pytest.param([1, 2], [], [], [], [], dict.fromkeys(["h2", "h3"], NOT_REACHED), id="lost before they report"),
+        pytest.param(
+            [1, 2], [], ["h1", "h2", "h3"], ["h2", "h3"], [], dict.fromkeys(["h2", "h3"], ALL_LOST), id="h1 is cut off"
+        ),
+        pytest.param(
+            [1], [], ["h1", "h2", "h3"], ["h2", "h3"], [], {"h2": ALL_LOST}, id="h1 is cut off, h3 is silent later"
+        ),
+        pytest.param(
+            [1], ["h4"], ["h1", "h2", "h4"], ["h2", "h4"], [], dict.fromkeys(["h2", "h4"], ALL_LOST), id="with a spare"
+        ),
+        pytest.param(
+            [1, 2], [], ["h1", "h2", "h3", "h4"], ["h2", "h3"], ["h2", "h3"], {}, id="another host is not silent"
+        ),
+    ],
+)
+def test_a_lost_host_is_blamed_unless_others_may_be_lost_for_the_same_reason(
+    lost, spares, reported, silent, quarantined, spared
+):
+    decided = decide(lost, spares, reported, silent)
+    assert (sorted(decided.hosts), decided.spared) == (quarantined, spared)
+
+
+def test_the_reason_says_how_a_host_was_lost():
+    decided = decide([1], ["h4"], ["h1", "h2", "h3"], checks={2: "exited with status 3"})
+    assert decided.hosts == {
+        "h2": f"lost: {SILENCE}",
+        "h3": "failed --host-check: exited with status 3",
+        "h4": "lost while it waited as a spare host: mpirun ended with status 255",
+    }
+
+
+def test_a_failed_check_is_evidence_whatever_else_is_lost():
+    decided = decide([1], [], [], checks={1: "exited with status 3"})
+    assert decided.hosts == {"h2": "failed --host-check: exited with status 3"} and decided.spared == {}
+
+
+def test_a_job_that_started_no_worker_has_nobody_to_blame():
+    outcome = JobOutcome(EndReason.UNAVAILABLE, text="no mpirun")
+    assert decide_quarantine(HOSTS, outcome, {}, HostsHeard()).hosts == {}
