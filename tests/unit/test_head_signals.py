@@ -76,6 +76,16 @@ def test_ctrl_z_stops_all_ranks_and_the_time_until_they_go_on_counts_for_no_limi
     assert job.wait(30).outcome.reason == reason
 
 
+@pytest.mark.parametrize(("ends_at", "asked_at"), [(None, 1040_000), (5000.0, 1040_000), (1050.0, 1030_000)])
+def test_after_ctrl_z_the_program_is_asked_before_the_earlier_end_of_timeout_and_allocation(
+    simulate, ends_at, asked_at
+):
+    job = simulate(2, job=60.0, save=20.0, ends_at=ends_at).run().listen().wait(30).interrupt(signal.SIGTSTP)
+    job.now += 1000
+    job.handle(Resumed(1000.0)).wait(11)
+    assert job.kills(signal.SIGTERM) == [(asked_at, (0, 1))]
+
+
 def test_sigquit_shows_the_stacks_and_changes_nothing(simulate):
     job = simulate(2).run()
     job.stacks = {0: IN_JAX, 1: IN_QUEUE}

@@ -98,6 +98,45 @@ def test_time_limits_run_on_where_they_stood(simulate):
     assert job.outcome.reason == "timeout"
 
 
+def test_at_a_prompt_nobody_is_told_to_save_before_the_end_of_timeout(simulate):
+    job = simulate(2, job=60.0, save=20.0).run().listen().wait(10)
+    prompt(stop_at_breakpoint(job, 0), 0).wait(1000)
+    assert not job.lines and not job.kills(signal.SIGTERM)
+    job.handle(TerminalLine("c\n"), DebuggerClosed(0)).wait(29)
+    assert not job.lines and not job.kills(signal.SIGTERM)
+    job.wait(2)
+    assert job.kills(signal.SIGTERM) == [(1040_000, (0, 1))] and job.lines[0].startswith("time limit in 20 s")
+
+
+@pytest.mark.parametrize("limit", [60.0, None])
+def test_the_end_of_an_allocation_comes_nearer_at_a_prompt_too(simulate, limit):
+    job = simulate(2, job=limit, save=20.0, ends_at=500.0).run().listen().wait(10)
+    prompt(stop_at_breakpoint(job, 0), 0).wait(469)
+    assert not job.kills(signal.SIGTERM)
+    assert job.wait(2).kills(signal.SIGTERM) == [(480_000, (0, 1))]
+
+
+def test_of_timeout_and_an_allocation_the_earlier_end_counts_after_a_prompt(simulate):
+    job = simulate(2, job=60.0, save=20.0, ends_at=500.0).run().listen().wait(10)
+    prompt(stop_at_breakpoint(job, 0), 0).wait(100).handle(TerminalLine("c\n"), DebuggerClosed(0)).wait(29)
+    assert not job.kills(signal.SIGTERM)
+    assert job.wait(2).kills(signal.SIGTERM) == [(140_000, (0, 1))]
+
+
+def test_a_program_is_told_once_to_save_however_often_it_is_debugged_then(simulate):
+    job = simulate(2, job=60.0, save=20.0).run().wait(45)
+    prompt(stop_at_breakpoint(job, 0), 0).wait(1000).handle(TerminalLine("c\n"), DebuggerClosed(0)).listen().wait(14)
+    assert not job.lines and not job.kills(signal.SIGTERM)
+    assert job.wait(2).outcome.reason == "timeout"
+
+
+def test_a_smaller_job_does_not_look_for_hosts_while_somebody_debugs_it(simulate):
+    job = simulate(2, grow=60.0).run().wait(10)
+    prompt(stop_at_breakpoint(job, 0), 0).wait(1000)
+    assert job.searches == []
+    assert len(job.handle(TerminalLine("c\n"), DebuggerClosed(0)).wait(51).searches) == 1
+
+
 def test_without_a_terminal_a_breakpoint_is_refused_and_nobody_is_asked_and_a_failure_is_not_debugged(simulate):
     job = prompt(stop_at_breakpoint(simulate(2, no_terminal="no terminal").run(), 0), 0)
     assert answers(job, DebuggerDecision) == [(0, DebuggerDecision(False, "no terminal"))]

@@ -2,14 +2,14 @@
 
 A rank has it from its breakpoint until it is continued. One that was told to step, and does not come back soon, may
 wait for a rank that waits for the terminal: then the next one gets it. While a rank is at its prompt, the clocks of
---timeout and --stall-timeout stand still.
+--timeout, --stall-timeout and --grow stand still; that of --save-time runs on towards the end of an allocation only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from jaxrun.controller.head.head_state import HeadState, Timeout
+from jaxrun.controller.head.head_state import HeadState
 from jaxrun.controller.head.shutdown import JobShutdown
 from jaxrun.protocol.debugger_messages import (
     DebuggerClosed,
@@ -67,7 +67,7 @@ class DebuggerTurns:
         if self._owner is None or self._stepping_since is not None:
             return []
         self._stepping_since = now
-        self._state.timeouts.resume(now)
+        self._state.resume_clocks(now)
         return [Send((self._owner,), DebuggerInput(event.line))]
 
     def hand_over(self, now: float) -> list[Action]:
@@ -93,7 +93,7 @@ class DebuggerTurns:
         for messages in self._waiting.values():
             actions += [action for message in messages for action in self._refuse(message)]
         self._owner, self._waiting, self._stepping_since = None, {}, None
-        self._state.timeouts.resume(now)
+        self._state.resume_clocks(now)
         return actions
 
     def _give_to(self, rank: int, message: DebuggerMessage) -> Iterator[Action]:
@@ -113,7 +113,7 @@ class DebuggerTurns:
             case DebuggerOutput(text=text):
                 yield ShowTerminalText(text)
             case DebuggerReadRequest():
-                self._state.timeouts.hold(now, Timeout.JOB)
+                self._state.hold_clocks(now)
                 yield ReadTerminalLine()
             case DebuggerClosed():
                 yield from self._release(now)
@@ -123,7 +123,7 @@ class DebuggerTurns:
         if self._owner is not None:
             self._state.debugged.discard(self._owner)
         self._owner, self._stepping_since = None, None
-        self._state.timeouts.resume(now)
+        self._state.resume_clocks(now)
         if not self._waiting:
             return []
         messages = self._waiting.pop(next(iter(self._waiting)))

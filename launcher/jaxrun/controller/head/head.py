@@ -278,6 +278,7 @@ class Head:
             case Timeout.INTERRUPT | Timeout.GRACE | Timeout.KILL:
                 return self._interruption.on_timeout(timeout, now)
             case Timeout.TIME_LIMIT_NEAR:
+                self._state.is_near_told = True
                 left = self._state.limits.save or 0.0
                 return self._interruption.begin_stop(f"time limit in {left:g} s", now, left)
             case Timeout.GROW:

@@ -83,10 +83,13 @@ class TimeLimits:
         timeouts = {Timeout.STARTUP: now + self.init, Timeout.PROGRESS: now + FIRST_PROGRESS_S}
         if self.job is not None:
             timeouts[Timeout.JOB] = now + self.job
-        ends = [at for at in (timeouts.get(Timeout.JOB), self.ends_at) if at is not None]
-        if self.save is not None and ends:
-            timeouts[Timeout.TIME_LIMIT_NEAR] = min(ends) - self.save
-        return timeouts
+        near = self.near(timeouts.get(Timeout.JOB))
+        return timeouts if near is None else {**timeouts, Timeout.TIME_LIMIT_NEAR: near}
+
+    def near(self, job_ends_at: float | None) -> float | None:
+        """When the program is asked to stop by itself, if `job` is over at this time; None if it never is."""
+        ends = [at for at in (job_ends_at, self.ends_at) if at is not None]
+        return min(ends) - self.save if self.save is not None and ends else None
 
 
 def grace_timeouts(now: float, grace: float) -> dict[Timeout, float]:
@@ -118,18 +121,19 @@ class JobTimeouts:
         """Of all timeouts let only these run."""
         self._at, self._held = dict(timeouts), {}
 
-    def hold(self, now: float, timeout: Timeout) -> None:
-        """Let `timeout` stand still, if it runs, until `resume`."""
-        if timeout in self._at:
-            self._held[timeout] = self._at.pop(timeout) - now
+    def hold(self, now: float, *timeouts: Timeout) -> None:
+        """Let these, as far as they run, stand still until `resume`."""
+        for timeout in timeouts:
+            if timeout in self._at:
+                self._held[timeout] = self._at.pop(timeout) - now
 
     def resume(self, now: float) -> None:
         for timeout, seconds in self._held.items():
             self._at[timeout] = now + seconds
         self._held.clear()
 
-    def postpone(self, seconds: float, *excepted: Timeout) -> None:
-        self._at = {timeout: at if timeout in excepted else at + seconds for timeout, at in self._at.items()}
+    def postpone(self, seconds: float) -> None:
+        self._at = {timeout: at + seconds for timeout, at in self._at.items()}
 
     def deadline(self) -> float | None:
         return min(self._at.values(), default=None)
@@ -153,6 +157,7 @@ class HeadState:
     flights:         what the flight recorders held when they were last read, by rank
     straggler:       the rank, or the host, for which the others wait, if there is one
     stop_requested:  somebody has asked for the end of the job, be it that it was ending already
+    is_near_told:    TIME_LIMIT_NEAR has expired, once and for all
     debugged:        the ranks that a person debugs: that the job stands still meanwhile is no stall
     stop:            how the program is asked to stop by itself, which is no end of the job yet
     """
@@ -169,6 +174,7 @@ class HeadState:
     flights: dict[int, Flight] = field(default_factory=dict)
     straggler: Straggler | None = None
     stop_requested: bool = False
+    is_near_told: bool = False
     debugged: set[int] = field(default_factory=set)
     stop: StopAgreement = field(init=False)
 
@@ -184,3 +190,27 @@ class HeadState:
         """Begin a phase; of all timeouts only these go on to run."""
         self.phase = phase
         self.timeouts.start_only(timeouts)
+
+    def hold_clocks(self, now: float) -> None:
+        """Somebody sits at a debugger's prompt: what --timeout and --grow count stands still until `resume_clocks`."""
+        self.timeouts.hold(now, Timeout.JOB, Timeout.GROW)
+        self._reschedule_near()
+
+    def resume_clocks(self, now: float) -> None:
+        self.timeouts.resume(now)
+        self._reschedule_near()
+
+    def postpone_clocks(self, seconds: float) -> None:
+        """The job has stood still for so long; the end of an allocation has come nearer all the same."""
+        self.timeouts.postpone(seconds)
+        self._reschedule_near()
+
+    def _reschedule_near(self) -> None:
+        """Have TIME_LIMIT_NEAR follow --timeout, which may have been moved."""
+        near = self.limits.near(self.timeouts.at(Timeout.JOB))
+        if not self.is_healthy or self.is_near_told:
+            return
+        if near is None:
+            self.timeouts.cancel(Timeout.TIME_LIMIT_NEAR)
+        else:
+            self.timeouts.start(Timeout.TIME_LIMIT_NEAR, near)

@@ -82,8 +82,7 @@ class Interruption:
     def _resume(self, paused_s: float) -> list[Action]:
         """Let all ranks go on; of the time limits only that of a scheduler has run on."""
         self._checks.discount(paused_s)
-        fixed = () if self._state.limits.ends_at is None else (Timeout.TIME_LIMIT_NEAR,)
-        self._state.timeouts.postpone(paused_s, *fixed)
+        self._state.postpone_clocks(paused_s)
         ranks = self._workers.live
         return [SignalRanks(ranks, signal.SIGCONT)] if ranks else []
 
