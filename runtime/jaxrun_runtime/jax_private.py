@@ -9,6 +9,8 @@ jax that has been imported.
 | exit without JAX's barrier     | jax._src.api.clean_up                    | an exit waits for all ranks    |
 | the coordinator's key-values   | jax._src.distributed.global_state.client | no check of it, no snapshots   |
 | Gloo publishes a given address | jaxlib._jax.make_gloo_tcp_collectives    | it publishes the host name's   |
+| Gloo's connections, opened     | jaxlib.xla_client.DeviceList,            | Gloo gives a rank 30 s to come |
+| before a program needs them    | jax._src.compiler.get_compile_options    | to a first collective          |
 | no warning about proxies       | the flag jax_check_proxy_envs            | the warning                    |
 | initialize() by the program    | jax._src.distributed.initialize          | only jax.distributed's is empty |
 | variables set in the program   | jax.config.values, jax.config.meta       | they do nothing                |
@@ -21,8 +23,9 @@ Those that --lockstep needs are in lockstep/jax_hooks.py.
 from __future__ import annotations
 
 import atexit
+import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF
@@ -31,6 +34,19 @@ _KEY_VALUE_CALLS = ("key_value_set", "blocking_key_value_get")
 _NONCE_KEY = "jaxrun/nonce"
 _CERTIFICATE_OPTIONS = ("jax_mtls_cert_file", "jax_mtls_key_file", "jax_mtls_ca_file", "jax_mtls_peer_uri_prefix")
 _DAY_MS = 86_400_000
+_ALL_REDUCE = """
+module @open_connections attributes {{mhlo.num_partitions = 1 : i32, mhlo.num_replicas = {count} : i32}} {{
+  func.func public @main() -> tensor<i32> {{
+    %one = stablehlo.constant dense<1> : tensor<i32>
+    %sum = "stablehlo.all_reduce"(%one) <{{replica_groups = dense<[{group}]> : tensor<1x{count}xi64>}}> ({{
+      ^bb0(%a: tensor<i32>, %b: tensor<i32>):
+        %c = stablehlo.add %a, %b : tensor<i32>
+        stablehlo.return %c : tensor<i32>
+    }}) : (tensor<i32>) -> tensor<i32>
+    return %sum : tensor<i32>
+  }}
+}}
+"""
 _TRUE, _FALSE = {"y", "yes", "t", "true", "on", "1"}, {"n", "no", "f", "false", "off", "0"}  # as JAX reads them
 
 
@@ -58,6 +74,32 @@ def set_gloo_address(address: str) -> bool:
 
     sys.modules["jaxlib._jax"].make_gloo_tcp_collectives = make  # type: ignore[attr-defined]
     return True
+
+
+def uses_gloo() -> bool:
+    """Whether JAX's collectives on CPU go through Gloo, and not through an MPI."""
+    return getattr(_lookup("jax", "config"), "jax_cpu_collectives_implementation", None) == "gloo"
+
+
+def compile_all_reduce(devices: Sequence[Any]) -> Callable[[], object] | None:
+    """Compile a program in which these CPU devices add one number up; returns what runs it.
+
+    The devices may belong to several processes, which must all run it. None if this JAX cannot compile it.
+    """
+    import numpy
+
+    options = _lookup("jax._src.compiler", "get_compile_options")
+    device_list = _lookup("jaxlib.xla_client", "DeviceList")
+    count, ids = len(devices), numpy.array([[device.id] for device in devices])
+    program = _ALL_REDUCE.format(count=count, group=list(range(count)))
+    try:
+        settings = options(num_replicas=count, num_partitions=1, device_assignment=ids)
+        client = devices[0].client
+        executable = client.compile_and_load(program.encode(), device_list(tuple(devices)), settings)
+    except Exception as error:
+        logging.getLogger("jaxrun").debug("jaxrun cannot open Gloo's connections by itself", exc_info=error)
+        return None
+    return lambda: executable.execute_sharded([])
 
 
 def replace_initialize(initialize: Callable[..., None]) -> bool:
@@ -116,6 +158,19 @@ def exchange(name: str, rank: int, size: int, text: str) -> list[str]:
     return [str(client.blocking_key_value_get(f"{name}/{other}", _DAY_MS)) for other in range(size)]
 
 
+def meet(name: str, rank: int, ranks: Iterable[int]) -> None:
+    """Wait until all these ranks have come to the meeting of this name, which is used once.
+
+    Without a table of key-values, returns at once.
+    """
+    client = getattr(_lookup("jax._src.distributed", "global_state"), "client", None)
+    if not all(hasattr(client, call) for call in _KEY_VALUE_CALLS):
+        return
+    client.key_value_set(f"{name}/{rank}", "")  # type: ignore[union-attr]
+    for other in ranks:
+        client.blocking_key_value_get(f"{name}/{other}", _DAY_MS)  # type: ignore[union-attr]
+
+
 def wait_at_barrier(name: str) -> None:
     """Wait until all ranks have come to the barrier of this name, which is used once. Raises RuntimeError."""
     _table_client().wait_at_barrier(name, _DAY_MS)
@@ -163,12 +218,19 @@ def missing_features(lockstep: str = LOCKSTEP_OFF) -> list[str]:
         "JAX warns of proxies, which do no harm here": _has_proxy_flag(),
         "JAX_… variables that the program itself sets do nothing": hasattr(_lookup("jax", "config"), "values"),
     }
-    if lockstep != LOCKSTEP_OFF:
-        from jaxrun_runtime.lockstep import jax_hooks
+    from jaxrun_runtime.lockstep import jax_hooks
 
+    probes["a rank that comes 30 s late to a first collective on CPU ends the job"] = (
+        jax_hooks.can_hook_executions() and _can_compile_all_reduce()
+    )
+    if lockstep != LOCKSTEP_OFF:
         missing = jax_hooks.missing_features(lockstep)
         probes[missing] = not missing
     return [lacks(what) for what, found in probes.items() if not found]
+
+
+def _can_compile_all_reduce() -> bool:
+    return None not in (_lookup("jax._src.compiler", "get_compile_options"), _lookup("jaxlib.xla_client", "DeviceList"))
 
 
 def lacks(what: str) -> str:

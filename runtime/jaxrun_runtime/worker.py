@@ -37,6 +37,7 @@ from jaxrun_runtime import (
     unsupported,
 )
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
+from jaxrun_runtime.gloo import connections
 
 _FORK_SERVER_POLL_INTERVAL_S = 0.001  # while the fork server, this worker's first parent, exits
 
@@ -76,6 +77,7 @@ def _run_stages(env: WorkerEnv, argv: list[str], started: float, forked_by: int,
         stage = WorkerStage.PROVE
         devices = join.report_devices(env, joined)
         channel.send(devices)
+        connections.open_before_first_use(env)
         _install_lockstep(env, channel)
         _allow_mesh_over_hosts(env)
         channel.receive(Run)

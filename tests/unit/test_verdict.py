@@ -187,6 +187,25 @@ def test_a_verdict_that_knows_only_consequences_says_so():
     assert some.headline.startswith("rank 1 of 4 on h0 saw a broken connection; none reported a cause of its own; it")
 
 
+@pytest.mark.parametrize(
+    "limit",
+    [
+        "Gloo context initialization failed: DEADLINE_EXCEEDED: GetKeyValue() timed out with key: cpu:gloo/0,2/1",
+        "Gloo AllGather failed: [unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation to complete",
+        "INTERNAL: GetKeyValue() timed out with key: gpu:0,1 and duration: 10m",
+    ],
+)
+def test_a_limit_of_jax_on_waiting_names_who_had_not_come_and_speaks_of_no_broken_connection(limit):
+    verdict = weigh(raised(0, 5.0, limit), raised(2, 5.1, limit), *stopped(1, 3))
+    assert verdict.headline == (
+        "2 of 4 ranks (0, 2) waited for ranks 1, 3, which had not come when JAX gave up, "
+        "5.0 s into the run; no connection was broken."
+    )
+    assert verdict.victims == {1: "was stopped", 2: "waited in vain", 3: "was stopped"}
+    all_wait = weigh(*(raised(rank, 5.0, limit) for rank in range(4)))
+    assert all_wait.headline.startswith("every rank waited for others, which had not come when JAX gave up")
+
+
 # ---- what it means
 
 

@@ -68,9 +68,13 @@ _SEEN = {
 
 def probe_level() -> int:
     """Return what of the program's calls can be recorded: one of flight_file.LEVELS."""
-    if not _has_slots(_EXECUTION):
+    if not can_hook_executions():
         return COMPILATIONS if _has_listeners() else NOTHING
     return EVERY_CALL if _has_fast_data() else FIRST_CALLS
+
+
+def can_hook_executions() -> bool:
+    return _has_slots(_EXECUTION)
 
 
 def missing_features(lockstep: str) -> str:

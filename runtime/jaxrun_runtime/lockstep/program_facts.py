@@ -98,6 +98,18 @@ def ranks_of(executed: Any) -> set[int]:
     return set()
 
 
+def device_assignment(executed: Any) -> Sequence[Any]:
+    """Return the devices of an ExecuteReplicated, in the order in which its program numbers them; empty if unknown."""
+    shardings = (*executed.in_handler.in_shardings, *executed.out_handler.out_shardings)
+    assignments = (getattr(sharding, "_device_assignment", ()) for sharding in shardings)
+    return next((tuple(devices) for devices in assignments if devices), ())
+
+
+def hlo_texts(executed: Any) -> list[str]:
+    """Return the compiled program of an ExecuteReplicated as text. Raises anything, as not all platforms show it."""
+    return [module.to_string() for module in executed.xla_executable.hlo_modules()]
+
+
 def communicates(executed: Any) -> bool:
     """Return whether an ExecuteReplicated exchanges data between devices, as far as is known.
 
@@ -107,6 +119,6 @@ def communicates(executed: Any) -> bool:
     if not all(getattr(sharding, "is_fully_replicated", False) for sharding in shardings):
         return True
     try:
-        return any(_COLLECTIVE.search(module.to_string()) for module in executed.xla_executable.hlo_modules())
+        return any(_COLLECTIVE.search(text) for text in hlo_texts(executed))
     except Exception:
         return True  # as of a plugin that does not show its programs

@@ -26,7 +26,7 @@ class Fate(enum.StrEnum):
 _SIGNS = {
     Fate.LOST_CONNECTION: (
         r"gloo\b.{0,300}?(?:closed by peer|reset by peer|broken pipe|refused|no route to host|read error)",
-        r"gloo context initialization failed",
+        r"gloo context initialization failed(?!: deadline_exceeded)",
         r"nccl\b.{0,300}?(?:process exited|network error|remote error|closed by remote peer)",
         r"ncclremoteerror",
         r"remote process exited or there was a network error",
@@ -45,6 +45,7 @@ _SIGNS = {
     ),
     Fate.WAITED: (
         r"gloo\b.{0,300}?(?:timed out|timeout)",
+        r"getkeyvalue\(\) timed out",
         r"some timed out task names",
         r"barrier timed out",
         r"getting local topologies failed.{0,300}?timed out",

@@ -12,7 +12,7 @@ from jaxrun.analysis.verdict import phrasing
 from jaxrun.analysis.verdict.error_lookup import explain_worker
 from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.protocol.flight_file import DIVERGENCE_ERROR
-from jaxrun.text import has_several_hosts
+from jaxrun.text import agree, format_ranks, has_several_hosts
 
 _SHORT_CHARS = 40  # of what a rank did: no comma is needed before "41.3 s into the run"
 
@@ -78,6 +78,11 @@ def _describe_unknown_cause(
     """Only consequences are known."""
     broken = [w for w in workers if collateral(w) and culpability(w) is Culpability.CONSEQUENCE]
     number = "every rank" if 1 < len(broken) == len(hosts) else phrasing.describe_ranks(broken or [first], hosts)
+    if collateral(first) is Fate.WAITED:
+        missing = [worker.rank for worker in workers if worker not in broken and not worker.ended_well]
+        whom = format_ranks(missing) if missing else "others"
+        had = agree("had", len(missing))
+        return f"{number} waited for {whom}, which {had} not come when JAX gave up, {moment}; no connection was broken."
     it = f"the first was {phrasing.describe_ranks([first], hosts)}: it" if len(broken) > 1 else "it"
     why = collateral(first) or Fate.STOPPED
     return f"{number} saw a broken connection; none reported a cause of its own; {it} {why}, {moment}."

@@ -1,0 +1,86 @@
+"""Opens Gloo's connections before a program needs them, however late a rank comes.
+
+Gloo connects the processes of a group of devices at the group's first collective. A process that has come there gives
+up after 30 s if another one has not: that limit is a constant of Gloo's, and JAX has no option for it. So before a
+program runs for the first time, the ranks of each of its groups wait for each other without a limit, by the
+coordinator's table of keys and values. Then an all-reduce of one number opens the connections; without it, the limit
+would hold for the time that the program itself computes before its first collective.
+
+Nothing is opened while the ranks join: which groups there will be is not known then, and not even
+sync_global_devices uses the group of all devices where a process has several.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakSet
+
+from jaxrun.protocol.env import WorkerEnv
+from jaxrun_runtime import jax_private
+from jaxrun_runtime.gloo.program_groups import find_groups
+from jaxrun_runtime.lockstep import jax_hooks, program_facts
+
+_log = logging.getLogger("jaxrun")
+_KEY_PREFIX = "jaxrun/gloo"
+
+
+def open_before_first_use(env: WorkerEnv) -> None:
+    """From now on, open the connections of each group before the first program that needs them runs."""
+    if env.size > 1 and jax_hooks.can_hook_executions() and jax_private.uses_gloo():
+        jax_hooks.hook_executions(GlooConnections(env.rank).execute, (__file__,))
+
+
+class GlooConnections:
+    """The groups of devices whose connections this rank has opened; a group is the ids of its devices, in order."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._seen: WeakSet[Any] = WeakSet()
+        self._locks: dict[tuple[int, ...], threading.Lock] = {}
+        self._open: set[tuple[int, ...]] = set()
+
+    def execute(self, original: Callable[..., Any], executed: Any, args: tuple[Any, ...]) -> Any:
+        """Run a program that Python dispatches; before its first run, open what it needs."""
+        if executed not in self._seen:
+            for devices in self._new_groups(executed):
+                self._open_group(devices)
+            self._seen.add(executed)
+        return original(executed, *args)
+
+    def _new_groups(self, executed: Any) -> list[Sequence[Any]]:
+        """The program's groups of several processes, this one among them, that are not open; in the program's order."""
+        try:
+            devices = program_facts.device_assignment(executed)
+            if len({device.process_index for device in devices}) < 2 or devices[0].platform != "cpu":
+                return []
+            texts = program_facts.hlo_texts(executed)
+            groups = [
+                [devices[place] for place in group] for text in texts for group in find_groups(text, len(devices))
+            ]
+        except Exception as error:  # the program must run, with Gloo's own limit
+            _log.debug("jaxrun cannot tell which of Gloo's connections %s needs", executed, exc_info=error)
+            return []
+        return [group for group in groups if self._needs_opening({device.process_index for device in group}, group)]
+
+    def _needs_opening(self, ranks: set[int], group: Sequence[Any]) -> bool:
+        return self._rank in ranks and len(ranks) > 1 and _ids(group) not in self._open
+
+    def _open_group(self, devices: Sequence[Any]) -> None:
+        """Wait until all ranks of the group have come here, and connect them. Raises JAX's error if that fails."""
+        ids = _ids(devices)
+        with self._locks.setdefault(ids, threading.Lock()):
+            if ids in self._open:
+                return
+            connect = jax_private.compile_all_reduce(devices)
+            ranks = sorted({device.process_index for device in devices})
+            jax_private.meet(f"{_KEY_PREFIX}/{','.join(map(str, ids))}", self._rank, ranks)
+            if connect is not None:
+                connect()
+            self._open.add(ids)
+
+
+def _ids(devices: Sequence[Any]) -> tuple[int, ...]:
+    return tuple(device.id for device in devices)
