@@ -124,7 +124,8 @@ def _handle_error(env: WorkerEnv, channel: AgentChannel, stage: WorkerStage, err
     if isinstance(error, (DivergenceError, unsupported.ExecError, KeyboardInterrupt)):
         from jaxrun_runtime.lockstep import call_sites
 
-        call_sites.trim_to_user_frames(error)
+        is_interrupt = isinstance(error, KeyboardInterrupt)  # which may end a library's work as well
+        (call_sites.trim_internal_frames if is_interrupt else call_sites.trim_to_user_frames)(error)
     debugger.trim_debugger_frames(error)
     failure = failure_report.describe_failure(error, env.rank, stage)
     # The launcher shows and logs the failure. The program prints it, too, where plain Python would print differently.

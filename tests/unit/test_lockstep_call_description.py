@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import time
+import traceback
 import weakref
 import zlib
 from types import SimpleNamespace
@@ -61,7 +62,7 @@ def test_a_watched_call_is_told_before_it_is_made_and_others_are_not(entries, wo
                 entries.watch(*first)
             if turn == 3:  # which has been left alone until now
                 entries.watch(*second)
-            told.append([cell[0] for cell in entries.cells.values()])
+            told.append([cell.entered for cell in entries.cells.values()])
 
     before = time.time_ns()
     caller()
@@ -69,7 +70,42 @@ def test_a_watched_call_is_told_before_it_is_made_and_others_are_not(entries, wo
     assert told[:2] == [[], [0]]
     assert before < told[2][0] < told[3][0] < told[4][0] < told[4][1] < told[5][0] < told[5][1] < after
     assert told[3][1] == 0
-    assert words[ENTERED_WORD] == told[5][1]
+
+
+@monitored
+def test_only_what_has_made_a_cross_process_call_from_there_counts_as_its_entry(entries, words):
+    """Through one line of a wrapper go local calls, too: they must not look like the next cross-process call."""
+
+    def local():
+        pass
+
+    def crosses():  # as its dispatch does
+        cell.entered = 0
+        cell.add_dispatcher()
+
+    def wrapper(function):
+        return function()
+
+    def place():
+        return sys._getframe(1).f_code, sys._getframe(1).f_lasti
+
+    cell = None
+    entries.watch(*wrapper(place))
+    (cell,) = entries.cells.values()
+    wrapper(local)
+    wrapper(crosses)
+    wrapper(local)
+    assert (words[ENTERED_WORD], cell.entered > 0) == (0, True)
+    before = time.time_ns()
+    wrapper(crosses)
+    entered = words[ENTERED_WORD]
+    assert entered >= before
+    wrapper(local)
+    assert words[ENTERED_WORD] == entered
+    for _ in range(10_000):
+        cell.function += 1
+        cell.add_dispatcher()
+    assert len(cell.dispatchers) <= 1000
 
 
 @monitored
@@ -97,7 +133,7 @@ def test_where_other_tools_monitor_calls_are_known_without_their_entry(words):
         code, instruction = caller()
         entries.watch(code, instruction)
         caller()
-        assert entries.cells[id(code), instruction] == [0]
+        assert entries.cells[id(code), instruction].entered == 0
     finally:
         for tool in taken:
             sys.monitoring.free_tool_id(tool)
@@ -186,6 +222,64 @@ def test_frames_of_jaxrun_are_left_out_but_not_those_of_its_programs(sites, foun
     assert found[scope["number"]][0] == f"{folder}programs/train.py:1 <module>"
 
 
+def _call_through(*files):
+    """A function that calls another through a frame of each of these files, the outermost first."""
+
+    call = None
+    for file in reversed(files):
+        scope = {"call": call}
+        body = "call(function)" if call else "function()"
+        exec(compile(f"def made(function):\n    return {body}", file, "exec"), scope)
+        call = scope["made"]
+    return call
+
+
+PACKAGES = "/venv/lib/python3.13/site-packages"
+
+
+def test_lines_that_go_through_one_line_of_a_library_are_told_apart(sites, found):
+    scope = {"find": lambda: sites.find(sys._getframe(1))}
+    exec(compile("def dispatch():\n    return find()", "/jax/_src/pjit.py", "exec"), scope)
+    dispatch = scope["dispatch"]
+    wrapper = f"{PACKAGES}/flax/nnx/compilation.py"
+    wrapped = _call_through("/deps.zip/wrap/__init__.py", contextlib.__file__, wrapper)
+    numbers = []
+    for _ in range(3):
+        numbers.append(wrapped(dispatch))
+        numbers.append(wrapped(dispatch))
+    assert numbers == [1, 2] * 3
+    line = _line() - 3
+    name = "test_lines_that_go_through_one_line_of_a_library_are_told_apart"
+    assert [stack[0] for stack in found.values()] == [f"{__file__}:{n} {name}" for n in (line, line + 1)]
+    assert not any("site-packages" in frame or "deps.zip" in frame for stack in found.values() for frame in stack)
+    inner = _call_through(wrapper)
+    assert wrapped(lambda: inner(dispatch)) == 3  # what a library calls back is the program's
+    assert found[3][0] == f"{__file__}:{_line() - 1} <lambda>"
+
+
+def test_a_thread_of_a_library_has_the_librarys_own_line_and_leaves_the_programs_alone(sites, found):
+    inner = f"{PACKAGES}/flax/nnx/compilation.py"
+    alone = SimpleNamespace(f_code=compile("pass", inner, "exec"), f_lasti=0, f_lineno=1, f_back=None)
+    assert sites.find(alone) == 1
+    assert found[1] == [f"{inner}:1 <module>"]
+    assert not sites.known
+
+
+def test_a_program_that_is_an_installed_package_has_lines_of_its_own(found, monkeypatch):
+    monkeypatch.setattr(call_sites, "_is_programs", call_sites._ProgramFiles())
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", f"{PACKAGES}/trainer/__main__.py", raising=False)
+    sites = CallSites(found.__setitem__)
+
+    def frame(file, line, back=None):
+        code = compile("pass", f"{PACKAGES}/{file}", "exec")
+        return SimpleNamespace(f_code=code, f_lasti=0, f_lineno=line, f_back=back)
+
+    main = frame("trainer/__main__.py", 2)
+    step = frame("trainer/loop.py", 8, frame("absl/app.py", 3, main))
+    assert sites.find(frame("flax/nnx/compilation.py", 1023, step)) == 1
+    assert found == {1: [f"{PACKAGES}/trainer/loop.py:8 <module>", f"{PACKAGES}/trainer/__main__.py:2 <module>"]}
+
+
 def test_a_file_has_its_full_path(sites, found, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     exec(compile("_here()", "train.py", "exec"), {"_here": lambda: sites.find(sys._getframe(1))})
@@ -225,6 +319,20 @@ def test_an_error_ends_at_the_users_line():
         last = last.tb_next
     assert last.tb_frame.f_code.co_name == "fail"
     assert error.__notes__ == ["the user's own"]
+
+
+def test_an_error_below_a_library_ends_at_the_users_line_and_an_interrupt_does_not():
+    def last_file(trim):
+        with pytest.raises(TypeError) as caught:
+            _call_through(f"{PACKAGES}/flax/nnx/compilation.py")(None)
+        trim(caught.value)
+        return list(traceback.walk_tb(caught.value.__traceback__))[-1][0].f_code.co_filename
+
+    assert last_file(call_sites.trim_internal_frames).endswith("compilation.py")
+    assert last_file(call_sites.trim_to_user_frames) == __file__
+
+
+def test_an_error_without_frames_is_left_alone():
     without_frames = ValueError()
     call_sites.trim_to_user_frames(without_frames)
     assert without_frames.__traceback__ is None

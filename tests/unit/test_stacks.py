@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrun.analysis.diagnosis import stacks
+from jaxrun.analysis.diagnosis.rank_state import Activity, find_rank_state
 from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.diagnosis.stacks import NATIVE_STACKS_TIMEOUT_S
 from jaxrun.analysis.verdict import stack_text
@@ -65,6 +66,12 @@ Thread 0x00007efeca2bab80 [MainThread] (most recent call first):
 
 Extension modules: numpy._core._multiarray_umath, jaxlib.cpu_feature_guard (total: 2)
 """
+IN_WRAPPER = f"""Current thread 0x00007f3f06c46b80 (most recent call first):
+  File "{SITE}/flax/nnx/transforms/compilation.py", line 1023 in __call__
+  File "/job/train.py", line 90 in train_step
+  File "/job/train.py", line 99 in <module>
+{SCAFFOLD}"""
+INSTALLED = IN_WRAPPER.replace("/job/", f"{SITE}/trainer/")  # a program that `python -m trainer` runs
 ONE_HOST = dict.fromkeys(range(8), "here")
 
 
@@ -100,6 +107,25 @@ def test_who_waits_in_jax(dump, kernel_wait, waits):
     assert stacks.is_waiting_in_jax(dump, kernel_wait) is waits
 
 
+@pytest.mark.parametrize("dump", [IN_WRAPPER, INSTALLED])
+@pytest.mark.parametrize(
+    ("places", "kernel_wait", "waits"),
+    [
+        (["train.py:90 train_step"], "futex_do_wait", True),
+        (["train.py:90 train_step"], "0", False),
+        (["train.py:88 train_step"], "futex_do_wait", False),
+        ((), "futex_do_wait", False),
+    ],
+)
+def test_a_librarys_wrapper_waits_in_jax_where_its_caller_has_made_such_calls(dump, places, kernel_wait, waits):
+    assert stacks.is_waiting_in_jax(dump, kernel_wait, places) is waits
+    state = find_rank_state(0, dump, kernel_wait, places)
+    assert state.activity is (Activity.CALL if waits else Activity.ELSEWHERE)
+    assert state.place == "train.py:90 train_step"
+    loader = dump.replace("/flax/nnx/transforms", "/grain")
+    assert find_rank_state(0, loader, kernel_wait, places).activity is Activity.DATA
+
+
 @pytest.mark.parametrize(
     ("dump", "place"),
     [
@@ -108,8 +134,9 @@ def test_who_waits_in_jax(dump, kernel_wait, waits):
         (IN_LINE, "train.py:90 train_step"),
         (IN_LINE.replace("/job/", f"{SITE}/jaxrun_runtime/programs/") + SCAFFOLD, "train.py:90 train_step"),
         (IN_LINE.replace("/job/", f"{SITE}/maxtext/") + SCAFFOLD, "train.py:90 train_step"),
+        (INSTALLED, "train.py:90 train_step   in flax: __call__"),
     ],
-    ids=["in JAX", "in the standard library", "in the program", "in one that jaxrun ships", "in one of a library"],
+    ids=["in JAX", "in Python's own", "in the program", "in one that jaxrun ships", "in one of a library", "in flax"],
 )
 def test_a_place_names_the_users_line_its_caller_and_what_it_called(dump, place):
     assert stack_text.find_place(stacks.main_stack(dump)).format() == place

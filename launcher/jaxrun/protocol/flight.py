@@ -148,6 +148,11 @@ class Flight:
         """All calls that are known, and last the one that was entered."""
         return (*self.calls, self.pending) if self.pending else self.calls
 
+    @property
+    def places(self) -> frozenset[str]:
+        """The lines of the program at which the known calls stand, `train.py:88 train_step`."""
+        return frozenset(strip_directory(stack[0]) for stack in self.sites.values() if stack)
+
     def calls_of(self, group: str) -> tuple[DispatchedCall, ...]:
         return tuple(call for call in self.calls if call.group == group)
 

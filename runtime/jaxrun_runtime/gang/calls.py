@@ -133,7 +133,7 @@ class CallerConnection:
 
     def _describe_exception(self, error: BaseException) -> dict[str, Any]:
         if isinstance(error, KeyboardInterrupt):
-            call_sites.trim_to_user_frames(error)
+            call_sites.trim_internal_frames(error)
         report = failure_report.describe_failure(error, self.rank)
         content = {name: getattr(report, name) for name in ("error", "message", "traceback", "notes", "status", "time")}
         return {**content, "home": str(type(error).__module__), "exception": pickle_exception(error)}

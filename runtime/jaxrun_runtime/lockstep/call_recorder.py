@@ -237,7 +237,9 @@ class CallRecorder:
                 place = id(frame.f_code), frame.f_lasti
                 entered = 0
                 if (cell := cells.get(place)) is not None:
-                    entered, cell[0] = cell[0], 0
+                    entered, cell.entered = cell.entered, 0
+                    if cell.function not in cell.dispatchers and entered:
+                        cell.add_dispatcher()
                 else:
                     watch(frame.f_code, frame.f_lasti)
                 record(program, known.get(place) or find(frame), entered)

@@ -1,14 +1,13 @@
 """Where in the user's program a cross-process call is made, and when it is entered.
 
-The place is the innermost frame that is neither JAX's nor jaxrun's. JAX's C++ dispatch tells of a call only when it has
-been made; Python's own monitoring (sys.monitoring, from Python 3.12.2 on) tells when a call instruction is reached. It
-is on for those instructions alone at which a cross-process program has been dispatched before.
+The place is the innermost frame of the program itself: below it there may be wrappers of libraries, such as flax's
+nnx.jit, through one line of which all calls pass. JAX's C++ dispatch tells of a call only when it has been made;
+Python's own monitoring (sys.monitoring, from Python 3.12.2 on) tells when a call instruction is reached, which may be a
+library's. It is on for those instructions alone at which a cross-process program has been dispatched before.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import os
 import sys
 import threading
@@ -21,10 +20,11 @@ from jaxrun.protocol import frames
 from jaxrun.protocol.flight_file import ENTERED_WORD
 from jaxrun_runtime.interrupts import claim_monitoring_tool
 
-# Decorators of the standard library leave their frames.
-_DECORATORS = (contextlib.__file__, functools.__file__)
 _MAX_FRAMES = 8  # of the user's, in a site's stack
-_MAX_SITES = 10_000  # a program that makes code as it runs must not fill the memory
+# A program that makes code as it runs must not fill the memory.
+_MAX_FILES = 10_000
+_MAX_SITES = 10_000
+_MAX_DISPATCHERS = 1000
 # Before Python 3.12.2 one call of a function cannot be left alone and another not.
 _monitoring: Any = getattr(sys, "monitoring", None) if sys.version_info >= (3, 12, 2) else None
 
@@ -39,6 +39,7 @@ class CallSites:
     def __init__(self, on_new: Callable[[int, list[str]], None]) -> None:
         self._on_new = on_new
         # By id(code) and f_lasti, because to hash a code object takes long; `_codes` keeps the ids from being reused.
+        # Only frames of the program are keys: those of a library stand for several of the program's lines.
         self.known: dict[tuple[int, int], int] = {}
         self._codes: dict[int, CodeType] = {}
         self._numbers: dict[tuple[str, ...], int] = {}
@@ -46,51 +47,61 @@ class CallSites:
         self._adding = threading.RLock()
 
     def find(self, frame: FrameType | None) -> int:
-        """Return the number of the site of `frame` or the first frame above it that is the user's; 0 without one."""
-        while frame is not None and _is_internal(frame.f_code.co_filename):
-            frame = frame.f_back
-        if frame is None:
-            return 0
-        known = self.known.get((id(frame.f_code), frame.f_lasti))
-        if known is not None:
-            return known
-        with self._adding:
-            return self._add(frame)
+        """Return the number of the site of `frame` or the first frame above it that is the program's.
+
+        In a thread that only runs libraries, that is the first which is neither JAX's nor jaxrun's; 0 without one.
+        """
+        is_programs, inner, at = _is_programs, frame, frame
+        while at is not None and not is_programs[at.f_code.co_filename]:
+            at = at.f_back
+        if at is not None:
+            number = self.known.get((id(at.f_code), at.f_lasti))
+            return number if number is not None else self._add(at)
+        while inner is not None and _is_internal(inner.f_code.co_filename):
+            inner = inner.f_back
+        return self._number(_format_stack(inner, _is_internal)) if inner is not None else 0
 
     def place(self, number: int) -> str:
         """Return a site as text, `train.py:88 train_step`; an empty text for 0."""
         return self._places[number]
 
     def _add(self, frame: FrameType) -> int:
-        stack: list[str] = []
-        at: FrameType | None = frame
-        while at is not None and len(stack) < _MAX_FRAMES:
-            if not _is_internal(at.f_code.co_filename):
-                stack.append(f"{_absolute(at.f_code.co_filename)}:{at.f_lineno} {at.f_code.co_name}")
-            at = at.f_back
-        if len(self.known) >= _MAX_SITES:
-            self.known.clear()
-            self._codes.clear()
-        code, number = frame.f_code, self._number(stack)
-        self._codes[id(code)] = code
-        self.known[id(code), frame.f_lasti] = number
-        return number
+        with self._adding:
+            number = self._number(_format_stack(frame, lambda file: not _is_programs[file]))
+            if len(self.known) >= _MAX_SITES:
+                self.known.clear()
+                self._codes.clear()
+            self._codes[id(frame.f_code)] = frame.f_code
+            self.known[id(frame.f_code), frame.f_lasti] = number
+            return number
 
     def _number(self, stack: list[str]) -> int:
-        number = self._numbers.get(tuple(stack), 0)
-        if number or len(self._places) > _MAX_SITES:
+        with self._adding:
+            number = self._numbers.get(tuple(stack), 0)
+            if number or len(self._places) > _MAX_SITES:
+                return number
+            number = self._numbers[tuple(stack)] = len(self._places)
+            self._places.append(os.path.basename(stack[0]))
+            self._on_new(number, stack)
             return number
-        number = self._numbers[tuple(stack)] = len(self._places)
-        self._places.append(os.path.basename(stack[0]))
-        self._on_new(number, stack)
-        return number
 
 
 def trim_to_user_frames(error: BaseException) -> None:
+    """Cut what is below the program's innermost frame off the traceback; where it has none, only JAX's and jaxrun's."""
+    if not _trim(error, _is_programs.__getitem__):
+        trim_internal_frames(error)
+
+
+def trim_internal_frames(error: BaseException) -> None:
     """Cut JAX's and jaxrun's frames off the end of the traceback, and drop JAX's note about what it has cut."""
+    _trim(error, lambda file: not _is_internal(file))
+
+
+def _trim(error: BaseException, is_kept: Callable[[str], bool]) -> bool:
+    """End the traceback with the last frame whose file `is_kept`, and return whether there is one."""
     last, entry = None, error.__traceback__
     while entry is not None:
-        if not _is_internal(entry.tb_frame.f_code.co_filename):
+        if is_kept(entry.tb_frame.f_code.co_filename):
             last = entry
         entry = entry.tb_next
     if last is not None:
@@ -98,6 +109,7 @@ def trim_to_user_frames(error: BaseException) -> None:
     notes = getattr(error, "__notes__", None)
     if isinstance(notes, list):
         notes[:] = [note for note in notes if "JAX_TRACEBACK_FILTERING" not in str(note)]
+    return last is not None
 
 
 def is_internal_source(source: str) -> bool:
@@ -105,8 +117,31 @@ def is_internal_source(source: str) -> bool:
     return _is_internal(source.rpartition(" at ")[2].rpartition(":")[0])
 
 
+def _format_stack(frame: FrameType | None, is_left_out: Callable[[str], bool]) -> list[str]:
+    stack: list[str] = []
+    while frame is not None and len(stack) < _MAX_FRAMES:
+        if not is_left_out(frame.f_code.co_filename):
+            stack.append(f"{_absolute(frame.f_code.co_filename)}:{frame.f_lineno} {frame.f_code.co_name}")
+        frame = frame.f_back
+    return stack
+
+
+class _ProgramFiles(dict[str, bool]):
+    """Whether a file is the program's, which may itself be an installed package. Each call below a library asks."""
+
+    def __missing__(self, file: str) -> bool:
+        if len(self) >= _MAX_FILES:
+            self.clear()
+        package = frames.find_package(getattr(sys.modules.get("__main__"), "__file__", None) or "")
+        self[file] = frames.is_programs(file) or (bool(package) and file.startswith(package))
+        return self[file]
+
+
+_is_programs = _ProgramFiles()
+
+
 def _is_internal(filename: str) -> bool:
-    return frames.is_ours(filename) or frames.is_jax(filename) or filename in _DECORATORS
+    return frames.is_ours(filename) or frames.is_jax(filename)
 
 
 def _absolute(filename: str) -> str:
@@ -116,16 +151,39 @@ def _absolute(filename: str) -> str:
 # ---- when calls are entered
 
 
+class EntryCell:
+    """The latest entry of one call instruction, through which other calls than cross-process ones may go, too.
+
+    entered:     nanoseconds since the epoch, which whoever reads it sets to 0: so it is where nothing is known
+    function:    the id of what was called then
+    dispatchers: the ids of what has made cross-process calls from here
+    """
+
+    __slots__ = ("dispatchers", "entered", "function")
+
+    def __init__(self) -> None:
+        self.entered = self.function = 0
+        self.dispatchers: set[int] = set()
+
+    def add_dispatcher(self) -> None:
+        """What was called last has made a cross-process call."""
+        if len(self.dispatchers) >= _MAX_DISPATCHERS:
+            self.dispatchers.clear()
+        self.dispatchers.add(self.function)
+
+
 class CallEntries:
     """Notes when watched call instructions are reached, in their cells and in the flight recorder's header.
 
-    cells:  by id(code) and f_lasti the time (nanoseconds since the epoch) of a call that is being made, which whoever
-            reads it sets to 0: so it is where nothing is known
+    The header says that a rank has come to its next cross-process call. So only what has made one from there before
+    counts: through one line of a library's wrapper, or of the program's own, go local calls as well.
+
+    cells:  by id(code) and f_lasti
     """
 
     def __init__(self, words: memoryview) -> None:
         """`words` are those of the flight recorder."""
-        self.cells: dict[tuple[int, int], list[int]] = {}
+        self.cells: dict[tuple[int, int], EntryCell] = {}
         self._codes: dict[int, CodeType] = {}  # keeps the ids from being reused
         self._adding = threading.Lock()
         self._tool = claim_monitoring_tool("jaxrun") if _monitoring else None
@@ -139,7 +197,7 @@ class CallEntries:
                 self.cells.clear()
                 self._codes.clear()
             self._codes[id(code)] = code
-            self.cells[id(code), instruction] = [0]
+            self.cells[id(code), instruction] = EntryCell()
             if self._tool is not None:
                 # Twice, because this instruction may have been left alone until now.
                 _monitoring.set_local_events(self._tool, code, 0)
@@ -156,7 +214,10 @@ class CallEntries:
             cell = find((id(code), instruction))
             if cell is None:
                 return leave_alone
-            cell[0] = words[ENTERED_WORD] = time_ns()
+            cell.function = called = id(function)
+            cell.entered = now = time_ns()
+            if called in cell.dispatchers:
+                words[ENTERED_WORD] = now
             return None
 
         return on_call

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from jaxrun.analysis.diagnosis import stacks
 from jaxrun.analysis.diagnosis.stacks import Frame, Stack
-from jaxrun.protocol.flight import Flight, strip_directory
+from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.snapshot_messages import ProcessState
 
 
@@ -116,7 +116,7 @@ def find_rank_states(
     dumps: Mapping[int, str], waits: Mapping[int, str], flights: Mapping[int, Flight]
 ) -> dict[int, RankState]:
     """What the ranks of `dumps` are doing; their flights say where they have made cross-process calls before."""
-    places = {rank: {strip_directory(site[0]) for site in f.sites.values() if site} for rank, f in flights.items()}
+    places = {rank: flight.places for rank, flight in flights.items()}
     found = ((rank, dumps[rank], waits.get(rank, ""), places.get(rank, ())) for rank in sorted(dumps))
     return {seen[0]: find_rank_state(*seen) for seen in found}
 
@@ -136,7 +136,7 @@ def find_rank_state(rank: int, dump: str, wait: str, places: Collection[str] = (
         return RankState(Activity.IDLE)
     if any(frame.function == _ENDING and frame.is_scaffold for frame in stack.frames):
         return RankState(Activity.ENDING, other_threads=_others(dump, stack))
-    index = _program_frame(stack.frames)
+    index = _program_frame(stack)
     called, place = stack.frames[:index], str(stack.frames[index])
     if stack.waits_for_ranks:
         return RankState(Activity.JOINT_CALL, place, stack.joint_function)
@@ -148,6 +148,8 @@ def find_rank_state(rank: int, dump: str, wait: str, places: Collection[str] = (
         waits = "futex" in wait or _RESULT.search(f"{called[0].file} {called[0].function}")
         return RankState(Activity.CALL if waits else Activity.ELSEWHERE, place, _name(called))
     if called:
+        if "futex" in wait and stack.is_in_wrapper(places):
+            return RankState(Activity.CALL, place)
         return RankState(Activity.ELSEWHERE, place, _name(called))
     activity = find_kernel_activity(rank, wait, known=not places or place in places)
     return RankState(activity, place, is_certain=activity is not Activity.CALL or place in places)
@@ -164,13 +166,10 @@ def find_kernel_activity(rank: int, wait: str, *, known: bool = False) -> Activi
     return next((activity for activity, pattern in _KERNEL if pattern.search(wait)), Activity.ELSEWHERE)
 
 
-def _program_frame(frames: Sequence[Frame]) -> int:
+def _program_frame(stack: Stack) -> int:
     """The index of the program's innermost frame, which is a library's where the program has none."""
-    for is_programs in (lambda frame: frame.is_users, _is_plain_library):
-        for index, frame in enumerate(frames):
-            if is_programs(frame):
-                return index
-    return 0
+    plain = stack.programs or [frame for frame in stack.frames if _is_plain_library(frame)]
+    return stack.frames.index(plain[0]) if plain else 0
 
 
 def _is_plain_library(frame: Frame) -> bool:
@@ -194,5 +193,4 @@ def _name(called: Sequence[Frame]) -> str:
 def _others(dump: str, main: Stack) -> tuple[str, ...]:
     """Where the program's other threads are, each place once."""
     threads = (stack for stack in stacks.parse_dump(dump) if stack != main)
-    own = (next((frame for frame in stack.frames if frame.is_users), None) for stack in threads)
-    return tuple(dict.fromkeys(str(frame) for frame in own if frame))
+    return tuple(dict.fromkeys(str(stack.programs[0]) for stack in threads if stack.programs))

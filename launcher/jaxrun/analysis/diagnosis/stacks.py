@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import PurePath
 
@@ -61,13 +62,20 @@ class Frame:
         return frames.is_scaffold(self.file)
 
     @property
+    def library(self) -> str:
+        """The package or the module of Python that the frame belongs to, as "flax" or "queue"; the file's name else."""
+        package = PurePath(frames.find_package(self.file))
+        return package.stem if package.name else PurePath(self.file).stem
+
+    @property
     def is_wrapper(self) -> bool:
         """Whether the frame is the one with which JAX hides its own frames from tracebacks."""
         return self.file.endswith("/traceback_util.py")
 
     @property
-    def is_users(self) -> bool:
-        return frames.is_programs(self.file)
+    def is_packages(self) -> bool:
+        """Whether the frame is that of an installed package other than JAX."""
+        return frames.is_packages(self.file)
 
     def __str__(self) -> str:
         return f"{PurePath(self.file).name}:{self.line} {self.function}"
@@ -81,16 +89,29 @@ class Stack:
     current: bool = False
 
     @property
+    def programs(self) -> tuple[Frame, ...]:
+        """The program's frames; none in a thread that only runs libraries."""
+        return tuple(self.frames[index] for index in frames.find_program_frames([one.file for one in self.frames]))
+
+    @property
     def users(self) -> tuple[Frame, ...]:
-        """The program's frames; where it has none, as a module of a library, those that are not scaffold."""
-        own = tuple(frame for frame in self.frames if frame.is_users)
-        return own or tuple(frame for frame in self.frames if not frame.is_scaffold) or self.frames
+        """The program's frames; where it has none, those that are not scaffold."""
+        return self.programs or tuple(frame for frame in self.frames if not frame.is_scaffold) or self.frames
 
     @property
     def called(self) -> tuple[Frame, ...]:
         """The calls that the program has not returned from, innermost first, as far as they have Python frames."""
         first = self.users[0] if self.users else None
         return self.frames[: self.frames.index(first)] if first else ()
+
+    def is_in_wrapper(self, places: Collection[str]) -> bool:
+        """Whether a library's wrapper, such as flax's nnx.jit, runs native code for a line of `places`.
+
+        `places` are those of the program at which a rank has made cross-process calls, "train.py:88 train_step". What
+        such a line has called there before, it most likely calls again.
+        """
+        called = self.called
+        return bool(called) and all(frame.is_packages for frame in called) and str(self.users[0]) in places
 
     @property
     def joint_function(self) -> str:
@@ -147,21 +168,25 @@ def crashed_stack(dump: str) -> Stack:
     return next((stack for stack in stacks if stack.current), main_stack(dump))
 
 
-def is_waiting_in_jax(dump: str, kernel_wait: str) -> bool:
+def is_waiting_in_jax(dump: str, kernel_wait: str, places: Collection[str] = ()) -> bool:
     """Whether the main thread waits for JAX: in its Python code, or in native code called from the program; or for
     other ranks in a joint function of jaxrun.
 
-    `kernel_wait` is the kernel's name for what the thread sleeps in. A compiled call has no Python frame:
-    the program's own line, asleep on a futex, is taken for one. Python's queues show a frame of their own.
+    `kernel_wait` is the kernel's name for what the thread sleeps in; `places` are the program's lines at which this
+    rank has made cross-process calls. A compiled call has no Python frame: the program's own line, asleep on a futex,
+    is taken for one, and a library's below a line of `places`. Python's queues show a frame of their own.
     """
-    return main_stack(dump).waits_for_ranks or ("futex" in kernel_wait and is_in_jax(dump))
+    return main_stack(dump).waits_for_ranks or ("futex" in kernel_wait and is_in_jax(dump, places))
 
 
-def is_in_jax(dump: str) -> bool:
+def is_in_jax(dump: str, places: Collection[str] = ()) -> bool:
     """Whether the main thread is in JAX, asleep or not: it may poll a GPU, or run native code of another library; or
     waits for other ranks in a joint function of jaxrun.
     """
     stack = main_stack(dump)
     if stack.waits_for_ranks:
         return True
-    return bool(stack.frames) and (stack.frames[0].is_users or any(frame.is_jax for frame in stack.called))
+    called = stack.called
+    if not stack.frames or not called:
+        return bool(stack.programs)
+    return any(frame.is_jax for frame in called) or stack.is_in_wrapper(places)

@@ -6,11 +6,12 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from pathlib import PurePath
 
 from jaxrun.analysis.lockstep import hlo_diff
 from jaxrun.analysis.lockstep.divergence import CallGroup
 from jaxrun.protocol.flight import Arrays, strip_directory
-from jaxrun.protocol.frames import is_jax
+from jaxrun.protocol.frames import find_package, is_jax
 from jaxrun.text import plural
 
 _TYPE = re.compile(r"(?P<dtype>[^\[]*)\[(?P<shape>[^\]]*)\](?P<rest>.*)$")
@@ -208,10 +209,16 @@ def _array(type_: str, sharding: str) -> str:
 
 
 def short_source(source: str) -> str:
-    """Write `step at /home/me/model.py:40` as `step at model.py:40`, and a function of JAX's as `_mean of JAX`."""
+    """Write `step at /home/me/model.py:40` as `step at model.py:40`, and a function of JAX's as `_mean of JAX`.
+
+    A library's wrapper stands for the function that it wraps: that is `step in equinox`.
+    """
     function, at, place = source.rpartition(" at ")
-    if is_jax(place.rpartition(":")[0]):
+    file = place.rpartition(":")[0]
+    if is_jax(file):
         return f"{function} of JAX"
+    if package := find_package(file):
+        return f"{function} in {PurePath(package).stem}"
     return f"{function}{at}{strip_directory(place)}"
 
 

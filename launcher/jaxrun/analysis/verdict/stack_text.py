@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePath
+from pathlib import Path
 
 from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.diagnosis.stacks import Frame, Stack, crashed_stack, main_stack
@@ -145,7 +145,7 @@ def find_place(stack: Stack) -> Place:
     if stack.joint_function:
         return Place(line, stack.joint_function)
     entry = next((frame for frame in reversed(stack.called) if not frame.is_wrapper), stack.called[-1])
-    return Place(line, f"{'JAX' if entry.is_jax else PurePath(entry.file).stem}: {entry.function}")
+    return Place(line, f"{'JAX' if entry.is_jax else entry.library}: {entry.function}")
 
 
 def format_all_frames(dumps: Mapping[int, str], hosts: Mapping[int, str]) -> str:

@@ -156,7 +156,9 @@ class EarlyExitDetector:
             self.next_check_s, self._previous = remaining, None
             return False
         is_waiting = bool(replies) and all(
-            is_in_jax(reply.stacks) if left_behind else is_waiting_in_jax(reply.stacks, reply.kernel_wait)
+            is_in_jax(reply.stacks, reply.flight.places)
+            if left_behind
+            else is_waiting_in_jax(reply.stacks, reply.kernel_wait, reply.flight.places)
             for reply in replies.values()
         )
         cpu = {rank: reply.cpu_seconds for rank, reply in replies.items()}

@@ -43,7 +43,7 @@ class StragglerSamples:
             self._tries += 1
             self._own += [reply] if reply.stacks else []
         else:
-            self._is_waiting.append(is_waiting_in_jax(reply.stacks, reply.kernel_wait))
+            self._is_waiting.append(is_waiting_in_jax(reply.stacks, reply.kernel_wait, reply.flight.places))
 
     def judge(self, flights: Mapping[int, Flight], found: Straggler) -> None:
         """Keep the stacks that were taken while others waited, once the recorder says when the next call came."""
