@@ -8,11 +8,13 @@ a rank before Python 3.12.8 and 3.13.1 (https://github.com/python/cpython/issues
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from types import FrameType
 
 from jaxrun.protocol.env import FAULT_HANDLER_SIGNAL, STACKS_SIGNAL
@@ -20,6 +22,8 @@ from jaxrun.protocol.env import FAULT_HANDLER_SIGNAL, STACKS_SIGNAL
 # As many as the fault handler writes.
 _MAX_THREADS = 100
 _MAX_FRAMES = 100
+
+_observers: list[Callable[[FrameType | None], None]] = []
 
 
 def write_on_signal(fd: int) -> None:
@@ -32,6 +36,11 @@ def write_on_signal(fd: int) -> None:
     threading.Thread(target=_serve, args=(fd,), name="jaxrun-stacks", daemon=True).start()
 
 
+def observe_main_thread(observer: Callable[[FrameType | None], None]) -> None:
+    """Call `observer` with the main thread's innermost frame each time before stacks are written."""
+    _observers.append(observer)
+
+
 def give_up_in_fork() -> None:
     """In a process that the program has forked: its stacks are not the rank's."""
     faulthandler.unregister(STACKS_SIGNAL)
@@ -42,6 +51,9 @@ def _serve(fd: int) -> None:
     while signal.sigwait({STACKS_SIGNAL}):
         while signal.sigtimedwait({STACKS_SIGNAL}, 0):
             pass  # one answer serves all who have asked by now
+        for observer in _observers:
+            with contextlib.suppress(Exception):
+                observer(sys._current_frames().get(threading.main_thread().ident or 0))
         os.write(fd, describe_threads().encode("ascii", "backslashreplace"))
 
 

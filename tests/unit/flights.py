@@ -39,7 +39,7 @@ class Flight:
         text = self._content[flight_file.TEXT_OFFSET : flight_file.TEXT_OFFSET + self.words[flight_file.TEXT_SIZE_WORD]]
         assert text == b"" or text.endswith(b"\n")
         self.lines = [json.loads(line) for line in text.splitlines()]
-        self.groups = {line["group"]: line["ranks"] for line in self.lines if "ranks" in line}
+        self.groups = {line["group"]: line["ranks"] for line in self.lines if {"group", "ranks"} <= line.keys()}
         self.programs: dict[int, dict[str, Any]] = {}
         for line in self.lines:
             if "program" in line:  # one, or one before and one after its compilation
@@ -70,9 +70,9 @@ class Flight:
 
     @property
     def pending(self):
-        """(number, ranks, name, place) of the call that has not returned, or None."""
+        """(number, ranks, name, place) of the call that was entered and has not returned, or None."""
         call, what = self.words[flight_file.PENDING_TAG_WORD], self.words[flight_file.PENDING_SITE_WORD]
-        if not call:
+        if not call or self.words[flight_file.PENDING_COMPILES_WORD]:
             return None
         assert self.words[flight_file.PENDING_SINCE_WORD]
         place = os.path.basename(self._site(what >> 32)[0])

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -171,6 +172,43 @@ def test_a_call_that_all_ranks_wait_in_is_reported_without_a_culprit():
     assert findings("a queue", "a queue")[0].startswith("ranks 0-1 wait for data (queue.get) at train.py:54 step: has")
     assert findings("compiling", "compiling")[0].startswith("ranks 0-1 are compiling at train.py:129 step: it goes on")
     assert findings("pdb of 3.13", "a loop")[0].startswith("rank 0 waits at a debugger's prompt")
+
+
+@pytest.mark.parametrize(
+    ("platform", "group", "others", "needed"),
+    [
+        ("gpu", "0-2", ("a compiled call", "a compiled call"), "ranks 1-2"),
+        ("gpu", "0-2", ("compiling", "a compiled call"), "rank 2"),
+        ("gpu", "0-2", ("compiling", "finished"), "rank 2"),
+        ("gpu", "0-1", ("compiling", "a compiled call"), ""),
+        ("gpu", "0-2", ("compiling", "compiling"), ""),
+        ("gpu", "", ("a compiled call", "a compiled call"), ""),
+        ("cpu", "0-2", ("a compiled call", "a compiled call"), ""),
+    ],
+)
+def test_a_compilation_goes_on_by_itself_unless_gpus_compile_together_and_some_ranks_do_not(
+    platform, group, others, needed
+):
+    names = ("compiling", *others)
+    flights = {
+        rank: Flight(compiling=("jit(f)", 1.0), compiling_ranks=group)
+        for rank, name in enumerate(names)
+        if name == "compiling"
+    }
+    snapshot = Snapshot(
+        time=0.0,
+        hosts=dict.fromkeys(range(3), "h1"),
+        dumps={rank: sample(name)[0] for rank, name in enumerate(names) if name != "finished"},
+        waits={rank: sample(name)[1] for rank, name in enumerate(names) if name != "finished"},
+        flights=flights,
+        finished=tuple(rank for rank, name in enumerate(names) if name == "finished"),
+        platform=platform,
+    )
+    text = str(explain_deadlock(snapshot)[0])
+    waits = f"step, which on several GPUs waits for the ranks that do not compile ({needed})"
+    assert (waits in text, "it goes on by itself" in text) == (bool(needed), not needed)
+    unknown = str(explain_deadlock(replace(snapshot, flights={}))[0])
+    assert "it goes on by itself" not in unknown or platform == "cpu"
 
 
 LIVE = {

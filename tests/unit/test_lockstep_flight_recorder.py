@@ -199,6 +199,18 @@ def test_of_several_pending_calls_the_oldest_is_shown(file, recorder):
     assert Flight(file).pending is None
 
 
+def test_a_call_that_a_program_is_compiled_for_is_shown_unless_several_threads_make_calls(file, recorder):
+    program = _program(recorder, name="jit(step)")
+    ticket = recorder.begin_call_compilation(program, 1, 5)
+    assert FlightReader(file).brief().compiled_for.number == 1
+    recorder.end_call(ticket)
+    assert FlightReader(file).brief().compiled_for is None
+    thread = threading.Thread(target=lambda: recorder.end_call(recorder.begin_call(program, 1, 5)))
+    thread.start()
+    thread.join()
+    assert recorder.begin_call_compilation(program, 1, 5) is None
+
+
 def test_compilations_are_counted_and_the_oldest_is_shown(file):
     def shown():
         words = Flight(file).words

@@ -185,13 +185,44 @@ def test_the_entered_call_is_pending_until_its_record_stands(writer):
     assert read(writer).pending is None
 
 
+def test_a_call_whose_program_is_being_compiled_is_not_entered(writer):
+    writer.calls(4)
+    writer.words[recorder.PENDING_COMPILES_WORD] = 1
+    writer.words[recorder.PENDING_SITE_WORD] = 3 | 7 << 32
+    writer.words[recorder.PENDING_TAG_WORD] = 5 | 1 << 48
+    flight = read(writer)
+    assert (flight.pending, flight.last_number("0-3")) == (None, 4)
+    assert (flight.compiled_for.group, flight.compiled_for.number) == ("0-3", 5)
+    assert flight.place(flight.coming_calls[-1]) == "train.py:88 train_step"
+    writer.call()  # of another thread, perhaps
+    assert read(writer).compiled_for is None
+
+
+def test_where_a_rank_stood_is_known_until_its_next_call(writer):
+    writer.calls(4)
+    last = max(call.time for call in read(writer).calls)
+    writer.words[recorder.STANDING_AT_WORD] = int((last + 1) * SECOND)
+    assert read(writer).standing is None
+    writer.words[recorder.STANDING_SITE_WORD] = 7
+    assert read(writer).standing == (7, last + 1)
+    writer.words[recorder.STANDING_AT_WORD] = int((last - 0.5) * SECOND)
+    assert read(writer).standing is None
+
+
+def test_a_history_has_programs_of_which_no_call_is_left(writer):
+    writer.calls(4)
+    writer.program(9, name="jit(too large)")
+    reader = FlightReader(writer.file.fileno())
+    assert 9 in reader.history().programs and 9 not in reader.brief().programs
+
+
 def test_a_compilation_is_reported_while_it_lasts(writer):
     writer.line({"compiling": "jit(a)"})
-    writer.line({"compiling": "jit(b)"})
+    writer.line({"compiling": "jit(b)", "ranks": "0-3"})
     writer.words[recorder.COMPILING_SINCE_WORD] = 12 * SECOND
-    assert read(writer).compiling == ("jit(b)", 12.0)
+    assert (read(writer).compiling, read(writer).compiling_ranks) == (("jit(b)", 12.0), "0-3")
     writer.words[recorder.COMPILING_SINCE_WORD] = 0
-    assert read(writer).compiling is None
+    assert (read(writer).compiling, read(writer).compiling_ranks) == (None, "")
 
 
 def test_stages_of_compilations_are_read_and_odd_lines_left_out(writer):

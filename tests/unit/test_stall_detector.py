@@ -192,7 +192,19 @@ def polling(calls_of_rank_1):
 
 def test_the_same_call_of_a_gpu_may_take_long_but_a_rank_that_lacks_it_is_told_of_although_all_poll():
     assert polling(5).wait(600).told == []
-    assert 60 <= polling(4).wait(90).told[0] <= 80
+    assert 30 <= polling(4).wait(90).told[0] <= 40
+
+
+@pytest.mark.parametrize(
+    ("other", "cores", "by_recorder", "else_"),
+    [(LOOPS, 1.0, 60, 120), (LOADS, 0.0, 60, 120), (ASLEEP, 0.0, 30, 60), (WAITS_FOR_COMPILER, 0.0, 300, 600)],
+    ids=["spins", "loads data", "sleeps", "waits for its compiler"],
+)
+def test_what_the_recorders_show_is_told_of_as_soon_as_on_a_cpu(other, cores, by_recorder, else_):
+    for made, first in (({0: 5, 1: 4}, by_recorder), ({0: 5, 1: 5}, else_)):
+        job = Clock(POLLS, other, polls=True)
+        job.cpu, job.made = {0: 1.0, 1: cores}, made
+        assert first <= job.wait(first + 80).told[0]
 
 
 def test_a_rank_that_moves_within_jax_is_told_of_only_once_it_stays():

@@ -6,7 +6,7 @@ Times are seconds since the epoch. A group is the text of the ranks that take pa
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import lru_cache
 from itertools import chain
 from typing import Any, NamedTuple
@@ -107,8 +107,14 @@ class Flight:
     """One rank's calls, oldest first.
 
     compiling:         name and start of the compilation that it is in
+    compiling_ranks:   as a group, those whose devices the program that it compiles uses; empty for its own only, or if
+                       that is not known
+    compiled_for:      the call that this compilation is for, which will be entered after it; None if there is none, or
+                       if that is not certain
     timings:           of the last calls that it has made, more than are in `calls`
     entered:           when it entered the call that it seems to be in; 0.0 if in none, or if that is not known
+    standing:          the site at which its main thread was inside JAX's C++ dispatch when its stacks were written
+                       last, and when that was; None if it was not
     marks:             for each group, chains by number at some calls further back
     call_counts:       the number of calls made so far in each group
     sites:             "file.py:88 train_step", innermost first
@@ -121,10 +127,13 @@ class Flight:
     level: int = NOTHING
     strict: bool = False
     compiling: tuple[str, float] | None = None
+    compiling_ranks: str = ""
+    compiled_for: PendingCall | None = None
     pending: PendingCall | None = None
     calls: tuple[DispatchedCall, ...] = ()
     timings: tuple[CallTiming, ...] = ()
     entered: float = 0.0
+    standing: tuple[int, float] | None = None
     marks: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     call_counts: Mapping[str, int] = field(default_factory=dict)
     programs: Mapping[int, ProgramInfo] = field(default_factory=dict)
@@ -153,6 +162,11 @@ class Flight:
         """The lines of the program at which the known calls stand, `train.py:88 train_step`."""
         return frozenset(strip_directory(stack[0]) for stack in self.sites.values() if stack)
 
+    @property
+    def coming_calls(self) -> tuple[AnyCall, ...]:
+        """All calls that are known, and last the one that was entered or that a program is compiled for."""
+        return (*self.known_calls, self.compiled_for) if self.compiled_for else self.known_calls
+
     def calls_of(self, group: str) -> tuple[DispatchedCall, ...]:
         return tuple(call for call in self.calls if call.group == group)
 
@@ -172,16 +186,18 @@ class Flight:
     def to_content(self) -> dict[str, Any]:
         """Return what a message carries: lists, numbers and texts, as few as possible."""
         numbered = {group: place for place, group in enumerate(self.call_counts)}
-        pending = self.pending
         content = {
             "level": self.level,
             "strict": int(self.strict),
             "compiling": self.compiling,
-            "pending": pending and (pending.group, pending.number, pending.program, pending.site, pending.since),
+            "compiling_ranks": self.compiling_ranks,
+            "compiled_for": self.compiled_for and astuple(self.compiled_for),
+            "pending": self.pending and astuple(self.pending),
             "groups": list(self.call_counts.items()),
             "calls": [(call[0], numbered[call[1]], *call[2:6]) for call in self.calls],
             "timings": _pack_timings(self.timings, numbered),
             "entered": self.entered,
+            "standing": self.standing,
             "marks": [(numbered[group], list(marks.items())) for group, marks in self.marks.items()],
             "programs": list(self.programs.items()),
             "sites": list(self.sites.items()),
@@ -207,17 +223,21 @@ class Flight:
 def _from_content(content: Mapping[str, Any]) -> Flight:
     groups = {str(group): int(count) for group, count in content.get("groups", ())}
     names = list(groups)
-    pending = content.get("pending")
+    pending, compiled_for = content.get("pending"), content.get("compiled_for")
     compiling = content.get("compiling")
     joint_wait = content.get("joint_wait")
+    standing = content.get("standing")
     return Flight(
         level=int(content.get("level", NOTHING)),
         strict=bool(content.get("strict", False)),
         compiling=(str(compiling[0]), float(compiling[1])) if compiling else None,
+        compiling_ranks=str(content.get("compiling_ranks", "")),
+        compiled_for=_pending(*compiled_for) if compiled_for else None,
         pending=_pending(*pending) if pending else None,
         calls=_calls(content.get("calls", ()), names),
         timings=_unpack_timings(content.get("timings", ()), names),
         entered=float(content.get("entered", 0.0)),
+        standing=(int(standing[0]), float(standing[1])) if standing else None,
         marks={names[group]: {int(n): int(chain) for n, chain in marks} for group, marks in content.get("marks", ())},
         call_counts=groups,
         programs={int(number): ProgramInfo(*map(str, program)) for number, program in content.get("programs", ())},

@@ -20,7 +20,7 @@ Lines of text, in any order, but each before the first record that needs it:
     {"program": 3, "group": 1, "key": …, "code": …, "name": "jit(step)", "source": "step at /home/me/model.py:40",
      "arguments": [["batch.x", "float32[32,128]", "P('data',)"], …], "results": [["", "float32[]", "P()"], …],
      "mesh": "data=4: 0,1,2,3", "text": …}
-    {"compiling": "jit(step)"}                                (what COMPILING_SINCE_WORD is about)
+    {"compiling": "jit(step)", "ranks": "0-3"}                (what COMPILING_SINCE_WORD is about)
     {"stage": "compile", "name": "jit(step)", "since": …, "until": …}   (nanoseconds since the epoch)
     {"trouble": "…"}                                          (why less is recorded than could be)
 
@@ -28,7 +28,8 @@ Lines of text, in any order, but each before the first record that needs it:
 (name, shapes, dtypes, shardings, mesh), `code` of the lowered program; empty where that is not known. `text` is the
 lowered program, compressed by zlib, in base64; empty where it is not known or too long. A program that is compiled for
 a call has one such line before that, without `key`, and another after it, without `text`; of what stands in both, the
-latter counts. `stage` is one of STAGES, and has taken MIN_STAGE_S or longer.
+latter counts. `ranks` of a compilation are those whose devices its program uses; absent where these are one rank's, or
+not known. `stage` is one of STAGES, and has taken MIN_STAGE_S or longer.
 
 Joint functions are those of jaxrun that all ranks of the job must call, because they wait for each other there. From
 JOINT_WORD on the header has JOINT_FUNCTION_WORDS words for each of JOINT_FUNCTIONS: how often this rank has called it;
@@ -60,12 +61,18 @@ TEXT_SIZE_WORD = 9
 COMPILING_SINCE_WORD = 10  # since when (nanoseconds since the epoch) a program is being compiled; 0 if none is
 COMPILED_COUNT_WORD = 11  # programs compiled so far
 # The call that was entered and whose record is still to come: known for the first call of a program, and in strict
-# mode for all; the tag is number | group << 48, and 0 if there is none.
+# mode for all; the tag is number | group << 48, and 0 if there is none. PENDING_COMPILES_WORD is 1 while its program is
+# still being compiled for it.
 PENDING_TAG_WORD = 16
 PENDING_SITE_WORD = 17  # program | site << 32
 PENDING_SINCE_WORD = 18  # nanoseconds since the epoch
 # When a call was entered last (nanoseconds since the epoch): some thread is in it if no later record was made.
 ENTERED_WORD = 19
+PENDING_COMPILES_WORD = 20
+# The call site at which the main thread was inside JAX's C++ dispatch when its stacks were written last, and when that
+# was (nanoseconds since the epoch); the site is 0 if it was not.
+STANDING_SITE_WORD = 21
+STANDING_AT_WORD = 22
 
 # The functions of jaxrun that all ranks must call. A rank that has finished is not needed for should_stop.
 JOINT_FUNCTIONS = SNAPSHOT, RESTORE, SHOULD_STOP, GANG_BARRIER, GANG_ALLGATHER, GANG_BROADCAST = (

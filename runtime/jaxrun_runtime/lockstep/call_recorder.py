@@ -15,12 +15,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.flight_file import COMPILATIONS, COMPILE, EVERY_CALL, FIRST_CALLS, LOCKSTEP_STRICT, ORDERS_WORD
 from jaxrun.protocol.worker_messages import Call, CallMismatch
-from jaxrun_runtime import DivergenceError, agent_channel, joint_calls
+from jaxrun.text import format_ranges
+from jaxrun_runtime import DivergenceError, agent_channel, joint_calls, stack_dumps
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
 from jaxrun_runtime.lockstep import jax_hooks
 from jaxrun_runtime.lockstep.call_profiler import CallProfiler
@@ -28,6 +30,9 @@ from jaxrun_runtime.lockstep.call_sites import CallEntries, CallSites
 from jaxrun_runtime.lockstep.flight_recorder import FlightRecorder, RecordedProgram
 from jaxrun_runtime.lockstep.program_facts import Lowering
 from jaxrun_runtime.lockstep.program_table import ProgramTable
+
+if TYPE_CHECKING:
+    from jaxrun_runtime.lockstep.program_signature import LoweredProgram
 
 _installed: CallRecorder | None = None  # in this process
 
@@ -55,6 +60,7 @@ def install(env: WorkerEnv, channel: AgentChannel) -> CallRecorder | None:
         jax_hooks.hook_executions(calls.execute, (__file__, agent_channel.__file__))
     if level >= EVERY_CALL:
         jax_hooks.hook_fast_dispatch(calls.find_program, calls.on_dispatched, refuse=strict)
+        stack_dumps.observe_main_thread(calls.on_stacks)
     os.register_at_fork(after_in_child=calls.detach)
     return calls
 
@@ -75,6 +81,13 @@ def call_chains() -> dict[str, int]:
     return _installed.recorder.call_chains() if _installed is not None else {}
 
 
+class _Compilation(NamedTuple):
+    """A program that is being compiled; `ticket`: of the call that it is compiled for, None if there is none."""
+
+    lowered: LoweredProgram
+    ticket: object | None
+
+
 class CallRecorder:
     """The hooks of one rank, and what they know."""
 
@@ -91,6 +104,7 @@ class CallRecorder:
         self._sites = CallSites(recorder.add_site)
         self._entries = CallEntries(recorder.words)
         self._one_at_a_time = threading.RLock()
+        self._compiling_ranks: dict[int, str] = {}  # by thread: whose devices the program that it compiles uses
         self._reported: set[str] = set()
         self.on_dispatched = self._make_dispatched()
 
@@ -102,7 +116,7 @@ class CallRecorder:
 
     def on_compilation_start(self, name: str) -> None:
         with self._reporting("what is being compiled is not known"):
-            self.recorder.begin_compilation(name)
+            self.recorder.begin_compilation(name, self._compiling_ranks.get(threading.get_ident(), ""))
 
     def on_stage_end(self, stage: str, name: str, seconds: float) -> None:
         with self._reporting("what is being compiled is not known"):
@@ -110,12 +124,12 @@ class CallRecorder:
                 self.recorder.end_compilation()
             self.recorder.add_stage(stage, name, seconds)
 
-    def on_lowering(self, lowering: Lowering) -> Any:
+    def on_lowering(self, lowering: Lowering) -> _Compilation | None:
         """Describe a program that is about to be compiled, and announce the call that it is compiled for, if any.
 
         In strict mode, wait for the other ranks. Raises DivergenceError.
         """
-        lowered = called = None
+        lowered = called = ticket = None
         site = 0
         with self._reporting("what a program computes is not known"):
             lowered = self._programs.describe_lowering(lowering) if self._on else None
@@ -124,11 +138,20 @@ class CallRecorder:
                 site = self._sites.find(sys._getframe())
         if called is not None:
             self._announce_lowered(called, site)
-        return lowered
+            ticket = self.recorder.begin_call_compilation(called, site, time.time_ns())
+        if lowered is None:
+            return None
+        self._compiling_ranks[threading.get_ident()] = format_ranges(lowered.ranks)
+        return _Compilation(lowered, ticket)
 
-    def on_lowered(self, compiled: Any, lowered: Any) -> None:
+    def on_lowered(self, compiled: Any, compilation: _Compilation) -> None:
+        """The compilation is over; `compiled` is None if it has failed."""
+        self._compiling_ranks.pop(threading.get_ident(), None)
+        if compilation.ticket is not None:
+            self.recorder.end_call(compilation.ticket)
         with self._reporting("what a program computes is not known"):
-            self._programs.add_lowered(compiled, lowered)
+            if compiled is not None:
+                self._programs.add_lowered(compiled, compilation.lowered)
 
     def find_program(self, loaded: Any) -> RecordedProgram | None:
         return self._programs.find_loaded(loaded) if self._on else None
@@ -250,6 +273,16 @@ class CallRecorder:
             return results[0]
 
         return dispatched
+
+    def on_stacks(self, frame: FrameType | None) -> None:
+        """Note where the main thread, of this innermost frame, is in the C++ dispatch, before its stack is written.
+
+        It is there if it is at an instruction that has made a cross-process call so before, and has called what did so
+        there, as far as that is known: a program that is not compiled has frames of JAX's.
+        """
+        cell = self._entries.cells.get((id(frame.f_code), frame.f_lasti)) if self._on and frame is not None else None
+        is_there = cell is not None and (not cell.dispatchers or cell.function in cell.dispatchers)
+        self.recorder.note_standing(self._sites.find(frame) if is_there else 0)
 
     # ---- when something is wrong
 

@@ -28,13 +28,14 @@ _LAST_LINE_BYTES = 1024  # kept for the line that says that no more follow
 class RankGroup:
     """Ranks that make calls together, such as "0-3": how many calls they have made, and the hash of these."""
 
-    __slots__ = ("chain", "made", "ranks", "tag")
+    __slots__ = ("chain", "made", "ranks", "tag", "threads")
 
     def __init__(self, number: int, ranks: str) -> None:
         self.ranks = ranks
         self.tag = number << _GROUP_SHIFT
         self.made = 0
         self.chain = 0
+        self.threads: set[int] = set()  # that have entered calls by Python: the first ones of programs
 
 
 class RecordedProgram:
@@ -70,7 +71,7 @@ class FlightRecorder:
         self._text_size = 0
         self._text_on = True
         self._made = 0
-        self._pending: dict[object, tuple[int, int, int]] = {}
+        self._pending: dict[object, tuple[int, int, int, bool]] = {}
         self._groups: dict[str, RankGroup] = {}
         self._programs = 0
         self._all_known = True
@@ -121,10 +122,22 @@ class FlightRecorder:
 
     def begin_call(self, program: RecordedProgram, site: int, entered: int) -> object:
         """Record that a call is entered, which may never return. Returns what `end_call` needs."""
-        ticket = object()
-        what = program.number | site << _SITE_SHIFT
-        self._pending[ticket] = (program.group.made + 1 | program.group.tag, what, entered)
         self._words[flight_file.ENTERED_WORD] = entered
+        program.group.threads.add(threading.get_ident())
+        return self._add_pending(program, site, entered, is_compiled=True)
+
+    def begin_call_compilation(self, program: RecordedProgram, site: int, since: int) -> object | None:
+        """Record that a program is compiled for the group's next call. Returns what `end_call` needs.
+
+        None where other threads have entered calls of the group, so that it may become another call.
+        """
+        if program.group.threads - {threading.get_ident()}:
+            return None
+        return self._add_pending(program, site, since, is_compiled=False)
+
+    def _add_pending(self, program: RecordedProgram, site: int, since: int, *, is_compiled: bool) -> object:
+        ticket, what = object(), program.number | site << _SITE_SHIFT
+        self._pending[ticket] = (program.group.made + 1 | program.group.tag, what, since, is_compiled)
         self._show_pending()
         return ticket
 
@@ -134,18 +147,19 @@ class FlightRecorder:
 
     def _show_pending(self) -> None:
         """Show the oldest pending call in the header; several threads may have one."""
-        call, what, since = next(iter(list(self._pending.values())), (0, 0, 0))
+        call, what, since, is_compiled = next(iter(list(self._pending.values())), (0, 0, 0, True))
         words = self._words
         words[flight_file.PENDING_TAG_WORD] = 0
+        words[flight_file.PENDING_COMPILES_WORD] = 0 if is_compiled else 1
         words[flight_file.PENDING_SITE_WORD], words[flight_file.PENDING_SINCE_WORD] = what, since
         words[flight_file.PENDING_TAG_WORD] = call
 
     # ---- compilations
 
-    def begin_compilation(self, name: str) -> None:
-        """Record that this thread starts to compile."""
+    def begin_compilation(self, name: str, ranks: str = "") -> None:
+        """Record that this thread starts to compile; `ranks` as in flight_file.py, empty for its own devices."""
         self._compiling[threading.get_ident()] = time_ns()
-        self._write({"compiling": name})
+        self._write({"compiling": name, **({"ranks": ranks} if ranks else {})})
         self._show_compiling()
 
     def end_compilation(self) -> None:
@@ -153,6 +167,13 @@ class FlightRecorder:
         if self._compiling.pop(threading.get_ident(), None) is not None:
             self._words[flight_file.COMPILED_COUNT_WORD] += 1
             self._show_compiling()
+
+    def note_standing(self, site: int) -> None:
+        """Note that the main thread is inside JAX's C++ dispatch at this site; 0 if it is not."""
+        words = self._words
+        words[flight_file.STANDING_SITE_WORD] = 0
+        words[flight_file.STANDING_AT_WORD] = time_ns()
+        words[flight_file.STANDING_SITE_WORD] = site
 
     def add_stage(self, stage: str, name: str, seconds: float) -> None:
         """Note a stage of a compilation that has just ended, unless it was too short to matter."""

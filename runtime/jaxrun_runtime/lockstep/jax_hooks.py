@@ -172,7 +172,7 @@ def hook_compilations(begin: Callable[[str], None], end: Callable[[str, str, flo
 def hook_lowering(lowered: Callable[[Lowering], Any], compiled: Callable[[Any, Any], None]) -> None:
     """Call note = lowered(lowering) before a program is compiled, and compiled(executable, note) after that.
 
-    `executable` is a MeshExecutable. If the note is None, `compiled` is not called.
+    `executable` is a MeshExecutable; None if the compilation has failed. If the note is None, `compiled` is not called.
     """
     if not _has_lowering():
         return
@@ -183,9 +183,12 @@ def hook_lowering(lowered: Callable[[Lowering], Any], compiled: Callable[[Any, A
     def from_hlo(name: str, hlo: Any, *args: Any, **kwargs: Any) -> Any:
         is_for_call = call_code is not None and _is_below(call_code, sys._getframe(1))
         note = lowered(Lowering(name, hlo, kwargs.get("device_list") or (), kwargs, is_for_call))
-        result = original(name, hlo, *args, **kwargs)
-        if note is not None:
-            compiled(result, note)
+        result = None
+        try:
+            result = original(name, hlo, *args, **kwargs)
+        finally:
+            if note is not None:
+                compiled(result, note)
         return result
 
     kind.from_hlo = staticmethod(from_hlo)

@@ -110,6 +110,7 @@ class JobOutcome:
     workers:                         how each of them ended
     text, traceback:                 what is to be said about `reason`
     stacks, kernel_waits, flights:   by rank, what the snapshot showed that led to the end
+    platform:                        of the devices then; empty where that does not matter
     decided_at, run_at:              when the end was decided, and when the program was started
     divergences:                     the calls in which the ranks were seen out of step, the first one first
     unheard:                         nobody in the job listens to the signal that ended it
@@ -131,6 +132,7 @@ class JobOutcome:
     stacks: Mapping[int, str] = field(default_factory=dict)
     kernel_waits: Mapping[int, str] = field(default_factory=dict)
     flights: Mapping[int, Flight] = field(default_factory=dict)
+    platform: str = ""
     signum: int = 0
     decided_at: float | None = None
     run_at: float | None = None

@@ -22,6 +22,7 @@ class Snapshot:
     flights:   what its flight recorder holds
     finished:  the ranks whose program has ended
     natives:   its stack with C frames; None where they were not asked for
+    platform:     of the devices: "cpu", "gpu", …; empty where it is not known
     straggler:    the rank or host that holds the others up, if one does
     """
 
@@ -33,6 +34,7 @@ class Snapshot:
     finished: tuple[int, ...] = ()
     natives: Mapping[int, str] | None = None
     straggler: Straggler | None = None
+    platform: str = ""
 
 
 @dataclass(frozen=True, slots=True)

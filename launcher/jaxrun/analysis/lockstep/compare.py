@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxrun.analysis.lockstep.divergence import (
     CallGroup,
@@ -17,7 +17,7 @@ from jaxrun.analysis.lockstep.divergence import (
     partition_by_program,
 )
 from jaxrun.analysis.lockstep.progress import find_progress
-from jaxrun.protocol.flight import AnyCall, DispatchedCall, Flight
+from jaxrun.protocol.flight import AnyCall, DispatchedCall, Flight, PendingCall, parse_group
 from jaxrun.text import group_alike
 
 Flights = Mapping[int, Flight]  # by rank
@@ -38,6 +38,20 @@ class Candidate:
     def representatives(self) -> tuple[int, ...]:
         """One rank of each set, whose histories are to be read."""
         return tuple(ranks[0] for ranks in self.rank_sets)
+
+
+@dataclass(frozen=True, slots=True)
+class Compilation:
+    """A call for which some ranks compile a program, while those `before` it seem to do something else.
+
+    compiling:  the ranks in sets whose programs may be the same
+    before:     ranks that have made all calls of the group before this one, and compile nothing
+    """
+
+    group: str
+    number: int
+    compiling: tuple[tuple[int, ...], ...]
+    before: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +87,8 @@ def find_candidates(flights: Flights) -> tuple[Candidate, ...]:
 def find_divergence(candidate: Candidate, histories: Flights) -> Divergence | None:
     """Return the first call that really differs in the histories of one rank or more of each set.
 
-    None if no call does: the programs have equal keys, and equal codes where these are known.
+    None if no call does: the programs have equal keys, and equal codes where these are known; or one is still being
+    compiled, and other ranks have lowered it too.
     """
     group = candidate.group
     complete = {rank: flight for rank, flight in histories.items() if flight.complete}
@@ -89,9 +104,39 @@ def find_divergence(candidate: Candidate, histories: Flights) -> Divergence | No
         if len({program[1:3] for program in programs.values()}) == 1:
             continue
         found = partition_by_program({rank: (program.key, program.code) for rank, program in programs.items()})
-        if len(found) > 1:
+        if len(found) > 1 and not _may_fail_to_compile(found, held, complete):
             return _make_divergence(candidate, number, found, complete, held)
     return _before(candidate, oldest, complete, calls) if oldest is not None else None
+
+
+def find_compilations(flights: Flights) -> tuple[Compilation, ...]:
+    """Return the calls for which some ranks compile a program and others do not."""
+    complete = {rank: flight for rank, flight in flights.items() if flight.complete}
+    compiling: dict[tuple[str, int], dict[int, tuple[str, str]]] = defaultdict(dict)
+    for rank, flight in complete.items():
+        call = flight.compiled_for
+        if call is not None:
+            program = flight.program(call)
+            compiling[call.group, call.number][rank] = (program.key, program.code)
+    found = []
+    for (group, number), identities in sorted(compiling.items()):
+        ranks = parse_group(group, max(complete) + 1) & complete.keys()
+        before = (rank for rank in sorted(ranks) if _is_before(complete[rank], group, number))
+        found.append(Compilation(group, number, partition_by_program(identities), tuple(before)))
+    return tuple(compilation for compilation in found if compilation.before)
+
+
+def enter_standing_call(flight: Flight, candidate: Candidate, site: int) -> Flight:
+    """Return the flight of a rank that stands in a call at this site, with that call entered.
+
+    Its program is the one that was called there last. The flight is returned as it is if that is another group's, or
+    if the rank has come further meanwhile.
+    """
+    last = next((call for call in reversed(flight.calls) if call.site == site), None)
+    group, number = candidate.group, candidate.number
+    if last is None or last.group != group or not _is_before(flight, group, number):
+        return flight
+    return replace(flight, pending=PendingCall(group, number, last.program, site, last.time))
 
 
 def find_lags(flights: Flights) -> tuple[Lag, ...]:
@@ -107,6 +152,29 @@ def find_lags(flights: Flights) -> tuple[Lag, ...]:
             name, place = _shown(number, group, [complete[rank] for rank in ahead])
             found.append(Lag(group, number, ahead, progress.behind(number), name, place, progress.reached))
     return tuple(found)
+
+
+def _is_before(flight: Flight, group: str, number: int) -> bool:
+    """Whether the next call of a rank, which compiles nothing, is this one."""
+    is_free = flight.pending is None and flight.compiling is None
+    return is_free and flight.call_counts.get(group, 0) == number - 1
+
+
+def _may_fail_to_compile(found: Iterable[tuple[int, ...]], calls: Mapping[int, AnyCall], flights: Flights) -> bool:
+    """Whether a rank of these sets compiles a program for this call that a rank of another set has lowered as well.
+
+    Then its compilation may fail, as the other's may have, and it may make the other's call after all.
+    """
+    for ranks in found:
+        for rank in ranks:
+            call = flights[rank].compiled_for
+            if call is None or calls[rank] != call:
+                continue
+            code = flights[rank].program(call).code
+            others = (other for other in calls if other not in ranks)
+            if any(code == program.code for other in others for program in flights[other].programs.values()):
+                return True
+    return False
 
 
 def _differing_chains(flights: Iterable[Flight]) -> dict[str, int]:
@@ -136,13 +204,14 @@ def _sets_by_chain(flights: Flights, group: str, number: int) -> tuple[tuple[int
 
 
 def _differing_entries(flights: Flights) -> list[Candidate]:
-    """Return calls that some rank has entered, and another has entered or made with another program."""
-    entered = {(flight.pending.group, flight.pending.number) for flight in flights.values() if flight.pending}
+    """Return calls that some rank has entered, or compiles for, and another with another program, or has made so."""
+    coming = (call for flight in flights.values() for call in (flight.pending, flight.compiled_for))
+    entered = {(call.group, call.number) for call in coming if call is not None}
     if not entered:
         return []
     shown: dict[tuple[str, int], dict[int, tuple[str, str]]] = {call: {} for call in entered}
     for rank, flight in flights.items():
-        for call in flight.known_calls:
+        for call in flight.coming_calls:
             if (call.group, call.number) in shown:
                 program = flight.program(call)
                 shown[call.group, call.number][rank] = (program.key, program.code)
@@ -151,7 +220,7 @@ def _differing_entries(flights: Flights) -> list[Candidate]:
 
 
 def _calls_by_number(flight: Flight, group: str) -> dict[int, AnyCall]:
-    return {call.number: call for call in flight.known_calls if call.group == group}
+    return {call.number: call for call in flight.coming_calls if call.group == group}
 
 
 def _make_divergence(

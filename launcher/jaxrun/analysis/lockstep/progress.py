@@ -51,6 +51,7 @@ def format_progress(flights: Mapping[int, Flight], size: int, now: float | None 
         pending, last = flight.pending, flight.last_call
         if flight.compiling is not None:
             name, since = flight.compiling
+            name += f" for call #{flight.compiled_for.number}" if flight.compiled_for else ""
             states.setdefault(("compiling", name, ""), []).append((0, since))
         elif pending is not None:
             states.setdefault(("in", flight.program(pending).name, pending.group), []).append(

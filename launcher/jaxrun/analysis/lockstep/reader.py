@@ -15,6 +15,7 @@ import sys
 from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import TypeVar
 
 from jaxrun.analysis.lockstep.text_log import TextLog, parse_stages
@@ -34,6 +35,7 @@ from jaxrun.protocol.flight import (
 
 _BRIEF_CALLS = 16
 _TIMED_CALLS = 128
+_HISTORY_PROGRAMS = 1024  # also of no call in the ring: of some the compilation has failed
 _BRIEF_FRAMES = 3  # of each call's site
 _MARK_STRIDES = (16, 256, 2048)
 _MARKS_KEPT = 4  # the last multiples of each stride that are kept: ranks at most 2 strides apart share one
@@ -67,8 +69,10 @@ class FlightReader:
         return replace(self._flight(1, 1, 0), marks={})
 
     def history(self, calls: int = recorder.RING_RECORDS) -> Flight:
-        """Return the state and all calls that the ring still holds, or the last `calls` of them."""
-        return self._flight(calls, None, 0)
+        """Return the state, all calls that the ring still holds, or the last `calls` of them, and the last programs."""
+        flight = self._flight(calls, None, 0)
+        last = dict(islice(reversed(self._log.programs.items()), _HISTORY_PROGRAMS))
+        return replace(flight, programs={**last, **flight.programs}) if flight.level else flight
 
     def progress_counters(self) -> tuple[int, ...]:
         """Return counters that are equal as long as nothing has happened. Cheap."""
@@ -119,22 +123,26 @@ class FlightReader:
         records = [record for record in records if record[3] >> 48 in notes.groups]
         made = [_call(record, notes.groups[record[3] >> 48]) for record in records[-calls:]]
         timings = [_timing(record, notes.groups[record[3] >> 48]) for record in records[-timed:] if timed and record[4]]
-        pending = self._pending(header)
-        held: list[AnyCall] = [*made, pending] if pending else [*made]
+        pending, compiled_for = self._pending(header)
+        held: list[AnyCall] = [*made, *filter(None, (pending, compiled_for))]
         level, since = header[recorder.LEVEL_WORD], header[recorder.COMPILING_SINCE_WORD]
         programs = {call.program for call in held}
         joint_calls, joint_wait = _joint_functions(header)
         waits = [joint_wait] if joint_wait is not None else []
+        standing = header[recorder.STANDING_SITE_WORD], header[recorder.STANDING_AT_WORD] / _NS_PER_S
         sites = _chosen(notes.sites, {call.site for call in (*held, *timings, *waits)})
         entered, last = header[recorder.ENTERED_WORD], max((record[0] for record in records), default=0)
         return Flight(
             level=level if level in recorder.LEVELS else recorder.NOTHING,
             strict=header[recorder.STRICT_WORD] == 1,
             compiling=(notes.compiling, since / _NS_PER_S) if since else None,
+            compiling_ranks=notes.compiling_ranks if since else "",
+            compiled_for=compiled_for,
             pending=pending,
             calls=tuple(made),
             timings=tuple(timings),
             entered=entered / _NS_PER_S if entered > last else 0.0,
+            standing=standing if standing[0] and header[recorder.STANDING_AT_WORD] > last else None,
             marks={notes.groups[group]: marks for group, marks in self._marks.items() if group in notes.groups},
             call_counts={ranks: self._counts.get(group, 0) for group, ranks in notes.groups.items()},
             programs=_chosen(notes.programs, programs),
@@ -172,13 +180,15 @@ class FlightReader:
         for group, marks in self._marks.items():
             self._marks[group] = _latest(marks)
 
-    def _pending(self, header: array[int]) -> PendingCall | None:
+    def _pending(self, header: array[int]) -> tuple[PendingCall | None, PendingCall | None]:
+        """Return the call that was entered, and the one for which a program is being compiled: one of them, or none."""
         places = (recorder.PENDING_TAG_WORD, recorder.PENDING_SITE_WORD, recorder.PENDING_SINCE_WORD)
         tag, what, since = (header[place] for place in places)
         group, number = tag >> 48, tag & _NUMBER
         if not tag or group not in self._log.groups or number <= self._counts.get(group, 0):
-            return None
-        return PendingCall(self._log.groups[group], number, what & _LOW, what >> 32, since / _NS_PER_S)
+            return None, None
+        call = PendingCall(self._log.groups[group], number, what & _LOW, what >> 32, since / _NS_PER_S)
+        return (None, call) if header[recorder.PENDING_COMPILES_WORD] else (call, None)
 
     def _read_log(self) -> None:
         size = min(next(iter(self._words(recorder.TEXT_SIZE_WORD, 1)), 0), recorder.MAX_TEXT_BYTES)

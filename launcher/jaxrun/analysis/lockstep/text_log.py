@@ -28,6 +28,7 @@ class TextLog:
         self._not_compiled: set[int] = set()
         self.program_lines: dict[int, list[tuple[int, int]]] = {}
         self.compiling = ""
+        self.compiling_ranks = ""
         self.trouble = ""
 
     @property
@@ -57,6 +58,7 @@ class TextLog:
             self.sites[int(content["site"])] = tuple(map(str, content["stack"]))
         elif "compiling" in content:
             self.compiling = str(content["compiling"])
+            self.compiling_ranks = str(content.get("ranks", ""))
         elif "trouble" in content:
             self.trouble = str(content["trouble"])
 

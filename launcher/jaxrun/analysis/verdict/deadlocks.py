@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from jaxrun.analysis.diagnosis.rank_state import WAITING, Activity, RankState, find_rank_states
 from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.lockstep.joint_waits import MissingRanks, find_missing_ranks
+from jaxrun.protocol.flight import Flight, parse_group
 from jaxrun.text import agree, format_ranks, format_ranks_on_hosts, group_alike
 
 # What a rank does that others wait for, and what to do about it; the most likely cause of a deadlock comes first.
@@ -51,6 +52,11 @@ _CAUSES: Mapping[Activity, tuple[str, str]] = {
         "is that a lock, or the result of an earlier call?",
     ),
 }
+# GPUs tune the kernels of a program of several ranks together: each compiler waits for those of the other ranks.
+_TOGETHER_ADVICE = "every rank must make the same calls, of the same functions and with the same shapes"
+_UNKNOWN_ADVICE = (
+    "a program of its own GPUs goes on by itself; one of several ranks' waits for the ranks that do not compile"
+)
 _FORKING = ("multiprocessing.", "torch")  # begin calls that may wait for children
 _FORK_ADVICE = (
     "a forked child has copies of locks that no thread of its own releases, and may wait for them for ever; use spawn "
@@ -85,11 +91,13 @@ class DeadlockCause:
 
 @dataclass(frozen=True, slots=True)
 class _JobState:
-    """What each unfinished rank does, and which ranks have finished."""
+    """What each unfinished rank does, and which ranks have finished; `flights` and `platform` as in the snapshot."""
 
     ranks: Mapping[int, RankState]
     hosts: Mapping[int, str]
     finished: tuple[int, ...]
+    flights: Mapping[int, Flight]
+    platform: str
 
     def doing(self, *kinds: Activity) -> tuple[int, ...]:
         return tuple(rank for rank, where in self.ranks.items() if where.activity in kinds)
@@ -104,7 +112,7 @@ def explain_deadlock(snapshot: Snapshot) -> tuple[DeadlockCause, ...]:
     idle = {rank for rank, where in seen.items() if where.activity is Activity.IDLE}
     ended = tuple(sorted((set(snapshot.finished) - set(snapshot.dumps)) | idle))
     busy = {rank: where for rank, where in seen.items() if rank not in idle}
-    job = _JobState(busy, snapshot.hosts, ended)
+    job = _JobState(busy, snapshot.hosts, ended, snapshot.flights, snapshot.platform)
     joint = [_describe_joint_wait(job, waits) for waits in _standing_joint_waits(job, snapshot)]
     are_explained = joint and len(job.doing(*WAITING, Activity.SLEEP)) == len(job.ranks)
     explanations = joint if are_explained else [*joint, *_explain_stacks(job)]
@@ -189,11 +197,33 @@ def _describe_cause(job: _JobState, group: tuple[int, ...], waiting: tuple[int, 
     advice = _FORK_ADVICE if where.call.startswith(_FORKING) else advice
     call = f" ({where.call})" if where.call and where.activity is not Activity.COMPILING else ""
     place = f" at {where.place}" if where.place else ""
+    if where.activity is Activity.COMPILING and (needed := _not_compiling(job, group)):
+        place += f", which on several GPUs waits for the ranks that do not compile ({job.names(needed)})"
+        advice = _TOGETHER_ADVICE
+    elif where.activity is Activity.COMPILING and not _is_compiling_known(job, group):
+        advice = _UNKNOWN_ADVICE
     shown = ", ".join(where.other_threads[:_MAX_THREADS_SHOWN])
     threads = f" (its other threads: {shown})" if shown else ""
     and_others = f", and {_describe_waiting(job, waiting, group)}" if waiting else ""
     did = f"{agree(does, len(group))}{call}{place}{threads}"
     return DeadlockCause(f"{job.names(group)} {did}{and_others}", advice)
+
+
+def _not_compiling(job: _JobState, group: tuple[int, ...]) -> tuple[int, ...]:
+    """The ranks without which those of this group cannot compile: of their program's GPUs, and not compiling.
+
+    None where a rank compiles for its own devices, or where its recorder does not say what it compiles.
+    """
+    if job.platform != "gpu":
+        return ()
+    flights = [job.flights[rank] for rank in group if rank in job.flights]
+    needed = (parse_group(flight.compiling_ranks, len(job.hosts)) for flight in flights)
+    return tuple(sorted(frozenset().union(*needed).difference(job.doing(Activity.COMPILING))))
+
+
+def _is_compiling_known(job: _JobState, group: tuple[int, ...]) -> bool:
+    """Whether recorders say whose devices the programs use, where that matters."""
+    return job.platform != "gpu" or all(rank in job.flights and job.flights[rank].compiling for rank in group)
 
 
 def _describe_lone_waiter(job: _JobState, waiting: tuple[int, ...], others: tuple[int, ...]) -> DeadlockCause:

@@ -176,6 +176,7 @@ def _snapshot(outcome: JobOutcome, hosts: Mapping[int, str], decided: float, fin
         dumps=outcome.stacks,
         waits=outcome.kernel_waits,
         flights=outcome.flights,
+        platform=outcome.platform,
         finished=tuple(sorted(finished)),
     )
 

@@ -127,6 +127,11 @@ class CallMatcher:
             if self._cannot_come(rank, slot):
                 self._add_mismatch(slot, now)
 
+    def find_compilations(self) -> list[CallSlot]:
+        """The calls for which ranks compile a program now, if not all ranks of their group do."""
+        slots = self._slots.values()
+        return [slot for slot in slots if slot.lowered and not slot.mismatch and len(slot.calls) < len(slot.members)]
+
     def has_ended(self, rank: int) -> bool:
         return rank in self._ended
 

@@ -2,18 +2,19 @@
 
 There are two sources. Ranks send their Calls before the first run of each program, and before it is compiled for that
 (in strict mode before every call), which call_matcher.py compares; and the head reads the flight recorders now and
-then, and at the end. Chains of calls that differ are only a reason to read whole histories: what is told, by
-divergence_reports.py, is a call whose programs differ.
+then, at the end, and while some ranks of a group compile and others do not: a call of a known program is not sent, and
+on several GPUs the compilation would never end. Chains of calls that differ are only a reason to read whole histories:
+what is told, by divergence_reports.py, is a call whose programs differ.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from jaxrun.analysis.lockstep import compare
-from jaxrun.analysis.lockstep.compare import Candidate, Lag
+from jaxrun.analysis.lockstep.compare import Candidate, Compilation, Lag
 from jaxrun.analysis.lockstep.divergence import (
     Absence,
     CallGroup,
@@ -27,24 +28,32 @@ from jaxrun.controller.head.call_matcher import CallMatcher, CallSlot, Replicate
 from jaxrun.controller.head.divergence_reports import DivergenceReports
 from jaxrun.controller.head.head_state import HeadState
 from jaxrun.controller.head.queries import RankQueries, Replies, flights_of
+from jaxrun.controller.head.standing_calls import StandingCalls
 from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF
 from jaxrun.protocol.snapshot_messages import RankDetail
 from jaxrun.protocol.worker_messages import Call
 from jaxrun.records.event_log.actions import Action
+from jaxrun.text import group_alike
 
 _FIRST_READ_S = 1.0  # after the program's start, until the flight recorders are read
 _READ_INTERVAL_GROWTH = 1.5
 _MAX_READ_INTERVAL_S = 30.0
+_COMPILATION_CHECK_S = 0.7  # after a rank begins to compile for a call, and between checks while it does
+_COMPILATION_CHECK_PER_RANK_S = 0.005  # so that checks of thousands of ranks take the head little of its time
 
 
 @dataclass(frozen=True, slots=True)
 class _HistoryQuestion:
-    """A candidate whose ranks' histories are asked for; `known` is reported where these show nothing."""
+    """A candidate whose ranks' histories are asked for; `known` is reported where these show nothing.
+
+    standing:  the sites at which ranks stand in the call, which their recorders do not show
+    """
 
     candidate: Candidate
     known: Divergence | None = None
     slot: CallSlot | None = None
+    standing: Mapping[int, int] = field(default_factory=dict)
 
 
 class DivergenceDetector:
@@ -63,6 +72,9 @@ class DivergenceDetector:
         self.reports = DivergenceReports(self._matcher, hosts)
         self._replicated = ReplicatedPrograms(hosts)
         self._all_ranks_wait = False
+        self._standing = StandingCalls()
+        self._compilation_check_at: float | None = None
+        self._announced_at = 0.0  # when a rank said last that it compiles for a call
         self._questions: list[_HistoryQuestion] = []
 
     @property
@@ -96,6 +108,10 @@ class DivergenceDetector:
         self._all_ranks_wait = len(self._matcher.waiting) >= self._workers.working_count
         if call.waits_for_answer and self._all_ranks_wait:
             self._matcher.mark_all_waiting(now)
+        if not call.is_compiled and not call.waits_for_answer:
+            self._announced_at = now
+            if self._compilation_check_at is None:
+                self._compilation_check_at = now + _COMPILATION_CHECK_S
         return actions
 
     def remove_rank(self, rank: int, now: float) -> None:
@@ -110,16 +126,19 @@ class DivergenceDetector:
     # ---- time
 
     def deadline(self) -> float | None:
-        deadlines = (self.reports.deadline(), self._matcher.deadline())
+        deadlines = (self.reports.deadline(), self._matcher.deadline(), self._compilation_check_at)
         return min((at for at in deadlines if at is not None), default=None)
 
     def handle_timeouts(self, now: float) -> list[Action]:
         actions = [action for slot in self._matcher.pop_expired(now) for action in self._handle_mismatch(slot, now)]
+        if self._compilation_check_at is not None and self._compilation_check_at <= now:
+            actions += self._check_compilations(now)
         return [*actions, *self.reports.report_due(now)]
 
     def conclude(self, now: float, *, well: bool) -> list[Action]:
         """All ranks have ended: ask the last questions. `well`: with status 0, so that their calls should be equal."""
         self.reports.is_concluding = True
+        self._compilation_check_at = None
         self._matcher.expire_all()
         actions = self.handle_timeouts(now)
         if self.is_waiting:
@@ -138,6 +157,45 @@ class DivergenceDetector:
                 self.reports.add(question.known, question.slot, 0.0)
         self._questions.clear()
         self.reports.report_due(math.inf)
+
+    # ---- while some ranks of a group compile, and others do not
+
+    def _check_compilations(self, now: float) -> list[Action]:
+        """Look what the ranks do of groups in which some compile for a call."""
+        self._compilation_check_at = None
+        slots = [slot for slot in self._matcher.find_compilations() if not self.reports.has(slot.key[0])]
+        ranks = sorted(frozenset().union(*(slot.members for slot in slots)) & set(self._workers.working))
+        if not ranks or self.reports.are_enough:
+            self._standing.clear()
+            return []
+        interval = max(_COMPILATION_CHECK_S, _COMPILATION_CHECK_PER_RANK_S * len(ranks))
+        self._compilation_check_at = now + interval
+        return self._queries.ask(ranks, RankDetail.CALLS, self._compare_compilations, now)
+
+    def _compare_compilations(self, replies: Replies, now: float) -> list[Action]:
+        actions = self.compare(replies, now)
+        flights = flights_of(replies)
+        is_over = not any(flight.compiled_for for flight in flights.values())  # of some the compilation has failed
+        if is_over and now - self._announced_at >= _COMPILATION_CHECK_S:
+            self._compilation_check_at = None
+        compilations = compare.find_compilations(flights)
+        ranks = self._standing.choose(compilations)
+        if self.is_waiting or not ranks:
+            return actions
+        return [*actions, *self._queries.ask(ranks, RankDetail.STACKS, self._compare_standing, now)]
+
+    def _compare_standing(self, replies: Replies, now: float) -> list[Action]:
+        """Where a rank stands in a call for which another compiles, ask for their histories."""
+        self._standing.add(replies)
+        compilations = compare.find_compilations(self._flights)
+        questions = [self._question(compilation) for compilation in compilations]
+        return self._ask([question for question in questions if question is not None], now)
+
+    def _question(self, compilation: Compilation) -> _HistoryQuestion | None:
+        standing = self._standing.sites(compilation.before)
+        sets = tuple(ranks for _, ranks in group_alike(standing))
+        candidate = Candidate(compilation.group, compilation.number, (*compilation.compiling, *sets))
+        return _HistoryQuestion(candidate, standing=standing) if standing else None
 
     # ---- candidates and histories
 
@@ -168,7 +226,10 @@ class DivergenceDetector:
         if not self._questions:  # they were given up
             return []
         question = self._questions.pop(0)
-        found = compare.find_divergence(question.candidate, flights_of(replies)) or question.known
+        flights = flights_of(replies)
+        for rank in flights.keys() & question.standing.keys():
+            flights[rank] = compare.enter_standing_call(flights[rank], question.candidate, question.standing[rank])
+        found = compare.find_divergence(question.candidate, flights) or question.known
         actions = self.reports.add(found, question.slot, now) if found is not None else []
         return [*actions, *self._ask_first(now)]
 

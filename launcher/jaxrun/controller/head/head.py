@@ -187,7 +187,8 @@ class Head:
         self._state.phase = JobPhase.RUNNING
         self._state.run_at = now
         self._state.timeouts.cancel(Timeout.STARTUP, Timeout.PROGRESS)
-        self._checks.start(self._startup.platform, now)
+        self._state.platform = self._startup.platform
+        self._checks.start(now)
         self._growth.start(now)
         return [*actions, PrintLine("", status=True), *self._stragglers.start(now)]
 

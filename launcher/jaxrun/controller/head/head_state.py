@@ -153,6 +153,7 @@ class HeadState:
 
     lockstep:        of --lockstep
     no_terminal:     why no rank can have the terminal, to complete "it cannot be debugged: …"; empty if one can
+    platform:        of the devices, as all ranks report it; empty until they have joined
     requeue:         the job is started again after it was told to end, even where it had to be killed
     flights:         what the flight recorders held when they were last read, by rank
     straggler:       the rank, or the host, for which the others wait, if there is one
@@ -167,6 +168,7 @@ class HeadState:
     lockstep: str = LOCKSTEP_OFF
     no_terminal: str = ""
     requeue: bool = False
+    platform: str = ""
     timeouts: JobTimeouts = field(default_factory=JobTimeouts)
     phase: JobPhase = JobPhase.STARTING
     outcome: JobOutcome = field(default_factory=lambda: JobOutcome(EndReason.OK))

@@ -26,9 +26,9 @@ class HealthChecks:
     _early_exit: EarlyExitDetector | None = None
     _stall: StallDetector | None = None
 
-    def start(self, platform: str, now: float) -> None:
-        limits = self._state.limits
-        self._stall = StallDetector(now, limit=limits.stall, notice=limits.stall_notice, polls=platform != "cpu")
+    def start(self, now: float) -> None:
+        limits, polls = self._state.limits, self._state.platform != "cpu"
+        self._stall = StallDetector(now, limit=limits.stall, notice=limits.stall_notice, polls=polls)
         if self._stall.is_needed:
             self._state.timeouts.start(Timeout.STALL_CHECK, now + self._stall.next_check_s)
         self._schedule_divergence_check(now)

@@ -80,6 +80,7 @@ class RankQueries:
             flights=dict(self._state.flights),
             finished=workers.live_reported,
             straggler=self._state.straggler,
+            platform=self._state.platform,
             natives={rank: reply.native_stacks for rank, reply in replies.items()} if native else None,
         )
 
@@ -90,6 +91,7 @@ class RankQueries:
             stacks=stacks_of(replies),
             kernel_waits=kernel_waits_of(replies),
             flights=dict(self._state.flights),
+            platform=self._state.platform,
             decided_at=now,
         )
 

@@ -224,17 +224,19 @@ def _patience(states: Mapping[int, RankState], replies: Replies, *, polls: bool)
     """For how many times --stall-notice the ranks may do this, until people are told; None for ever.
 
     All are to wait in JAX or for locks, or some in JAX for others. Where all wait in the same call of a device that
-    computes by itself, they may as well wait for its result.
+    computes by itself, they may as well wait for its result; and any rank that waits for such a device may only seem
+    to, unless recorders show that some have come to a call that others have not.
     """
     busy = [state for state in states.values() if state.activity is not Activity.IDLE]
     kinds = {state.activity for state in busy}
     if not (kinds & set(WAITING) or (kinds and kinds <= _LOCKS)):
         return None
-    if polls and kinds <= set(IN_JAX) and _is_one_place(busy) and not find_lags(flights_of(replies)):
+    in_doubt = polls and not find_lags(flights_of(replies))
+    if in_doubt and kinds <= set(IN_JAX) and _is_one_place(busy):
         return None
     factors = [_PATIENCE.get(kind, _LONG_PATIENCE) for kind in kinds]
     known = [factor for factor in factors if factor is not None]
-    return max(known) * (_LONG_PATIENCE if polls else 1) if len(known) == len(factors) else None
+    return max(known) * (_LONG_PATIENCE if in_doubt else 1) if len(known) == len(factors) else None
 
 
 def _is_one_place(states: Collection[RankState]) -> bool:
