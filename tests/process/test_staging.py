@@ -107,6 +107,53 @@ def test_others_cannot_have_made_the_directory_of_the_copies(tmp_path, project):
     assert result.code == 69 and "it is not this user's alone: root, 0777: '" in result.err, result
 
 
+@pytest.mark.parametrize("is_default", [False, True], ids=["--stage-dir", "TMPDIR"])
+def test_others_cannot_replace_the_directory_of_the_copies(tmp_path, project, is_default):
+    (below := tmp_path / "local" / "mine").mkdir()
+    (tmp_path / "local").chmod(0o777)
+    where, env = ((), {"TMPDIR": str(below)}) if is_default else (("--stage-dir", str(below)), {})
+    with started(tmp_path, "--stage", "src", *where, "-n", "1", "src/train.py", command=project, env=env) as job:
+        result = job.end()
+    assert result.code == 69 and f"everybody can write to {tmp_path}/local (mode 0777)" in result.err, result
+    assert list(below.iterdir()) == []
+
+
+MAKES = """
+import os, sys
+from pathlib import Path
+from jaxrun.node.staging.copies import Copies
+for number in range(int(sys.argv[2])):
+    sys.stdin.readline()  # all at the same time
+    copies = Copies(sys.argv[1])
+    def write(draft):
+        os.mkdir(f"{draft}/copy")
+        return f"copy-{number}-{int(sys.argv[3]) // 2}"
+    name = copies.find_listing(f"listing-{number}") or copies.add(1, write, f"listing-{number}")
+    print(copies.find(name) is not None, flush=True)
+    for lock in copies._locks.values():  # it may be removed from now on
+        os.close(lock)
+    copies._locks.clear()
+"""
+
+
+def test_jobs_that_start_together_all_have_their_copies(tmp_path):
+    (base := tmp_path / "local").mkdir()
+    words = [sys.executable, "-c", MAKES, str(base), str(rounds := 30)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    makers = [subprocess.Popen([*words, str(number)], **pipes) for number in range(6)]
+    try:
+        for _ in range(rounds):
+            for maker in makers:
+                print(file=maker.stdin, flush=True)
+            assert [maker.stdout.readline() for maker in makers] == ["True\n"] * len(makers)
+        assert [maker.communicate(timeout=60) for maker in makers] == [("", "")] * len(makers)
+    finally:
+        for maker in makers:
+            maker.kill()
+            maker.communicate()
+    assert staged(tmp_path) and not any(path.name.startswith(".") for path in staged(tmp_path))
+
+
 def test_ctrl_c_while_a_directory_is_read_leaves_nothing(tmp_path, project):
     with open(tmp_path / "src" / "large", "wb") as file:
         file.truncate(2**34)  # bytes, which take no room as long as they are not copied

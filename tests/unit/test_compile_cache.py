@@ -12,7 +12,7 @@ import pytest
 
 import jaxrun
 from jaxrun.protocol import shared_memory as directories
-from jaxrun.protocol.compiled_programs import cache_directory, make_cache_directory
+from jaxrun.protocol.compiled_programs import cache_directory, make_cache_directory, open_cache_directory
 from jaxrun.protocol.own_files import draft_name
 from jaxrun_runtime.compile_cache import jax_hooks, set_up
 from jaxrun_runtime.compile_cache.shared_programs import SharedPrograms
@@ -37,6 +37,18 @@ def test_it_is_made_for_this_user_alone_and_refused_where_others_can_write(tmp_p
     (tmp_path / "file").touch()
     with pytest.raises(OSError):
         make_cache_directory(tmp_path / "file")
+
+
+def test_it_is_refused_where_everybody_can_put_another_in_its_place(tmp_path):
+    make_cache_directory(tmp_path / "a" / "b")
+    (tmp_path / "a").chmod(0o777)
+    for use in (make_cache_directory, open_cache_directory):
+        with pytest.raises(OSError, match=f"everybody can write to {tmp_path}/a") as error:
+            use(tmp_path / "a" / "b")
+        assert error.value.strerror
+    with pytest.raises(OSError, match="everybody can write to"):
+        make_cache_directory(tmp_path / "a" / "new" / "one")
+    assert not (tmp_path / "a" / "new").exists()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")

@@ -8,7 +8,7 @@ import pytest
 
 import jaxrun
 import jaxrun_runtime
-from jaxrun.protocol.own_files import draft_name, is_draft, remove_directory, remove_file, write_whole_file
+from jaxrun.protocol.own_files import check_way, draft_name, is_draft, remove_directory, remove_file, write_whole_file
 from jaxrun_runtime.compile_cache.shared_programs import StoredFile, choose_oldest, list_stored
 
 # What else deletes than protocol/own_files.py, and what: all but one by the descriptor of the directory that it is in.
@@ -129,6 +129,40 @@ def test_a_file_is_removed_and_a_link_is_not_followed(tmp_path):
 
 
 # ---- files that are there as a whole
+
+
+@pytest.fixture
+def way(tmp_path):
+    """A directory three levels down."""
+    (tmp_path / "a" / "b" / "c").mkdir(parents=True)
+    return tmp_path / "a" / "b" / "c"
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o755, 0o775, 0o1777])
+def test_a_way_on_which_nobody_else_can_replace_anything_is_right(way, mode):
+    (way.parents[0]).chmod(mode)
+    for path in (way, way / "not" / "there" / "yet", f"{way}/../c/"):
+        check_way(path)
+
+
+def test_a_directory_on_the_way_that_everybody_can_write_to_is_named(way, tmp_path, monkeypatch):
+    (open_one := way.parents[1]).chmod(0o777)
+    (tmp_path / "link").symlink_to(way)
+    monkeypatch.chdir(way)
+    for path in (way, way / "new" / "one", "new", tmp_path / "link" / "new", f"{way}/../b/c"):
+        with pytest.raises(OSError, match=rf"everybody can write to {open_one} \(mode 0777\), and so replace"):
+            check_way(path)
+    check_way(open_one)
+    check_way(tmp_path / "new")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a link away")
+def test_a_link_on_the_way_that_is_another_users_is_refused(way, tmp_path):
+    (tmp_path / "link").symlink_to(way)
+    check_way(tmp_path / "link" / "new")
+    os.chown(tmp_path / "link", 12345, -1, follow_symlinks=False)
+    with pytest.raises(OSError, match="it leads through a symbolic link of user 12345"):
+        check_way(tmp_path / "link" / "new")
 
 
 @pytest.fixture(params=[0o000, 0o027, 0o777])

@@ -2,20 +2,25 @@
 
 import contextlib
 import os
+import socket
 import threading
+from pathlib import Path
 
 import pytest
 
+from jaxrun import RUNTIME
 from jaxrun.controller.supervisor.staging import Staged
 from jaxrun.errors import UnavailableError
 from jaxrun.node.agent import host_staging
 from jaxrun.node.agent.host_staging import HostStaging
+from jaxrun.node.agent.spawn import WorkerSetup
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.node.channel.listener import listen_on_tcp
 from jaxrun.node.staging import copies as copies_module
 from jaxrun.node.staging.copies import Copies
-from jaxrun.node.staging.directory_copy import copy_directory, list_directory
+from jaxrun.node.staging.directory_copy import copied_link, copy_directory, list_directory
 from jaxrun.protocol.addresses import Address
+from jaxrun.protocol.own_files import is_draft
 from jaxrun.protocol.staging import CopyStaged, Stage, StagedContent, StagedCopied
 
 TOKEN = "a token that is long enough"
@@ -53,6 +58,10 @@ def contents(folder):
     return found
 
 
+def copies_of(copies):
+    return Path(copies.path)
+
+
 @pytest.fixture
 def copies(tmp_path):
     return Copies(str(tmp_path))
@@ -84,6 +93,110 @@ def test_a_name_is_a_hash_of_paths_modes_links_and_contents(source, copies):
         change()
         names.append(copied(copies, source))
     assert len(set(names)) == 5 and copied(copies, source) == names[-1]
+
+
+def test_an_edit_in_place_that_keeps_size_and_time_is_another_listing(source, copies):
+    name = copied(copies, source)
+    status = (source / "tool").stat()
+    (source / "tool").write_text("#!/bin/ks\n")  # as an archive with fixed times that is unpacked over another
+    os.utime(source / "tool", ns=(status.st_atime_ns, status.st_mtime_ns))
+    now = (source / "tool").stat()
+    assert (now.st_ino, now.st_size, now.st_mtime_ns) == (status.st_ino, status.st_size, status.st_mtime_ns)
+    assert copies.find_listing(list_directory(str(source))[1]) is None
+    assert (copies_of(copies) / copied(copies, source) / "copy" / "tool").read_text() == "#!/bin/ks\n"
+    assert copied(copies, source) != name
+
+
+def test_a_file_that_is_written_while_it_is_read_is_noticed_even_if_its_time_is_set_back(source, copies, monkeypatch):
+    listed, _ = list_directory(str(source))
+    sendfile, large = os.sendfile, source / "lib" / "large"
+
+    def write(*arguments):
+        status = large.stat()
+        with open(large, "r+b") as file:
+            file.write(b"other bytes")
+        os.utime(large, ns=(status.st_atime_ns, status.st_mtime_ns))
+        return sendfile(*arguments)
+
+    monkeypatch.setattr(os, "sendfile", write)
+    with pytest.raises(UnavailableError, match="lib/large has changed while it was read"):
+        copies.add(1, lambda draft: copy_directory(str(source), draft, listed))
+
+
+def as_fifo(path):
+    os.mkfifo(path)
+
+
+def as_link(path):
+    path.symlink_to("lib")
+
+
+def as_socket(path):
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+
+
+@pytest.mark.parametrize("become", [as_fifo, as_link, as_socket])
+def test_a_file_that_becomes_something_else_blocks_nothing_and_is_named(source, copies, become):
+    listed, _ = list_directory(str(source))
+    (source / "tool").unlink()
+    become(source / "tool")
+    with pytest.raises(UnavailableError, match=f"{source}/tool has changed while it was read"):
+        copies.add(1, lambda draft: copy_directory(str(source), draft, listed))
+    assert os.listdir(copies.path) == []
+
+
+def test_copies_inside_of_what_is_staged_are_left_out(source):
+    names = set()
+    for _ in range(3):
+        (source / "local").mkdir(exist_ok=True)
+        copies = Copies(str(source / "local"))
+        _, listing = list_directory(str(source))
+        names.add(copies.find_listing(listing) or copied(copies, source))
+    assert len(names) == 1 and os.listdir(copies.path) == [*names]
+    assert os.listdir(f"{copies.path}/{names.pop()}/copy/local") == []
+
+
+@pytest.mark.parametrize(
+    ("path", "target", "expected"),
+    [
+        ("link", "lib/module.py", "lib/module.py"),
+        ("lib/link", "../tool", "../tool"),
+        ("lib/link", "./.././tool", "./.././tool"),
+        ("link", ".", "."),
+        ("link", "../data/x", "{root}/../data/x"),
+        ("lib/link", "../../data", "{root}/lib/../../data"),
+        ("link", "/etc/hosts", "/etc/hosts"),
+        ("link", "/nowhere/at/all", "/nowhere/at/all"),
+        ("lib/link", "{root}/tool", "../tool"),
+        ("lib/link", "{typed}/tool", "../tool"),
+        ("link", "../source/lib/module.py", "lib/module.py"),
+        ("lib/link", "../../source", ".."),
+        ("link", "{root}", "."),
+        ("link", "{root}x/tool", "{root}x/tool"),
+    ],
+)
+def test_a_link_leads_where_it_led_or_to_the_copy_of_that(source, tmp_path, path, target, expected):
+    (tmp_path / "typed").symlink_to(source)
+    names = {"root": os.path.realpath(source), "typed": tmp_path / "typed"}
+    assert copied_link(str(tmp_path / "typed"), path, target.format(**names)) == expected.format(**names)
+
+
+def test_links_of_a_copy_can_be_followed(source, copies, tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "x").write_text("outside")
+    (source / "out").symlink_to("../data/x")
+    (source / "lib" / "folder").symlink_to("../../data")
+    (source / "lib" / "back").symlink_to(source / "tool")
+    copy = copies_of(copies) / copied(copies, source) / "copy"
+    assert (copy / "out").read_text() == (copy / "lib" / "folder" / "x").read_text() == "outside"
+    assert (copy / "lib" / "back").resolve() == copy / "tool"
+
+
+def test_a_copy_gives_nobody_the_rights_of_its_owner(source, copies):
+    (source / "tool").chmod(0o6775)
+    copy = copies_of(copies) / copied(copies, source) / "copy"
+    assert (copy / "tool").stat().st_mode & 0o7777 == 0o755
 
 
 def test_what_is_no_file_and_what_grows_with_each_job_is_left_out(source):
@@ -141,6 +254,55 @@ def test_of_two_that_make_the_same_copy_both_have_it(source, copies, tmp_path):
     name = copies.add(1, write)
     assert os.listdir(copies.path) == [name] and copies.find(name) == other.find(name)
     assert contents(tmp_path / copies.path / name / "copy") == contents(source)
+
+
+def test_no_other_job_takes_a_new_draft_for_one_that_was_left(source, copies, tmp_path, monkeypatch):
+    lock, removed = Copies._lock, []
+
+    def lock_late(self, name, how):
+        if self is copies and is_draft(name):
+            removed.append(next_job(tmp_path).remove_unused())  # between making a draft and locking it
+        return lock(self, name, how)
+
+    monkeypatch.setattr(copies_module, "_ALONE_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(Copies, "_lock", lock_late)
+    assert copies.find(copied(copies, source)) and removed[0] == (1, 0)
+
+
+def test_a_copy_that_is_being_removed_is_not_there(source, copies, tmp_path, monkeypatch):
+    name = copied(copies, source)
+    os.close(copies._locks.pop(name))
+    found = []
+    monkeypatch.setattr(copies_module, "remove_directory", lambda *_: found.append(next_job(tmp_path).find(name)))
+    copies.remove_unused()
+    assert found == [None]
+
+
+def test_names_that_go_while_they_are_listed_are_no_names(copies, monkeypatch):
+    for name in ("a", "b"):
+        os.mkdir(f"{copies.path}/{name}", 0o700)
+    first = []
+
+    def remove_the_other(name):
+        first.append(name)
+        Path(copies.path, {"a": "b", "b": "a"}[name]).rmdir()
+        return False
+
+    monkeypatch.setattr(copies_module, "is_draft", remove_the_other)
+    assert copies._names() == first[:1]
+
+
+def test_a_job_that_is_stopped_in_the_wrong_moment_is_named_by_its_lock(source, copies, tmp_path, monkeypatch):
+    monkeypatch.setattr(copies_module, "_ALONE_TIMEOUT_S", 0.1)
+    with copies._alone(), pytest.raises(OSError, match=r"another jaxrun holds it for more than 0.1 s; is one"):
+        copied(next_job(tmp_path), source)
+
+
+def test_copies_that_cannot_be_used_are_an_error_and_not_missing(source, copies, tmp_path):
+    name = copied(copies, source)
+    os.chmod(f"{copies.path}/{name}", 0o755)
+    with pytest.raises(OSError, match=rf"it is not this user's alone.*{name}"):
+        next_job(tmp_path).find(name)
 
 
 # ---- from host to host, through an agent's part in it
@@ -260,3 +422,14 @@ def test_a_disk_that_cannot_be_written_is_named(launcher, tmp_path):
         (tmp_path / "h1").rmdir()
         result = taker.copy(CopyStaged("", 0), lambda: False)
     assert result.error == f"[Errno 2] No such file or directory: '{disk(tmp_path, 1)}'"
+
+
+def test_a_host_whose_copy_has_gone_starts_no_worker_from_the_slow_file_system(launcher, tmp_path):
+    content, _, port = launcher
+    setup = WorkerSetup(("python", "-m", RUNTIME, "train.py"), {}, ())
+    with host(tmp_path, 1, port, content) as (taker, _):
+        taker.copy(CopyStaged("", 0), lambda: False)
+        assert taker.start_from_copies(setup).environ["JAXRUN_STAGED"] != "{}"
+    with host(tmp_path, 3, port, content) as (other, _):
+        with pytest.raises(UnavailableError, match=f"has no copy of {content.sources[0]} in .* any more; start again"):
+            other.start_from_copies(setup)

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from jaxrun.protocol.own_files import is_trusted
+from jaxrun.protocol.own_files import check_way, is_trusted
 from jaxrun.protocol.settings import CACHE_AUTO
 from jaxrun.text import format_user
 
@@ -27,12 +27,17 @@ def cache_directory(choice: str, environ: Mapping[str, str]) -> Path:
 
 def make_cache_directory(path: Path) -> None:
     """Make the directory unless it is there. Raises OSError, which says so, if others can put something into it."""
+    check_way(path)
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.close(open_cache_directory(path))
 
 
 def open_cache_directory(path: Path) -> int:
-    """Return a descriptor of the directory, which is there. Raises OSError if others can put something into it."""
+    """Return a descriptor of the directory, which is there.
+
+    Raises OSError if others can put something into it, or another directory in its place.
+    """
+    check_way(path)
     directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     status = os.fstat(directory)
     why = ""

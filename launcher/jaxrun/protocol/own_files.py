@@ -77,10 +77,25 @@ def open_own_or_linked_directory(path: Path) -> int:
         return os.open(".", _DIRECTORY, dir_fd=target)
 
 
-def _follow(stack: contextlib.ExitStack, at: int, name: str) -> int:
-    """Return a descriptor of what `name` in the directory `at` leads to, through links of this user or of root only."""
-    parts, links = [name], 0
+def check_way(path: str | Path) -> None:
+    """Raise OSError, which names it, where everybody can replace a directory or link on the way to `path`.
+
+    That is so where a directory above is writable for others, and not sticky as /tmp is, or where a link is another
+    user's. `path` itself, and what is above it, need not be there yet.
+    """
+    with contextlib.ExitStack() as stack, contextlib.suppress(FileNotFoundError):
+        _follow(stack, _open_path(stack, "/"), os.path.abspath(path), is_checked=True)
+
+
+def _follow(stack: contextlib.ExitStack, at: int, path: str, *, is_checked: bool = False) -> int:
+    """Return a descriptor of what `path` below the directory `at` leads to, through links of this user or of root only.
+
+    is_checked:  every directory on the way is refused that everybody can write to
+    """
+    parts, links = [part for part in reversed(path.split("/")) if part], 0
     while parts:
+        if is_checked:
+            _refuse_writable(at)
         here = _open_path(stack, parts.pop(), at)
         status = os.fstat(here)
         if not stat.S_ISLNK(status.st_mode):
@@ -96,6 +111,15 @@ def _follow(stack: contextlib.ExitStack, at: int, name: str) -> int:
         if leads_to.startswith("/"):
             at = _open_path(stack, "/")
     return at
+
+
+def _refuse_writable(directory: int) -> None:
+    """Raise OSError where everybody can replace what is in this directory."""
+    mode = os.fstat(directory).st_mode
+    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        name = os.readlink(f"/proc/self/fd/{directory}")
+        why = f"everybody can write to {name} (mode {stat.S_IMODE(mode):04o}), and so replace what is in it"
+        raise OSError(errno.EPERM, f"{why}; try chmod o-w {name}, or another directory")
 
 
 def _open_path(stack: contextlib.ExitStack, path: str | Path, at: int | None = None) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 from jaxrun.errors import ProtocolError, UnavailableError
@@ -77,10 +78,14 @@ class HostStaging:
             return pass_on(self._stage.contents, self._find_copies(), giver, takers)
 
     def start_from_copies(self, setup: WorkerSetup) -> WorkerSetup:
-        """The same with the copies in place of their sources, as far as this host has them."""
-        staged: Mapping[str, str] = {}
-        with contextlib.suppress(OSError):
+        """The same with the copies in place of their sources. Raises UnavailableError where this host lacks one."""
+        try:
             staged = self._find_copies().by_source(self._stage)
+        except OSError as error:
+            raise UnavailableError(f"{os.uname().nodename} has no copy of what is staged: {error}") from None
+        if lacking := [one.sources[0] for one in self._stage.contents if one.sources[0] not in staged]:
+            where = f"in {self._find_copies().path} any more"
+            raise UnavailableError(f"{os.uname().nodename} has no copy of {', '.join(lacking)} {where}; start again")
         argv, variables = use_copies(setup.argv, setup.environ, staged)
         return replace(setup, argv=argv, environ={**setup.environ, **variables})
 

@@ -71,7 +71,7 @@ class HostTasks:
         return report
 
     def start_from_copies(self, setup: WorkerSetup) -> WorkerSetup:
-        """The same with the copies in place of their sources, where something is staged."""
+        """The same with the copies in place of their sources, where something is staged. Raises UnavailableError."""
         return setup if self._staging is None else self._staging.start_from_copies(setup)
 
     def _send_facts(self, report: AgentReport) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from jaxrun.clock import Clock
-from jaxrun.errors import EXIT_SIGNAL_BASE, EXIT_UNAVAILABLE, NotUniformError
+from jaxrun.errors import EXIT_SIGNAL_BASE, EXIT_UNAVAILABLE, NotUniformError, UnavailableError
 from jaxrun.node.agent.agent import MESSAGES, SIGNALS, Agent
 from jaxrun.node.agent.agent_report import make_report, plain_address
 from jaxrun.node.agent.gpus import GpuMemory
@@ -40,6 +40,7 @@ from jaxrun.protocol.agent_messages import (
     NextAttempt,
     OutputCredit,
     Shutdown,
+    StartFailed,
     StartWorker,
     ToRanks,
 )
@@ -233,9 +234,11 @@ class _AgentJob:
         # Forks, so it comes before any thread.
         guard = Guard(job_marker(job_id), self._ranks, job_id=job_id, snapshots=self._snapshots)
         try:
-            setup = self._tasks.start_from_copies(
-                setup_of_orders(starts, self._environ, derive_rank_token(self._token))
-            )
+            setup = setup_of_orders(starts, self._environ, derive_rank_token(self._token))
+            try:
+                setup = self._tasks.start_from_copies(setup)
+            except UnavailableError as error:  # the head ends the attempt
+                self._connection.send(StartFailed(str(error)))
             server = self._fork_servers.take(setup, start=first.fork and len(starts) > 1)  # one import of jax for all
             successors = self._fork_servers if first.fork and self._tasks.info.restarts else None
             workers = WorkerGroup(setup, server, successors=successors)

@@ -5,32 +5,39 @@
                               /…          for each listing of a directory that was read, its hash
 
 While a copy is written, it has the name of a draft. Whoever writes or uses one holds a shared lock on its directory;
-what somebody has locked is not removed.
+what somebody has locked is not removed. A name appears, is locked for use and disappears under a lock on the directory
+of all copies, which is held for moments: so nobody sees a draft before it is locked, or a copy that is being removed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from jaxrun.protocol.own_files import draft_name, is_draft, open_private_directory, remove_directory
+from jaxrun.protocol.own_files import check_way, draft_name, is_draft, open_private_directory, remove_directory
 from jaxrun.protocol.staging import Stage
 
+STAGE_PREFIX = "jaxrun-stage-"  # of the directory of a user's copies; their number follows
 _KEPT = 8  # copies that nobody need use
 _FREE_BYTES = 2**26  # that are left on the disk
+_ALONE_TIMEOUT_S = 10.0  # for other processes to let go of the lock on all names
+_ALONE_POLL_S = 0.002
 
 
 class Copies:
     """The copies below one directory of a local disk; those that were found or added are in use by this process."""
 
     def __init__(self, base: str = "") -> None:
-        """`base` is that of --stage-dir. Raises OSError, also where others could change the copies."""
-        self.path = f"{base or os.environ.get('TMPDIR') or '/tmp'}/jaxrun-stage-{os.geteuid()}"
+        """`base` is that of --stage-dir. Raises OSError, also where others could change or replace the copies."""
+        self.path = f"{base or os.environ.get('TMPDIR') or '/tmp'}/{STAGE_PREFIX}{os.geteuid()}"
         self._locks: dict[str, int] = {}
         try:
+            check_way(self.path)
             with contextlib.suppress(FileExistsError):
                 os.mkdir(self.path, 0o700)
             self._directory = open_private_directory(self.path)
@@ -38,17 +45,22 @@ class Copies:
             raise OSError(error.errno, error.strerror, self.path) from None
 
     def find(self, name: str) -> str | None:
-        """The directory of the copy of this name, if it is there."""
-        with contextlib.suppress(OSError):
-            if name not in self._locks:
-                self._locks[name] = self._lock(name, fcntl.LOCK_SH)
-                os.utime(self._locks[name])
-            return f"{self.path}/{name}"
-        return None
+        """The directory of the copy of this name, if it is there. Raises OSError where that cannot be known."""
+        if name not in self._locks:
+            with self._alone():
+                try:
+                    self._locks[name] = self._lock(name, fcntl.LOCK_SH)
+                except FileNotFoundError:
+                    return None
+                except OSError as error:
+                    raise OSError(error.errno, error.strerror, f"{self.path}/{name}") from None
+            os.utime(self._locks[name])
+        return f"{self.path}/{name}"
 
     def find_listing(self, listing: str) -> str | None:
         """The name of the copy of a directory whose listing has this hash, if it is there."""
-        return next(filter(self.find, (mark.parent.name for mark in Path(self.path).glob(f"*/{listing}"))), None)
+        marked = (name for name in self._names() if os.path.exists(f"{self.path}/{name}/{listing}"))
+        return next(filter(self.find, marked), None)
 
     def by_source(self, stage: Stage) -> dict[str, str]:
         """Where the copies of what is staged are that this host has."""
@@ -61,14 +73,15 @@ class Copies:
         Raises OSError, and whatever `write` raises; then nothing is left.
         """
         self._make_room(nbytes)
-        draft = draft_name()
-        os.mkdir(draft, 0o700, dir_fd=self._directory)
-        lock = self._lock(draft, fcntl.LOCK_SH)
+        draft, lock = self._make_draft()
         try:
             name = write(f"{self.path}/{draft}")
-            with contextlib.suppress(OSError):  # another process has made the same
+            with self._alone(), contextlib.suppress(OSError):  # another process has made the same
                 os.rename(draft, name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
-            if self.find(name) and listing:
+                self._locks[name], lock = lock, os.dup(lock)
+            if self.find(name) is None:
+                raise OSError(errno.ENOENT, "the copy was removed as soon as it was there", f"{self.path}/{name}")
+            if listing:
                 Path(self.path, name, listing).touch()
             return name
         finally:
@@ -80,11 +93,36 @@ class Copies:
         names = self._names()
         return len(names), sum(map(self._remove, names))
 
+    def _make_draft(self) -> tuple[str, int]:
+        """The name of a new draft, and the lock on it."""
+        draft = draft_name()
+        with self._alone():
+            os.mkdir(draft, 0o700, dir_fd=self._directory)
+            return draft, self._lock(draft, fcntl.LOCK_SH)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No other process, and no other thread, changes or locks names meanwhile. Raises OSError."""
+        own = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._directory)
+        try:
+            deadline = time.monotonic() + _ALONE_TIMEOUT_S
+            while True:
+                try:
+                    fcntl.flock(own, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        why = f"another jaxrun holds it for more than {_ALONE_TIMEOUT_S:g} s; is one stopped?"
+                        raise OSError(errno.EBUSY, why, self.path) from None
+                    time.sleep(_ALONE_POLL_S)
+            yield
+        finally:
+            os.close(own)
+
     def _lock(self, name: str, how: int) -> int:
         lock = open_private_directory(name, self._directory)
         try:
             fcntl.flock(lock, how | fcntl.LOCK_NB)
-            os.stat(name, dir_fd=self._directory)  # it may have been removed meanwhile
         except OSError:
             os.close(lock)
             raise
@@ -93,8 +131,9 @@ class Copies:
     def _remove(self, name: str) -> bool:
         """Remove a copy that nobody uses, or what is left of one; returns whether it is gone."""
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-            stack.callback(os.close, self._lock(name, fcntl.LOCK_EX))
-            os.rename(name, doomed := draft_name(), src_dir_fd=self._directory, dst_dir_fd=self._directory)
+            with self._alone():
+                stack.callback(os.close, self._lock(name, fcntl.LOCK_EX))
+                os.rename(name, doomed := draft_name(), src_dir_fd=self._directory, dst_dir_fd=self._directory)
             remove_directory(doomed, self._directory)
             return True
         return False
@@ -109,6 +148,9 @@ class Copies:
 
     def _names(self) -> list[str]:
         """The names that are there: drafts, then copies, those first that were not used for longest."""
+        used = dict[str, tuple[bool, int]]()
         with os.scandir(self.path) as there:
-            used = {one.name: (not is_draft(one.name), one.stat().st_mtime_ns) for one in there}
+            for one in there:
+                with contextlib.suppress(FileNotFoundError):  # another process has renamed or removed it
+                    used[one.name] = not is_draft(one.name), one.stat(follow_symlinks=False).st_mtime_ns
         return sorted(used, key=used.__getitem__)

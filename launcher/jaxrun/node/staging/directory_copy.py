@@ -1,12 +1,15 @@
 """Reads a directory of a slow file system, into a draft of a copy.
 
-Many files are read at a time, as opening them takes longest. Sockets, devices, .git and run directories are left out.
+Many files are read at a time, as opening them takes longest. Sockets, devices, .git, run directories and copies that
+jaxrun has made are left out. Links that lead out of the directory lead where they led, those within it to the copy.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import re
 import stat
 import threading
 import time
@@ -15,7 +18,8 @@ from functools import partial
 from itertools import chain
 
 from jaxrun.errors import UnavailableError
-from jaxrun.node.staging.transfer import name_copy
+from jaxrun.node.staging.copies import STAGE_PREFIX
+from jaxrun.node.staging.transfer import COPIED_MODE, name_copy
 from jaxrun.terminal import print_notice
 from jaxrun.text import format_bytes
 
@@ -23,7 +27,8 @@ _NOTICE_INTERVAL_S = 5.0  # between two lines about how much has been read
 _THREADS = 16
 _PIECE_BYTES = 2**20
 _KINDS = (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)
-_LEFT_OUT = (".git", "jaxrun-runs")
+_LEFT_OUT = re.compile(rf"\.git|jaxrun-runs|{STAGE_PREFIX}\d+")
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # or to open what is now a FIFO would block
 Listed = tuple[str, os.stat_result]  # a path, and what its file system says of it
 
 
@@ -36,13 +41,19 @@ def list_directory(source: str) -> tuple[list[Listed], str]:
             folders = [path for path, status in level if stat.S_ISDIR(status.st_mode)]
             found += level
     found.sort()
-    seen = [(path, one.st_mode, one.st_ino, one.st_size, one.st_mtime_ns) for path, one in found]
+    seen = [(path, *_identity(one)) for path, one in found]
     return found, hashlib.sha256(ascii([source, seen]).encode()).hexdigest()
+
+
+def _identity(status: os.stat_result) -> tuple[int, ...]:
+    """What differs once a file has changed. A program may set the other time back, but not that of the inode."""
+    times = status.st_mtime_ns, status.st_ctime_ns
+    return status.st_mode, status.st_dev, status.st_ino, status.st_size, *times
 
 
 def _list_folder(source: str, folder: str) -> list[Listed]:
     with os.scandir(os.path.join(source, folder)) as there:
-        names = [one for one in there if one.name not in _LEFT_OUT]
+        names = [one for one in there if not _LEFT_OUT.fullmatch(one.name)]
         listed = [(os.path.join(folder, one.name), one.stat(follow_symlinks=False)) for one in names]
     return [one for one in listed if stat.S_IFMT(one[1].st_mode) in _KINDS]
 
@@ -76,18 +87,42 @@ def _copy_file(source: str, copy: str, one: Listed, is_over: threading.Event) ->
     """Copy a file or a symbolic link; return how many bytes it has."""
     path, copied, listed = f"{source}/{one[0]}", f"{copy}/{one[0]}", one[1]
     if stat.S_ISLNK(listed.st_mode):
-        os.symlink(os.readlink(path), copied)
+        os.symlink(copied_link(source, one[0], os.readlink(path)), copied)
     if not stat.S_ISREG(listed.st_mode):
         return listed.st_size
+    has_changed = UnavailableError(f"{path} has changed while it was read; start again once nobody writes to it")
     try:
-        with open(path, "rb") as file, open(copied, "xb") as new:
+        with open(os.open(path, _READ), "rb") as file, open(copied, "xb") as new:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise has_changed
             while not is_over.is_set() and os.sendfile(new.fileno(), file.fileno(), None, _PIECE_BYTES):
                 pass
             status, nbytes = os.fstat(file.fileno()), os.fstat(new.fileno()).st_size
     except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # it is a link now, or a socket
+            raise has_changed from None
         raise OSError(error.errno, error.strerror, f"{path} to {copied}") from None
-    if (status.st_ino, status.st_mtime_ns, nbytes) != (listed.st_ino, listed.st_mtime_ns, listed.st_size):
-        raise UnavailableError(f"{path} has changed while it was read; start again once nobody writes to it")
-    os.chmod(copied, stat.S_IMODE(listed.st_mode))
+    if _identity(status) != _identity(listed) or nbytes != listed.st_size:
+        raise has_changed
+    os.chmod(copied, stat.S_IMODE(listed.st_mode) & COPIED_MODE)
     os.utime(copied, ns=(listed.st_mtime_ns, listed.st_mtime_ns))
     return nbytes
+
+
+def copied_link(source: str, path: str, target: str) -> str:
+    """The target of the copy of a link at `path` in `source`: of one that leads out of it, what it led to.
+
+    A link into `source`, by its absolute path or on a way through other directories, leads to the same in the copy.
+    """
+    root, folder = os.path.realpath(source), os.path.dirname(path)
+    if not os.path.isabs(target):
+        if os.path.normpath(os.path.join("/", folder, target)) == "/" + os.path.normpath(os.path.join(folder, target)):
+            return target
+        full = os.path.join(root, folder, target)
+    else:
+        full = target
+    parent, name = os.path.split(full.rstrip("/") or "/")
+    found = os.path.realpath(full) if name in ("", ".", "..") else os.path.join(os.path.realpath(parent), name)
+    if found == root or found.startswith(f"{root}/"):
+        return os.path.relpath(found, os.path.join(root, folder))
+    return full

@@ -22,6 +22,7 @@ from jaxrun.node.staging.copies import Copies
 from jaxrun.protocol.gang_connection import BlockingConnection
 from jaxrun.protocol.staging import StagedContent
 
+COPIED_MODE = 0o755  # what a copy keeps of a file's mode: nobody else writes to it, and it gives nobody's rights
 _PIECE_BYTES = 2**17  # tarfile copies as much for each small file
 
 
@@ -93,7 +94,7 @@ def _write_archive(directory: str, file: _Archive) -> None:
 def _without_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = ""
-    entry.mode &= 0o755
+    entry.mode &= COPIED_MODE
     entry.mtime = int(entry.mtime) if entry.isreg() else 0  # by seconds Python knows its compiled modules
     return entry
 
