@@ -195,6 +195,37 @@ def test_an_interrupt_ends_the_function_on_all_ranks(gang):
         assert {call.receive().error.error for _ in range(3)} == {"KeyboardInterrupt"}
 
 
+# ---- calls as futures
+
+
+def wait_for(path):
+    while not os.path.exists(path):
+        time.sleep(0.01)
+    return rank()
+
+
+def test_a_call_that_nobody_waits_for_ends_before_the_next_and_its_output_and_error_are_shown(gang, capsys):
+    gang.start_call(print, "from a dropped call")
+    assert gang.run(rank) == (0, 1, 2)
+    assert sorted(capsys.readouterr().out.splitlines()) == [f"[{rank}] from a dropped call" for rank in range(3)]
+    gang.start_call(fail_after_a_collective_call)
+    assert gang.run(total, 1).main == 3
+    warned = capsys.readouterr().err
+    assert warned.startswith("jaxrun: an earlier call of fail_after_a_collective_call, for whose results nobody has ")
+    assert "in fail_after_a_collective_call" in warned and "Own: here: because" in warned
+
+
+def test_a_call_without_a_with_is_a_future(gang, tmp_path):
+    early, late = gang.start_call(rank), gang.start_call(wait_for, str(tmp_path / "go"))
+    with pytest.raises(jaxrun.CallTimeout):
+        late.results(0.01)
+    other = threading.Thread(target=lambda: [gang.run(rank) for _ in range(3)])
+    other.start()  # finds the call of this thread, which waits for it below
+    (tmp_path / "go").touch()
+    assert late.results() == early.results() == late.results() == (0, 1, 2)
+    other.join()
+
+
 # ---- who may use it
 
 

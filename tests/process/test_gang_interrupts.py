@@ -99,6 +99,41 @@ gang.run(sleep)
     assert err.rstrip().endswith("KeyboardInterrupt")
 
 
+def test_ctrl_c_while_results_arrive_or_an_earlier_call_is_waited_for_leaves_the_gang_as_it_was(session, tmp_path):
+    running = session(f"""{_INTERRUPTED}
+class Slow:
+    def __reduce__(self):  # goes on once the caller has waited in vain
+        open("packing", "w").close()
+        while not os.path.exists("go"):
+            time.sleep(0.01)
+        return str, ("slow",)
+
+GangCall = jaxrun.frontends.gang.call.GangCall
+find = GangCall._find_worth_waiting
+GangCall._find_worth_waiting = lambda *args: (open("go", "w").close(), find(*args))[1]
+
+gang = jaxrun.Gang(processes=2)
+interrupted(Slow, timeout=0.2)
+gang.start_call(sleep)
+interrupted(rank, timeout=60)
+call = gang.start_call(sleep)
+try:
+    call.results()
+except KeyboardInterrupt:
+    print("caught", gang.run(rank), flush=True)
+""")
+    wait_until((tmp_path / "packing").exists, "the packing of the result")
+    running.interrupt()
+    running.wait_for("caught True ((2, 2), (2, 2)) True")
+    running.wait_for("[1] asleep")
+    running.interrupt()
+    running.wait_for("caught True ((2, 2), (2, 2)) True")
+    running.wait_for("[1] asleep")
+    running.interrupt()
+    running.wait_for("caught (0, 1)")
+    running.end()
+
+
 def test_ctrl_c_ends_a_call_where_another_thread_receives_the_signal(session):
     """As with one that comes just before the wait for the ranks begins, no system call of the main thread ends."""
     running = session("""

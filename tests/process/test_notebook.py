@@ -220,6 +220,17 @@ def test_an_interrupt_ends_what_the_ranks_run_and_they_go_on(kernel):
         assert kernel.run("%%gang\nknown").result == "True"
 
 
+def test_a_call_that_a_cell_has_started_and_an_interrupt_has_left_alone_holds_up_nobody_for_good(kernel):
+    kernel.run(PATIENT)
+    asleep = f"def sleep():\n    {SLEEP.replace(chr(10), chr(10) + '    ')}\n\ncall = gang.start_call(sleep)\n"
+    assert kernel.run(f"{asleep}import time\nprint('asleep')\ntime.sleep(100)", kernel.interrupt).error
+    waiting = kernel.run("%%gang\nknown", kernel.interrupt)
+    assert waiting.error == "KeyboardInterrupt" and "the gang goes on" in waiting.text
+    assert kernel.run("%%gang\nknown").result == "True"
+    done = kernel.run("gang.start_call(print, 'of an earlier cell')\ngang.run(len, 'abc')")
+    assert done.result == "(3, 3)" and "[0-1] of an earlier cell" in done.text
+
+
 @pytest.mark.extended
 def test_a_kernel_that_starts_anew_or_is_killed_leaves_no_process(kernel):
     before = processes(kernel.mark)

@@ -63,8 +63,10 @@ class Caller(End):
         self.send((fn, args, {}), GangMessageKind.CALL, number=number, note=json.dumps(note).encode())
 
     def receive(self):
-        """The kind of the next message, and what is in it."""
+        """The kind of the next message, and what is in it, except those that say that a function has ended."""
         message = self.reader.receive()
+        if message.kind is GangMessageKind.ENDED:
+            message = self.reader.receive()
         if message.kind in (GangMessageKind.STDOUT, GangMessageKind.STDERR):
             return message.kind, bytes(message.payload.body).decode()
         return message.kind, message.load()
@@ -99,6 +101,7 @@ class FakeGang:
         self.on_interrupt = lambda: [self.ranks[rank].returns() for rank in self.connections.ranks]
         self.find_compiling = lambda ranks: []
         self.printed = []
+        self.lock = threading.RLock()
         self.ranks = []
         for rank in range(size):
             ours, theirs = socket.socketpair()
@@ -109,7 +112,7 @@ class FakeGang:
 
     def start_call(self, value="task", on_end=lambda: None):
         task = pack(GangMessageKind.CALL, NUMBER, value, share=True)
-        return GangCall(self, NUMBER, task, self, on_end)
+        return GangCall(self, NUMBER, task, self, on_end, name="task", lock=self.lock)
 
     def close(self):
         self.connections.close()

@@ -9,7 +9,7 @@ from gang_by_hand import NUMBER, gang
 
 from jaxrun.frontends.gang import call as call_module
 from jaxrun.frontends.gang import gang as gang_module
-from jaxrun.frontends.gang.call import step_difference
+from jaxrun.frontends.gang.call import GangCall, step_difference
 from jaxrun.frontends.gang.call_events import (
     Disconnected,
     LauncherOutput,
@@ -18,7 +18,8 @@ from jaxrun.frontends.gang.call_events import (
     Returned,
     TerminalDisplay,
 )
-from jaxrun.protocol.gang_messages import GangMessageKind
+from jaxrun.frontends.gang.exceptions import CallTimeout, GangError
+from jaxrun.protocol.gang_messages import GangMessageKind, pack
 
 __all__ = ["gang"]  # a fixture
 
@@ -176,6 +177,47 @@ def test_a_rank_that_no_longer_compiles_is_not_waited_for(gang, monkeypatch):
     assert not compiling and gang.broken == "ranks 0-1 did not come back from the last call"
 
 
+ARRIVING = {"the user's": (KeyboardInterrupt, "another Ctrl-C"), "another": (KeyError, "Ctrl-C")}
+
+
+@pytest.mark.parametrize(("error", "key"), ARRIVING.values(), ids=ARRIVING)
+def test_a_result_that_is_on_its_way_arrives_before_the_call_ends(gang, monkeypatch, capsys, error, key):
+    monkeypatch.setattr(call_module, "INTERRUPT_TIMEOUT_S", 0.01)
+    parts = pack(GangMessageKind.RESULT, NUMBER, bytes(2**20), share=False, note=b"{}").to_parts()
+    data, looks = b"".join(piece for part in parts for piece in part), []
+    find = GangCall._find_worth_waiting
+
+    def look(*args):
+        looks.append(args)
+        if len(looks) == 3:
+            gang.ranks[0].connection.sendall(data[1000:100_000])
+        if len(looks) == 5:
+            gang.ranks[0].connection.sendall(data[100_000:100_100])
+            threading.Thread(target=gang.ranks[0].connection.sendall, args=(data[100_100:],)).start()
+        return find(*args)
+
+    monkeypatch.setattr(GangCall, "_find_worth_waiting", look)
+    with pytest.raises(error), gang.start_call() as call:
+        gang.ranks[1].returns()
+        gang.ranks[0].send(None, GangMessageKind.ENDED)
+        gang.ranks[0].connection.sendall(data[:1000])
+        events(call, 1)
+        raise error
+    assert len(looks) >= 5 and not gang.broken and gang.interrupts == 0  # nothing runs that could be interrupted
+    assert capsys.readouterr().err == f"jaxrun: waiting for the result of rank 0; {key} stops the gang\n"
+
+
+def test_a_result_of_which_nothing_comes_is_awaited_for_some_time_only(gang, monkeypatch):
+    monkeypatch.setattr(call_module, "INTERRUPT_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(call_module, "RESULT_TIMEOUT_S", 0.05)
+    with pytest.raises(KeyError), gang.start_call() as call:
+        gang.ranks[1].returns()
+        gang.ranks[0].send(None, GangMessageKind.ENDED)
+        events(call, 1)
+        raise KeyError
+    assert gang.broken == "rank 0 did not come back from the last call"
+
+
 def test_an_error_of_the_parent_is_not_hidden_by_the_end(gang):
     with pytest.raises(KeyError, match="mine"):
         with gang.start_call():
@@ -258,6 +300,90 @@ def test_a_death_is_raised_as_the_launcher_explains_it(gang):
             gang.ranks[1].ends()
             call.results()
     assert isinstance(caught.value.__cause__, KeyError)
+
+
+# ---- without a with
+
+
+def test_results_end_a_call_and_can_be_asked_for_again(gang):
+    call = gang.start_call()
+    for number, rank in enumerate(gang.ranks):
+        rank.returns(number)
+    assert call.results() == call.results() == (0, 1) and gang.ended == 1
+    with call:
+        pass
+    assert gang.ended == 1 and not gang.interrupts
+
+
+def test_after_a_timeout_without_a_with_the_call_goes_on(gang):
+    call = gang.start_call()
+    with pytest.raises(CallTimeout):
+        call.results(0.01)
+    for rank in gang.ranks:
+        rank.returns()
+    assert not gang.interrupts and call.results() == (None, None)
+
+
+def test_an_error_ends_a_call_without_a_with_and_is_raised_again(gang):
+    call = gang.start_call()
+    for rank in gang.ranks:
+        rank.fails(KeyError("x"))
+    for _ in range(2):
+        with pytest.raises(KeyError):
+            call.results()
+    assert gang.ended == 1
+
+
+def test_a_call_that_was_cut_short_has_no_results(gang):
+    with gang.start_call() as call:
+        pass
+    with pytest.raises(GangError, match="this call was ended while ranks 0-1 still ran"):
+        call.results()
+    assert call.receive().rank == 0
+
+
+def test_a_call_that_nobody_uses_is_finished_and_its_output_and_error_shown(gang, monkeypatch, capsys):
+    monkeypatch.setattr(call_module, "INTERRUPT_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(call_module, "_UNUSED_NOTICE_S", 0.02)
+    call = gang.start_call()
+    for rank in gang.ranks:
+        rank.prints("last words\n")
+        rank.send("a value")
+
+    def end(ranks):
+        for rank in gang.ranks:
+            assert [rank.receive().kind for _ in range(2)] == [GangMessageKind.CALL, GangMessageKind.END_CALL]
+            rank.fails(KeyError("x"))
+
+    monkeypatch.setattr(call, "_tell_of_wait", lambda tell=call._tell_of_wait: (tell(), end(gang.ranks)))
+    call.finish()
+    assert not gang.interrupts and gang.ended == 1 and len(gang.printed) == 2
+    told, warned, *_ = capsys.readouterr().err.splitlines()
+    assert told == "jaxrun: waiting for ranks 0-1, which run an earlier call of task; Ctrl-C interrupts it"
+    assert warned == "jaxrun: an earlier call of task, for whose results nobody has waited, raised:"
+    assert call.receive().value == "a value"
+    with pytest.raises(KeyError):
+        call.results()
+
+
+def test_a_call_that_another_thread_wants_is_left_to_it(gang):
+    call = gang.start_call()
+    with gang.lock:
+        thread = threading.Thread(target=call.results)
+        thread.start()
+        call.finish()  # comes back, although the ranks still run
+        assert call.running and not gang.ended
+    for rank in gang.ranks:
+        rank.returns()
+    thread.join()
+    assert gang.ended == 1
+
+
+def test_a_call_of_a_gang_that_another_thread_stops_ends(gang):
+    call = gang.start_call()
+    gang.stop()
+    with pytest.raises(RuntimeError, match=r"the launcher's verdict on \{0, 1\}"):
+        call.results()
 
 
 # ---- output on a terminal

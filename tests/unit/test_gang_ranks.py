@@ -56,6 +56,20 @@ def test_while_nothing_runs_there_is_nothing_to_interrupt(serve):
     assert serve(call) == (GangMessageKind.RESULT, "next")
 
 
+def test_the_end_of_the_function_is_told_before_its_result_is_packed(serve):
+    """So the caller knows that a result is on its way, however long that takes."""
+
+    def kinds(function):
+        def call(caller):
+            caller.run(function)
+            return [caller.reader.receive().kind for _ in range(2)]
+
+        return serve(call)
+
+    assert kinds(int) == [GangMessageKind.ENDED, GangMessageKind.RESULT]
+    assert kinds(lambda: 1 / 0) == [GangMessageKind.ENDED, GangMessageKind.EXCEPTION]
+
+
 def sleeping():
     current().send("asleep")
     time.sleep(60)

@@ -79,6 +79,7 @@ class GangMessageReader:
         self._parser = self._parse()
         self._missing = next(self._parser)
         self._message: GangMessage | None = None
+        self.received_bytes = 0
 
     def receive(self) -> GangMessage:
         """Return the next message.
@@ -104,6 +105,7 @@ class GangMessageReader:
             raise ProtocolError("descriptors were lost on their way: too many files are open")
         if not count:
             raise EOFError
+        self.received_bytes += count
         return count
 
     def _parse(self) -> Iterator[list[memoryview]]:

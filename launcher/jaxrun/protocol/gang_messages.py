@@ -6,6 +6,7 @@
     VALUE        ◀─────────▶     VALUE            (any number, both ways, while the function runs)
                  ◀──────────     STDOUT, STDERR   (what it prints)
     END_CALL     ──────────▶                      (the parent wants no more of this call)
+                 ◀──────────     ENDED            (the function has ended; what follows is pickled and sent)
                  ◀──────────     RESULT | EXCEPTION
     SHUTDOWN     ──────────▶
 
@@ -45,6 +46,7 @@ class GangMessageKind(enum.IntEnum):
     STDERR = 7
     RESULT = 8
     EXCEPTION = 9
+    ENDED = 10
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -62,7 +62,7 @@ class CallerConnection:
         if message.kind is GangMessageKind.VALUE and message.call == self._call_number:
             return message.load()
         self._shut_down = message.kind is GangMessageKind.SHUTDOWN
-        raise CallEnded
+        raise CallEnded("the caller has ended this call, and will send no more values")
 
     # ---- calls
 
@@ -100,27 +100,31 @@ class CallerConnection:
         # So that functions find the modules that stand beside the caller's script.
         sys.path[:0] = [entry for entry in note.get("path", ()) if entry not in sys.path]
         self._interrupts.wait_for(interrupts_before)
+        value, error = self._call_function(task, interrupts_before)
+        with contextlib.suppress(CallEnded):
+            self._send(GangMessage(GangMessageKind.ENDED, task.call))
+            self._send(self._pack_result(value) if error is None else self._pack_exception(error))
+
+    def _call_function(self, task: GangMessage, interrupts_before: int) -> tuple[Any, BaseException | None]:
+        """Returns what the function returns, or what it raises: a sys.exit, too, which must not end the rank."""
         try:
             with PrintForwarding(self._send_printed):
                 self._interrupts.active = True
                 try:
                     self._interrupts.raise_early(interrupts_before)
                     function, args, kwargs = task.load()
-                    value = function(*args, **kwargs)
+                    return function(*args, **kwargs), None
                 finally:
                     self._interrupts.active = False
-            answer = self._pack_result(value)
-        except BaseException as error:  # a sys.exit, too, which must not end the rank
-            answer = self._pack_exception(error)
-        with contextlib.suppress(CallEnded):
-            self._send(answer)
+        except BaseException as error:
+            return None, error
 
     def _pack_result(self, value: Any) -> GangMessage:
         try:
             return self._pack(GangMessageKind.RESULT, value)
-        except Exception as error:
+        except BaseException as error:
             add_note(error, "this is about what the function has returned, on its way to the parent")
-            raise
+            return self._pack_exception(error)
 
     def _pack_exception(self, error: BaseException) -> GangMessage:
         """Describe and pickle the exception, even if methods of its class raise something themselves, as a sys.exit."""

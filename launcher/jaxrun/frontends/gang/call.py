@@ -4,15 +4,21 @@ with gang.start_call(fn, *args) as call:
     call.send("more", ranks=[1])
     while event := call.receive():
         ...                             # RankMessage, Printed, Returned, Disconnected or LauncherOutput
+
+call = gang.start_call(fn, *args)       # or as a future
+results = call.results()
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
+import threading
 import time
+import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -25,7 +31,7 @@ from jaxrun.frontends.gang.call_events import (
     RankMessage,
     Returned,
 )
-from jaxrun.frontends.gang.exceptions import CallTimeout, RemoteFailure, WorkerDied, combined_exception
+from jaxrun.frontends.gang.exceptions import CallTimeout, GangError, RemoteFailure, WorkerDied, combined_exception
 from jaxrun.frontends.gang.gang_job import GangJob
 from jaxrun.protocol.flight import parse_group
 from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind, pack
@@ -34,7 +40,24 @@ from jaxrun.text import agree, format_ranks, group_alike
 
 INTERRUPT_TIMEOUT_S = 1.0  # for ranks to end what they do when they are interrupted
 FAILURE_GRACE_S = 1.5  # for the other ranks to return after one has raised
+_UNUSED_POLL_S = 0.2  # between two looks at whether another thread wants to use a call that nobody uses
+_UNUSED_NOTICE_S = 2.0  # after which we print that a gang waits for the end of such a call
+RESULT_TIMEOUT_S = 30.0  # without a byte of a result that is on its way, where the user has not interrupted the call
 _VERDICT_TIMEOUT_S = 5.0
+
+
+class _Progress:
+    """Whether a number has grown within the last `timeout` seconds."""
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._number, self._changed_at = -1, 0.0
+
+    def made(self, number: int) -> bool:
+        now = time.monotonic()
+        if number != self._number:
+            self._number, self._changed_at = number, now
+        return now - self._changed_at < self._timeout
 
 
 class Results(tuple[Any, ...]):
@@ -48,22 +71,42 @@ class Results(tuple[Any, ...]):
 
 
 class GangCall:
-    """Made by `Gang.start_call`, for use in a `with`; a gang has one at a time. `on_end` is called after its end.
+    """A function that runs on the ranks, made by `Gang.start_call`; a gang has one at a time.
+
+    A `with` interrupts at its end the ranks that still run the function. Without one, `results` waits for the end. If
+    nobody waits, the gang's next call does: it shows what the ranks print, and warns of an error.
 
     main_rank:  the rank whose output a notebook shows first
     waiting:    where the others are that have not returned, after some have failed
     """
 
     def __init__(
-        self, job: GangJob, number: int, task: GangMessage, display: Display, on_end: Callable[[], None]
+        self,
+        job: GangJob,
+        number: int,
+        task: GangMessage,
+        display: Display,
+        on_end: Callable[[], None],
+        *,
+        name: str = "",
+        lock: threading.RLock | None = None,
     ) -> None:
+        """`on_end` is called after the end; `name` is the function's; the thread that uses the call holds `lock`."""
         self._job = job
         self._number = number
         self._display = display
         self._on_end = on_end
+        self._name = name
+        self._lock = lock or threading.RLock()
+        self._wanted_by: set[int] = set()  # threads that wait for the lock
+        self._uses = 0  # nested ones, by the thread that holds the lock
+        self._error: BaseException | None = None  # that has ended the call
+        self._is_entered = self._is_over = False
+        self._cut_short: tuple[int, ...] = ()  # the ranks that still ran the function when the call was ended
         self._events: deque[CallEvent] = deque()
         self._ranks = job.connections.ranks
         self.outcomes: dict[int, Returned] = {}
+        self._ended: set[int] = set()
         self.disconnected: set[int] = set()
         self.main_rank = 0
         self.shares_memory = job.shares_memory
@@ -84,12 +127,28 @@ class GangCall:
         message = pack(GangMessageKind.VALUE, self._number, value, share=self.shares_memory, file=file)
         self._job.connections.send(message.with_copied_buffers(), self._ranks if ranks is None else ranks)
 
+    @property
+    def in_use(self) -> bool:
+        """Whether the thread that holds the lock is in a `with` of the call, or waits for its results or events."""
+        return self._uses > 0
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether another thread waits to use the call."""
+        return bool(self._wanted_by)
+
     def receive(self, timeout: float | None = None) -> CallEvent | None:
         """The next event of any rank; None if none comes within `timeout` seconds, or none can come any more."""
+        if self._is_entered:
+            return self._receive(timeout)
+        with self._use():
+            return self._receive(timeout)
+
+    def _receive(self, timeout: float | None) -> CallEvent | None:
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._events:
             left = None if deadline is None else deadline - time.monotonic()
-            if not self.running or (left is not None and left < 0):
+            if self._is_over or not self.running or (left is not None and left < 0):
                 return None
             until_refresh = self._display.refresh(self)
             self._poll(min((limit for limit in (left, until_refresh) if limit is not None), default=None))
@@ -102,13 +161,37 @@ class GangCall:
             print(event.text, end="", file=sys.stderr)
 
     def results(self, timeout: float | None = None) -> Results:
-        """Wait until the function has returned on all ranks, and show what they print. Raises what Gang.run raises."""
+        """Wait until the function has returned on all ranks, and show what they print. Raises what Gang.run raises.
+
+        You may call it again, also after a CallTimeout, which ends only a `with`.
+        """
+        __tracebackhide__ = True
+        if self._is_entered:  # the `with` ends the call
+            return self._wait_for_results(timeout)
+        with self._use():
+            if self._is_over and self._error is not None:
+                raise self._error
+            if self._is_over and self._cut_short:
+                raise GangError(f"this call was ended while {format_ranks(self._cut_short)} still ran")
+            if self._is_over:
+                return self._wait_for_results(timeout)
+            try:
+                found = self._wait_for_results(timeout)
+            except CallTimeout:
+                raise
+            except BaseException as error:
+                self.end(error)
+                raise
+            self.end()
+            return found
+
+    def _wait_for_results(self, timeout: float | None) -> Results:
         __tracebackhide__ = True
         deadline = None if timeout is None else time.monotonic() + timeout
         failed_at: float | None = None
         while True:
             limits = [at for at in (deadline, failed_at and failed_at + FAILURE_GRACE_S) if at is not None]
-            match self.receive(min(limits) - time.monotonic() if limits else None):
+            match self._receive(min(limits) - time.monotonic() if limits else None):
                 case Printed() | LauncherOutput() as event:
                     self.show(event)
                 case Returned(error=error) if error is not None:
@@ -132,10 +215,25 @@ class GangCall:
         return self._job.explain_death(_VERDICT_TIMEOUT_S, self.disconnected)
 
     def __enter__(self) -> Self:
+        self._acquire()
+        self._is_entered = True
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Interrupt ranks that still run the function; mark the gang as broken if the ranks are not in step then."""
+        try:
+            self.end(error)
+        finally:
+            self._is_entered = False
+            self._release()
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Interrupt ranks that still run the function; mark the gang as broken if the ranks are not in step then.
+
+        error: what ends the call early, if anything; a KeyboardInterrupt comes from the user
+        """
+        if self._is_over:
+            return
+        self._error, self._cut_short = error, self.running
         try:
             self._end_function(is_interrupted=isinstance(error, KeyboardInterrupt))
             self._check_ranks()
@@ -145,13 +243,87 @@ class GangCall:
             self._job.stop()
             raise
         finally:
+            self._is_over = True
             try:
-                for event in self._events:  # that nobody has received
-                    if isinstance(event, (Printed, LauncherOutput)):
-                        self.show(event)
+                self._show_output()
                 self._display.end_call(self, error, healthy=self._job.usable)
             finally:
                 self._on_end()
+
+    def finish(self) -> None:
+        """End a call that nobody uses once its function has ended; show what the ranks print, and warn of an error.
+
+        Returns before that if another thread wants to use the call. A Ctrl-C interrupts the ranks.
+        """
+        error: BaseException | None = None
+        try:
+            self._wait_for_end()
+            if self.is_wanted:
+                return
+            if self.disconnected:
+                error = self.explain_death()
+            elif self.failures:
+                error = combined_exception(self.failures)
+        except KeyboardInterrupt as interrupt:
+            self.end(interrupt)
+            raise
+        self.end(error)
+        if error is not None:
+            what = f"an earlier call of {self._name}, for whose results nobody has waited, raised:"
+            print(f"jaxrun: {what}\n{''.join(traceback.format_exception(error)).strip()}", file=sys.stderr)
+
+    def _wait_for_end(self) -> None:
+        """Wait until the function has ended, or cannot any more, on all ranks, unless another thread wants the call."""
+        began, failed_at = time.monotonic(), 0.0
+        steps = [(INTERRUPT_TIMEOUT_S, self._send_end), (_UNUSED_NOTICE_S, self._tell_of_wait)]
+        while self.running and not self.disconnected and not self.is_wanted:
+            self._poll(min(_UNUSED_POLL_S, self._display.refresh(self) or _UNUSED_POLL_S))
+            self._show_output()
+            now = time.monotonic()
+            failed_at = failed_at or (now if self.failures else 0.0)
+            if failed_at and now - failed_at > FAILURE_GRACE_S:
+                return
+            while steps and now - began > steps[0][0]:
+                steps.pop(0)[1]()
+
+    def _send_end(self) -> None:
+        """Nobody will send a value any more to a function that waits for one."""
+        self._job.connections.send(GangMessage(GangMessageKind.END_CALL, self._number), self._computing)
+
+    def _tell_of_wait(self) -> None:
+        who = f"{format_ranks(self.running)}, which {agree('run', len(self.running))} an earlier call of {self._name}"
+        print(f"jaxrun: waiting for {who}; Ctrl-C interrupts it", file=sys.stderr)
+
+    def _show_output(self) -> None:
+        """Show what the ranks have printed and nobody has received; other events stay."""
+        events, self._events = self._events, deque()
+        for event in events:
+            if isinstance(event, (Printed, LauncherOutput)):
+                self.show(event)
+            else:
+                self._events.append(event)
+
+    @contextlib.contextmanager
+    def _use(self) -> Iterator[None]:
+        self._acquire()
+        try:
+            yield
+        finally:
+            self._release()
+
+    def _acquire(self) -> None:
+        """Wait until no other thread uses the gang."""
+        me = threading.get_ident()
+        self._wanted_by.add(me)
+        try:
+            self._lock.acquire()
+        finally:
+            self._wanted_by.discard(me)
+        self._uses += 1
+
+    def _release(self) -> None:
+        self._uses -= 1
+        self._lock.release()
 
     def _raise_timeout(self, timeout: float | None) -> None:
         stacks, running = self._job.stacks(), self.running
@@ -161,19 +333,37 @@ class GangCall:
         raise CallTimeout(f"{format_ranks(running)} did not return within {timeout:g} s · {stacks}", running)
 
     def _end_function(self, *, is_interrupted: bool) -> None:
-        """Wait a moment for ranks that still run it; where the user has interrupted them, as long as they compile."""
-        if not self.running:
-            return
-        self.interrupt()
-        self._job.connections.send(GangMessage(GangMessageKind.END_CALL, self._number), self.running)
+        """Interrupt ranks that still run it, and wait a moment; longer where a result arrives, or the user has to wait.
+
+        A result that nobody wants any more must arrive all the same, before the rank can be called again.
+        """
+        if computing := self._computing:
+            self.interrupt()
+            self._job.connections.send(GangMessage(GangMessageKind.END_CALL, self._number), computing)
         self._wait(INTERRUPT_TIMEOUT_S)
-        is_told = False
-        while is_interrupted and self.running and (compiling := self._job.find_compiling(self.running)):
+        is_told, progress = False, _Progress(RESULT_TIMEOUT_S)
+        while self.running and (what := self._find_worth_waiting(is_interrupted, progress)):
             if not is_told:
                 is_told = True
-                who = f"{format_ranks(compiling)}, which {agree('is', len(compiling))} compiling"
-                print(f"jaxrun: waiting for {who}; another Ctrl-C stops the gang", file=sys.stderr)
+                again = "another Ctrl-C" if is_interrupted else "Ctrl-C"
+                print(f"jaxrun: waiting for {what}; {again} stops the gang", file=sys.stderr)
             self._wait(INTERRUPT_TIMEOUT_S)
+
+    def _find_worth_waiting(self, is_interrupted: bool, progress: _Progress) -> str:
+        """What the ranks that have not returned do, if it ends by itself, in words; else empty."""
+        computing = self._computing
+        if computing and not (is_interrupted and (compiling := self._job.find_compiling(computing))):
+            return ""  # perhaps for ever
+        if computing:
+            return f"{format_ranks(compiling)}, which {agree('is', len(compiling))} compiling"
+        if is_interrupted or progress.made(self._job.connections.count_received_bytes(self.running)):
+            return f"the result of {format_ranks(self.running)}"
+        return ""
+
+    @property
+    def _computing(self) -> tuple[int, ...]:
+        """The ranks whose function has not ended; of the others that run, the result is on its way."""
+        return tuple(rank for rank in self.running if rank not in self._ended)
 
     def _wait(self, seconds: float) -> None:
         """Wait for the function to end on all ranks, at most so many seconds."""
@@ -196,6 +386,10 @@ class GangCall:
 
     def _poll(self, timeout: float | None) -> None:
         """Wait at most `timeout` seconds for messages and output, and make events of them."""
+        if self._job.stopped:
+            self._events += map(Disconnected, self.running)
+            self.disconnected.update(self.running)
+            return
         for rank, message in self._job.connections.poll(timeout):
             if message is None:
                 if rank not in self.outcomes:
@@ -216,6 +410,8 @@ class GangCall:
             case GangMessageKind.STDOUT | GangMessageKind.STDERR:
                 stream = "out" if message.kind is GangMessageKind.STDOUT else "err"
                 self._events.append(Printed(rank, stream, bytes(message.payload.body)))
+            case GangMessageKind.ENDED:
+                self._ended.add(rank)
             case GangMessageKind.RESULT | GangMessageKind.EXCEPTION:
                 failed = message.kind is GangMessageKind.EXCEPTION
                 host = self._job.workers[rank].host

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -26,6 +27,9 @@ from jaxrun.spec.job.fault_spec import FAULT_KINDS
 
 if TYPE_CHECKING:
     from jaxrun.analysis.diagnosis.snapshot import Snapshot
+
+
+_YIELD_S = 0.02  # for another thread to get the lock
 
 
 class Gang:
@@ -60,8 +64,9 @@ class Gang:
     ) -> None:
         self.spec = GangSpec(processes, devices, hosts, backend, platform, env, lockstep, run_dir, options)
         self._display = make_display()
-        self._lock = threading.RLock()  # held during a call
-        self._in_call = False
+        self._lock = threading.RLock()  # held by the thread that uses the ranks
+        self._yields = threading.Condition(self._lock)
+        self._open_call: GangCall | None = None
         self._call_number = 0
         self._starts = 0
         self._closed = False
@@ -80,28 +85,45 @@ class Gang:
         Ctrl-C stops the gang.
         """
         __tracebackhide__ = True
-        with self.start_call(fn, *args, **kwargs) as call:
+        with self._locked(), self.start_call(fn, *args, **kwargs) as call:
             return call.results(timeout)
 
     def start_call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> GangCall:
-        """Start `fn(*args, **kwargs)` on every rank, and exchange values with it while it runs. Use it in a `with`."""
-        self._lock.acquire()
-        try:
-            if self._in_call:
-                raise GangError("this gang runs another call; wait for its end, or make another gang")
+        """Start `fn(*args, **kwargs)` on every rank, and exchange values with it while it runs.
+
+        Use the call in a `with`, or wait for its `results()`. If you do neither, the gang's next call first waits for
+        the end of this one, shows what the ranks print, and prints an error as a warning.
+        """
+        with self._locked():
+            self._finish_open_call()
             job = self._usable_job()
             self._call_number += 1
             task = job.pack_call(self._call_number, fn, args, kwargs)
-            call = GangCall(job, self._call_number, task, self._display, self._end_call)
-            self._in_call = True
-            return call
-        except BaseException:
-            self._lock.release()
-            raise
+            name = getattr(fn, "__name__", type(fn).__name__)
+            self._open_call = GangCall(
+                job, self._call_number, task, self._display, self._end_call, name=name, lock=self._lock
+            )
+            return self._open_call
 
     def _end_call(self) -> None:
-        self._in_call = False
-        self._lock.release()
+        self._open_call = None
+
+    def _finish_open_call(self) -> None:
+        """Wait for the end of an earlier call. Raises GangError if this thread itself uses it."""
+        while (call := self._open_call) is not None:
+            if call.in_use:
+                raise GangError("this gang runs another call; wait for its end, or make another gang")
+            if call.is_wanted:
+                self._yields.wait(_YIELD_S)
+            else:
+                call.finish()
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the lock. Raises GangError in a fork, in which another thread may hold it for ever."""
+        self._check_owner()
+        with self._lock:
+            yield
 
     def map(
         self,
@@ -174,13 +196,16 @@ class Gang:
 
     def ensure_usable(self) -> None:
         """Start the gang again now if the next call would, and print why."""
-        self._usable_job()
+        with self._locked():
+            self._finish_open_call()
+            self._usable_job()
 
     def restart(self) -> None:
         """Start the gang again, with new processes that know nothing of earlier calls."""
-        with self._lock:
+        with self._locked():
             self._check_open()
             self.stop()
+            self._open_call = None
             self._job = self._start_job()
 
     def stop(self) -> None:
@@ -188,14 +213,22 @@ class Gang:
         self._job.stop()
 
     def close(self) -> None:
-        """Let the ranks end, and kill those that do not. You may call it more than once."""
+        """Wait for the end of a call that still runs, let the ranks end, and kill those that do not.
+
+        You may call it more than once.
+        """
+        if self._owner != os.getpid():  # a fork of the process that has started the gang
+            self._closed = True
+            return
         with self._lock:
             self._closed = True
-            if self._owner != os.getpid():  # a fork of the process that has started the gang
-                return
-            if self.healthy:
-                self._job.shut_down()
-            self.stop()
+            try:
+                if self._open_call is not None and not self._open_call.in_use:
+                    self._finish_open_call()
+                if self.healthy:
+                    self._job.shut_down()
+            finally:
+                self.stop()
 
     def _start_job(self) -> GangJob:
         self._starts += 1
@@ -227,6 +260,9 @@ class Gang:
     def _check_open(self) -> None:
         if self._closed:
             raise GangError(f"this {self.spec} is closed; make another")
+        self._check_owner()
+
+    def _check_owner(self) -> None:
         if self._owner != os.getpid():
             raise GangError(
                 f"this {self.spec} belongs to process {self._owner}, and this process is a fork of it; make another"
@@ -236,6 +272,10 @@ class Gang:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if error is not None and self._owner == os.getpid():
+            with self._lock:
+                if self._open_call is not None and not self._open_call.in_use:
+                    self._open_call.end(error)
         self.close()
 
     def __del__(self) -> None:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -74,6 +75,7 @@ class GangJob:
         self.spec = spec
         self.broken = ""
         self.stopped = False
+        self._stop_lock = threading.RLock()
         self.interrupts = 0
         self.shares_memory = spec.backend == "local"
         self._listener = RankListener(remote=not self.shares_memory, interface=spec.interface)
@@ -173,6 +175,9 @@ class GangJob:
 
     def explain_death(self, timeout: float, ranks: Collection[int]) -> WorkerDied:
         """Why `ranks` have ended; the launcher has `timeout` seconds to say so."""
+        if self.stopped:
+            hosts = {worker.rank: worker.host for worker in self.workers}
+            return WorkerDied(f"this gang was stopped while {format_ranks(ranks)} ran", sorted(ranks), hosts, 1)
         deadline = time.monotonic() + timeout
         verdict, quiet = None, set[int]()
         while verdict is None and (left := deadline - time.monotonic()) > 0:
@@ -218,9 +223,10 @@ class GangJob:
     def stop(self) -> None:
         """Stop what is left of the job, at once. May be called again."""
         self.stopped = True
-        self.connections.close()
-        self.launcher.stop()
-        self._listener.close()
+        with self._stop_lock:
+            self.connections.close()
+            self.launcher.stop()
+            self._listener.close()
 
     def _accept_ranks(self) -> tuple[GangWorker, ...]:
         """Wait until all ranks have said what they are. Raises GangStartError if the launcher ends before."""

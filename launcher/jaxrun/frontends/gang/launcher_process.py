@@ -58,6 +58,8 @@ class LauncherProcess:
 
     def read_output(self) -> str:
         """What it has printed since the last call."""
+        if self.output_fd < 0:
+            return ""
         data = b""
         with contextlib.suppress(BlockingIOError):
             while piece := os.read(self.output_fd, _READ_BYTES):

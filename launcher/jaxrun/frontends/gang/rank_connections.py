@@ -77,7 +77,7 @@ class RankConnections:
         self._loop = EventLoop()
         self._connections: dict[int, _RankConnection] = {}
         self._received: list[Received] = []
-        self._has_tags = False
+        self._has_tags = self._closed = False
         self._launcher = launcher
         self._launcher_output = ""
         self._loop.add_reader(launcher.output_fd, 0, self._read_launcher)
@@ -118,9 +118,17 @@ class RankConnections:
         Waits for at most `timeout` seconds, or for a moment, after which there may be nothing.
         """
         wait = _MAX_WAIT_S if timeout is None else min(timeout, _MAX_WAIT_S)
-        self._loop.run_once(0 if self._received else wait)  # an interrupt may have left something
+        try:
+            self._loop.run_once(0 if self._received else wait)  # an interrupt may have left something
+        except Exception:
+            if not self._closed:  # by another thread, which has stopped the gang
+                raise
         received, self._received = self._received, []
         return received
+
+    def count_received_bytes(self, ranks: Iterable[int]) -> int:
+        """How many bytes have come from these ranks so far, messages that have not arrived whole included."""
+        return sum(self._connections[rank].reader.received_bytes for rank in ranks if rank in self._connections)
 
     def read_launcher_output(self) -> str:
         """Return what the launcher has printed since the last call."""
@@ -128,6 +136,7 @@ class RankConnections:
         return text
 
     def close(self) -> None:
+        self._closed = True
         for connection in tuple(self._connections.values()):
             self._drop(connection)
         self._loop.close()
