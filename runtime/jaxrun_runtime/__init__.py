@@ -15,7 +15,8 @@
 | is_main    | rank == 0                                                      | True           |
 
 shard and batches give each process its rows of the data. should_stop, saved, attempt, snapshot and restore are for
-jobs that survive preemption, restarts and lost hosts (docs/surviving.md). --lockstep strict raises DivergenceError.
+jobs that survive preemption, restarts and lost hosts (docs/surviving.md). --lockstep strict raises DivergenceError,
+wrong arguments of snapshot and restore raise SnapshotError.
 
 This package imports neither jax nor numpy; `shard` and `batches` import numpy when they are first used.
 """
@@ -50,6 +51,13 @@ class DivergenceError(RuntimeError):
     """With --lockstep strict: the processes would make different cross-process calls. The text says how they differ."""
 
 
+class SnapshotError(TypeError, ValueError):
+    """snapshot or restore was called with something that it cannot keep or use. The text names every leaf.
+
+    All ranks raise it alike, and jaxrun does not start the job again after it: the next attempt would do the same.
+    """
+
+
 _FUNCTIONS = {
     "batches": "data",
     "shard": "data",
@@ -74,7 +82,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*_NAMES, *_FUNCTIONS, "DivergenceError"]
+    return [*_NAMES, *_FUNCTIONS, "DivergenceError", "SnapshotError"]
 
 
 def _identity() -> dict[str, Any]:

@@ -171,14 +171,29 @@ def meet(name: str, rank: int, ranks: Iterable[int]) -> None:
         client.blocking_key_value_get(f"{name}/{other}", _DAY_MS)  # type: ignore[union-attr]
 
 
-def wait_at_barrier(name: str) -> None:
-    """Wait until all ranks have come to the barrier of this name, which is used once. Raises RuntimeError."""
-    _table_client().wait_at_barrier(name, _DAY_MS)
+def agree(name: str, rank: int, size: int, text: str, decide: Callable[[Sequence[str]], str]) -> str:
+    """What rank 0 decides of the texts that all ranks give under this name, by rank; waits for all of them.
+
+    The name is used once. Raises RuntimeError if this JAX offers no key-value table.
+    """
+    client = _table_client()
+    if rank:
+        client.key_value_set(f"{name}/{rank}", text)
+    else:
+        others = (str(client.blocking_key_value_get(f"{name}/{other}", _DAY_MS)) for other in range(1, size))
+        client.key_value_set(f"{name}/decided", decide([text, *others]))
+    return str(client.blocking_key_value_get(f"{name}/decided", _DAY_MS))
+
+
+def forget(name: str) -> None:
+    """Free what the table has under the name, if this JAX can; all ranks must have read it."""
+    if delete := getattr(_table_client(), "key_value_delete", None):
+        delete(name)
 
 
 def _table_client() -> Any:
     client = getattr(_lookup("jax._src.distributed", "global_state"), "client", None)
-    if not all(hasattr(client, call) for call in (*_KEY_VALUE_CALLS, "wait_at_barrier")):
+    if not all(hasattr(client, call) for call in _KEY_VALUE_CALLS):
         raise RuntimeError(lacks("the ranks cannot agree on snapshots"))
     return client
 

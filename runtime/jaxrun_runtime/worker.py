@@ -20,6 +20,7 @@ from jaxrun.protocol.settings import CACHE_OFF, COMPILE_EACH, MAKE_MESH_JAXRUN
 from jaxrun.protocol.worker_messages import Interrupted, Join, Run, StartCoordinator, WorkerStage
 from jaxrun_runtime import (
     DivergenceError,
+    SnapshotError,
     checkpoints,
     coordinator_tls,
     debugger,
@@ -121,7 +122,7 @@ def _handle_error(env: WorkerEnv, channel: AgentChannel, stage: WorkerStage, err
     """Report the error and exit, unless it is a sys.exit with status 0."""
     if not isinstance(error, SystemExit) or program.exit_status(error):
         interrupts.deactivate()
-    if isinstance(error, (DivergenceError, unsupported.ExecError, KeyboardInterrupt)):
+    if isinstance(error, (DivergenceError, SnapshotError, unsupported.ExecError, KeyboardInterrupt)):
         from jaxrun_runtime.lockstep import call_sites
 
         is_interrupt = isinstance(error, KeyboardInterrupt)  # which may end a library's work as well

@@ -12,11 +12,16 @@ import signal
 from pathlib import Path
 
 import pytest
-from harness import HERE, Result, jaxrun, started, wait_until
+from harness import HERE, Result, extended, jaxrun, started, wait_until
 
 PROGRAM = str(HERE / "keeps_snapshots.py")
 MEMORY = Path(f"/dev/shm/jaxrun-{os.geteuid()}")
-NO_SNAPSHOT = "no snapshot in memory is whole, as hosts that kept parts of step 7 are lost; go on from the checkpoint"
+NO_SNAPSHOT = (
+    "no snapshot in memory is whole, as what h1 and h2 kept of step 7 is lost; go on from the checkpoint on disk"
+)
+OTHER = "jaxrun: the snapshot of step 12 in memory does not fit `like`: only the snapshot has state['count'], int32[]; "
+VALUES = str(HERE / "keeps_values.py")
+KILLS = str(HERE / "keeps_under_kills.py")
 pytestmark = pytest.mark.jax_version
 
 
@@ -43,9 +48,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Result:
 
 def test_an_undisturbed_job_restores_nothing_and_with_other_shardings_the_same_values(undisturbed: Result) -> None:
     assert undisturbed.code == 0 and len(lines(undisturbed, "restored None")) == 4, undisturbed
-    assert len(lines(undisturbed, "refused: the snapshots in memory are of a state with other leaves")) == 4
-    assert len(lines(undisturbed, "refused: state['mine'] is an array of this rank alone")) == 4
-    assert "jaxrun: snapshots take up to 64 KiB of memory on each host" in undisturbed.err
+    assert len(lines(undisturbed, "other None 12")) == 4 and undisturbed.err.count(OTHER) == 1
+    assert "only `like` has state['more'], float32[3]" in undisturbed.err
+    assert "jaxrun: snapshots take up to 88 KiB of memory on each host" in undisturbed.err
     assert [event["step"] for event in undisturbed.events("CheckpointSaved")][:11] == list(range(1, 12))
 
 
@@ -67,17 +72,94 @@ def test_after_a_loss_the_job_ends_with_the_same_bits(
     assert f"restored {restored}\n" in again and (NO_SNAPSHOT in result.err) == (restored == "None"), result
 
 
-def test_without_memory_the_first_snapshot_is_refused_in_words(tmp_path: Path) -> None:
-    result = jaxrun(tmp_path, "-n", "1", PROGRAM, "small")
+def test_without_memory_on_one_host_the_first_snapshot_is_refused_in_words_on_all(tmp_path: Path) -> None:
+    result = jaxrun(tmp_path, "-n", "2", "--simulate-hosts", "2", PROGRAM, "small")
     words = (
-        r"MemoryError: snapshots of this state take [\d.]+ KiB of memory on \S+, in /dev/shm, but 1 KiB are free there"
+        r"MemoryError: snapshots of this state take [\d.]+ KiB of memory on h2, in /dev/shm, but 1 KiB are free there;"
     )
     assert result.code == 1 and re.search(words, result.err), result
+    assert "2 of 2 ranks raised MemoryError" in result.err, result
 
 
 def test_a_killed_launcher_leaves_no_snapshot(tmp_path: Path) -> None:
     with started(tmp_path, "-n", "2", "--simulate-hosts", "2", PROGRAM, "hold") as job:
         job.wait_for_output("holds", 2)
-        assert {path.name.partition("-")[2] for path in kept(job.run_dir)} >= {"snapshots-h1", "snapshots-h2"}
+        found = {path.name.partition("-")[2]: path for path in kept(job.run_dir)}
+        for host in ("snapshots-h1", "snapshots-h2"):  # a slot has its snapshot, and nothing of the first one
+            slots = {slot: [path.name[2:] for path in sorted(found[host].glob(f"{slot}_*"))] for slot in (0, 1)}
+            assert slots[0] == slots[1] and len(slots[0]) == len([*found[host].iterdir()]) / 2, slots
         job.process.send_signal(signal.SIGKILL)
         wait_until(lambda: not kept(job.run_dir), "end of the snapshots")
+
+
+# ---- values
+
+
+@pytest.mark.parametrize("hosts", [1, extended(2)])
+def test_values_of_every_kind_come_back_as_what_they_were(tmp_path: Path, hosts: int) -> None:
+    result = jaxrun(tmp_path, "-n", "2", "--simulate-hosts", str(hosts), "--max-restarts", "1", VALUES, "kill")
+    assert result.code == 0 and "differs" not in result.out, result
+    assert len(lines(result, "restored 5 None RestoredState(step=1, state={})")) == 2, result
+    assert len(lines(result, "came back True 7 [1. 1. 1. 1.]")) == 2, result
+
+
+CANNOT = "snapshot cannot keep this state"
+ADVICE = "make it a jax.Array, a numpy array or a Python number, or leave it out"
+STRUCT = f"is of type ShapeDtypeStruct; {ADVICE}"
+REFUSED = {
+    "leaves": f"{CANNOT}: | state['a'] is of type str; {ADVICE} | state['b'] is of type object, which has no bytes"
+    f" | state['c'] {STRUCT} | state['d'] was given away (donated) or deleted; pass what the step has returned",
+    "unequal": f"{CANNOT}: | state['array'] must be equal on all ranks: ranks 1-3 differ from rank 0"
+    " | state['number'] must be equal on all ranks: ranks 2-3 differ from rank 0",
+    "leaves that differ": f"{CANNOT}: | rank 0 has state['of 0'], which ranks 1, 3 have not"
+    " | state['y'] is not alike on all ranks: ranks 2-3 differ from rank 0"
+    " | rank 1 has state['of 1'], which ranks 0, 2 have not",
+    "steps that differ": "all ranks must call snapshot for the same step, "
+    "not step 0 on rank 0, step 1 on rank 1, step 2 on rank 2, step 3 on rank 3",
+    "negative": f"{CANNOT}: | the step must be from 0 to 2**63 - 1, not -1 | state['a'] is of type object; {ADVICE}",
+    "too large": f"{CANNOT}: the step must be from 0 to 2**63 - 1, not 18446744073709551616",
+    "on one rank": f"{CANNOT}: on rank 1 the step must be a whole number, not 1.5",
+    "traced": f"{CANNOT}: state['x'] has no value yet: "
+    "this is within a function that JAX traces; call it outside of that",
+    "like": f"restore cannot use this `like`: state['a'] is of type str; {ADVICE}",
+    "likes that differ": "restore cannot use this `like`: state['x'] is not alike on all ranks: "
+    "ranks 1-3 differ from rank 0",
+}
+
+
+def test_what_cannot_be_kept_is_named_leaf_by_leaf_on_all_ranks_and_the_job_can_go_on(tmp_path: Path) -> None:
+    result = jaxrun(tmp_path, "-n", "4", VALUES, "refused")
+    assert result.code == 0, result
+    expected = [f"{name}: {text}" for name, text in REFUSED.items()]
+    expected.append("goes on: RestoredState(step=3, state={'x': 1})")
+    for rank in range(4):
+        assert (result.run_dir / f"rank-000{rank}.out").read_text().splitlines() == expected
+
+
+def test_such_an_error_has_the_line_of_the_program_and_is_not_restarted(tmp_path: Path) -> None:
+    result = jaxrun(tmp_path, "-n", "1", "--max-restarts", "3", VALUES, "usage")
+    assert result.code == 1 and "a SnapshotError does not go away by itself" in result.err, result
+    traceback = str(result.verdict()["traceback"])
+    assert 'jr.snapshot(1, {"name": "text"})' in traceback and "state_snapshots" not in traceback, traceback
+
+
+def test_a_directory_that_another_user_has_made_is_named_with_its_path(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(
+        "import os, jaxrun_runtime as jr\nfrom jaxrun.protocol import shared_memory\n"
+        "os.mkdir('memory'); shared_memory._MEMORY = os.path.abspath('memory')\n"
+        "os.mkdir(shared_memory._own_directory(), 0o755)\njr.snapshot(1, {})\n"
+    )
+    result = jaxrun(tmp_path, "-n", "1", "program.py")
+    path = rf"{tmp_path}/memory/jaxrun-\d+"
+    words = rf"snapshots cannot be kept: {path} on \S+: it is not this user's alone: .*; have it removed"
+    assert result.code == 1 and re.search(words, result.err), result
+
+
+# ---- kills
+
+
+@pytest.mark.parametrize("kills", [3, extended(20)])
+def test_a_kill_at_any_moment_leaves_the_latest_whole_snapshot(tmp_path: Path, kills: int) -> None:
+    result = jaxrun(tmp_path, "-n", "2", "--simulate-hosts", "2", "--max-restarts", "99", KILLS, str(kills))
+    assert result.code == 0, result
+    assert len(lines(result, f"killed {kills} times")) == 2, result

@@ -118,7 +118,7 @@ def test_ends_are_alike_by(end, failure):
 
 
 FINAL = ("REFUSED", "USAGE", "UNAVAILABLE", "TIMEOUT", "INTERRUPTED", "PREEMPTED")
-LACKS = ("ModuleNotFoundError", "SyntaxError", "IndentationError")
+LACKS = ("ModuleNotFoundError", "SyntaxError", "IndentationError", "SnapshotError")
 HOPELESS = {
     **{error: (end_of(failed(error)), f"a {error} does not go away by itself") for error in LACKS},
     "the program asks for a later job": (end_of(failed("SystemExit", status=75)), "exit 75"),

@@ -52,14 +52,14 @@ def hold_directory(name: str) -> None:
 def open_shared_directory(name: str) -> int:
     """Make the directory unless another rank has; returns a descriptor, which knows no other one of the same name.
 
-    Raises OSError if it cannot be made, or is not this user's alone.
+    Raises OSError, which has the path, if it cannot be made or is not this user's alone.
     """
     for _ in range(_TRIES):
         with contextlib.suppress(FileExistsError):
             os.mkdir(_own_directory(), 0o700)
         with contextlib.suppress(FileNotFoundError, BlockingIOError), _own() as own:
             return _open_below(own, name)
-    raise FileNotFoundError(errno.ENOENT, "it is removed by another process")
+    raise FileNotFoundError(errno.ENOENT, "it is removed by another process", f"{_own_directory()}/{name}")
 
 
 def _open_below(own: int, name: str) -> int:
@@ -164,7 +164,11 @@ def _own_directory() -> str:
 @contextlib.contextmanager
 def _own() -> Iterator[int]:
     """A descriptor of this user's own directory. Raises OSError if it is not there, or not this user's alone."""
-    own = open_private_directory(_own_directory())
+    try:
+        own = open_private_directory(_own_directory())
+    except OSError as error:
+        error.filename = _own_directory()
+        raise
     try:
         yield own
     finally:

@@ -1,7 +1,11 @@
-"""The files in /dev/shm that outlive the ranks: two for each region that is kept, each whole or not there.
+"""The files in /dev/shm that outlive the ranks: each has one region of a snapshot, and is whole or void.
+
+    0_-1_…  0_0_…  0_1_…     slot 0: the description of the state, and the regions of its leaves
+    1_-1_…  1_0_…            slot 1: of another snapshot
 
 A file has a header and the region's bytes. The header is written last, with a checksum of all; what is written beyond
-it makes it void. Snapshots take the two files in turn, whose memory the kernel need not clear again.
+it makes it void. Snapshots take the two slots in turn. A file that the next but one has too is overwritten in place,
+as its memory need not be cleared again; what else is in its slot is removed before any rank writes.
 """
 
 from __future__ import annotations
@@ -10,15 +14,25 @@ import contextlib
 import os
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
+from jaxrun.protocol.message_tags import digest
 from jaxrun.protocol.shared_memory import open_shared_directory, snapshot_directory
-from jaxrun_runtime.state_snapshots.placement import HEADER_BYTES, KeptRegion, Region, StateSnapshot
+from jaxrun_runtime.state_snapshots.placement import (
+    SLOTS,
+    Bounds,
+    KeptRegion,
+    Region,
+    Room,
+    StateSnapshot,
+    header_bytes,
+)
 
-SLOTS = 2
 _CHUNK_BYTES = 16 * 2**20  # that are checked, and sent, at a time
-_HEADER = struct.Struct(f"<Qq16sL{HEADER_BYTES - 36}x")  # number, step, structure; a checksum of these and the data
+_HEADER = struct.Struct("<QQq16slLL12x")  # attempt, number, step, structure, leaf, axes, checksum; then the bounds
+_AXIS = struct.Struct("<QQ")
+_BLOCK_BYTES = 512  # of st_blocks
 _MODE = 0o600
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -42,7 +56,7 @@ class HostMemory:
                 os.posix_fallocate(fd, 0, size)
                 os.ftruncate(fd, size)
             if offset:
-                os.pwrite(fd, bytes(HEADER_BYTES), 0)
+                os.pwrite(fd, bytes(_HEADER.size), 0)
             view = memoryview(data)
             while view:
                 written = os.pwrite(fd, view, offset)
@@ -63,19 +77,19 @@ class HostMemory:
 
     def begin(self, snapshot: StateSnapshot, kept: KeptRegion, data: memoryview) -> None:
         """Write a file without its header. Raises OSError without memory."""
-        self.write(file_name(snapshot, kept.region), HEADER_BYTES + kept.nbytes, HEADER_BYTES, data)
+        header = header_bytes(kept.region)
+        self.write(file_name(snapshot.slot, kept.region), header + kept.nbytes, header, data)
 
     def complete(self, snapshot: StateSnapshot, kept: KeptRegion, copies: Iterable[Write]) -> None:
         """Write the header, and copies of the file. Raises OSError."""
-        name, size = file_name(snapshot, kept.region), HEADER_BYTES + kept.nbytes
-        checksum = zlib.crc32(repr(snapshot).encode())
-        for offset, chunk in _chunks(self.read, name, kept.nbytes):
+        name, size = file_name(snapshot.slot, kept.region), header_bytes(kept.region) + kept.nbytes
+        checksum = _start_checksum(snapshot, kept.region)
+        for offset, chunk in _chunks(self.read, name, header_bytes(kept.region), kept.nbytes):
             checksum = zlib.crc32(chunk, checksum)
             for write in copies:
                 write(name, size, offset, chunk)
-        header = _HEADER.pack(snapshot.number, snapshot.step, snapshot.structure.encode(), checksum)
         for write in (self.write, *copies):
-            write(name, size, 0, header)
+            write(name, size, 0, _pack_header(snapshot, kept.region, checksum))
 
     def names(self) -> list[str]:
         return sorted(os.listdir(self._directory))
@@ -83,46 +97,72 @@ class HostMemory:
     def find_whole(self, name: str) -> tuple[StateSnapshot, Region] | None:
         """What a file has, if each of its bytes is what was written."""
         with contextlib.suppress(OSError, ValueError, struct.error):
-            attempt, _, leaf, axes = name.split("_")
-            number, step, structure, known = _HEADER.unpack(self.read(name, 0, HEADER_BYTES))
-            snapshot = StateSnapshot(int(attempt), number, step, structure.decode())
-            checksum = zlib.crc32(repr(snapshot).encode())
-            for _, chunk in _chunks(self.read, name, os.stat(name, dir_fd=self._directory).st_size - HEADER_BYTES):
+            snapshot, region, known = self._read_header(name)
+            checksum, header = _start_checksum(snapshot, region), header_bytes(region)
+            nbytes = os.stat(name, dir_fd=self._directory).st_size - header
+            for _, chunk in _chunks(self.read, name, header, nbytes):
                 checksum = zlib.crc32(chunk, checksum)
-            limits = (axis.split(":") for axis in axes.split(",") if axis)
-            region = Region(int(leaf), tuple((int(start), int(stop)) for start, stop in limits))
-            return (snapshot, region) if checksum == known else None
+            return (snapshot, region) if checksum == known and name == file_name(snapshot.slot, region) else None
         return None
 
-    def remove_before(self, attempt: int, but: StateSnapshot | None = None) -> None:
-        """Remove all files of earlier attempts, except those of the snapshot `but`."""
-        for name in self.names():
-            number, slot = map(int, name.split("_")[:2])
-            if number < attempt and (but is None or (number, slot) != (but.attempt, but.number % SLOTS)):
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(name, dir_fd=self._directory)
+    def _read_header(self, name: str) -> tuple[StateSnapshot, Region, int]:
+        attempt, number, step, structure, leaf, axes, checksum = _HEADER.unpack(self.read(name, 0, _HEADER.size))
+        bounds = tuple(_AXIS.iter_unpack(self.read(name, _HEADER.size, axes * _AXIS.size)))
+        return StateSnapshot(attempt, number, step, structure.decode()), Region(leaf, bounds), checksum
 
-    def available_bytes(self) -> int:
-        """How much memory snapshots may take on this host, what they take now included."""
+    def read_whole(self, snapshot: StateSnapshot, region: Region) -> bytes:
+        """The bytes of a region that is here, of whatever length. Raises OSError."""
+        name, header = file_name(snapshot.slot, region), header_bytes(region)
+        return self.read(name, header, os.stat(name, dir_fd=self._directory).st_size - header)
+
+    def empty_slot(self, slot: int, but: Collection[str]) -> None:
+        """Remove all files of the slot, and those of none, but for the names given. Raises OSError."""
+        others = tuple(f"{other}_" for other in range(SLOTS) if other != slot)
+        for name in self.names():
+            if name not in but and not name.startswith(others):
+                os.unlink(name, dir_fd=self._directory)
+
+    def room(self) -> Room:
+        """How much memory is left on this host, and what each slot takes of it."""
         there = os.fstatvfs(self._directory)
         facts = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         free = [there.f_bavail * there.f_frsize, int(facts["MemAvailable"].split()[0]) * 1024, *_left_in_cgroups()]
-        return min(free) + sum(os.stat(name, dir_fd=self._directory).st_size for name in self.names())
+        held = [0] * SLOTS
+        for name in self.names():
+            with contextlib.suppress(ValueError, IndexError):
+                held[int(name.partition("_")[0])] += self._size(name)
+        return Room(max(0, min(free)), held)
+
+    def _size(self, name: str) -> int:
+        return os.stat(name, dir_fd=self._directory).st_blocks * _BLOCK_BYTES
 
 
-def file_name(snapshot: StateSnapshot, region: Region) -> str:
-    axes = ",".join(f"{start}:{stop}" for start, stop in region.bounds)
-    return f"{snapshot.attempt}_{snapshot.number % SLOTS}_{region.leaf}_{axes}"
+def file_name(slot: int, region: Region) -> str:
+    return f"{slot}_{region.leaf}_{digest(_pack_bounds(region.bounds)).hex()[:16]}"
 
 
 def read_region(read: Read, snapshot: StateSnapshot, region: Region, nbytes: int) -> bytes:
-    return b"".join(chunk for _, chunk in _chunks(read, file_name(snapshot, region), nbytes))
+    name = file_name(snapshot.slot, region)
+    return b"".join(chunk for _, chunk in _chunks(read, name, header_bytes(region), nbytes))
 
 
-def _chunks(read: Read, name: str, nbytes: int) -> Iterator[tuple[int, Data]]:
-    """The bytes of a region, in chunks with their offsets in the file."""
-    end = HEADER_BYTES + nbytes
-    for offset in range(HEADER_BYTES, end, _CHUNK_BYTES):
+def _pack_header(snapshot: StateSnapshot, region: Region, checksum: int) -> bytes:
+    numbers, structure = snapshot[:3], snapshot.structure.encode()
+    return _HEADER.pack(*numbers, structure, region.leaf, len(region.bounds), checksum) + _pack_bounds(region.bounds)
+
+
+def _pack_bounds(bounds: Bounds) -> bytes:
+    return b"".join(_AXIS.pack(*axis) for axis in bounds)
+
+
+def _start_checksum(snapshot: StateSnapshot, region: Region) -> int:
+    return zlib.crc32(_pack_header(snapshot, region, 0))
+
+
+def _chunks(read: Read, name: str, header: int, nbytes: int) -> Iterator[tuple[int, Data]]:
+    """The bytes of a region after its header, in chunks with their offsets in the file."""
+    end = header + nbytes
+    for offset in range(header, end, _CHUNK_BYTES):
         yield offset, read(name, offset, min(_CHUNK_BYTES, end - offset))
 
 

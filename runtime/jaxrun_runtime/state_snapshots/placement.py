@@ -12,7 +12,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-HEADER_BYTES = 64  # at the start of a file, which has one region
+SLOTS = 2
+DESCRIPTION = -1  # stands for a leaf: the description of the whole state, which each host has
+_HEADER_BYTES = 64  # at the start of a file, which has one region
+_AXIS_BYTES = 16
 _PAGE_BYTES = 4096
 Bounds = tuple[tuple[int, int], ...]  # of a region: start and stop along each axis
 
@@ -58,8 +61,30 @@ def memory_by_host(shares: Iterable[KeptRegion], hosts: Sequence[str]) -> Mappin
     total = Counter[str]()
     for kept in shares:
         for rank in (*kept.keepers, *kept.copies):
-            total[hosts[rank]] += -(-(HEADER_BYTES + kept.nbytes) // _PAGE_BYTES) * _PAGE_BYTES
+            total[hosts[rank]] += -(-(header_bytes(kept.region) + kept.nbytes) // _PAGE_BYTES) * _PAGE_BYTES
     return total
+
+
+def header_bytes(region: Region) -> int:
+    """How long the header is of the file that has the region."""
+    return _HEADER_BYTES + _AXIS_BYTES * len(region.bounds)
+
+
+class Room(NamedTuple):
+    """The memory of a host, in bytes: what is free, and what the files of each slot take."""
+
+    free: int
+    held: Sequence[int]
+
+
+def lacks_room(room: Room, slot: int, nbytes: int) -> tuple[int, int] | None:
+    """What is needed to write a snapshot of so many bytes into the slot, and later one into the other, and what is
+    there for that; None if it is enough.
+    """
+    for needed, there in ((nbytes, room.free + room.held[slot]), (SLOTS * nbytes, room.free + sum(room.held))):
+        if needed > there:
+            return needed, there
+    return None
 
 
 # ---- what is left
@@ -68,14 +93,25 @@ def memory_by_host(shares: Iterable[KeptRegion], hosts: Sequence[str]) -> Mappin
 class StateSnapshot(NamedTuple):
     """One snapshot. The later one of two is greater.
 
-    number:     of the snapshot in the attempt, from 0
-    structure:  says what state it is of, and must be that of the state to restore
+    number:     of the snapshot in the attempt; those of an attempt grow
+    structure:  a digest of what the state is made of
     """
 
     attempt: int
     number: int
     step: int
     structure: str
+
+    @property
+    def slot(self) -> int:
+        """The one of each host's two slots that has it."""
+        return self.number % SLOTS
+
+
+def next_number(last: int, kept: StateSnapshot | None) -> int:
+    """The number of the next snapshot of the attempt after `last`, whose slot is not that of the one to be kept."""
+    number = last + 1
+    return number + 1 if kept is not None and number % SLOTS == kept.slot else number
 
 
 Places = Mapping[int, Mapping[Bounds, int]]  # by leaf: a rank on whose host each region is
@@ -102,9 +138,9 @@ def cover(places: Places, leaf: int, bounds: Bounds) -> dict[Bounds, int] | None
     return {there: kept[there] for there in common} if is_whole else None
 
 
-def is_whole(places: Places, wholes: Iterable[Bounds]) -> bool:
+def is_whole(places: Places, wholes: Mapping[int, Bounds]) -> bool:
     """Whether all leaves are there, whose bounds these are."""
-    return all(cover(places, leaf, bounds) is not None for leaf, bounds in enumerate(wholes))
+    return all(cover(places, leaf, bounds) is not None for leaf, bounds in wholes.items())
 
 
 def overlap(one: Bounds, other: Bounds) -> Bounds | None:

@@ -1,20 +1,28 @@
 """snapshot and restore: the state of the program in the memory of its hosts, two snapshots at a time.
 
-All ranks take a snapshot at the same step. What they say to each other about it goes by the key-value table of JAX's
-coordinator, the bytes by connections of their own (peers.py). The older of two snapshots is given up only once the
-later one is whole on all hosts.
+    take          all ranks                                       in the background
+    ─────────     ──────────────────────────────────────────     ──────────────────────────────────
+    1 check       arguments, equal leaves, room: one answer
+    2 make room   what is old in the slot goes; all have done     (only where the layout is another)
+    3 write       each its regions, without their headers
+    4 complete                                                    headers, and copies to other hosts
+    5 agree                                                       all are whole: this slot is kept now
+
+A slot of a host holds one snapshot and nothing else, over all attempts. The slot that is kept has the one that
+`restore` would find now, with the `like` that it had last: the latest whole one that fits. The next snapshot goes into
+the other slot. So a kill at any moment leaves one that can be restored.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
-import operator
 import os
 import sys
 import threading
-import zlib
-from base64 import b85decode, b85encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,13 +30,18 @@ from numpy.typing import NDArray
 
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.flight_file import RESTORE, SNAPSHOT
-from jaxrun.protocol.names import COORDINATOR_ADDRESS, JOB_ID
+from jaxrun.protocol.message_tags import digest
+from jaxrun.protocol.names import JOB_ID
 from jaxrun.text import format_bytes
-from jaxrun_runtime import checkpoints, jax_private, join, joint_calls
-from jaxrun_runtime.state_snapshots import arrays, placement
-from jaxrun_runtime.state_snapshots.host_memory import SLOTS, HostMemory, read_region
-from jaxrun_runtime.state_snapshots.peers import PeerMemory, RankServer
-from jaxrun_runtime.state_snapshots.placement import Bounds, KeptRegion, Places, Region, StateSnapshot
+from jaxrun_runtime import SnapshotError, checkpoints, joint_calls
+from jaxrun_runtime.state_snapshots import checks, leaves, placement, structure, survey
+from jaxrun_runtime.state_snapshots.checks import Check, CheckResult
+from jaxrun_runtime.state_snapshots.host_memory import file_name, read_region
+from jaxrun_runtime.state_snapshots.leaves import StateLeaves
+from jaxrun_runtime.state_snapshots.placement import DESCRIPTION, SLOTS, Bounds, KeptRegion, Region, StateSnapshot
+from jaxrun_runtime.state_snapshots.ranks import OtherRanks
+from jaxrun_runtime.state_snapshots.structure import Description, LeafFacts
+from jaxrun_runtime.state_snapshots.survey import Listing, Survey
 
 
 class RestoredState(NamedTuple):
@@ -39,33 +52,44 @@ class RestoredState(NamedTuple):
 
 
 def snapshot(step: int, state: Any) -> None:
-    """Keep `state`, a pytree of jax.Arrays, in the memory of the job's hosts, for `restore` in the next attempt.
+    """Keep `state` in the memory of the job's hosts, for `restore` in the next attempt.
 
     Call it on all ranks after the same step. It returns once the state is copied; then the program may donate it. The
     rest, a copy of each part to another host included, is done in the background, and the next call waits for it.
     Once all of it is done, the step counts as saved. Two snapshots are kept. They outlive ranks, agents and any hosts
     that are not neighbours in the job's list of hosts, and go with the job. Without jaxrun it does nothing.
 
-    Raises MemoryError if a host has less than they take (at most twice the state), TypeError for a leaf that is not a
-    jax.Array of all ranks.
+    `state` is a pytree of jax.Arrays, typed keys, numpy arrays and Python numbers, such as a TrainState of flax. An
+    array over all ranks may have any sharding. What is not spread over the ranks must be equal on all of them.
+
+    Raises on all ranks alike: SnapshotError (a TypeError and a ValueError) that names every leaf that cannot be kept or
+    is not equal; MemoryError if a host has less than they take (at most twice the state); RuntimeError if the snapshot
+    before is not whole, as a rank could not write it.
     """
-    number = operator.index(step)
     if JOB_ID in os.environ:
         with joint_calls.JointCall(SNAPSHOT):
-            _keeper().take(number, state)
+            _keeper().take(step, state)
+    elif wrong := [*checks.step_number(step)[1], *leaves.examine(state, has_values=True).wrong]:
+        raise SnapshotError(structure.join_lines(checks.SNAPSHOT_START, wrong))
 
 
 def restore(like: Any) -> RestoredState | None:
-    """The latest snapshot that is whole over all hosts, with the shardings of `like`; None if none is.
+    """The latest snapshot that is whole over all hosts and fits `like`; None if there is none.
 
-    Call it on all ranks; all get the same step. `like` is a pytree of jax.Arrays, or of jax.ShapeDtypeStructs with
-    shardings; other shardings, devices or ranks than those of the snapshot are fine. Raises ValueError if the snapshot
-    is of another structure.
+    Call it on all ranks; all get the same step. `like` is a state as `snapshot` takes it, which may have
+    jax.ShapeDtypeStructs for arrays; it fits if its leaves have the same names, shapes and types. Each leaf comes back
+    as it was: numpy arrays, numbers, keys, weak types. Arrays get the shardings of `like`, which may be others than the
+    snapshot's, with other devices or ranks; where `like` has no sharding, each rank gets the whole.
+
+    If there are snapshots but none that is whole and fits, a line says why. Raises SnapshotError, on all ranks alike,
+    if `like` has a leaf that cannot be one, or is not the same on all ranks; RuntimeError if a rank cannot read.
     """
-    if JOB_ID not in os.environ:
-        return None
-    with joint_calls.JointCall(RESTORE):
-        return _keeper().restore(like)
+    if JOB_ID in os.environ:
+        with joint_calls.JointCall(RESTORE):
+            return _keeper().restore(like)
+    if wrong := leaves.examine(like, has_values=False).wrong:
+        raise SnapshotError(structure.join_lines(checks.RESTORE_START, wrong))
+    return None
 
 
 _made: SnapshotKeeper | None = None
@@ -78,153 +102,274 @@ def _keeper() -> SnapshotKeeper:
     return _made
 
 
+@dataclass(frozen=True)
+class StateLayout:
+    """Which rank keeps what of states of the same leaves and shardings.
+
+    made_for:  these
+    shares:    of all ranks
+    by_host:   how many bytes a snapshot takes on each host
+    """
+
+    made_for: Any
+    shares: Sequence[KeptRegion]
+    by_host: Mapping[str, int]
+
+    @functools.cached_property
+    def digest(self) -> str:
+        return digest(json.dumps(self.shares).encode()).hex()[:16]
+
+    def names(self, slot: int, hosts: Sequence[str], host: str) -> set[str]:
+        """The files of `host` in the slot."""
+        return {
+            file_name(slot, kept.region)
+            for kept in self.shares
+            if any(hosts[rank] == host for rank in (*kept.keepers, *kept.copies))
+        }
+
+
 class SnapshotKeeper:
     """One rank's side of the snapshots of one attempt. Made, and used, by all ranks at the same time."""
 
     def __init__(self, env: WorkerEnv) -> None:
-        """Raises OSError, or RuntimeError if this JAX lacks the table."""
+        """Raises RuntimeError, on all ranks, if one of them cannot keep snapshots."""
         self._env = env
-        self._exchanges = self._taken = 0
-        self._is_restored = False
+        self._ranks = OtherRanks(env)
+        self._memory = self._ranks.memory
+        self._is_surveyed = False
+        self._kept: StateSnapshot | None = None  # whose slot is not written to
+        self._kept_fits = False  # what `restore` was asked for last
+        self._wanted: Sequence[LeafFacts] | None = None
+        self._fitting: dict[str, bool] = {}  # by the digest of a structure
+        self._number = -1  # of the last snapshot
+        self._layouts: dict[int, StateLayout] = {}  # of what the slots have beside void files; all ranks have the same
         self._background: threading.Thread | None = None
         self._completed_by = 0  # the number of the call of `snapshot` that has started it
-        self._failure: BaseException | None = None
-        self._laid_out_for: Any = None
-        self._share: Sequence[KeptRegion] = ()
-        self._peers: dict[int, PeerMemory] = {}
-        self._memory = HostMemory(env.job_id, env.host)
-        ip = join.local_address_towards(os.environ[COORDINATOR_ADDRESS])
-        self._server = RankServer(self._memory, env.rank_token, ip)
-        places = self._exchange([env.host, self._server.address])
-        self._hosts, self._addresses = ([place[n] for place in places] for n in (0, 1))
+        self._failure = ""
+        self._told_bytes = 0
 
     # ---- taking
 
     def take(self, step: int, state: Any) -> None:
         self._wait()
-        leaves, _, structure = arrays.flatten(state, self._env.size)
-        self._lay_out(leaves)
-        if self._taken == (1 if self._is_restored else 0) and self._env.local_rank == 0:
-            self._memory.remove_before(self._env.attempt)
-        snapshot = StateSnapshot(self._env.attempt, self._taken, step, structure)
-        data = {
-            (number, arrays.bounds_of(shard.index, leaf)): shard.data
-            for number, leaf in enumerate(leaves)
-            for shard in leaf.addressable_shards
-        }
-        mine = [(kept, data[kept.region.leaf, kept.region.bounds]) for kept in self._share]
-        for _, array in mine:
-            array.copy_to_host_async()
-        for kept, array in mine:
-            self._memory.begin(snapshot, kept, arrays.to_bytes(array))
-        self._taken += 1
+        if not self._is_surveyed:
+            self._keep(next(iter(self._survey(None).wholes()), None), fits=False)
+        known, wrong = checks.step_number(step)
+        taken = leaves.examine(state, has_values=True)
+        number = placement.next_number(self._number, self._kept)
+        layout = self._lay_out(taken) if not taken.wrong else None
+        self._check(Check(known, [*wrong, *taken.wrong]), taken, number % SLOTS, layout)
+        assert known is not None and layout is not None
+        snapshot = StateSnapshot(self._env.attempt, number, known, structure.structure_digest(taken.facts))
+        self._make_room(snapshot.slot, layout)
+        self._number = number
+        share, failure, fits = *self._write(snapshot, taken, layout), self._fits(snapshot, taken)
         self._background = threading.Thread(
-            target=lambda: self._complete(snapshot), name="jaxrun-snapshot", daemon=True
+            target=lambda: self._complete(snapshot, share, failure, fits), name="jaxrun-snapshot", daemon=True
         )
         self._completed_by = joint_calls.calls_made(SNAPSHOT)
         self._background.start()
 
-    def _lay_out(self, leaves: list[Any]) -> None:
-        """Decide what this rank keeps; at first, whether each host has the memory. Raises MemoryError."""
-        described = [(leaf.shape, leaf.dtype, leaf.sharding) for leaf in leaves]
-        if described == self._laid_out_for:
-            return
-        shares = placement.share_out(arrays.regions(leaves), self._hosts)
-        by_host = placement.memory_by_host(shares, self._hosts)
-        needed, there = SLOTS * by_host[self._env.host], self._memory.available_bytes()
-        if needed > there:
-            raise MemoryError(
-                f"snapshots of this state take {format_bytes(needed)} of memory on {self._env.host}, in /dev/shm, but "
-                f"{format_bytes(max(0, there))} are free there; use more hosts, or checkpoints on disk instead"
-            )
-        if self._env.rank == 0:
-            most = format_bytes(SLOTS * max(by_host.values()))
-            print(f"jaxrun: snapshots take up to {most} of memory on each host", file=sys.stderr, flush=True)
-        self._share = [kept for kept in shares if self._env.rank in kept.keepers]
-        self._laid_out_for = described
+    def _fits(self, snapshot: StateSnapshot, taken: StateLeaves) -> bool:
+        """Whether the snapshot can be restored with the last `like`."""
+        if self._wanted is not None and snapshot.structure not in self._fitting:
+            self._fitting[snapshot.structure] = not structure.list_differences(taken.facts, self._wanted)
+        return self._fitting.get(snapshot.structure, False)
 
-    def _complete(self, snapshot: StateSnapshot) -> None:
+    def _lay_out(self, taken: StateLeaves) -> StateLayout:
+        """Decide which rank keeps what, unless that is known of a state like this."""
+        size, hosts = self._env.size, self._ranks.hosts
+        of_all = (leaf.sharding if leaves.is_of_all(leaf, size) else None for _, leaf in taken.leaves)
+        made_for = [*zip(taken.facts, of_all, strict=True)]
+        for layout in self._layouts.values():
+            if layout.made_for == made_for:
+                return layout
+        description = KeptRegion(Region(DESCRIPTION, ()), len(self._describe(taken)), _first_ranks(hosts), [])
+        shares = [description, *placement.share_out(leaves.regions(taken, size), hosts)]
+        return StateLayout(made_for, shares, placement.memory_by_host(shares, hosts))
+
+    def _describe(self, taken: StateLeaves) -> bytes:
+        return Description(taken.facts, leaves.numbers(taken), [*dict.fromkeys(self._ranks.hosts)]).to_bytes()
+
+    def _check(self, check: Check, taken: StateLeaves, slot: int, layout: StateLayout | None) -> None:
+        """Raises on all ranks alike, if one of them has a reason."""
+        own: Mapping[str, str | int] = {}
+        if layout is not None:
+            own = leaves.own_values(taken, self._env.size)
+            facts, values = structure.structure_digest(taken.facts), digest(json.dumps([*own.items()]).encode())
+            is_new = self._layouts.get(slot) is not layout
+            room = self._memory.room() if is_new and self._env.local_rank == 0 else None
+            check = check._replace(layout=facts + layout.digest, values=values.hex()[:16], room=room)
+        by_host = layout.by_host if layout is not None else {}
+
+        def answer(told: Sequence[Any]) -> CheckResult:
+            return checks.answer([Check.from_json(one) for one in told], slot, by_host, self._ranks.hosts)
+
+        kind, text = self._ranks.agree(check, answer)
+        if kind == checks.NO_MEMORY:
+            raise MemoryError(text)
+        if kind == checks.COMPARE_LAYOUTS:
+            described = {facts.name: f"{facts}, {_placement_of(leaf)}" for facts, leaf in taken.leaves}
+            lines = structure.compare_ranks(self._ranks.exchange(described), "is not alike on all ranks")
+            text = structure.join_lines(checks.SNAPSHOT_START, lines or ["its shardings differ among the ranks"])
+        if kind == checks.COMPARE_VALUES:
+            lines = structure.compare_ranks(self._ranks.exchange(own), "must be equal on all ranks")
+            text = structure.join_lines(checks.SNAPSHOT_START, lines)
+        if kind != checks.GO_ON:
+            raise SnapshotError(text)
+
+    def _make_room(self, slot: int, layout: StateLayout) -> None:
+        """Remove what is not written anew, before any rank writes. Raises RuntimeError on all ranks alike."""
+        if self._layouts.get(slot) is layout:
+            return
+        failure = ""
+        if self._env.local_rank == 0:
+            try:
+                self._memory.empty_slot(slot, layout.names(slot, self._ranks.hosts, self._env.host))
+            except OSError as error:
+                failure = str(error)
+        if failure := self._ranks.merge_failures(failure):
+            raise RuntimeError(f"an older snapshot cannot be removed: {failure}")
+        self._layouts[slot] = layout
+        most = SLOTS * max(layout.by_host.values())
+        if most > self._told_bytes and self._env.rank == 0:
+            print(
+                f"jaxrun: snapshots take up to {format_bytes(most)} of memory on each host", file=sys.stderr, flush=True
+            )
+        self._told_bytes = max(most, self._told_bytes)
+
+    def _write(self, snapshot: StateSnapshot, taken: StateLeaves, layout: StateLayout) -> tuple[list[KeptRegion], str]:
+        """Write what this rank keeps, and return that, and what has failed."""
+        share = [kept for kept in layout.shares if self._env.rank in kept.keepers]
+        values = leaves.values(taken, self._env.size)
+        if share and share[0].region.leaf == DESCRIPTION:
+            values[share[0].region] = np.frombuffer(self._describe(taken), np.uint8)
+            share[0] = share[0]._replace(nbytes=values[share[0].region].nbytes)
+        for kept in share:
+            leaves.copy_to_host(values[kept.region])
+        try:
+            for kept in share:
+                self._memory.begin(snapshot, kept, leaves.to_bytes(values[kept.region]))
+        except OSError as error:
+            return share, str(error)
+        return share, ""
+
+    def _complete(self, snapshot: StateSnapshot, share: Sequence[KeptRegion], failure: str, fits: bool) -> None:
         """Make the snapshot whole on this host and on the next one, and wait until all ranks have."""
         try:
-            for kept in self._share:
-                self._memory.complete(snapshot, kept, [self._memory_of(rank).write for rank in kept.copies])
-            if self._env.size > 1:
-                jax_private.wait_at_barrier(f"jaxrun/snapshots/{snapshot.number}")
-            if self._env.rank == 0:
-                checkpoints.saved(snapshot.step)
-        except BaseException as error:
-            self._failure = error
+            if not failure:
+                for kept in share:
+                    copies = [self._ranks.memory_of(rank).write for rank in kept.copies]
+                    self._memory.complete(snapshot, kept, copies)
+        except Exception as error:
+            failure = str(error) or type(error).__name__
+        try:
+            failure = self._ranks.merge_failures(failure)
+            if not failure:
+                if fits or not self._kept_fits:
+                    self._keep(snapshot, fits)
+                if self._env.rank == 0:
+                    checkpoints.saved(snapshot.step)
+        except Exception as error:
+            failure = str(error)
+        self._failure = f"the snapshot of step {snapshot.step} is not whole: {failure}" if failure else ""
 
     def _wait(self) -> None:
-        """Wait until the snapshot before is whole. Raises what has kept it from being so."""
+        """Wait until the snapshot before is whole. Raises what has kept it from being so, once."""
         if self._background is not None:
             joint_calls.JointCall(SNAPSHOT).wait(self._completed_by, self._background.join)
-        if self._failure is not None:
-            raise RuntimeError(f"the snapshot before this one is not whole: {self._failure}") from None
+            self._background = None
+        if failure := self._failure:
+            self._failure = ""
+            raise RuntimeError(failure)
 
     # ---- restoring
 
     def restore(self, like: Any) -> RestoredState | None:
         self._wait()
-        self._is_restored = True
-        env, (leaves, treedef, structure) = self._env, arrays.flatten(like, self._env.size)
-        found = [self._memory.find_whole(name) for name in self._memory.names()[env.local_rank :: env.local_size]]
-        listed = [
-            (rank, StateSnapshot(*snapshot), Region(leaf, tuple((start, stop) for start, stop in bounds)))
-            for rank, files in enumerate(self._exchange([one for one in found if one is not None]))
-            for snapshot, (leaf, bounds) in files
-        ]
-        snapshots = placement.gather(listed, self._hosts, env.host)
-        if any(snapshot.structure != structure for snapshot in snapshots):
-            raise ValueError("the snapshots in memory are of a state with other leaves, shapes or types than `like`")
-        wholes = [arrays.whole_of(leaf) for leaf in leaves]
-        chosen = max((one for one, places in snapshots.items() if placement.is_whole(places, wholes)), default=None)
-        if env.local_rank == 0:
-            self._memory.remove_before(env.attempt, but=chosen)
+        wanted = leaves.examine(like, has_values=False)
+        found = self._survey(wanted)
+        chosen = found.choose(wanted.facts)
+        self._wanted, self._fitting = wanted.facts, {}
+        self._keep(chosen or next(iter(found.wholes()), None), fits=chosen is not None)
         if chosen is None:
-            if snapshots and env.rank == 0:
-                lost = f"hosts that kept parts of step {max(snapshots).step} are lost"
-                text = f"no snapshot in memory is whole, as {lost}; go on from the checkpoint on disk"
+            text = found.explain_none(wanted.facts)
+            if text and self._env.rank == 0:
                 print(f"jaxrun: {text}", file=sys.stderr, flush=True)
             return None
-        places = snapshots[chosen]
-        made = [
-            arrays.make_array(leaf, lambda bounds, n=n, leaf=leaf: self._load(chosen, places, n, leaf, bounds))  # type: ignore[misc]
-            for n, leaf in enumerate(leaves)
-        ]
-        return RestoredState(chosen.step, treedef.unflatten(made))
+        return RestoredState(chosen.step, wanted.treedef.unflatten(self._load_all(found, chosen, wanted)))
 
-    def _load(self, snapshot: StateSnapshot, places: Places, number: int, leaf: Any, bounds: Bounds) -> NDArray[Any]:
+    def _keep(self, snapshot: StateSnapshot | None, fits: bool) -> None:
+        """From now on, write into the other slot."""
+        self._is_surveyed, self._kept, self._kept_fits = True, snapshot, fits
+
+    def _survey(self, like: StateLeaves | None) -> Survey:
+        """Find out with all ranks which snapshots there are. Raises SnapshotError on all ranks alike."""
+        env, hosts, names = self._env, self._ranks.hosts, self._memory.names()
+        whole = (self._memory.find_whole(name) for name in names[env.local_rank :: env.local_size])
+        listing = Listing([file for file in whole if file is not None], survey.slots_of(names))
+        described = {facts.name: str(facts) for facts in like.facts} if like is not None else {}
+        told = self._ranks.exchange([listing, like.wrong if like is not None else (), described])
+        lists, wrongs, likes = zip(*told, strict=True)
+        wrong = structure.merge_lines(wrongs) or structure.compare_ranks(likes, "is not alike on all ranks")
+        if wrong:
+            raise SnapshotError(structure.join_lines(checks.RESTORE_START, wrong))
+        listings = [Listing.from_json(*one) for one in lists]
+        descriptions = self._read_descriptions(survey.description_owners(listings))
+        return Survey(listings, hosts, survey.gather(listings, hosts, env.host), descriptions)
+
+    def _read_descriptions(self, owners: Mapping[StateSnapshot, int]) -> Mapping[StateSnapshot, Description]:
+        texts = []
+        for snapshot in (one for one, rank in owners.items() if rank == self._env.rank):
+            with contextlib.suppress(OSError):  # then it is as if it were lost
+                texts.append([snapshot, self._memory.read_whole(snapshot, Region(DESCRIPTION, ())).decode()])
+        every = self._ranks.agree(texts, lambda by_rank: [one for texts in by_rank for one in texts])
+        return {StateSnapshot(*snapshot): Description.from_text(text) for snapshot, text in every}
+
+    def _load_all(self, found: Survey, chosen: StateSnapshot, wanted: StateLeaves) -> list[Any]:
+        """The leaves. Raises RuntimeError on all ranks alike."""
+        described, made, failure = found.descriptions[chosen], [], ""
+        try:
+            for number, (facts, (_, like)) in enumerate(zip(described.leaves, wanted.leaves, strict=True)):
+                if not leaves.is_in_a_file(facts):
+                    made.append(structure.parse_number(facts.kind, described.numbers[number]))
+                    continue
+                load = functools.partial(self._load, chosen, found.places[chosen], number, facts)
+                made.append(leaves.make_leaf(facts, like, load))
+        except Exception as error:
+            failure = f"{type(error).__name__}: {error}"
+        if failure := self._ranks.merge_failures(failure):
+            raise RuntimeError(f"the snapshot of step {chosen.step} cannot be restored: {failure}")
+        pairs = zip(described.leaves, wanted.leaves, made, strict=True)
+        return [leaves.make_weak(facts, like, value) for facts, (_, like), value in pairs]
+
+    def _load(
+        self, snapshot: StateSnapshot, places: placement.Places, number: int, facts: LeafFacts, bounds: Bounds
+    ) -> NDArray[Any]:
         """A region of an array, from one kept region, or made of several."""
-        made = np.empty([stop - start for start, stop in bounds], np.dtype(leaf.dtype))
+        dtype, item_shape = leaves.item_type(facts)
+        made = np.empty([*_lengths(bounds), *item_shape], dtype)
         for there, rank in (placement.cover(places, number, bounds) or {}).items():
-            nbytes = placement.volume(there) * made.itemsize
-            data = read_region(self._memory_of(rank).read, snapshot, Region(number, there), nbytes)
-            kept = np.frombuffer(data, made.dtype).reshape([stop - start for start, stop in there])
+            nbytes = placement.volume(there) * leaves.item_bytes(facts)
+            data = read_region(self._ranks.memory_of(rank).read, snapshot, Region(number, there), nbytes)
+            kept = np.frombuffer(data, dtype).reshape([*_lengths(there), *item_shape])
             common = placement.overlap(there, bounds)
             assert common is not None
             made[_slices(common, bounds)] = kept[_slices(common, there)]
         return made
 
-    # ---- the other ranks
 
-    def _memory_of(self, rank: int) -> HostMemory | PeerMemory:
-        """That of the host of this rank."""
-        if self._hosts[rank] == self._env.host:
-            return self._memory
-        if rank not in self._peers:
-            self._peers[rank] = PeerMemory(rank, self._addresses[rank], self._env.rank_token, self._env.rank)
-        return self._peers[rank]
+def _first_ranks(hosts: Sequence[str]) -> list[int]:
+    """The first rank on each host."""
+    return [hosts.index(host) for host in dict.fromkeys(hosts)]
 
-    def _exchange(self, value: Any) -> list[Any]:
-        """What each rank gives, by rank; JSON. Raises RuntimeError if this JAX cannot do that."""
-        self._exchanges += 1
-        text = b85encode(zlib.compress(json.dumps(value).encode())).decode()
-        texts = [text]
-        if self._env.size > 1:
-            table = f"jaxrun/snapshots/{self._exchanges}"
-            texts = joint_calls.wait_for_ranks(jax_private.exchange, table, self._env.rank, self._env.size, text)
-        return [json.loads(zlib.decompress(b85decode(one))) for one in texts]
+
+def _placement_of(leaf: Any) -> str:
+    return f"over {leaf.sharding}" if hasattr(leaf, "sharding") and not leaf.is_fully_addressable else "of each rank"
+
+
+def _lengths(bounds: Bounds) -> list[int]:
+    return [stop - start for start, stop in bounds]
 
 
 def _slices(part: Bounds, whole: Bounds) -> tuple[slice, ...]:

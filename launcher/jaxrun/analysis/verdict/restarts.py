@@ -19,7 +19,7 @@ from jaxrun.protocol.worker_messages import WorkerStage
 from jaxrun.text import format_status
 
 _PLACE = re.compile(r'^\s*File "([^"]+)", line ([0-9]+)', re.MULTILINE)
-_HOPELESS_ERRORS = ("ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError")
+_HOPELESS_ERRORS = ("ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError", "SnapshotError")
 # The classes of failures that --restart-on tells apart.
 _EXCEPTION, _LOST, _STALL = "exceptions and exit codes", "lost", "stall"
 _HOST_CHECK = "host check"  # no program has run, and another host may take the place

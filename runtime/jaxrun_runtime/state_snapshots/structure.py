@@ -1,0 +1,177 @@
+"""What a state is made of: facts about each leaf, which are kept beside the bytes, and compared with `like` and ranks.
+
+A leaf comes back as what it was; where it goes, `like` says. So `like` may have a number of Python where the snapshot
+has an array, as in a state that no step has gone through yet.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxrun.protocol.message_tags import digest
+from jaxrun.text import format_ranks
+
+ARRAY, KEY, NUMPY, NUMPY_SCALAR = "jax.Array", "key", "numpy.ndarray", "numpy scalar"
+NUMBERS: Mapping[str, type] = {kind.__name__: kind for kind in (bool, int, float, complex)}
+_DTYPES = {"bool": np.bool_, "int": np.integer, "float": np.floating, "complex": np.complexfloating}
+_MAX_LINES = 20
+
+
+class LeafFacts(NamedTuple):
+    """What a leaf is, without its value and its sharding.
+
+    name:       `state['params']['w']`
+    kind:       ARRAY, KEY, NUMPY, NUMPY_SCALAR or one of NUMBERS
+    dtype:      as np.dtype reads it; of keys, their type as JAX writes it; of a Python number, nothing
+    key_impl:   the implementation of keys, which jax.random.wrap_key_data takes
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    key_impl: str = ""
+    weak_type: bool = False
+
+    def __str__(self) -> str:
+        """`float32[8,2]`, or `a Python int`."""
+        if self.kind in NUMBERS:
+            return f"a Python {self.kind}"
+        dtype = self.dtype if self.kind == KEY else str(np.dtype(self.dtype))
+        return f"{dtype}[{','.join(map(str, self.shape))}]"
+
+
+class Description(NamedTuple):
+    """What is kept of a state beside the bytes of its arrays.
+
+    numbers:  the Python numbers among the leaves, as text, by leaf
+    hosts:    those of the job
+    """
+
+    leaves: Sequence[LeafFacts]
+    numbers: Mapping[int, str]
+    hosts: Sequence[str]
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(self).encode()
+
+    @classmethod
+    def from_text(cls, text: str) -> Description:
+        """Raises ValueError if it is none."""
+        leaves, numbers, hosts = json.loads(text)
+        facts = [LeafFacts(name, kind, tuple(shape), *rest) for name, kind, shape, *rest in leaves]
+        return cls(facts, {int(leaf): number for leaf, number in numbers.items()}, hosts)
+
+
+def structure_digest(leaves: Sequence[LeafFacts]) -> str:
+    """16 hex digits, which are equal for equal leaves."""
+    return digest(json.dumps(leaves).encode()).hex()[:16]
+
+
+def dtype_text(dtype: np.dtype[Any]) -> str:
+    """How np.dtype reads it again; empty where it does not, as for objects and records."""
+    for text in () if dtype.hasobject else (dtype.str, dtype.name):
+        try:
+            if np.dtype(text) == dtype:
+                return text
+        except TypeError:
+            pass
+    return ""
+
+
+def number_text(number: complex) -> str:
+    if isinstance(number, int):
+        return hex(number)
+    return number.hex() if isinstance(number, float) else f"{number.real.hex()} {number.imag.hex()}"
+
+
+def parse_number(kind: str, text: str) -> complex:
+    if kind in ("bool", "int"):
+        number = int(text, 16)
+        return bool(number) if kind == "bool" else number
+    parts = [float.fromhex(part) for part in text.split()]
+    return parts[0] if kind == "float" else complex(*parts)
+
+
+# ---- comparing
+
+
+def fits(kept: LeafFacts, like: LeafFacts) -> bool:
+    """Whether the leaf that is kept may stand where `like` is."""
+    if (kept.name, kept.shape) != (like.name, like.shape):
+        return False
+    if KEY in (kept.kind, like.kind):
+        return (kept.kind, kept.dtype) == (like.kind, like.dtype)
+    numbers = [facts.kind for facts in (kept, like) if facts.kind in NUMBERS]
+    dtypes = [_in_jax(np.dtype(facts.dtype)) for facts in (kept, like) if facts.kind not in NUMBERS]
+    if numbers and dtypes:  # as a step counts from a Python 0, and makes an array of it
+        return bool(jax.numpy.issubdtype(dtypes[0], _DTYPES[numbers[0]]))
+    return len({*numbers, *dtypes}) == 1
+
+
+def _in_jax(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """What JAX makes of it: float32 of float64, unless 64 bits are enabled."""
+    try:
+        return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
+    except TypeError:  # a date, or text
+        return dtype
+
+
+def list_differences(kept: Sequence[LeafFacts], like: Sequence[LeafFacts]) -> list[str]:
+    """How `like` differs from what is kept, a line for each leaf; empty if it fits."""
+    there, here = ({facts.name: facts for facts in leaves} for leaves in (kept, like))
+    lines = [f"only the snapshot has {name}, {facts}" for name, facts in there.items() if name not in here]
+    lines += [f"only `like` has {name}, {facts}" for name, facts in here.items() if name not in there]
+    both = [(facts, here[name]) for name, facts in there.items() if name in here]
+    lines += [f"{one.name} is {one} in the snapshot, {two} in `like`" for one, two in both if not fits(one, two)]
+    if not lines and [facts.name for facts in kept] != [facts.name for facts in like]:
+        lines.append("its leaves are in another order")
+    return lines
+
+
+def compare_ranks(by_rank: Sequence[Mapping[str, Any]], what: str) -> list[str]:
+    """Which leaves differ among the ranks, a line for each: the names and values of each rank are compared.
+
+    what:  how ranks differ that have the leaf
+    """
+    lines = []
+    for name in dict.fromkeys(name for values in by_rank for name in values):
+        lacking = [rank for rank, values in enumerate(by_rank) if name not in values]
+        first = next(rank for rank in range(len(by_rank)) if rank not in lacking)
+        others = [r for r, values in enumerate(by_rank) if name in values and values[name] != by_rank[first][name]]
+        if lacking:
+            lines.append(f"{format_ranks([first])} has {name}, which {format_ranks(lacking)} {_has_not(lacking)}")
+        if others:
+            lines.append(f"{name} {what}: {format_ranks(others)} {_differs(others)} from {format_ranks([first])}")
+    return lines
+
+
+def _has_not(ranks: Sequence[int]) -> str:
+    return "has not" if len(ranks) == 1 else "have not"
+
+
+def _differs(ranks: Sequence[int]) -> str:
+    return "differs" if len(ranks) == 1 else "differ"
+
+
+def merge_lines(by_rank: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of all ranks, each once, with the ranks that have it unless all do."""
+    merged = []
+    for line in dict.fromkeys(line for lines in by_rank for line in lines):
+        ranks = [rank for rank, lines in enumerate(by_rank) if line in lines]
+        merged.append(line if len(ranks) == len(by_rank) else f"on {format_ranks(ranks)} {line}")
+    return merged
+
+
+def join_lines(start: str, lines: Iterable[str]) -> str:
+    """A sentence about one thing, or a list of several, which begins with `start`."""
+    found = [*lines]
+    if len(found) == 1:
+        return f"{start}: {found[0]}"
+    more = [f"and {len(found) - _MAX_LINES} more"] if len(found) > _MAX_LINES else []
+    return "\n  ".join([f"{start}:", *found[:_MAX_LINES], *more])
