@@ -1,10 +1,14 @@
-"""`python -m jaxrun_runtime PROGRAM [ARGS]...`: one worker in a new interpreter, started by jaxrun's agent."""
+"""`python …/jaxrun_runtime PROGRAM [ARGS]...`: one worker in a new interpreter, started by jaxrun's agent."""
 
 from __future__ import annotations
 
+import sys
+
+if not __package__ or not sys.flags.safe_path:
+    del sys.path[0]  # this directory, of which Python runs this file; with `python -m` the current one
+
 import os
 import stat
-import sys
 import time
 
 from jaxrun.errors import ProtocolError
@@ -22,7 +26,6 @@ def _has_descriptors(env: WorkerEnv) -> bool:
 
 def main() -> None:
     started = time.time()
-    os.environ.pop("PYTHONSAFEPATH", None)
     try:
         env = WorkerEnv.from_env(os.environ)
     except ProtocolError as error:

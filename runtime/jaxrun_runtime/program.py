@@ -37,11 +37,12 @@ def run(argv: list[str]) -> None:
     staged = read_staged(os.environ)
     sys.path[:] = [staged_path(folder, staged) for folder in sys.path]
     is_module, name, arguments = split_argv(argv)
+    sys.orig_argv[:] = [sys.executable, *argv]
     main = _fresh_main()
     call_after_import("_pytest.assertion.rewrite", _forbid_rewriting)
     if is_module:
         sys.argv[:] = ["-m", *arguments]  # runpy puts the file's path there when it has found the file
-        sys.path.insert(0, staged_path(os.getcwd(), staged))
+        _search_first(staged_path(os.getcwd(), staged))
         _run_as_main(name, alter_argv=True)
         return
     sys.argv[:] = [name, *arguments]
@@ -50,10 +51,15 @@ def run(argv: list[str]) -> None:
         sys.path.insert(0, path)
         _run_as_main("__main__", alter_argv=False)
         return
-    sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
+    _search_first(os.path.dirname(os.path.realpath(path)))
     code, loader = _load(path)
     main.__dict__.update(__file__=path, __cached__=None, __loader__=loader("__main__", path))
     exec(code, main.__dict__)
+
+
+def _search_first(folder: str) -> None:
+    if not sys.flags.safe_path:
+        sys.path.insert(0, folder)
 
 
 def exit_status(error: SystemExit) -> int:

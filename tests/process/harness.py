@@ -130,7 +130,9 @@ def write_fake_runtime(folder: Path, fork: str | None = None) -> dict[str, str]:
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
     (package / "__main__.py").write_text(_FAKE_RUNTIME)
-    (package / "forkserver.py").write_text(f"{_FAKE_IMPORTS}import worker_by_hand\nworker_by_hand.serve({fork!r})\n")
+    (package / "forkserver").mkdir()
+    serve = f"{_FAKE_IMPORTS}import worker_by_hand\nworker_by_hand.serve({fork!r})\n"
+    (package / "forkserver" / "__main__.py").write_text(serve)
     return {"PYTHONPATH": str(package.parent)}
 
 

@@ -144,7 +144,7 @@ def environment():
     """This process's own, with the checkout to import from, one thread for each pool, and two CPU devices."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("JAX", "XLA", "PYTHON"))}
     path = os.pathsep.join([str(ROOT / "launcher"), str(ROOT / "runtime")])
-    fixed = {"PYTHONPATH": path, "PYTHONSAFEPATH": "1", "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}
+    fixed = {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}
     return {**kept, **fixed, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 

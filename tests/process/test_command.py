@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from harness import TIME_LIMIT, jaxrun
 
+from jaxrun.protocol.worker_command import runtime_directory
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -58,7 +60,7 @@ def test_names_that_are_no_unicode_and_variables_from_a_file_pass_through_the_co
     words = ("--dry-run", "--env-file", "good.env", name, os.fsdecode(b"\xe4"))
     done = run(folder, *words, JAX_PLATFORMS="cpu")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"{sys.executable} -m jaxrun_runtime '{name}' '{os.fsdecode(bytes([0xE4]))}'\n")
+    assert done.stdout.startswith(f"{sys.executable} {runtime_directory()} '{name}' '{os.fsdecode(bytes([0xE4]))}'\n")
     assert "B='two words'" in done.stdout
 
 

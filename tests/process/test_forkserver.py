@@ -216,7 +216,7 @@ def succeed():
 
     become_subreaper()
     environ = {**environment(), "JAXRUN_JOB_ID": "5eed" * 8}
-    server = client.start([sys.executable], environ)
+    server = client.start(sys.executable, environ)
     assert server.configure(["program.py"], environ) and not server.has_gone
     for _ in range(2):
         server.request_successor()

@@ -62,7 +62,7 @@ threading.Thread(target=later).start()
 # What a worker does with an error; its status, and the text that the launcher prints.
 _RUNNER = """
 import os, sys
-del os.environ["PYTHONSAFEPATH"]
+del sys.path[0]
 from jaxrun_runtime import failure_report, program
 try:
     program.run(sys.argv[1:])
@@ -76,10 +76,8 @@ except BaseException as error:
 """
 
 
-def _run(folder, *command, safe, **more):
+def _run(folder, *command, **more):
     env = environment()
-    if not safe:
-        del env["PYTHONSAFEPATH"]
     argv = [sys.executable, *map(str, command)]
     result = subprocess.run(argv, cwd=folder, env=env, capture_output=True, timeout=60, **more)
     return result.returncode, result.stdout.decode(), result.stderr.decode()
@@ -87,8 +85,8 @@ def _run(folder, *command, safe, **more):
 
 def _as_python(folder, *argv):
     """Run by both; returns the status, the output and the errors on which they agree."""
-    expected = _run(folder, *argv, safe=False)
-    assert _run(folder, "-c", _RUNNER, *argv, safe=True) == expected
+    expected = _run(folder, *argv)
+    assert _run(folder, "-c", _RUNNER, *argv) == expected
     return expected
 
 
@@ -171,7 +169,7 @@ def test_the_current_directory_is_searched_for_a_module_alone_and_an_absolute_pa
 
 
 def test_an_error_of_a_module_is_shown_without_runpy(folder):
-    status, _, err = _run(folder, "-c", _RUNNER, "-m", "raises", safe=True)
+    status, _, err = _run(folder, "-c", _RUNNER, "-m", "raises")
     assert status == 1
     lines = err.splitlines()
     assert lines[0] == "Traceback (most recent call last):"
@@ -188,7 +186,7 @@ def test_warnings_are_shown_as_under_python(folder):
 def test_processes_of_the_programs_own_find_its_main_module(folder, method):
     _, out, _ = _as_python(folder, "pool.py", method)
     assert out.splitlines()[-1] == "4"
-    status, out, err = _run(folder, "-c", _RUNNER, "-m", "pool", method, safe=True)
+    status, out, err = _run(folder, "-c", _RUNNER, "-m", "pool", method)
     assert (status, err, len(out.splitlines())) == (0, "", 3)
 
 
@@ -207,7 +205,7 @@ def test_an_exit_status_is_the_one_that_python_gives(code):
 
 
 def test_a_program_that_has_gone_is_a_plain_error(folder):
-    status, _, err = _run(folder, "-c", _RUNNER, "nowhere.py", safe=True)
+    status, _, err = _run(folder, "-c", _RUNNER, "nowhere.py")
     assert status == 1
     assert err == f"FileNotFoundError: [Errno 2] No such file or directory: '{folder / 'nowhere.py'}'\n"
 

@@ -17,6 +17,7 @@ from jaxrun.node.agent.guard import find_marked, job_marker
 from jaxrun.node.forkserver import client
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.flight_file import TEXT_OFFSET
+from jaxrun.protocol.worker_command import runtime_directory
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import LaunchCommand, Plan, Worker
 
@@ -75,12 +76,12 @@ def test_both_streams_the_channel_and_the_file_of_stacks_reach_the_worker():
 def test_a_failed_start_leaves_nothing_open(tmp_path):
     gc.collect()  # of tests before this one
     before = os.listdir("/proc/self/fd")
-    plan = _plan(str(tmp_path / "missing"), "-m", "jaxrun_runtime", "p")
+    plan = _plan(str(tmp_path / "missing"), "/opt/jaxrun_runtime", "p")
     setup = setup_of(plan, os.environ)
     with pytest.raises(FileNotFoundError):
         spawn.spawn(setup, setup.workers[0])
     with pytest.raises(FileNotFoundError):
-        client.start(plan.argv[:1], os.environ)
+        client.start(plan.argv[0], os.environ)
     pipes, _, ends = spawn.fork_request(setup, setup.workers[0])
     ends.close()
     pipes.close()
@@ -91,10 +92,10 @@ def test_the_fork_server_is_given_its_role_and_has_no_streams_but_stderr(tmp_pat
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nprintf "%s|" "$@" $(readlink /proc/$$/fd/0 /proc/$$/fd/1) > {tmp_path}/arguments\n')
     python.chmod(0o755)
-    server = client.start([str(python)], os.environ)
+    server = client.start(str(python), os.environ)
     os.waitpid(server.pid, 0)
-    _, module, fd, role, stdin, stdout = (tmp_path / "arguments").read_text().split("|")[:-1]
-    assert module == "jaxrun_runtime.forkserver" and fd.isdigit() and role == "workers"
+    package, fd, role, stdin, stdout = (tmp_path / "arguments").read_text().split("|")[:-1]
+    assert package == runtime_directory("forkserver") and fd.isdigit() and role == "workers"
     assert stdin == stdout == os.devnull
     assert server.receive() == [None]
     server.close()

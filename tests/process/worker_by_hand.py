@@ -114,7 +114,7 @@ def live(env, code):
 
 
 def serve(mode):
-    """As `python -m jaxrun_runtime.forkserver FD workers` of `jaxrun by_hand.py CODE…`.
+    """As `python …/jaxrun_runtime/forkserver FD workers` of `jaxrun by_hand.py CODE…`.
 
     It forks, declines (at once, or after the first) or dies, as `mode` says.
     """

@@ -21,6 +21,7 @@ from jaxrun.protocol.forkserver_messages import (
     ForkWorker,
     WorkerForked,
 )
+from jaxrun.protocol.worker_command import runtime_directory, worker_argv
 from jaxrun.protocol.worker_messages import (
     Call,
     CallMismatch,
@@ -107,14 +108,14 @@ class WorkerHarness:
         for worker, descriptors in zip(self.workers, ends, strict=True):
             *standard, channel, stacks, flight = descriptors
             env = self._worker_env(self.workers.index(worker), channel, stacks, flight)
-            argv = [*self.wrap, sys.executable, "-m", "jaxrun_runtime", *self.argv]
+            argv = [*self.wrap, *worker_argv(sys.executable, self.argv)]
             worker.pid = spawn(argv, {**self.environ, **env}, standard, [channel, stacks, flight], self.folder)
             for descriptor in (*standard, channel):
                 os.close(descriptor)
 
     def _fork(self, ends):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        argv = [sys.executable, "-m", "jaxrun_runtime.forkserver", theirs.fileno(), "workers"]
+        argv = [sys.executable, runtime_directory("forkserver"), theirs.fileno(), "workers"]
         with open(os.devnull, "r+b") as null, open(self.folder / "server", "wb") as log:
             standard = [null.fileno(), null.fileno(), log.fileno()]
             self.server = spawn(argv, self.environ, standard, [theirs.fileno()], self.folder)

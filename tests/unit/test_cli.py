@@ -13,6 +13,7 @@ from jaxrun.cli.main import main
 from jaxrun.cli.make_job import make_job
 from jaxrun.errors import UsageError, describe_shortage
 from jaxrun.protocol.names import GANG_ADDRESS
+from jaxrun.protocol.worker_command import runtime_directory
 from jaxrun.spec.job.job import Job
 
 
@@ -91,7 +92,7 @@ def test_everything_after_the_program_belongs_to_it(here, plans, words, program)
     assert main(["-n", "2", *words]) == 42
     (plan,) = plans
     assert (plan.job.program, plan.job.processes) == (program, 2)
-    assert plan.argv[1:] == ("-m", "jaxrun_runtime", *(["-m"] if plan.job.module else []), *program)
+    assert plan.argv[1:] == (runtime_directory(), *(["-m"] if plan.job.module else []), *program)
     assert plan.job.module == (words[0] == "-m")
 
 
@@ -215,7 +216,7 @@ def test_dry_run_prints_the_plan_and_starts_nothing(here, plans, capsys):
     before = sorted(here.iterdir())
     assert main(["--dry-run", "-n", "2", "train.py", "a b"]) == 0
     printed = capsys.readouterr().out
-    assert printed.startswith(f"{sys.executable} -m jaxrun_runtime train.py 'a b'\n")
+    assert printed.startswith(f"{sys.executable} {runtime_directory()} train.py 'a b'\n")
     assert "\nrank  host" in printed and not plans and sorted(here.iterdir()) == before
 
 

@@ -29,7 +29,7 @@ def _plan(**changes):
         "job": Job(program=("train.py",), processes=4, platform="cpu", simulated_hosts=2),
         "job_id": "ab" * 16,
         "workers": tuple(map(_worker, range(4))),
-        "argv": ("/opt/my python/bin/python", "-m", "jaxrun_runtime", "train.py", "it's", "a\nb"),
+        "argv": ("/opt/my python/bin/python", "/opt/jaxrun_runtime", "train.py", "it's", "a\nb"),
         "set_env": {"JAX_PLATFORMS": "cpu", "HF_TOKEN": "hunter2", "https_proxy": "http://me:hunter2@p:1"},
         "unset_env": ("JAX_PROCESS_ID",),
         "local_devices": 2,

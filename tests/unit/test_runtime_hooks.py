@@ -2,10 +2,13 @@
 
 import importlib
 import importlib.util
+import pkgutil
 import sys
 import sysconfig
 import threading
 from dataclasses import replace
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from queue import Queue
 from types import SimpleNamespace
 
@@ -69,7 +72,13 @@ def test_to_look_for_the_package_is_not_to_import_it(package, watch):
     spec = importlib.util.find_spec("watched")
     assert spec.origin == package.__file__ and spec.has_location
     assert list(spec.submodule_search_locations) == list(package.__path__)
+    own = package.__loader__
+    assert type(spec.loader) is type(own) and spec.loader.path == own.path
+    assert spec.loader.get_source("watched") == own.get_source("watched") == "name = '__init__'\n"
+    assert spec.loader.get_code("watched") == own.get_code("watched")
     assert watch.told == [] and "watched" not in sys.modules
+    assert pkgutil.get_data("watched", "later.py") == b"name = 'later'\n"  # which imports the package
+    assert watch.told == [package]
 
 
 @pytest.mark.parametrize("by_the_program", [None, sys])
@@ -81,6 +90,63 @@ def test_a_package_that_is_never_imported_is_put_back_unless_the_program_has_put
     watch.stop()
     assert watch.told == [] and sys.modules["watched"] is (by_the_program or package)
     assert by_the_program or sys.modules["watched.inner"] is package.inner
+
+
+class _UncopiedLoader:
+    """As a proxy of wrapt, which tools put around the loaders of what they watch themselves."""
+
+    __slots__ = ()
+
+    @staticmethod
+    def create_module(spec):
+        return None
+
+    @staticmethod
+    def exec_module(module):
+        module.value = 1
+
+    @staticmethod
+    def get_source(name):
+        return "value = 1"
+
+    def __copy__(self):
+        raise NotImplementedError
+
+
+class _OneModule(MetaPathFinder):
+    def __init__(self, loader):
+        self._loader = loader
+
+    def find_spec(self, name, path, target=None):
+        return ModuleSpec(name, self._loader) if name == "watched_once" else None
+
+
+@pytest.mark.parametrize("loader", [_UncopiedLoader(), _UncopiedLoader], ids=["proxy", "class"])
+def test_a_loader_that_cannot_be_copied_loads_the_module_and_keeps_its_other_functions(monkeypatch, loader):
+    monkeypatch.setattr(sys, "meta_path", [_OneModule(loader), *sys.meta_path])
+    told = []
+    ImportWatch("watched_once", told.append).start()
+    assert importlib.util.find_spec("watched_once").loader.get_source("watched_once") == "value = 1"
+    module = importlib.import_module("watched_once")
+    del sys.modules["watched_once"]
+    assert told == [module] and module.value == 1
+    assert module.__loader__ is loader and module.__spec__.loader is loader
+
+
+def test_a_module_that_fails_at_its_first_import_is_watched_at_the_next(tmp_path, monkeypatch):
+    (tmp_path / "needs_more.py").write_text("import what_is_missing")
+    monkeypatch.syspath_prepend(tmp_path)
+    told = []
+    ImportWatch("needs_more", told.append).start()
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("needs_more")
+    assert told == []
+    (tmp_path / "what_is_missing.py").write_text("")
+    importlib.invalidate_caches()
+    module = importlib.import_module("needs_more")
+    for name in ("needs_more", "what_is_missing"):
+        del sys.modules[name]
+    assert told == [module]
 
 
 # ---- variables that are set too late

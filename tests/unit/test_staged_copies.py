@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from jaxrun import RUNTIME
 from jaxrun.controller.supervisor.staging import Staged
 from jaxrun.errors import UnavailableError
 from jaxrun.node.agent import host_staging
@@ -22,6 +21,7 @@ from jaxrun.node.staging.directory_copy import copied_link, copy_directory, list
 from jaxrun.protocol.addresses import Address
 from jaxrun.protocol.own_files import is_draft
 from jaxrun.protocol.staging import CopyStaged, Stage, StagedContent, StagedCopied
+from jaxrun.protocol.worker_command import worker_argv
 
 TOKEN = "a token that is long enough"
 NBYTES = 1_000
@@ -426,7 +426,7 @@ def test_a_disk_that_cannot_be_written_is_named(launcher, tmp_path):
 
 def test_a_host_whose_copy_has_gone_starts_no_worker_from_the_slow_file_system(launcher, tmp_path):
     content, _, port = launcher
-    setup = WorkerSetup(("python", "-m", RUNTIME, "train.py"), {}, ())
+    setup = WorkerSetup(worker_argv("python", ("train.py",)), {}, ())
     with host(tmp_path, 1, port, content) as (taker, _):
         taker.copy(CopyStaged("", 0), lambda: False)
         assert taker.start_from_copies(setup).environ["JAXRUN_STAGED"] != "{}"

@@ -92,9 +92,11 @@ def test_paths_below_a_source_lead_to_its_copy(monkeypatch, tmp_path):
     assert staged_path("train.py", {}) == "train.py"
     python = "/home/me/venv/bin/python"
     environ = {"PATH": "/home/me/venv/bin:/bin", "PYTHONPATH": f"/x:{tmp_path}/src", "HOME": "/home/me/venv"}
-    argv, variables = use_copies((python, "-m", "jaxrun_runtime", "train.py", "train.py"), environ, staged)
-    assert argv == ("/tmp/1/copy/bin/python", "-m", "jaxrun_runtime", "/tmp/2/copy/train.py", "train.py")
-    assert use_copies((python, "-m", "jaxrun_runtime", "-m", "train"), {}, staged)[0][3:] == ("-m", "train")
+    runtime = "/home/me/venv/lib/jaxrun_runtime"
+    argv, variables = use_copies((python, runtime, "train.py", "train.py"), environ, staged)
+    copies = ("/tmp/1/copy/bin/python", "/tmp/1/copy/lib/jaxrun_runtime")
+    assert argv == (*copies, "/tmp/2/copy/train.py", "train.py")
+    assert use_copies((python, runtime, "-m", "train"), {}, staged)[0] == (*copies, "-m", "train")
     assert read_staged(variables) == staged and read_staged({}) == {}
     assert variables.items() >= {"PATH": "/tmp/1/copy/bin:/bin", "PYTHONPATH": "/x:/tmp/2/copy/src"}.items()
     assert "HOME" not in variables
@@ -111,5 +113,5 @@ def test_a_fork_server_of_another_interpreter_is_not_used():
             self.closed = True
 
     server = Server()
-    argv = ("/tmp/1/copy/bin/python", "-m", "jaxrun_runtime", "train.py")
+    argv = ("/tmp/1/copy/bin/python", "/tmp/1/copy/lib/jaxrun_runtime", "train.py")
     assert early.server_for(argv, {}, early.EarlyServer("ab" * 16, server)) is None and server.closed

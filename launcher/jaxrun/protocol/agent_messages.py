@@ -143,7 +143,7 @@ class StartWorker:
     """A worker that an agent is to start, once it knows all of its ranks.
 
     worker:       what it is told by its environment, but for what its host alone knows
-    program:      the words after `python -m jaxrun_runtime`
+    program:      the words after the runtime in a worker's command
     environment:  variables to set on top of the agent's own
     log_dir:      where the agent writes the worker's output; empty if it sends all of it
     show_output:  whether the agent sends what is for the screen

@@ -28,7 +28,7 @@ from .codec import MessageDecoder, message_types
 class ConfigureForkServer:
     """What the workers to come will run, and where.
 
-    program:             the words after `python -m jaxrun_runtime`
+    program:             the words after the runtime in a worker's command
     environment, unset:  how the job's environment differs from the fork server's
     """
 

@@ -17,7 +17,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from jaxrun import RUNTIME
+from jaxrun.protocol.worker_command import program_of
 
 TAKER = -1  # the number as which an agent connects to the head once more, to take copies
 _STAGED = "JAXRUN_STAGED"
@@ -70,12 +70,12 @@ def staged_path(path: str, staged: Mapping[str, str]) -> str:
 def use_copies(
     argv: tuple[str, ...], environ: Mapping[str, str], staged: Mapping[str, str]
 ) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return `python … -m jaxrun_runtime PROGRAM …`, and the variables that name files, with copies for sources."""
-    at = argv.index(RUNTIME) + 1
-    program = argv[at] if argv[at] == "-m" else staged_path(argv[at], staged)
+    """Return a worker's command, and the variables that name files, with copies for sources."""
+    program, *arguments = program_of(argv)
+    files = argv[: -1 - len(arguments)] if program == "-m" else argv[: len(argv) - len(arguments)]
     lists = {name: environ[name].split(":") for name in _PATH_VARIABLES if environ.get(name)}
     variables = {name: ":".join(staged_path(part, staged) for part in parts) for name, parts in lists.items()}
-    argv = (staged_path(argv[0], staged), *argv[1:at], program, *argv[at + 1 :])
+    argv = (*(staged_path(file, staged) for file in files), *argv[len(files) :])
     return argv, {**variables, _STAGED: json.dumps(staged)}
 
 

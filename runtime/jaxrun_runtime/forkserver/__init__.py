@@ -12,7 +12,7 @@ it, and then sheds jax itself by exec; one launcher is kept ready for the next g
 
     Python process ─ fork server (jax) ─ launcher (fork + exec: no jax) ─ fork server (fork: jax) ─ workers
 
-`python -m jaxrun_runtime.forkserver FD ROLE [MODULE...]`: FD is the channel, a Unix socket of packets; ROLE is
+`python …/jaxrun_runtime/forkserver FD ROLE [MODULE...]`: FD is the channel, a Unix socket of packets; ROLE is
 `workers`, `launchers`, or `launchers-without-jax` where the workers cannot be forked; MODULEs are imported besides jax.
 A server answers requests until its channel is closed, so it can be asked to fork again at any time.
 """

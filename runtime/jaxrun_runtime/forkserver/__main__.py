@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+
+if not __package__ or not sys.flags.safe_path:
+    del sys.path[0]  # this directory, of which Python runs this file; with `python -m` the current one
+
 import os
 import signal
 import socket
-import sys
 from typing import NoReturn
 
 
 def main() -> NoReturn:
-    os.environ.pop("PYTHONSAFEPATH", None)
     _, fd, role, *modules = sys.argv
     channel = socket.socket(fileno=int(fd))
     os.set_inheritable(channel.fileno(), False)

@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from jaxrun import RUNTIME
 from jaxrun.node.forkserver.client import start_process
 from jaxrun.protocol.agent_messages import StartWorker
 from jaxrun.protocol.codec import encode
@@ -27,6 +26,7 @@ from jaxrun.protocol.forkserver_messages import FORK_DESCRIPTORS, ForkWorker
 from jaxrun.protocol.names import JOB_ID
 from jaxrun.protocol.own_files import open_own_directory
 from jaxrun.protocol.settings import STDIN_RANK_0
+from jaxrun.protocol.worker_command import worker_argv
 from jaxrun.spec.job.environment import inherited_job_variables
 
 _PIPE_BYTES = 2**20
@@ -103,7 +103,7 @@ def setup_of_orders(starts: Sequence[StartWorker], environ: Mapping[str, str], r
     unset, first = inherited_job_variables(environ), starts[0]
     kept = {name: value for name, value in environ.items() if name not in unset}
     return WorkerSetup(
-        argv=(sys.executable, "-m", RUNTIME, *first.program),
+        argv=worker_argv(sys.executable, first.program),
         environ={**kept, **first.environment, JOB_ID: first.worker.job_id},
         workers=tuple(replace(start.worker, rank_token=rank_token) for start in starts),
         flight_dir=_make_log_dir(first.log_dir),

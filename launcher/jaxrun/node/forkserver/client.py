@@ -12,7 +12,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from jaxrun import RUNTIME
+from jaxrun.protocol.worker_command import runtime_directory
 
 if TYPE_CHECKING:
     from jaxrun.protocol.forkserver_messages import ForkDeclined, SuccessorForked, WorkerForked
@@ -136,19 +136,12 @@ def is_fixed(name: str, *, jax_imported: bool) -> bool:
     return jax_imported and name.startswith(_READ_AT_IMPORT) and name not in _SET_AFTER_IMPORT
 
 
-def program_of(worker_argv: Sequence[str]) -> Sequence[str]:
-    """`PROGRAM …` of a worker's command, `python … -m jaxrun_runtime PROGRAM …`."""
-    return worker_argv[worker_argv.index(RUNTIME) + 1 :]
-
-
-def start(python: Sequence[str], environ: Mapping[str, str]) -> ForkServer:
+def start(python: str, environ: Mapping[str, str]) -> ForkServer:
     """Start a server for workers with the interpreter `python`; to be configured. Raises OSError if that fails."""
     return ForkServer(*start_server(python, environ, "workers"), environ)
 
 
-def start_server(
-    python: Sequence[str], environ: Mapping[str, str], role: str, *modules: str
-) -> tuple[int, socket.socket]:
+def start_server(python: str, environ: Mapping[str, str], role: str, *modules: str) -> tuple[int, socket.socket]:
     """Start a fork server in a `role` of its command line; returns its process id and channel. Raises OSError.
 
     The server inherits stderr; its stdin and stdout are /dev/null.
@@ -157,7 +150,7 @@ def start_server(
     os.set_inheritable(theirs.fileno(), True)
     null = os.open(os.devnull, os.O_RDWR)
     try:
-        argv = (*python, "-m", f"{RUNTIME}.forkserver", str(theirs.fileno()), role, *modules)
+        argv = (python, runtime_directory("forkserver"), str(theirs.fileno()), role, *modules)
         return start_process(argv, environ, (null, null)), ours
     except BaseException:
         ours.close()

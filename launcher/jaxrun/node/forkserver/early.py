@@ -12,9 +12,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from jaxrun.errors import UnavailableError
 from jaxrun.node.forkserver import client
-from jaxrun.node.forkserver.client import ForkServer, program_of
+from jaxrun.node.forkserver.client import ForkServer
 from jaxrun.protocol.names import JOB_ID, RESERVED_PREFIX, SUBCOMMANDS
+from jaxrun.protocol.worker_command import program_of
 from jaxrun.spec.job.environment import interpreter_variables
 
 # Words of a command line with which nothing is forked; where one belongs to the program, only the time is lost.
@@ -46,8 +48,8 @@ def start(arguments: Sequence[str], environ: Mapping[str, str]) -> EarlyServer |
     own = {name: value for name, value in environ.items() if not name.startswith(RESERVED_PREFIX)}
     own |= interpreter_variables(own) | {JOB_ID: job_id}
     try:
-        return EarlyServer(job_id, client.start((sys.executable,), own))
-    except OSError:
+        return EarlyServer(job_id, client.start(sys.executable, own))
+    except (OSError, UnavailableError):  # making the plan will say what is missing
         return None
 
 
@@ -66,7 +68,7 @@ def server_for(
         early.server.close()
     if fork:
         with contextlib.suppress(OSError):  # to start the workers afresh will fail too, and say why
-            server = client.start(argv[:1], environ)
+            server = client.start(argv[0], environ)
             server.configure(program, environ)
             return server
     return None

@@ -39,7 +39,7 @@ class LauncherPool:
         self._lock = threading.Lock()
         role = "launchers" if with_jax else "launchers-without-jax"
         modules = [name for name in _SLOW_IMPORTS if name in sys.modules]
-        self.pid, self._channel = start_server((sys.executable, "-P"), self._environ, role, *modules)
+        self.pid, self._channel = start_server(sys.executable, self._environ, role, *modules)
         self._unread_answer = False  # a Ctrl-C has interrupted the wait for it
         self._was_asked = False
 

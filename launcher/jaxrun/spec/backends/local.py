@@ -7,9 +7,9 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 
-from jaxrun import RUNTIME
 from jaxrun.errors import UsageError
 from jaxrun.protocol.probe_messages import Machine
+from jaxrun.protocol.worker_command import worker_argv
 from jaxrun.spec.job.binding import RankCores, choose_cores
 from jaxrun.spec.job.combinations import check_rank_options
 from jaxrun.spec.job.devices import probe_machine
@@ -38,7 +38,7 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str, machine: Machine | N
         job=replace(job, processes=layout.processes, platform=layout.platform),
         job_id=job_id,
         workers=_workers(job, layout, machine, job_id),
-        argv=(sys.executable, "-m", RUNTIME, *(("-m",) if job.module else ()), *job.program),
+        argv=worker_argv(sys.executable, job.program, is_module=job.module),
         set_env=set_env,
         unset_env=inherited_job_variables(environ),
         local_devices=layout.devices_per_process,

@@ -13,9 +13,9 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from jaxrun import RUNTIME
 from jaxrun.errors import UsageError
 from jaxrun.protocol.settings import STDIN_NONE
+from jaxrun.protocol.worker_command import worker_argv
 from jaxrun.spec.backends import make_plan
 from jaxrun.spec.job.combinations import check_rank_options
 from jaxrun.spec.job.environment import inherited_job_variables
@@ -53,7 +53,7 @@ def plan_remote(
         job=replace(job, processes=len(hosts)),
         job_id=job_id,
         workers=make_workers(hosts),
-        argv=("python", "-m", RUNTIME, *(("-m",) if job.module else ()), *job.program),
+        argv=worker_argv("python", job.program, is_module=job.module),
         set_env=job.env,
         unset_env=inherited_job_variables(environ),
         local_devices=None,

@@ -39,13 +39,9 @@ def inherited_job_variables(environ: Mapping[str, str]) -> tuple[str, ...]:
 def interpreter_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that every Python interpreter of a job starts with; `environ` is what the user gives.
 
-    The current directory stays off the path until the program runs, and all ranks have one hash seed unless the user
-    has chosen another.
+    All ranks have one hash seed unless the user has chosen another.
     """
-    values = {"PYTHONSAFEPATH": "1"}
-    if environ.get("PYTHONHASHSEED", "random") in ("random", ""):
-        values["PYTHONHASHSEED"] = "0"
-    return values
+    return {"PYTHONHASHSEED": "0"} if environ.get("PYTHONHASHSEED", "random") in ("random", "") else {}
 
 
 def common_variables(environ: Mapping[str, str], *, cores: int, workers: int) -> dict[str, str]:

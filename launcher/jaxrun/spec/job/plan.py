@@ -10,11 +10,11 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
-from jaxrun import RUNTIME
 from jaxrun.protocol.agent_messages import HostCheck
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.names import JOB_ID
 from jaxrun.protocol.settings import options_of
+from jaxrun.protocol.worker_command import program_of
 from jaxrun.spec.job.env_options import mask_secret
 from jaxrun.spec.job.job import Job
 
@@ -134,8 +134,8 @@ class Plan:
 
     @property
     def program_argv(self) -> tuple[str, ...]:
-        """What every worker runs: the arguments after `python -m jaxrun_runtime`."""
-        return self.argv[self.argv.index(RUNTIME) + 1 :]
+        """What every worker runs: the words of its command after the runtime."""
+        return program_of(self.argv)
 
     @property
     def agent_count(self) -> int:
