@@ -218,11 +218,35 @@ def test_ranks_with_other_devices_settings_or_versions_are_refused_with_what_dif
     assert all(word in result.err for word in ("JAX_NUM_CPU_DEVICES", "XLA_FLAGS", "fast_math", "numpy", "1.0")), result
 
 
+# Run before jax is imported: JAX believes that there are the device files of a GPU.
+DEVICE_FILES = """
+import importlib.abc, sys
+class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "jax._src.xla_bridge":
+            from jax._src import hardware_utils
+            hardware_utils.has_visible_nvidia_gpu = lambda: True
+sys.meta_path.insert(0, Finder())
+"""
+
+
 @pytest.mark.jax_version
-def test_a_job_that_requests_gpus_never_falls_back_to_cpu(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("site", "code", "words"),
+    [
+        ("", 65, "the job asked for cuda, but JAX runs on something else"),
+        (DEVICE_FILES, 69, "what this means: JAX"),
+    ],
+    ids=["no device file", "no plugin"],
+)
+def test_a_job_that_requests_gpus_never_falls_back_to_cpu(tmp_path: Path, site: str, code: int, words: str) -> None:
     program = tmp_path / "program.py"
     program.write_text("print('the program ran')\n")
-    result = jaxrun(tmp_path, "-n", "1", "--platform", "cuda", str(program), env={"PYTHONPATH": str(MADE_NVML)})
-    assert result.code in (65, 69), result
-    assert "cuda" in result.err
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/sitecustomize.py").write_text(site)
+    path = f"{tmp_path / 'site'}:{MADE_NVML}"
+    flags = ("-n", "1", "--platform", "cuda", "--no-fork")
+    result = jaxrun(tmp_path, *flags, str(program), env={"PYTHONPATH": path})
+    assert result.code == code, result
+    assert words in " ".join(result.err.split())
     assert "the program ran" not in result.out

@@ -151,6 +151,7 @@ def test_torchruns_processes_per_node_are_those_of_each_of_several_hosts():
         (["--stall", "3", "train.py"], "there is no option --stall; did you mean --stall-timeout or --stall-notice?"),
         (["--platform", "xpu", "train.py"], "--platform: 'xpu' is not one of"),
         (["--platform", "gpu", "train.py"], "--platform gpu asks for GPUs, but none is visible"),
+        (["--platform", "rocm", "train.py"], "but none is visible (the kernel lists no AMD GPU); make one visible, or"),
         (["--timeout", "soon", "train.py"], "--timeout: 'soon' is not a time; write seconds, or 90s, 5m, 1h30m"),
         (["--nproc-per-node", "some", "train.py"], "'some' is neither a number nor auto or gpu"),
         (["-n", "3", "--nproc-per-node", "2", "train.py"], "--nproc-per-node 2 contradicts -n 3"),

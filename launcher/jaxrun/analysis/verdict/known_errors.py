@@ -16,7 +16,7 @@ class KnownError:
     is_root:        whether the text names a cause although it comes with a broken connection between hosts
 
     Texts that explain themselves need no entry, nor do those that jaxrun writes, nor errors that any user of
-    one process meets: JAX's own text is enough there.
+    one process meets: JAX's own text is enough there, but where only one host of a job may be at fault.
     """
 
     pattern: str
@@ -148,6 +148,26 @@ KNOWN_ERRORS = {
         f"{_SSH_TRY} The same MPI there? Another network: --interface NAME.",
     ),
     # ---- GPUs
+    "no-gpu-backend": KnownError(
+        (
+            r"Backend '(?:cuda|rocm|gpu)' is not in the list of known backends"
+            r"|Unknown backend:? '?(?:cuda|rocm|gpu)'?(?: requested, but no platforms|\. Available backends)"
+        ),
+        "JAX has no backend for GPUs in this rank: its plugin is not installed on this host, or has found no GPU.",
+        "`nvidia-smi -L` on that host, and CUDA_VISIBLE_DEVICES there; pip install 'jax[cuda13]' brings the plugin; "
+        "--platform cpu hides GPUs.",
+        "https://docs.jax.dev/en/latest/installation.html",
+    ),
+    "no-gpu": KnownError(
+        (
+            r"No visible GPU devices|no supported devices found for platform (?:CUDA|ROCM)"
+            r"|CUDA_ERROR_NO_DEVICE|Backend '(?:cuda|rocm)' provides no devices"
+            r"|Could not initialize backend '(?:cuda|rocm)'"
+        ),
+        "JAX's plugin finds no GPU that this rank may use, or another process has taken all its memory.",
+        "`nvidia-smi` on that host; is CUDA_VISIBLE_DEVICES empty there? With Slurm: --gpus-per-host N.",
+        f"{_ISSUES}/28194",
+    ),
     "gpu-twice": KnownError(
         r"Duplicate GPU detected ?: rank (?P<one>\d+) and rank (?P<two>\d+) both on CUDA device (?P<gpu>\w+)",
         "ranks {one} and {two} use the same GPU ({gpu}), and NCCL does not connect two ranks on one.",

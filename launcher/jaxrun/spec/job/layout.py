@@ -15,6 +15,8 @@ from jaxrun.spec.job.options import PLATFORMS
 
 _GPU_PLATFORMS = ("cuda", "rocm")
 _XLA_DEVICES = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
+# What lists no GPU, by the source of Gpus, where no setting hides them.
+_NO_CARDS = {"NVML": "NVIDIA's driver lists none", "kfd": "the kernel lists no AMD GPU"}
 FORKED_PLATFORMS = ("cpu", "cuda")  # on which workers have been seen to work after a fork
 
 
@@ -141,5 +143,5 @@ def _no_device_message(job: Job, wanted: tuple[str, ...], machine: Machine) -> s
     if wanted == ("tpu",):
         return f"{asked} asks for a TPU, but this machine shows none (no /dev/accel*); try --platform cpu"
     found = [machine.gpus[platform] for platform in wanted if platform in machine.gpus]
-    reasons = "; ".join(gpus.trouble or gpus.visible or gpus.source for gpus in found)
+    reasons = "; ".join(gpus.trouble or gpus.visible or _NO_CARDS.get(gpus.source, gpus.source) for gpus in found)
     return f"{asked} asks for GPUs, but none is visible ({reasons}); make one visible, or try --platform cpu"
