@@ -21,6 +21,7 @@ from pathlib import Path
 
 from jaxrun import __version__
 from jaxrun.protocol import addresses, auth
+from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import (
     AgentReport,
     ClockProbe,
@@ -30,6 +31,7 @@ from jaxrun.protocol.agent_messages import (
     Shutdown,
     SignalWorker,
     StartWorker,
+    StartWorkers,
     WorkerExited,
     WorkerSpawned,
 )
@@ -142,8 +144,8 @@ class Agent:
             case JobInfo():
                 self.say(_report(self.rank, self._crowd.size, bool(message.run_dir)))
                 self._crowd.reached("welcome")
-            case StartWorker():
-                self.say(WorkerSpawned(self.rank, 1000 + self.rank), _hello(message))
+            case StartWorkers():
+                self.say(WorkerSpawned(self.rank, 1000 + self.rank), _hello(message.workers[0]))
                 self._crowd.reached("orders")
             case StartCoordinator():
                 self.say(CoordinatorReady(0, _COORDINATOR), self._jax_proof())
@@ -157,7 +159,7 @@ class Agent:
                 self._crowd.reached("told", of=self._crowd.size - 1)
             case ClockProbe():
                 with suppress(OSError):  # the head may have ended the job meanwhile
-                    self.say(ClockReply(self.rank, message.asked_at, time.time()))
+                    self.say(ClockReply(AgentId(self.rank), message.asked_at, time.time()))
             case Shutdown():
                 self._crowd.dismiss(self)
 
@@ -232,7 +234,7 @@ def _host(rank: int) -> str:
 
 def _report(rank: int, size: int, sees_run_dir: bool) -> AgentReport:
     return AgentReport(
-        rank=rank,
+        agent=AgentId(rank),
         size=size,
         host=_host(rank),
         boot_id=f"00000000-0000-0000-0000-{rank // RANKS_PER_HOST:012d}",

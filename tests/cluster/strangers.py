@@ -97,7 +97,7 @@ class Relay:
         worker = {"rank": 1, "size": 2, "local_rank": 0, "local_size": 1, "host": "h2", "init_timeout": 9.0}
         start = {"worker": worker, "program": program, "environment": {}, "show_output": True, "fork": False}
         tag = os.urandom(16)
-        self.client.sendall(frame("StartWorker", **start) + tag)
+        self.client.sendall(frame("StartWorkers", workers=[start], waits=False) + tag)
         self.server.sendall(frame("WorkerExited", rank=1, status=0) + tag)
 
 

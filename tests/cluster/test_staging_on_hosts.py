@@ -45,7 +45,7 @@ def copies(bed: Bed, host: str) -> Sequence[str]:
 
 def copied_bytes(job: Job) -> dict[int, int]:
     """How many bytes have come to the hosts, by the first rank of each."""
-    return {event["rank"]: event["nbytes"] for event in job.events("StagedCopied")}
+    return {event["agent"]: event["nbytes"] for event in job.events("StagedCopied")}
 
 
 @pytest.mark.parametrize("mode", [BASIC[0], extended(BASIC[1])], ids=[str(mode) for mode in BASIC])

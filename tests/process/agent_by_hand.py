@@ -21,7 +21,15 @@ from jaxrun.node.channel.host_addresses import HostAddress
 from jaxrun.node.channel.listener import listen_on_tcp
 from jaxrun.protocol import auth
 from jaxrun.protocol.addresses import format_addresses
-from jaxrun.protocol.agent_messages import AgentReport, JobInfo, OutputChunk, Shutdown, StartWorker, WorkerSpawned
+from jaxrun.protocol.agent_messages import (
+    AgentReport,
+    JobInfo,
+    OutputChunk,
+    Shutdown,
+    StartWorker,
+    StartWorkers,
+    WorkerSpawned,
+)
 from jaxrun.protocol.env import AgentEnv, WorkerEnv
 from jaxrun.protocol.names import CONTROL_FD
 from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, Hello, Run, StartCoordinator
@@ -59,7 +67,7 @@ class ByHand:
         self._examined = 0  # how many of them
 
     def _on_peer(self, peer):
-        assert peer.rank == self.rank
+        assert peer.number == self.rank
         self.line = Connection(peer.connection, AGENT_TO_HEAD, peer.tags)
         self.line.send(self.job_info)
 
@@ -86,7 +94,8 @@ class ByHand:
         told |= {field.name: changes.pop(field.name) for field in fields(WorkerEnv) if field.name in changes}
         worker = replace(WorkerEnv(self.job_id, self.rank, self.size, 0, 1, "h1"), **told)
         program = ("p", *([""] * self.rank), *codes)
-        return StartWorker(**{"worker": worker, "program": program, "environment": {"COLOUR": "blue sky"}} | changes)
+        start = StartWorker(**{"worker": worker, "program": program, "environment": {"COLOUR": "blue sky"}} | changes)
+        return StartWorkers((start,))
 
     def run(self, code, **changes):
         """Everything up to Run; returns the worker's process id."""

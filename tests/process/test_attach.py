@@ -162,7 +162,7 @@ def test_the_processes_of_two_commands_are_one_job_that_is_started_again_by_the_
         for rank in range(2):
             log = (run_dir / folder / f"rank-{rank:04d}.out").read_text()
             assert f"attempt {attempt}\n" in log and ("end" in log) == (attempt == 2)
-    agents = [(event["rank"], event["pid"]) for event in read_events(run_dir, "AgentReport")]
+    agents = [(event["agent"], event["pid"]) for event in read_events(run_dir, "AgentReport")]
     assert len(agents) == 4 and len(set(agents)) == 2
     wait_until_gone(str(json.loads((run_dir / "job.json").read_text())["job_id"]))
 

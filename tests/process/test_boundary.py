@@ -44,6 +44,7 @@ _PUBLIC_SURFACE = {
     # The event log, and the other files of a run directory
     "jaxrun.records.event_log.event_log": "one event",
     "jaxrun.records.event_log.actions": "messages of the launcher's own",
+    "jaxrun.records.event_log.events": "the same, that it was told",
     "jaxrun.records.rundir.recorded_files": "reads event log and verdict",
     "jaxrun.records.rundir.rundir": "names of files",
     "jaxrun.records.output.rank_logs": "where a rank's output is",
@@ -56,6 +57,7 @@ _PUBLIC_SURFACE = {
     "jaxrun.analysis.verdict.stack_text": "places and stragglers in words",
     "jaxrun.analysis.lockstep.progress": "who has come how far",
     "jaxrun.analysis.lockstep.compare": "who is behind",
+    "jaxrun.analysis.lockstep.joint_waits": "who waits in jaxrun itself",
     "jaxrun.analysis.lockstep.report": "the same in words",
     # The other end of a gang's connections; what an agent tells of its host
     "jaxrun.node.channel.listener": "lets ranks in that know the token",

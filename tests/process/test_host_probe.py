@@ -77,7 +77,7 @@ def test_the_facts_are_those_of_this_machine(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     environ = {"TMPDIR": "/proc/self", "HTTP_PROXY": "http://me:secret@proxy:3128", "PATH": os.environ["PATH"]}
     facts = collect_facts(3, environ, sees_run_dir=False)
-    assert (facts.rank, facts.host, facts.sees_run_dir) == (3, os.uname().nodename, False)
+    assert (facts.agent, facts.host, facts.sees_run_dir) == (3, os.uname().nodename, False)
     assert facts.versions["Python"] == ".".join(map(str, sys.version_info[:3]))
     assert facts.versions["jax"] != "missing" and facts.addresses["127.0.0.1"] == "lo"
     assert facts.proxies == {"http_proxy": "proxy:3128"}

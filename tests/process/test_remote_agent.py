@@ -25,12 +25,12 @@ from jaxrun.protocol.agent_messages import (
     OutputCredit,
     Shutdown,
     SignalWorker,
+    StartWorkers,
     StreamEnded,
     ToRanks,
     WorkerExited,
     WorkerSpawned,
 )
-from jaxrun.protocol.codec import encode
 from jaxrun.protocol.env import AgentEnv
 from jaxrun.protocol.snapshot_messages import RankDetail, RankQuery, RankReply
 from jaxrun.protocol.worker_messages import Done, Exit, Failed, Hello
@@ -47,7 +47,7 @@ def test_an_agent_reports_what_is_there_and_whether_it_sees_the_jobs_own_run_dir
     head = by_hand(rank=2, size=5, run_dir=str(run_dir))
     report = head.admit()
     assert report.can_write_run_dir is sees
-    assert (report.rank, report.size, report.pid) == (2, 5, head.process.pid)
+    assert (report.agent, report.size, report.pid) == (2, 5, head.process.pid)
     assert report.host == os.uname().nodename and report.jaxrun_version == __version__
     assert report.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     assert report.machine.cores == tuple(sorted(os.sched_getaffinity(0))) and report.directory == str(tmp_path)
@@ -75,14 +75,13 @@ def test_a_worker_from_its_start_to_its_end_is_the_agents_child_as_the_start_mes
 
 def test_an_agent_of_several_ranks_starts_them_together_and_an_order_may_be_for_some(by_hand):
     head = by_hand(size=2, ranks="0-1")
-    assert head.admit().rank == 0
+    assert head.admit().agent == 0
     notes = "signal.signal(10, lambda *_: os.write(1, b'signalled\\n')); print('ready', flush=True)\n"
-    starts = [head.order(*[notes + "while True: time.sleep(600)"] * 2, rank=rank, local_rank=rank) for rank in (1, 0)]
-    head.send(starts[0])
-    head.send(starts[1])
+    orders = [head.order(*[notes + "while True: time.sleep(600)"] * 2, rank=rank, local_rank=rank) for rank in (0, 1)]
+    head.send(StartWorkers(tuple(start for order in orders for start in order.workers)))
     head.until(lambda: sum(isinstance(one, WorkerSpawned) for one in head.received) == 2)
     head.until(lambda: head.output().count(b"ready") == 2)
-    head.send(ToRanks((1,), encode(SignalWorker(signal.SIGUSR1))))
+    head.send(ToRanks((1,), SignalWorker(signal.SIGUSR1)))
     head.until(lambda: b"signalled\n" in head.output())
     chunks = [one for one in head.received if isinstance(one, OutputChunk)]
     assert b"".join(one.data for one in chunks if one.rank == 1) == b"ready\nsignalled\n"

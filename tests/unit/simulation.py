@@ -42,7 +42,7 @@ from jaxrun.records.event_log.actions import (
     SignalRanks,
 )
 from jaxrun.records.event_log.events import LauncherSignalled, Tick
-from jaxrun.spec.backends.remote_plan import plan_remote
+from jaxrun.spec.backends.remote_plan import agents_by_rank, plan_remote
 from jaxrun.spec.job.fault_spec import parse_faults
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import LaunchCommand
@@ -136,7 +136,7 @@ class Simulation:
         )
         faults = parse_faults(chaos) if chaos else ()
         options = {"lockstep": lockstep, "chaos": faults, "no_terminal": no_terminal, "requeue": requeue}
-        self.head = Head(self.hosts, expected, limits, "127.0.0.1", 0.0, **options)
+        self.head = Head(self.hosts, expected, limits, "127.0.0.1", 0.0, agents=agents_by_rank(size), **options)
 
     def handle(self, *events):
         """Events that arrive now."""
@@ -341,4 +341,4 @@ def report(rank, host, size, *, gpus=(), **changes):
         "machine": Machine(host, **of_machine),
         "can_write_run_dir": True,
     }
-    return AgentReport(rank=rank, size=size, host=host, **{**values, **changes})
+    return AgentReport(agent=rank, size=size, host=host, **{**values, **changes})

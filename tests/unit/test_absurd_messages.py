@@ -42,6 +42,7 @@ from jaxrun.records.event_log.events import (
     TerminalLine,
     check_event,
 )
+from jaxrun.spec.backends.remote_plan import agents_by_rank
 from jaxrun.terminal import TerminalFormat
 
 HOSTS = {0: "h1", 1: "h1", 2: "h2"}
@@ -107,6 +108,7 @@ VALUES = {
     "tuple[str, ...]": st.lists(TEXTS, max_size=2),
     "Mapping[str, str]": st.dictionaries(TEXTS, TEXTS, max_size=2),
     "Mapping[str, int]": st.dictionaries(TEXTS, st.integers(), max_size=2),
+    "Mapping[AgentId, str]": st.dictionaries(st.sampled_from(["0", "1", "7"]), TEXTS, max_size=2),
 }
 GPUS = st.fixed_dictionaries({field.name: VALUES[str(field.type)] for field in fields(Gpus)})
 VALUES["Mapping[str, Gpus]"] = st.dictionaries(st.sampled_from(["cuda", "rocm", "x"]), GPUS, max_size=2)
@@ -117,7 +119,6 @@ VALUES |= {
     "FabricFacts | None": st.none() | st.fixed_dictionaries(FABRIC),
 }
 NAMED = {
-    "rank": RANKS,
     "group": GROUPS,
     "number": SMALL | INTS,
     "key": st.sampled_from("ab"),
@@ -127,14 +128,14 @@ NAMED = {
 
 
 def messages_of(kind):
-    """What an agent may write as a message of this kind, as JSON, and the agent's rank."""
+    """What an agent may write as a message of this kind, as JSON, and the number of the agent and of its rank."""
 
     def one(rank):
         values = {}
         for field in fields(kind):
             name, annotation = field.name, str(field.type)
-            values[name] = NAMED[name] if name in NAMED and name != "rank" else VALUES.get(annotation, st.nothing())
-            if name == "rank":
+            values[name] = NAMED[name] if name in NAMED else VALUES.get(annotation, st.nothing())
+            if name in ("rank", "agent"):
                 values[name] = st.just(rank)
         content = st.fixed_dictionaries(values).map(lambda content: {"v": 1, "type": kind.__name__, **content})
         return st.tuples(st.just(rank), content)
@@ -186,6 +187,7 @@ class Job:
             "127.0.0.1",
             0.0,
             agents,
+            agents=agents_by_rank(SIZE),
             lockstep=lockstep,
             no_terminal="" if terminal else "it has none",
         )
@@ -197,7 +199,7 @@ class Job:
         body = json.dumps(content).encode()
         try:
             (message,) = MessageDecoder(AGENT_TO_HEAD).feed(struct.pack("!I", len(body)) + body)
-            check_event(message, rank)
+            check_event(message, agent=rank, ranks=(rank,))
         except ProtocolError as error:
             assert str(error)
             return

@@ -225,14 +225,16 @@ def awaiting(simulate):
     """A job of two whose hosts are not known before the reports come."""
     job = simulate(2, hosts={0: "?", 1: "?"})
     expected = Expected(2, "ab" * 16, "cpu", 1)
-    job.head = Head(job.hosts, expected, TimeLimits(60.0, None, 5.0, 30.0), "", 0.0, make_registry(2))
+    registry = make_registry(2)
+    limits = TimeLimits(60.0, None, 5.0, 30.0)
+    job.head = Head(job.hosts, expected, limits, "", 0.0, registry, agents=registry.agents)
     return job
 
 
 def test_the_hosts_are_known_once_all_reports_are_in(awaiting):
     awaiting.head.handle(report(1, "h2", 2), 0.0)
     actions = awaiting.head.handle(report(0, "h1", 2), 0.0)
-    assert [action.message.worker.rank for action in actions] == [0, 1]
+    assert [start.worker.rank for action in actions for start in action.message.workers] == [0, 1]
     assert dict(awaiting.head.hosts) == {0: "h1", 1: "h2"}
     awaiting.handle(WorkerSpawned(0, 1), WorkerSpawned(1, 2), AgentLost(1, CLOSED)).wait(1)
     assert [end.host for end in awaiting.outcome.workers] == ["h1", "h2"]

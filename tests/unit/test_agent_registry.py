@@ -35,7 +35,7 @@ def test_what_waits_on_a_spare_host_prepares_for_what_a_rank_there_would_be():
         registry.add(report(rank, host, 4))
     started = registry.assign().starts[0]
     waiting = registry.prepare([report(2, "h3", 4)])
-    assert [(start.worker.rank, start.worker.host, start.waits) for start in waiting] == [(2, "h3", True)]
+    assert [(start.worker.rank, start.worker.host) for start in waiting] == [(2, "h3")]
     assert (waiting[0].environment, waiting[0].program, waiting[0].fork) == (started.environment, started.program, True)
     with pytest.raises(NotUniformError, match="was started as one of 3, but the job has 2 processes"):
         make_registry(2, agents=4).add(report(0, "h1", 3))
@@ -171,22 +171,22 @@ def test_gpus_without_jaxs_plugin_leave_the_job_on_cpu_with_a_note():
 
 REFUSED = {
     "a second agent of one rank": (
-        {"rank": 1, "host": "h3", "pid": 7},
+        {"agent": 1, "host": "h3", "pid": 7},
         NotUniformError,
         "two agents say that they are rank 1: process 1001 on h2 and process 7 on h3\n",
     ),
     "a job of another size": (
-        {"rank": 0, "size": 3},
+        {"agent": 0, "size": 3},
         NotUniformError,
         "rank 0 (h1) was started as one of 3, but the job has 2 processes\nstart as many processes as -n says",
     ),
     "another version": (
-        {"rank": 0, "jaxrun_version": "9.9"},
+        {"agent": 0, "jaxrun_version": "9.9"},
         UnavailableError,
         "h1 has jaxrun 9.9, but the launcher has jaxrun 0.1.0\n",
     ),
     "another directory": (
-        {"rank": 0, "directory": "/root"},
+        {"agent": 0, "directory": "/root"},
         UnavailableError,
         "/shared does not exist on h1; the agent was started in /root\n",
     ),
@@ -207,14 +207,14 @@ BY_HAND = {
         {"size": 6},
         "h2 was started for 6 processes in all, host 0 for 4\n-n, --hosts, --processes-per-host and -d must be alike",
     ),
-    "a rank beyond the end": ({"rank": 4}, "a process says that it is rank 4, but the job has ranks 0 to 3"),
+    "a rank beyond the end": ({"agent": 4}, "a process says that it is rank 4, but the job has ranks 0 to 3"),
     "another program": (
         {"command": ("train.py", "--lr", "1 2")},
         "h2 was started with another program than rank 0\n"
         "  rank 0   train.py\n  rank 2   train.py --lr '1 2'\ntype the same on every host",
     ),
     "a host rank that is taken": (
-        {"rank": 3},
+        {"agent": 3},
         "--host-rank 1 was given on h3 and h2\neach host needs a number of its own, from 0 to one less than --hosts",
     ),
 }
@@ -276,7 +276,7 @@ INTERFACES = {
 @pytest.mark.parametrize(("hosts", "changes", "address"), INTERFACES.values(), ids=INTERFACES)
 def test_the_coordinator_is_where_all_reach_it(hosts, changes, address):
     reports = {rank: report(rank, host, len(hosts), **changes.get(rank, {})) for rank, host in enumerate(hosts)}
-    assert reachable_address(0, reports) == assign(hosts, changes=changes).interface == address
+    assert reachable_address(reports[0], reports.values()) == assign(hosts, changes=changes).interface == address
 
 
 @pytest.mark.parametrize("given", [{}, {"no_proxy": ".example"}], ids=["no list", "a list"])

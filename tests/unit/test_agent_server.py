@@ -32,6 +32,7 @@ from jaxrun.protocol.agent_messages import (
     Shutdown,
     SignalWorker,
     StartWorker,
+    StartWorkers,
     ToRanks,
     WorkerExited,
 )
@@ -41,7 +42,7 @@ from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.probe_messages import Machine
 from jaxrun.protocol.snapshot_messages import RankReply
 from jaxrun.protocol.worker_messages import Done, Run
-from jaxrun.records.event_log.actions import Finish, RecordClock, Send
+from jaxrun.records.event_log.actions import Finish, RecordClock, Send, SendToAgents
 from jaxrun.records.event_log.events import AgentLost, AgentTurnedAway, BadMessage, SpareReported
 from jaxrun.spec.backends.remote_plan import agents_by_rank
 from jaxrun.spec.job.plan import LaunchCommand
@@ -53,6 +54,7 @@ JOB_INFO = JobInfo("job", "", ("cpu",))
 def message(kind, **values):
     """One of this kind; fields that are not given are of the right type."""
     empty = {
+        "AgentId": 0,
         "int": 0,
         "str": "",
         "float": 0.0,
@@ -65,11 +67,15 @@ def message(kind, **values):
 
 
 def start_of(rank=0, *, waits=False):
-    return StartWorker(WorkerEnv("ab" * 16, rank, 2, 0, 1, "h1"), ("train.py",), {}, waits=waits)
+    return StartWorkers((worker_of(rank),), waits)
+
+
+def worker_of(rank):
+    return StartWorker(WorkerEnv("ab" * 16, rank, 2, 0, 1, "h1"), ("train.py",), {})
 
 
 def prepare(reports):
-    return [start_of(one.rank, waits=True) for one in reports]
+    return [worker_of(one.agent) for one in reports]
 
 
 class Orders:
@@ -199,7 +205,7 @@ def server(monkeypatch):
 
 def report(server, client, rank):
     count = len(server.events)
-    client.send(message(AgentReport, rank=rank))
+    client.send(message(AgentReport, agent=rank))
     wait_until(lambda: len(server.events) > count)
 
 
@@ -210,7 +216,7 @@ def test_of_two_connections_of_an_agent_that_counts_on_which_it_speaks(server, u
     report(server, paths[used], 0)
     paths[1 - used].close()
     wait_until(lambda: len(list(server.server.connections)) == 1)
-    server.order(Send((0,), start_of()), Send((0,), SignalWorker(2)))
+    server.order(SendToAgents((0,), start_of()), Send((0,), SignalWorker(2)))
     assert server.received(paths[used], 2) == [start_of(), SignalWorker(2)]
     paths[used].close()
     wait_until(lambda: len(server.events) > 1)  # only this is the agent's end
@@ -239,10 +245,10 @@ def test_nonsense_of_an_agent_ends_its_own_connection_with_its_rank(server, sent
     client.send_frame(sent)
     wait_until(lambda: client.receive() or client.lost_reason)
     (record,) = server.records
-    assert (type(record), record.rank) == (BadMessage, 1) and why in record.reason
+    assert (type(record), record.agent) == (BadMessage, 1) and why in record.reason
     if has_reported:
         wait_until(lambda: len(server.events) == 3)
-        assert server.events[2].rank == 1 and why in server.events[2].reason
+        assert server.events[2].agent == 1 and why in server.events[2].reason
     server.order(Send((0,), SignalWorker(2)))
     assert server.received(other) == [SignalWorker(2)]
 
@@ -278,9 +284,9 @@ def test_an_agent_that_was_signalled_before_it_could_report_is_heard(server):
 
 def test_two_agents_of_a_rank_are_named_by_the_head_while_the_job_starts(server):
     report(server, server.connect(0)[0], 0)
-    server.order(Send((0,), start_of()))
+    server.order(SendToAgents((0,), start_of()))
     report(server, server.connect(0)[0], 0)
-    assert [event.rank for event in server.events] == [0, 0]
+    assert [event.agent for event in server.events] == [0, 0]
 
 
 @pytest.mark.parametrize("connects", ["before", "after"])
@@ -288,12 +294,12 @@ def test_an_agent_that_comes_to_a_running_job_is_refused_in_words_and_touches_no
     first = server.connect(1)[0]
     early = server.connect(1)[0] if connects == "before" else None
     report(server, first, 1)
-    server.order(Send((1,), start_of()), Send((1,), Run()))
+    server.order(SendToAgents((1,), start_of()), Send((1,), Run()))
     assert server.received(first, 2) == [start_of(), Run()]
     before = list(server.events)
     if early is not None:
         early.send(AgentSignalled(1, 2))
-        early.send(message(AgentReport, rank=1))
+        early.send(message(AgentReport, agent=1))
         said = server.received(early)
     else:
         early, said = server.connect(1)
@@ -317,12 +323,12 @@ def test_nothing_of_an_earlier_attempt_is_taken_for_one_of_the_present(server):
     clients[0].send(WorkerExited(0, 3))  # on its way while the attempt ends
     server.begin_next_attempt()
     assert [server.received(client) for client in clients] == [[NextAttempt(2, (0,))], [NextAttempt(2, (1,))]]
-    clients[0].send(message(AgentReport, rank=0, attempt=1))
+    clients[0].send(message(AgentReport, agent=0, attempt=1))
     clients[0].send(AgentSignalled(0, 15))
-    clients[0].send(message(AgentReport, rank=0, attempt=2))
+    clients[0].send(message(AgentReport, agent=0, attempt=2))
     clients[0].send(WorkerExited(0, 4))
     wait_until(lambda: len(server.events) > 1)
-    assert server.events == [message(AgentReport, rank=0, attempt=2), WorkerExited(0, 4)]
+    assert server.events == [message(AgentReport, agent=0, attempt=2), WorkerExited(0, 4)]
     server.order(Send((1,), SignalWorker(2)))
     assert server.received(clients[1]) == [SignalWorker(2)]
 
@@ -330,27 +336,26 @@ def test_nothing_of_an_earlier_attempt_is_taken_for_one_of_the_present(server):
 def test_an_agent_of_several_ranks_speaks_for_each_and_gets_what_is_for_some(server):
     server.begin_next_attempt({0: (0, 1)})
     client = server.connect(0)[0]
-    client.send(message(AgentReport, rank=0))
-    wait_until(lambda: len(server.events) == 2)
-    assert [event.rank for event in server.events] == [0, 1]
-    start = start_of(1)
-    server.order(Send((0, 1), SignalWorker(2)), Send((1,), SignalWorker(3)), Send((1,), start))
-    assert server.received(client, 3) == [SignalWorker(2), ToRanks((1,), encode(SignalWorker(3))), start]
+    client.send(message(AgentReport, agent=0))
+    wait_until(lambda: server.events)
+    start = StartWorkers((worker_of(0), worker_of(1)))
+    server.order(SendToAgents((0,), start), Send((0, 1), SignalWorker(2)), Send((1,), SignalWorker(3)))
+    assert server.received(client, 3) == [start, SignalWorker(2), ToRanks((1,), SignalWorker(3))]
     client.send(WorkerExited(1, 4))
-    wait_until(lambda: len(server.events) == 3)
+    wait_until(lambda: len(server.events) == 2)
     client.close()
-    wait_until(lambda: len(server.events) == 5)
-    assert [(type(event), event.rank) for event in server.events[2:]] == [
-        (WorkerExited, 1),
-        (AgentLost, 0),
-        (AgentLost, 1),
+    wait_until(lambda: len(server.events) == 3)
+    assert server.events == [
+        message(AgentReport, agent=0),
+        WorkerExited(1, 4),
+        AgentLost(0, "the connection to its agent was closed"),
     ]
 
 
 def test_an_agent_that_waits_takes_the_rank_of_a_lost_one(server):
     server.begin_next_attempt(agents_by_rank(2, 3))
     first, second, waiting = (server.connect(number)[0] for number in range(3))
-    waiting.send(message(AgentReport, rank=2, host="h3", pid=7))
+    waiting.send(message(AgentReport, agent=2, host="h3", pid=7))
     assert server.received(waiting) == [start_of(2, waits=True)]
     assert server.records == [SpareReported(2, "h3", 7)] and not server.events
     report(server, first, 0)
@@ -358,15 +363,15 @@ def test_an_agent_that_waits_takes_the_rank_of_a_lost_one(server):
     assert server.server.usable_agents == {0, 1, 2}
     second.close()
     wait_until(lambda: len(server.events) == 3)
-    assert (type(server.events[2]), server.events[2].rank, server.server.usable_agents) == (AgentLost, 1, {0, 2})
+    assert (type(server.events[2]), server.events[2].agent, server.server.usable_agents) == (AgentLost, 1, {0, 2})
     server.begin_next_attempt({0: (0,), 2: (1,)})
     assert server.received(first) == [NextAttempt(3, (0,))] and server.received(waiting) == [NextAttempt(3, (1,))]
     server.events.clear()
     waiting.send(AgentSignalled(2, 15))  # on its way
-    waiting.send(message(AgentReport, rank=2, attempt=3))
+    waiting.send(message(AgentReport, agent=2, attempt=3))
     waiting.send(WorkerExited(1, 4))
     wait_until(lambda: len(server.events) > 1)
-    assert server.events == [message(AgentReport, rank=1, attempt=3), WorkerExited(1, 4)]
+    assert server.events == [message(AgentReport, agent=2, attempt=3), WorkerExited(1, 4)]
     server.order(Send((1,), SignalWorker(2)))
     assert server.received(waiting) == [SignalWorker(2)]
 
@@ -374,7 +379,7 @@ def test_an_agent_that_waits_takes_the_rank_of_a_lost_one(server):
 def test_the_loss_of_an_agent_that_waits_is_no_loss_of_the_job(server):
     server.begin_next_attempt(agents_by_rank(2, 3))
     waiting = server.connect(2)[0]
-    waiting.send(message(AgentReport, rank=2, host="h3"))
+    waiting.send(message(AgentReport, agent=2, host="h3"))
     server.received(waiting)
     waiting.close()
     wait_until(lambda: server.printed)
@@ -392,4 +397,4 @@ def test_an_agent_that_goes_away_between_two_attempts_is_lost_at_once(server):
     server.events.clear()
     clients[1].close()
     wait_until(lambda: server.events)
-    assert [(type(event), event.rank) for event in server.events] == [(AgentLost, 1)]
+    assert [(type(event), event.agent) for event in server.events] == [(AgentLost, 1)]

@@ -78,7 +78,7 @@ def head(connection):
     while not answers and (data := connection.recv(4096)):
         answers = codec.feed(data)
     for answer in answers:
-        connection.sendall(encode(Welcome(auth.make_proof(TOKEN, "server", answer.rank, nonce, answer.nonce))))
+        connection.sendall(encode(Welcome(auth.make_proof(TOKEN, "server", answer.number, nonce, answer.nonce))))
 
 
 def sends(*messages, close=False):

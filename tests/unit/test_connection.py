@@ -187,7 +187,7 @@ def loop():
 def connections(loop, ends):
     """Those to one agent, of rank 3; the head's end has a reader in `loop`."""
     loop.add_reader(ends[0].fileno(), 0, lambda: None)
-    connections = AgentConnections(loop, {})
+    connections = AgentConnections(loop, {3: (3,)})
     connections.add(3, ends[0])
     return connections
 
@@ -212,11 +212,11 @@ def test_bytes_that_the_network_does_not_take_are_sent_when_it_does(loop, ends, 
 def test_a_host_has_answered_a_probe_also_where_more_is_on_its_way(loop, ends, connections):
     head, agent = ends
     connections.probe()
-    wait_until(lambda: not connections.unanswered_ranks())
+    wait_until(lambda: not connections.unanswered_agents())
     send_much(connections)
-    assert head.acknowledged_bytes() < head.queued_bytes and connections.unanswered_ranks() == []
+    assert head.acknowledged_bytes() < head.queued_bytes and connections.unanswered_agents() == []
     connections.probe()
-    assert connections.unanswered_ranks() == [3]
+    assert connections.unanswered_agents() == [3]
     assert len(receive(agent, TIMES, lambda: loop.run_once(0.001))) == TIMES
 
 

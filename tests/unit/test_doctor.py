@@ -15,6 +15,7 @@ from jaxrun.protocol.worker_messages import DeviceReport
 from jaxrun.records.event_log.actions import RecordClock
 from jaxrun.records.event_log.event_log import LoggedEvent
 from jaxrun.records.rundir.rundir import RunDir
+from jaxrun.spec.backends.remote_plan import agents_by_rank
 from jaxrun.spec.backends.slurm_allocation import Allocation
 from jaxrun.terminal import TerminalFormat
 
@@ -26,7 +27,7 @@ ON_GPU = replace(ON_CPU, platform="gpu", device_kinds=("H100",))
 
 def facts(rank, host, **changes):
     known = HostFacts(
-        rank=rank,
+        agent=rank,
         time=0.0,
         host=host,
         versions={"Python": "3.13.0", "jaxrun": "0.1.0", "jax": "0.12.0", "jaxlib": "0.12.0", "numpy": "2.5"},
@@ -53,10 +54,11 @@ def network(errors=()):
 
 def seen(*changed, **more):
     """Three hosts with which all is well, but for the facts that `changed` replaces by their rank."""
-    known = {rank: facts(rank, host) for rank, host in enumerate(HOSTS)} | {one.rank: one for one in changed}
+    known = {rank: facts(rank, host) for rank, host in enumerate(HOSTS)} | {one.agent: one for one in changed}
     content = {
         "started_by": "Open MPI 5",
         "expected_hosts": HOSTS,
+        "agents": agents_by_rank(len(known)),
         "facts": known,
         "peers": network(),
         "devices": dict.fromkeys(known, ON_CPU),
@@ -93,7 +95,7 @@ def box(devices=None, **facts_of_box):
     """A single host."""
     found = {0: facts(0, "box", **facts_of_box)}
     devices = {0: devices or ON_GPU}
-    return Observation(facts=found, devices=devices, verdict=Verdict("ok", 0, {0: "box"}))
+    return Observation(agents={0: (0,)}, facts=found, devices=devices, verdict=Verdict("ok", 0, {0: "box"}))
 
 
 def with_drivers(*drivers):

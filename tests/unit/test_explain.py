@@ -118,8 +118,8 @@ def test_damaged_lines_are_left_out_and_counted_and_a_damaged_verdict_is_told(tm
 
 
 def test_a_log_of_another_format_is_refused(tmp_path):
-    path = run_dir(tmp_path / "run", ['{"format": 2}', *job(1)])
-    with pytest.raises(UsageError, match=r"events.jsonl: it is of format 2, and this jaxrun reads format 1\."):
+    path = run_dir(tmp_path / "run", ['{"format": 3}', *job(1)])
+    with pytest.raises(UsageError, match=r"events.jsonl: it is of format 3, and this jaxrun reads format 2\."):
         explain_run(path)
 
 

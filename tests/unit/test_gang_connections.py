@@ -60,7 +60,7 @@ def connect(parent, **changes):
 def test_ranks_come_one_after_the_other(parent):
     for number in range(3):
         with connect(parent) as rank, (peer := parent.accept()).connection as connection:
-            assert peer.rank == 3 and not connection.getblocking() and rank.gettimeout() is None
+            assert peer.number == 3 and not connection.getblocking() and rank.gettimeout() is None
             rank.sendall(b"%d" % number)
             connection.setblocking(True)
             assert connection.recv(10) == b"%d" % number

@@ -12,8 +12,8 @@ from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head
 from jaxrun.controller.head.head_state import TimeLimits
 from jaxrun.errors import UsageError
-from jaxrun.protocol.agent_messages import AgentConnected, StartWorker
-from jaxrun.records.event_log.actions import Finish, PrintLine, Send
+from jaxrun.protocol.agent_messages import AgentConnected
+from jaxrun.records.event_log.actions import Finish, PrintLine, SendToAgents
 from jaxrun.records.event_log.events import Tick
 from jaxrun.spec.backends import make_plan
 from jaxrun.spec.backends.quarantine import add_to_quarantine, excluded_hosts
@@ -28,7 +28,8 @@ def starting(hosts, **wanted):
     """The head of a job with a rank on each of these hosts, and `handle`, which has the agent of a rank report."""
     registry = make_registry(len(hosts), init_timeout=INIT, **wanted)
     names = dict.fromkeys(range(len(hosts)), "?")
-    head = Head(names, Expected(len(hosts), "", "cpu", 1), TimeLimits(INIT, None, 5.0, 30.0), "", 0.0, registry)
+    expected, limits = Expected(len(hosts), "", "cpu", 1), TimeLimits(INIT, None, 5.0, 30.0)
+    head = Head(names, expected, limits, "", 0.0, registry, agents=registry.agents)
 
     def handle(rank, now, failure=""):
         return head.handle(report(rank, hosts[rank], len(hosts), check_failure=failure), now)
@@ -42,7 +43,7 @@ def test_the_workers_start_once_all_hosts_are_good():
     (line,) = (action for action in head.handle(Tick(), 4.0) if isinstance(action, PrintLine))
     assert line.text == "checking the hosts: 2 of 3 ranks after 4 s, waiting for rank 0"
     starts = handle(0, 5.0)
-    assert len([action for action in starts if isinstance(action, Send) and type(action.message) is StartWorker]) == 3
+    assert len([action for action in starts if isinstance(action, SendToAgents)]) == 3
 
 
 def test_hosts_that_fail_are_named_all_and_once_with_the_last_line_and_no_worker_starts():

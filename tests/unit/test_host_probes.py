@@ -13,10 +13,11 @@ from jaxrun.controller.head.clock_offsets import ClockOffsets
 from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.startup import Startup
 from jaxrun.errors import UnavailableError
-from jaxrun.protocol.agent_messages import ClockProbe, ClockReply, StartWorker
+from jaxrun.protocol.agent_messages import ClockProbe, ClockReply, StartWorkers
 from jaxrun.protocol.probe_messages import HostFacts, PeerResults, ProbePeers
 from jaxrun.protocol.worker_messages import CoordinatorReady, Join, StartCoordinator
-from jaxrun.records.event_log.actions import RecordClock, Send
+from jaxrun.records.event_log.actions import RecordClock, SendToAgents
+from jaxrun.spec.backends.remote_plan import agents_by_rank
 
 
 def startup(hosts, **wanted):
@@ -37,7 +38,12 @@ def probed(rank, errors=()):
 
 
 def started(actions):
-    return [action.message.worker.rank for action in actions if isinstance(action.message, StartWorker)]
+    return [
+        one.worker.rank
+        for action in actions
+        if isinstance(action.message, StartWorkers)
+        for one in action.message.workers
+    ]
 
 
 def test_a_job_that_does_not_ask_starts_at_once_and_takes_no_facts():
@@ -53,7 +59,7 @@ def test_the_first_agent_of_each_host_connects_to_the_others_once_all_have_told_
     assert start.describe_progress(3) == "probing the network: 0 of 3 ranks after 3 s, waiting for ranks 0-2 (h1, h9)"
     (order,) = tell_facts(start, 1, "h1")
     addresses = {0: "10.0.0.1:4000", 2: "10.0.0.9:4002"}
-    assert order == Send((0, 2), ProbePeers(addresses, {0: "h1", 2: "h9"}))
+    assert order == SendToAgents((0, 2), ProbePeers(addresses, {0: "h1", 2: "h9"}))
     assert start.handle(probed(2)) == []
     assert start.describe_progress(3).endswith("2 of 3 ranks after 3 s, waiting for rank 0 (h1)")
     assert started(start.handle(probed(0))) == [0, 1, 2]
@@ -95,14 +101,14 @@ class Network:
 
     def __init__(self, ahead):
         self.ahead = ahead
-        self.offsets = ClockOffsets(HOSTS)
+        self.offsets = ClockOffsets(HOSTS, agents_by_rank(3))
         self.now = 1000.0
 
     def probe(self, rank, *ways):
         """A round of probes, each with its ways; returns what the head wants logged."""
         actions = self.offsets.probe((rank,), self.now)
         for there, back in ways:
-            assert actions == [Send((rank,), ClockProbe(self.now))]
+            assert actions == [SendToAgents((rank,), ClockProbe(self.now))]
             reply = ClockReply(rank, self.now, self.now + there + self.ahead[HOSTS[rank]])
             self.now += there + back
             actions = self.offsets.handle(reply, self.now)
@@ -123,9 +129,12 @@ def test_the_shortest_round_trip_says_how_far_a_clock_is_off():
 
 
 def test_each_host_is_asked_once_by_the_first_of_its_ranks_that_live():
-    assert ClockOffsets(HOSTS).probe((0, 1, 2), 5.0) == [Send((0, 1), ClockProbe(5.0))]
-    assert ClockOffsets(HOSTS).probe((2,), 5.0) == [Send((2,), ClockProbe(5.0))]
-    assert ClockOffsets(HOSTS).probe((), 5.0) == []
+    offsets = ClockOffsets(HOSTS, agents_by_rank(3))
+    assert offsets.probe((0, 1, 2), 5.0) == [SendToAgents((0, 1), ClockProbe(5.0))]
+    assert offsets.probe((2,), 5.0) == [SendToAgents((2,), ClockProbe(5.0))]
+    assert offsets.probe((), 5.0) == []
+    shared = ClockOffsets(HOSTS, {0: (0,), 1: (1, 2)})  # one agent a host
+    assert shared.probe((0, 2), 5.0) == [SendToAgents((0, 1), ClockProbe(5.0))]
 
 
 def test_it_is_logged_again_only_if_it_is_another():

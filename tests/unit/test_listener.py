@@ -69,7 +69,7 @@ def test_a_stranger_is_dropped_and_an_agent_is_admitted_meanwhile(server, data):
         check_admits(server)
         assert is_closed(peer)
     wait_until(lambda: server.admitted and server.dropped)
-    assert [one.rank for one in server.admitted] == [0]
+    assert [one.number for one in server.admitted] == [0]
     assert len(server.dropped) == 1 and server.dropped[0].startswith("a peer at 127.0.0.1 ")
 
 
@@ -116,7 +116,7 @@ def test_a_peer_whose_answer_waits_to_be_read_is_not_silent(monkeypatch, make_lo
     looped.loop.run_once()
     peer.sendall(encode(answer_to(read(peer))))
     looped.listener.drop_expired()
-    assert [one.rank for one in looped.admitted] == [0] and not looped.dropped
+    assert [one.number for one in looped.admitted] == [0] and not looped.dropped
 
 
 def test_single_bytes_do_not_extend_the_handshake_timeout(monkeypatch, open_listener):
@@ -159,7 +159,7 @@ def test_all_interfaces_share_one_port_for_both_families(open_listener):
     assert server.listener.addresses == (Address("127.0.0.1", port), Address("::1", port))
     for rank, address in enumerate(server.listener.addresses):
         connect_agent(address, rank).connection.close()
-    wait_until(lambda: sorted(one.rank for one in server.admitted) == [0, 1])
+    wait_until(lambda: sorted(one.number for one in server.admitted) == [0, 1])
 
 
 def test_only_the_chosen_interface_is_listened_on(open_listener):
@@ -250,7 +250,7 @@ def test_who_answers_is_heard_before_he_is_dropped_for_others(monkeypatch, make_
     looped.connect(3)  # before the answer, so that the loop sees them first
     agent.sendall(encode(answer_to(challenge)))
     looped.loop.run_once(60)
-    assert [peer.rank for peer in looped.admitted] == [0]
+    assert [peer.number for peer in looped.admitted] == [0]
 
 
 def test_one_turn_of_the_loop_accepts_a_bounded_number(monkeypatch, make_looped):

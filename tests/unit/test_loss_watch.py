@@ -27,7 +27,9 @@ def make_losses(launch_status=None, *, agents_stay=False):
     watch = LossWatch(
         SimpleNamespace(dispatcher=SimpleNamespace(hosts={0: "h1"}), clock=lambda: watch.now),
         launch,
-        SimpleNamespace(probe=lambda: watch.probes.append(watch.now), unanswered_ranks=list),
+        SimpleNamespace(
+            probe=lambda: watch.probes.append(watch.now), unanswered_agents=list, agents={0: (0,)}, waiting=frozenset()
+        ),
         lambda event: watch.told.append(event),
         attached=False,
     )
@@ -59,11 +61,6 @@ def test_a_launch_command_that_ends_one_agent_after_the_other_is_given_the_time_
     losses.hold(probe=True)
     losses.tell()
     assert losses.told == [LOST[0], AgentLost(1, CLOSED, ended_by_launch_command=True)]
-
-
-def test_one_agent_of_several_ranks_is_passed_on_after_a_moment(losses):
-    losses.hold(*LOST[:2], probe=False)
-    assert 100.0 < losses.deadline < 100.1
 
 
 def test_hosts_are_probed_once_and_given_the_time_to_answer(losses):

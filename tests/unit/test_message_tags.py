@@ -38,7 +38,7 @@ def test_bytes_after_the_handshake_are_left_in_the_socket(pair):
     client.send(b"from the client")
     assert accepted.advance()
     server.send(b"from the server")
-    assert connected.advance() and accepted.rank == 0
+    assert connected.advance() and accepted.number == 0
     assert accepted.tags is connected.tags is None  # between processes of one machine there is nobody
     assert (server.recv(100), client.recv(100)) == (b"from the client", b"from the server")
 
@@ -87,11 +87,12 @@ def test_no_two_handshakes_have_a_nonce_in_common(pair):
     assert len(set(nonces)) == 4 and all(len(nonce) == 64 for nonce in nonces)
 
 
-def test_a_proof_is_of_one_token_role_and_rank_and_of_both_nonces():
+def test_a_proof_is_of_one_token_role_number_and_purpose_and_of_both_nonces():
     """Thus it can be neither reflected nor replayed."""
-    one = {"token": TOKEN, "role": "client", "rank": 3, "server_nonce": "a", "client_nonce": "b"}
-    others = {"token": auth.new_token(), "role": "server", "rank": 4, "server_nonce": "c", "client_nonce": "c"}
-    assert len({make_proof(**one), *(make_proof(**one | {name: other}) for name, other in others.items())}) == 6
+    one = {"token": TOKEN, "role": "client", "number": 3, "server_nonce": "a", "client_nonce": "b"}
+    others = {"token": auth.new_token(), "role": "server", "number": 4, "server_nonce": "c", "client_nonce": "c"}
+    others |= {"purpose": auth.Purpose.COPY}
+    assert len({make_proof(**one), *(make_proof(**one | {name: other}) for name, other in others.items())}) == 7
 
 
 def test_a_closed_connection_is_distinguished_from_an_unknown_token(pair):

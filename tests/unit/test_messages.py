@@ -89,6 +89,7 @@ STRATEGIES = {
 
 
 def some(kind):
+    kind = getattr(kind, "__supertype__", kind)  # of a NewType
     origin, inner = get_origin(kind), get_args(kind)
     if kind in STRATEGIES:
         return STRATEGIES[kind]
@@ -97,7 +98,7 @@ def some(kind):
     if origin is tuple and inner[-1] is Ellipsis:
         return st.lists(some(inner[0]), max_size=3).map(tuple)
     if origin is Mapping:
-        return st.dictionaries(RANKS if inner[0] is int else TEXT, some(inner[1]), max_size=3)
+        return st.dictionaries(TEXT if inner[0] is str else RANKS, some(inner[1]), max_size=3)
     if issubclass(kind, Enum):
         return st.sampled_from(kind)
     return st.builds(kind, **{name: some(inner) for name, inner in get_type_hints(kind).items()})
@@ -169,7 +170,7 @@ def of_type(kind, **content):
     return {"v": FRAME_VERSION, "type": kind, **content}
 
 
-ANSWER = {"rank": 0, "nonce": "", "proof": ""}
+ANSWER = {"number": 0, "nonce": "", "proof": "", "purpose": "join"}
 REFUSED = [
     (b"GET / HTTP/1.1", "not JSON"),
     (b"\xff\xfe", "not JSON"),
@@ -187,8 +188,8 @@ REFUSED = [
     (of_type(["Run"]), "no known type"),
     (of_type("Run", x=1), "Run has no field 'x'"),
     (of_type("ChallengeResponse", **ANSWER, x=1), "ChallengeResponse has no field 'x'"),
-    (of_type("ChallengeResponse", rank=0, nonce=""), "ChallengeResponse lacks its field proof"),
-    (of_type("ChallengeResponse", **ANSWER | {"rank": "0"}), "ChallengeResponse.rank must be of type int, not '0'"),
+    (of_type("ChallengeResponse", number=0, nonce=""), "ChallengeResponse lacks its field proof"),
+    (of_type("ChallengeResponse", **ANSWER | {"number": "0"}), "ChallengeResponse.number must be of type int, not '0'"),
     (of_type("ChallengeResponse", **ANSWER | {"proof": None}), "ChallengeResponse.proof must be of type str, not None"),
     (of_type("Join"), "Join lacks its field address"),
     (of_type("Join", address=1), "Join.address must be of type str, not 1"),

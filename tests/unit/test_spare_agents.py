@@ -48,7 +48,7 @@ def test_a_spare_host_whose_command_fails_is_lost_and_said_once(spares):
 
 def test_the_command_of_an_agent_that_has_reported_may_end(spares):
     spares.start((1,), run)
-    spares.on_report(report := SimpleNamespace(rank=1, host="h2", pid=7, check_failure=""))
+    spares.on_report(report := SimpleNamespace(agent=1, host="h2", pid=7, check_failure=""))
     wait_until(lambda: has_ended(spares, 1))
     spares.launches[1].close()
     assert spares.ready == {1} and not spares.lost_hosts and not spares.printed

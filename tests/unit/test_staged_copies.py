@@ -355,7 +355,7 @@ def test_a_content_goes_through_one_host_to_the_next_and_no_further_than_it_must
             thread.start()
             results.append(middle.copy(CopyStaged("", 1), lambda: False))
             thread.join()
-        assert sorted(results, key=lambda one: one.rank) == [StagedCopied(1, received), StagedCopied(2, received)]
+        assert sorted(results, key=lambda one: one.agent) == [StagedCopied(1, received), StagedCopied(2, received)]
         for number in (1, 2):
             assert contents(disk(tmp_path, number) / content.name / "copy") == contents(source)
             assert os.listdir(disk(tmp_path, number)) == [content.name]

@@ -12,7 +12,7 @@ from jaxrun.controller.head.head_state import JobPhase, TimeLimits
 from jaxrun.controller.head.startup import Startup
 from jaxrun.errors import UnavailableError
 from jaxrun.node.forkserver import early
-from jaxrun.protocol.agent_messages import StartWorker
+from jaxrun.protocol.agent_messages import StartWorkers
 from jaxrun.protocol.staging import CopyStaged, StagedCopied, read_staged, staged_path, use_copies
 from jaxrun.records.event_log.actions import Finish, PrintLine
 from jaxrun.records.event_log.events import Tick
@@ -38,7 +38,7 @@ def startup(hosts, *staged):
 
 def test_hosts_take_along_a_tree_whose_root_is_the_launcher():
     _, actions = startup([f"h{number}" for number in (1, 1, 2, 3, 4, 5, 6)], VENV)
-    assert {action.ranks: action.message for action in actions} == {
+    assert {action.agents: action.message for action in actions} == {
         (0,): CopyStaged("", 2),
         (2,): CopyStaged("", 2),
         (3,): CopyStaged("10.0.0.1:7000", 0),
@@ -55,7 +55,7 @@ def test_workers_start_once_all_hosts_have_a_copy():
     assert start.describe_progress(4) == "copying what is staged: 2 of 3 ranks after 4 s, waiting for rank 1 (h2)"
     said, *starts = start.handle(StagedCopied(1, NBYTES))
     assert said == PrintLine("staged 1.2 GiB on 2 hosts; 1 host had it already")
-    assert [type(action.message) for action in starts] == [StartWorker] * 3 and not start.is_staging
+    assert [type(action.message) for action in starts] == [StartWorkers] * 3 and not start.is_staging
 
 
 def test_a_host_that_cannot_have_a_copy_is_named():
@@ -67,7 +67,7 @@ def test_a_host_that_cannot_have_a_copy_is_named():
 def test_however_long_it_takes_the_job_is_not_given_up_for_it():
     registry = staging_registry(2, VENV)
     limits = TimeLimits(init=10.0, job=None, grace=5.0, signal_grace=30.0)
-    head = Head({0: "h1", 1: "h2"}, Expected(2, "", "cpu", 1), limits, "", 0.0, registry)
+    head = Head({0: "h1", 1: "h2"}, Expected(2, "", "cpu", 1), limits, "", 0.0, registry, agents=registry.agents)
     for rank in (0, 1):
         head.handle(report(rank, f"h{rank + 1}", 2), 4.0)
     assert not any(isinstance(action, Finish) for action in head.handle(Tick(), 1000.0))

@@ -21,6 +21,7 @@ from jaxrun.protocol.requests import StacksRequest
 from jaxrun.protocol.snapshot_messages import RankDetail, RankReply, RecorderSnapshot
 from jaxrun.records.event_log.actions import RecordStraggler
 from jaxrun.records.event_log.events import Requested
+from jaxrun.spec.backends.remote_plan import agents_by_rank
 
 LOAD = 'Thread 0x1 (most recent call first):\n  File "/job/data.py", line 10 in load\n  File "/job/train.py", line 9\n'
 IN_CALL = 'Thread 0x1 (most recent call first):\n  File "/job/train.py", line 88 in main\n'
@@ -126,7 +127,7 @@ def test_of_a_short_job_all_that_it_waited_for_cores_counts():
 
 def test_ranks_of_several_hosts_are_compared_once_their_clocks_are_known():
     hosts = {0: "h1", 1: "h2", 2: "h3"}
-    clocks = ClockOffsets(hosts)
+    clocks = ClockOffsets(hosts, agents_by_rank(3))
     job = Job(hosts, clocks)
     flights = late(1)
     flights[2] = shifted(flights[2], 5.0)

@@ -6,7 +6,7 @@
     AgentReport           ──────────▶                           (what is there, after --host-check)
                                                                 (probe_messages.py, staging.py, where the job
                                                                 asks for it)
-                          ◀──────────    StartWorker            (once all agents have reported)
+                          ◀──────────    StartWorkers           (once all agents have reported)
     WorkerSpawned         ──────────▶
     FirstOutput, OutputChunk, StreamEnded ─▶
                           ◀──────────    OutputCredit           (how much more output may be sent)
@@ -22,9 +22,9 @@
     AgentReport           ──────────▶                           (all before it belongs to the earlier attempt)
                           ◀──────────    Shutdown               (the job is over)
 
-An agent has a number, which stays, the first of the ranks that it is started for; and any number of ranks, as the head
-says, none while it waits on a spare host for NextAttempt. What it says of itself and its host (AgentAlone) has its
-number for `rank`. An order is for all of its ranks, unless it is in a ToRanks.
+An agent has a number (agent_id.py) and any number of ranks, as the head says; none while it waits on a spare host for
+NextAttempt. AgentEvents are about the agent and its host, WorkerEvents about one of its ranks. An AgentOrder is for the
+agent; a RankOrder is for all of its ranks, or inside a ToRanks for some of them.
 
 Messages of worker_messages.py pass in both directions all the while. Times are seconds since the epoch on the sender's
 clock. With the local backend, agent and head are one process, and hand each other the same values.
@@ -35,6 +35,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from jaxrun.protocol.agent_id import AgentId
+from jaxrun.protocol.codec import ANY_MESSAGE
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.probe_messages import FabricFacts, HostFacts, Machine, PeerResults, ProbePeers
 from jaxrun.protocol.snapshot_messages import (
@@ -98,7 +100,7 @@ class AgentRefused:
 class AgentConnected:
     """The agent uses this connection, and closes all others that it has begun. From now on its end is the agent's."""
 
-    rank: int
+    agent: AgentId
     host: str
 
 
@@ -112,13 +114,14 @@ class AgentReport:
     can_write_run_dir:      whether the job's run directory is writable on this host
     command:                the program and arguments that a person has typed there; empty where an engine started it
     attempt:                the attempt that the agent is ready for, if it has been told of one
-    slurm_step:             the step of which it is a task, "12.0"; empty outside of Slurm
+    launch_id:              by which its engine knows the processes that it has started together; in Slurm the step
+                            of which the agent is a task, "12.0"; empty where the engine has no such name
     stage_port:             where it gives others what is staged; 0 for nowhere
     fabric:                 what decides by which network NCCL sends; None where no GPUs are seen
     check_failure:          how --host-check has failed, "exited with status 3", with the last line of its output
     """
 
-    rank: int
+    agent: AgentId
     size: int
     host: str
     boot_id: str
@@ -132,7 +135,7 @@ class AgentReport:
     can_write_run_dir: bool
     command: tuple[str, ...] = ()
     attempt: int = 1
-    slurm_step: str = ""
+    launch_id: str = ""
     stage_port: int = 0
     fabric: FabricFacts | None = None
     check_failure: str = ""
@@ -140,7 +143,7 @@ class AgentReport:
 
 @dataclass(frozen=True, slots=True)
 class StartWorker:
-    """A worker that an agent is to start, once it knows all of its ranks.
+    """A worker that an agent is to start.
 
     worker:       what it is told by its environment, but for what its host alone knows
     program:      the words after the runtime in a worker's command
@@ -148,7 +151,6 @@ class StartWorker:
     log_dir:      where the agent writes the worker's output; empty if it sends all of it
     show_output:  whether the agent sends what is for the screen
     fork:         whether it may be forked from a process that has imported jax
-    waits:        whether the agent has no rank yet, and only starts the process that has imported jax
     wrap:         the words of the command inside which it is started (--wrap)
     """
 
@@ -158,8 +160,18 @@ class StartWorker:
     log_dir: str = ""
     show_output: bool = True
     fork: bool = False
-    waits: bool = False
     wrap: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StartWorkers:
+    """Start these workers, one for each of the agent's ranks.
+
+    waits:  the agent has no rank yet: it only starts the process that imports jax, from which such a worker is forked
+    """
+
+    workers: tuple[StartWorker, ...]
+    waits: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +211,7 @@ class WorkerExited:
 class AgentSignalled:
     """The agent was sent a signal, as a scheduler does to all of them at the end of their time."""
 
-    rank: int
+    agent: AgentId
     signum: int
 
 
@@ -242,14 +254,6 @@ class OutputCredit:
 
 
 @dataclass(frozen=True, slots=True)
-class ToRanks:
-    """The order of this frame is for some of the agent's ranks only."""
-
-    ranks: tuple[int, ...]
-    frame: bytes
-
-
-@dataclass(frozen=True, slots=True)
 class SignalWorker:
     """Send this signal to the worker."""
 
@@ -281,9 +285,9 @@ class ClockProbe:
 
 @dataclass(frozen=True, slots=True)
 class ClockReply:
-    """What the clock of the agent's host said; `asked_at` is that of the ClockProbe."""
+    """What the clock of the agent's host said; `asked_at` is the ClockProbe's."""
 
-    rank: int
+    agent: AgentId
     asked_at: float
     time: float
 
@@ -307,13 +311,24 @@ class Shutdown:
     job_goes_on: bool = False
 
 
-AgentAlone = AgentConnected | AgentReport | AgentSignalled | HostFacts | PeerResults | StagedCopied
+AgentEvent = AgentConnected | AgentReport | AgentSignalled | HostFacts | PeerResults | StagedCopied | ClockReply
 _OfWorker = WorkerSpawned | WorkerExited | StartFailed | FaultNotInjected
-_Answer = RankReply | RecorderSnapshot | ProgramDetailsReply | ClockReply
-AgentEvent = AgentAlone | _OfWorker | _Answer
-HostTask = ProbePeers | CopyStaged  # for the agent, before its workers start
-AgentOrder = StartWorker | HostTask | SignalWorker | InjectFault | RankQuery | ProgramDetailsRequest | ClockProbe
-AgentMessage = AgentEvent | FirstOutput | ForkingDeclined | WorkerToAgent  # wherever the head is
-AgentToHead = AgentMessage | OutputChunk | StreamEnded
-HeadToAgent = JobInfo | AgentRefused | AgentOrder | ToRanks | OutputCredit | NextAttempt | Shutdown | AgentToWorker
+WorkerEvent = _OfWorker | RankReply | RecorderSnapshot | ProgramDetailsReply
+HostTask = ProbePeers | CopyStaged  # before the workers start
+AgentOrder = HostTask | StartWorkers | ClockProbe
+WorkerOrder = InjectFault | RankQuery | ProgramDetailsRequest | AgentToWorker
+RankOrder = SignalWorker | WorkerOrder
+
+
+@dataclass(frozen=True, slots=True)
+class ToRanks:
+    """An order for some of the agent's ranks only."""
+
+    ranks: tuple[int, ...]
+    order: RankOrder = field(metadata=ANY_MESSAGE)
+
+
+AgentMessage = WorkerEvent | FirstOutput | ForkingDeclined | WorkerToAgent  # wherever the head is
+AgentToHead = AgentEvent | AgentMessage | OutputChunk | StreamEnded
+HeadToAgent = JobInfo | AgentRefused | AgentOrder | RankOrder | ToRanks | OutputCredit | NextAttempt | Shutdown
 BEAT = OutputCredit(0)  # says nothing: what counts is that the agent's kernel confirms it

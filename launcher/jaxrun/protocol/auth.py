@@ -5,13 +5,15 @@
     ChallengeResponse   ──────────▶                          proves that the client knows the token
                         ◀──────────      Welcome | Rejected  proves that the server knows it, too
 
-A proof is an HMAC-SHA256 over both nonces, the prover's role and the rank: the token itself never travels, and a proof
-can be neither replayed nor reflected. What follows the handshake is authenticated (message_tags.py), and not encrypted.
+A proof is an HMAC-SHA256 over both nonces, the prover's role, and the client's number (of an agent, or a rank) and
+purpose: the token itself never travels, and a proof can be neither replayed nor reflected. What follows the handshake
+is authenticated (message_tags.py), and not encrypted.
 """
 
 from __future__ import annotations
 
 import contextlib
+import enum
 import hmac
 import secrets
 import socket
@@ -41,13 +43,21 @@ class Challenge:
     nonce: str
 
 
+class Purpose(enum.StrEnum):
+    """What a client connects for."""
+
+    JOIN = "join"  # to exchange messages as an agent, or as a rank
+    COPY = "copy"  # to receive what is staged, as an agent whose messages travel on another connection
+
+
 @dataclass(frozen=True, slots=True)
 class ChallengeResponse:
-    """The rank that connects, and its proof."""
+    """The number of the agent or rank that connects, and its proof."""
 
-    rank: int
+    number: int
     nonce: str
     proof: str
+    purpose: Purpose = Purpose.JOIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +118,11 @@ def _check_nonce(nonce: str) -> None:
         raise ProtocolError("is not a process of jaxrun: it sent no valid nonce")
 
 
-def make_proof(token: str, role: str, rank: int, server_nonce: str, client_nonce: str) -> str:
+def make_proof(
+    token: str, role: str, number: int, server_nonce: str, client_nonce: str, purpose: Purpose = Purpose.JOIN
+) -> str:
     """Return what only a process that knows `token` can compute; `role` is "client" or "server"."""
-    text = f"jaxrun {role} {rank} {server_nonce} {client_nonce}"
+    text = f"jaxrun {role} {number} {purpose} {server_nonce} {client_nonce}"
     return hmac.digest(token.encode(), text.encode(errors="surrogatepass"), "sha256").hex()
 
 
@@ -122,13 +134,15 @@ def proofs_equal(one: str, other: str) -> bool:
 class ServerHandshake:
     """The server's side, on a connection that has just been accepted; becomes non-blocking.
 
-    tags:  for what follows, once the client is authenticated; None on a Unix socket
+    number, purpose:  the client's, once it is authenticated
+    tags:             for what follows, once the client is authenticated; None on a Unix socket
     """
 
     def __init__(self, connection: socket.socket, token: str) -> None:
         connection.setblocking(False)
         self.connection = connection
-        self.rank = -1  # of the client, once it is authenticated
+        self.number = -1
+        self.purpose = Purpose.JOIN
         self.tags: ConnectionTags | None = None
         self._token = token
         self._nonce = new_nonce()
@@ -151,15 +165,16 @@ class ServerHandshake:
             return False
         _check_nonce(response.nonce)
         nonces = self._nonce, response.nonce
-        if not proofs_equal(response.proof, make_proof(self._token, "client", response.rank, *nonces)):
+        number, purpose = response.number, response.purpose
+        if not proofs_equal(response.proof, make_proof(self._token, "client", number, *nonces, purpose)):
             with contextlib.suppress(OSError):
                 self.connection.send(encode(Rejected("it does not know the token of this job")))
             raise ProtocolError("does not know the job's token")
         with contextlib.suppress(OSError):
-            self.connection.send(encode(Welcome(make_proof(self._token, "server", response.rank, *nonces))))
-        self.rank = response.rank
+            self.connection.send(encode(Welcome(make_proof(self._token, "server", number, *nonces, purpose))))
+        self.number, self.purpose = number, purpose
         if self.connection.family != socket.AF_UNIX:
-            self.tags = derive_tags(self._token, response.rank, *nonces, is_server=True)
+            self.tags = derive_tags(self._token, number, *nonces, is_server=True)
         return True
 
 
@@ -169,10 +184,11 @@ class ClientHandshake:
     tags:  for what follows, once the server is authenticated; None on a Unix socket
     """
 
-    def __init__(self, connection: socket.socket, token: str, rank: int) -> None:
+    def __init__(self, connection: socket.socket, token: str, number: int, purpose: Purpose = Purpose.JOIN) -> None:
         self.connection = connection
         self._token = token
-        self._rank = rank
+        self._number = number
+        self._purpose = purpose
         self._nonce = new_nonce()
         self._server_nonce = ""
         self.tags: ConnectionTags | None = None
@@ -203,11 +219,11 @@ class ClientHandshake:
 
     def _accept(self, welcome: Welcome) -> None:
         nonces = self._server_nonce, self._nonce
-        proof = make_proof(self._token, "server", self._rank, *nonces)
+        proof = make_proof(self._token, "server", self._number, *nonces, self._purpose)
         if not self._server_nonce or not proofs_equal(welcome.proof, proof):
             raise ProtocolError("answers, but does not know this job's token")
         if self.connection.family != socket.AF_UNIX:
-            self.tags = derive_tags(self._token, self._rank, *nonces, is_server=False)
+            self.tags = derive_tags(self._token, self._number, *nonces, is_server=False)
 
     def _respond(self, challenge: Challenge) -> None:
         if challenge.version != HANDSHAKE_VERSION:
@@ -215,8 +231,8 @@ class ClientHandshake:
             raise ProtocolError(f"speaks {version}")
         _check_nonce(challenge.nonce)
         self._server_nonce = challenge.nonce
-        proof = make_proof(self._token, "client", self._rank, challenge.nonce, self._nonce)
-        self.connection.send(encode(ChallengeResponse(self._rank, self._nonce, proof)))
+        proof = make_proof(self._token, "client", self._number, challenge.nonce, self._nonce, self._purpose)
+        self.connection.send(encode(ChallengeResponse(self._number, self._nonce, proof, self._purpose)))
 
 
 def _receive(connection: socket.socket, decoder: MessageDecoder[M]) -> M | None:

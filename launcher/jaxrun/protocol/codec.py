@@ -1,8 +1,9 @@
 """Messages as bytes: a length of four bytes (big-endian), then JSON {"v": version, "type": class name, ...fields}.
 
 A message is a frozen dataclass. Its fields are int, float, bool, str, bytes (as base64), string enums, dataclasses of
-these (as objects), tuples of these (as lists), mappings from strings or ranks to these (as objects), each of them
-optional (as null), and what has its own `to_content` and `from_content`. A field of type Any is whatever JSON has.
+these (as objects), tuples of these (as lists), mappings from strings, ranks or agents to these (as objects), each of
+them optional (as null), and what has its own `to_content` and `from_content`. A field of type Any is whatever JSON has.
+A field with the metadata ANY_MESSAGE holds a message of any type of a union, which is written with its own "type".
 
 No pickle, nothing is evaluated, a frame has a maximal length, and every field is checked against its annotation: bytes
 that a stranger sends end in a ProtocolError that says what was wrong with them. Files of JSON are written and read in
@@ -31,6 +32,7 @@ FRAME_VERSION = 1
 MAX_FRAME_BYTES = 4 * 2**20
 _LENGTH = struct.Struct("!I")
 _RANK = re.compile(r"[0-9]{1,9}")
+ANY_MESSAGE = {"any message": True}
 
 M = TypeVar("M")
 Reader = Callable[[Any], Any]
@@ -51,12 +53,23 @@ def encode(message: Any) -> bytes:
 
 
 def field_values(value: Any) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in _field_names(type(value))}  # type: ignore[arg-type]
+    return {
+        name: _typed_content(getattr(value, name)) if is_message else getattr(value, name)
+        for name, is_message in _field_names(type(value))  # type: ignore[arg-type]
+    }
 
 
 @functools.cache
-def _field_names(kind: type[Any]) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind))
+def _field_names(kind: type[Any]) -> tuple[tuple[str, bool], ...]:
+    return tuple((each.name, _holds_any_message(each)) for each in fields(kind))
+
+
+def _holds_any_message(field: Field[Any]) -> bool:
+    return field.metadata.items() >= ANY_MESSAGE.items()
+
+
+def _typed_content(message: Any) -> dict[str, Any]:
+    return {"type": type(message).__name__, **field_values(message)}
 
 
 def to_content(value: Any) -> Any:
@@ -136,16 +149,16 @@ def from_content(kind: type[M], content: Any, *, lenient: bool = False) -> M:
     if type(content) is not dict:
         raise ProtocolError(f"{kind.__name__} must be an object, not {content!r:.80}")
     values = {}
-    for name, read, field in _field_readers(kind, lenient):  # type: ignore[arg-type]
+    for name, read, declared in _field_readers(kind, lenient):  # type: ignore[arg-type]
         if name in content:
             try:
                 values[name] = read(content[name])
             except ProtocolError as error:
                 raise ProtocolError(f"{kind.__name__}.{name}: {error}") from None
             except (ArithmeticError, LookupError, TypeError, ValueError):
-                wrong = f"{kind.__name__}.{name} must be of type {field.type}"
+                wrong = f"{kind.__name__}.{name} must be of type {declared.type}"
                 raise ProtocolError(f"{wrong}, not {content[name]!r:.80}") from None
-        elif not lenient or (field.default is MISSING and field.default_factory is MISSING):
+        elif not lenient or (declared.default is MISSING and declared.default_factory is MISSING):
             raise ProtocolError(f"{kind.__name__} lacks its field {name}")
     if not lenient and len(content) > len(values):
         raise ProtocolError(f"{kind.__name__} has no field {min(content.keys() - values.keys())!r}")
@@ -155,11 +168,25 @@ def from_content(kind: type[M], content: Any, *, lenient: bool = False) -> M:
 @functools.cache
 def _field_readers(kind: type[Any], lenient: bool) -> tuple[tuple[str, Reader, Field[Any]], ...]:
     hints = get_type_hints(kind)
-    return tuple((field.name, _reader(hints[field.name], lenient), field) for field in fields(kind))
+    return tuple(
+        (each.name, (_message_reader if _holds_any_message(each) else _reader)(hints[each.name], lenient), each)
+        for each in fields(kind)
+    )
+
+
+def _message_reader(union: Any, lenient: bool) -> Reader:
+    kinds = message_types(union)
+
+    def read(content: Any) -> Any:
+        values = dict(_expect(dict, content))
+        return from_content(kinds[values.pop("type")], values, lenient=lenient)
+
+    return read
 
 
 def _reader(annotation: Any, lenient: bool) -> Reader:
     """Return what turns the JSON of a field into its value, or raises TypeError or ValueError."""
+    annotation = getattr(annotation, "__supertype__", annotation)  # of a NewType
     if annotation in _READERS:
         return _READERS[annotation]
     origin, inner = get_origin(annotation), get_args(annotation)
@@ -174,7 +201,7 @@ def _reader(annotation: Any, lenient: bool) -> Reader:
         items = [_reader(kind, lenient) for kind in inner]
         return lambda value: tuple([read(one) for read, one in zip(items, _expect(list, value), strict=True)])
     if origin is Mapping:
-        key, item = _read_rank if inner[0] is int else str, _reader(inner[1], lenient)
+        key, item = str if inner[0] is str else _read_rank, _reader(inner[1], lenient)
         return lambda value: {key(name): item(one) for name, one in _expect(dict, value).items()}
     if hasattr(annotation, "from_content"):
         return annotation.from_content  # type: ignore[no-any-return]

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from jaxrun.errors import ProtocolError, UnavailableError
 
 from .addresses import AnyAddress, UnixAddress
-from .auth import ClientHandshake
+from .auth import ClientHandshake, Purpose
 from .message_tags import ConnectionTags
 
 _STAGGER_S = 0.2  # until the next address is tried beside one that has not answered
@@ -46,13 +46,13 @@ class HeadConnection:
 class ConnectionAttempt:
     """The connection to one address, until the server there has proved itself."""
 
-    def __init__(self, address: AnyAddress, token: str, rank: int) -> None:
+    def __init__(self, address: AnyAddress, token: str, number: int, purpose: Purpose = Purpose.JOIN) -> None:
         """Raises OSError."""
         self.address = address
         self.deadline = time.monotonic() + _ATTEMPT_TIMEOUT_S
         self.failure = ""
         self.connection = _start_connecting(address)
-        self._handshake = ClientHandshake(self.connection, token, rank)
+        self._handshake = ClientHandshake(self.connection, token, number, purpose)
 
     @property
     def tags(self) -> ConnectionTags | None:
@@ -77,15 +77,18 @@ class ConnectionAttempt:
 
 def connect(
     find: Callable[[], HeadAddress | None],
-    rank: int,
+    number: int,
     timeout: float,
     why_none: str = "",
     *,
+    purpose: Purpose = Purpose.JOIN,
     name: str = "",
     target: str = "head of the job",
     check: Callable[[], None] = lambda: None,
 ) -> HeadConnection:
-    """Connect as `rank` within `timeout` seconds; `find` returns where to, and is called again for each round.
+    """Connect as the agent or rank of this number within `timeout` seconds.
+
+    `find` returns where to, and is called again for each round.
 
     `name` is how people call who connects. `find` may raise UnavailableError, too, which says why it has no address
     yet. Raises UnavailableError with what each address did, or with that text, or with `why_none`, where there was
@@ -93,27 +96,32 @@ def connect(
     """
     deadline = time.monotonic() + timeout
     failures: dict[str, str] = {}
-    for number in itertools.count(1):
+    for attempt in itertools.count(1):
         check()
         try:
             head = find()
         except UnavailableError as error:
             head, why_none = None, str(error)
-        until = min(deadline, time.monotonic() + min(_ATTEMPT_TIMEOUT_S, number * _FIRST_ROUND_S))
-        found = _try_all(head, rank, until, failures, check) if head is not None else None
+        until = min(deadline, time.monotonic() + min(_ATTEMPT_TIMEOUT_S, attempt * _FIRST_ROUND_S))
+        found = _try_all(head, number, purpose, until, failures, check) if head is not None else None
         if head is not None and found is not None:
             return HeadConnection(found.connection, found.tags, head.token)
         if time.monotonic() + _ROUND_PAUSE_S > deadline:
             tried = "; ".join(f"{address} {why}" for address, why in failures.items()) or why_none
             raise UnavailableError(
-                f"{name or f'rank {rank}'} on {os.uname().nodename} found no {target} within {timeout:g} s: {tried}"
+                f"{name or f'rank {number}'} on {os.uname().nodename} found no {target} within {timeout:g} s: {tried}"
             )
         time.sleep(_ROUND_PAUSE_S)
     raise AssertionError("not reached")
 
 
 def _try_all(
-    head: HeadAddress, rank: int, deadline: float, failures: dict[str, str], check: Callable[[], None]
+    head: HeadAddress,
+    number: int,
+    purpose: Purpose,
+    deadline: float,
+    failures: dict[str, str],
+    check: Callable[[], None],
 ) -> ConnectionAttempt | None:
     """Try each address once, the next one while the one before it has not answered."""
     waiting = list(head.addresses)
@@ -125,7 +133,7 @@ def _try_all(
             if waiting and (not attempts or now >= next_start):
                 address = waiting.pop(0)
                 try:
-                    attempts.append(ConnectionAttempt(address, head.token, rank))
+                    attempts.append(ConnectionAttempt(address, head.token, number, purpose))
                 except OSError as error:
                     failures[str(address)] = describe_error(error)
                 next_start = now + _STAGGER_S

@@ -62,11 +62,11 @@ class ConnectionTags:
     received: Tags
 
 
-def derive_tags(token: str, rank: int, server_nonce: str, client_nonce: str, *, is_server: bool) -> ConnectionTags:
+def derive_tags(token: str, number: int, server_nonce: str, client_nonce: str, *, is_server: bool) -> ConnectionTags:
     """Return the tags of this end; both ends know all that goes into it, and nobody else knows `token`."""
 
     def key(direction: str) -> bytes:
-        text = f"jaxrun messages {direction} {rank} {server_nonce} {client_nonce}"
+        text = f"jaxrun messages {direction} {number} {server_nonce} {client_nonce}"
         return hmac.digest(token.encode(), text.encode(errors="surrogatepass"), "sha256")
 
     to_server, to_client = Tags(key("to server")), Tags(key("to client"))

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from jaxrun.protocol.agent_id import AgentId
+
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
@@ -112,7 +114,7 @@ class HostFacts:
     sees_run_dir:    whether the job's run directory is there
     """
 
-    rank: int
+    agent: AgentId
     time: float
     host: str
     port: int = 0
@@ -137,22 +139,22 @@ class HostFacts:
 
 @dataclass(frozen=True, slots=True)
 class ProbePeers:
-    """Connect to these agents, by rank: "host:port", and the host's name."""
+    """Connect to these agents: "host:port" and the host's name of each."""
 
-    addresses: Mapping[int, str]
-    hosts: Mapping[int, str]
+    addresses: Mapping[AgentId, str]
+    hosts: Mapping[AgentId, str]
 
 
 @dataclass(frozen=True, slots=True)
 class PeerResults:
-    """Which peers can be connected to, by rank.
+    """Which other agents can be connected to.
 
-    interfaces:     those by which the others were reached, "eth0"
-    errors:         why the rest could not be
+    interfaces:     the network interface by which each was reached, "eth0"
+    errors:         why the rest could not be reached
     unknown_names:  hosts whose name leads nowhere here
     """
 
-    rank: int
-    interfaces: Mapping[int, str]
-    errors: Mapping[int, str]
+    agent: AgentId
+    interfaces: Mapping[AgentId, str]
+    errors: Mapping[AgentId, str]
     unknown_names: tuple[str, ...] = ()

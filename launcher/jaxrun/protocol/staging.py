@@ -17,9 +17,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.worker_command import program_of
 
-TAKER = -1  # the number as which an agent connects to the head once more, to take copies
 _STAGED = "JAXRUN_STAGED"
 _PATH_VARIABLES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX")
 
@@ -53,7 +53,7 @@ class CopyStaged:
 class StagedCopied:
     """All that is staged is on the agent's host, to which `nbytes` have come; or `error` says why it is not."""
 
-    rank: int
+    agent: AgentId
     nbytes: int
     error: str = ""
 

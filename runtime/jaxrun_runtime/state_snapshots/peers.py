@@ -103,7 +103,7 @@ class RankServer:
             connection.settimeout(_HANDSHAKE_TIMEOUT_S)
             handshake.advance()  # which waits now
             self._unproven.remove(connection)
-            peer = _open_connection(handshake.rank, connection, handshake.tags, self._token)
+            peer = _open_connection(handshake.number, connection, handshake.tags, self._token)
             while True:
                 request = peer.receive()
                 note = json.loads(request.note)

@@ -11,6 +11,7 @@ from jaxrun.analysis.diagnosis.fabric import check_fabric
 from jaxrun.controller.head.consistency import describe_unknown_rank
 from jaxrun.controller.head.worker_assignment import Assignment, Told, assign_workers, group_by_host, prepare_workers
 from jaxrun.errors import NotUniformError, UnavailableError
+from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import AgentReport, StartWorker
 from jaxrun.spec.job.plan import Plan
 from jaxrun.text import format_columns, format_ranks, format_ranks_on_hosts
@@ -26,7 +27,10 @@ class HostCheckError(UnavailableError):
 
 
 class AgentRegistry:
-    """The reports of one attempt."""
+    """The agents with ranks of one attempt, and their reports.
+
+    agents:  the ranks of each
+    """
 
     def __init__(
         self,
@@ -41,34 +45,40 @@ class AgentRegistry:
         directory:         where the job was started; empty where the agents may be anywhere
         listen_addresses:  at which the head listens, as text for people
         """
-        self.plan = plan
         self.job = plan.job
         self.size = len(plan.workers)
+        self.agents = {agent: ranks for agent, ranks in plan.agents.items() if ranks}
+        self._plan = plan
         self.listen_addresses = listen_addresses
         self._told = told
         self._directory = directory
-        self.reports: dict[int, AgentReport] = {}
+        self.reports: dict[AgentId, AgentReport] = {}
 
     @property
     def complete(self) -> bool:
-        return len(self.reports) == self.size
+        return len(self.reports) == len(self.agents)
+
+    @property
+    def reported_ranks(self) -> set[int]:
+        """The ranks whose agents have reported."""
+        return {rank for agent in self.reports for rank in self.agents[agent]}
 
     def add(self, report: AgentReport) -> None:
         """Raises NotUniformError or UnavailableError if this agent cannot be one of the job's."""
         by_hand, size = self.job.host_rank is not None, self.size
         self.check_command(report)
-        if report.rank >= size:
-            raise NotUniformError(describe_unknown_rank(report.rank, size))
-        known = self.reports.setdefault(report.rank, report)
+        if report.agent not in self.agents:
+            raise NotUniformError(describe_unknown_rank(report.agent, size))
+        known = self.reports.setdefault(report.agent, report)
         if known is not report:
-            host_rank = report.rank * (self.job.hosts or 1) // size if by_hand else None
+            host_rank = report.agent * (self.job.hosts or 1) // size if by_hand else None
             raise NotUniformError(_describe_duplicate(known, report, host_rank))
         self.check_installation(report)
 
     def check_command(self, report: AgentReport) -> None:
         """Raises NotUniformError if this agent was started for a job of another size, or with another program."""
-        by_hand, command = self.job.host_rank is not None, self.plan.launch_command
-        size = len(self.plan.whole) if by_hand else self.size
+        by_hand, command = self.job.host_rank is not None, self._plan.launch_command
+        size = len(self._plan.whole) if by_hand else self.size
         if report.size != ((command.size if command is not None else 0) or size):
             raise NotUniformError(_describe_other_size(report, size, by_hand=by_hand))
         if report.command and report.command != self.job.program:
@@ -89,29 +99,38 @@ class AgentRegistry:
 
     def refuse_sick_hosts(self) -> None:
         """Raises HostCheckError once all have reported, if some hosts are not as --host-check wants them."""
-        failed = {rank: report.check_failure for rank, report in self.reports.items() if report.check_failure}
-        if failed and self.complete:
-            raise HostCheckError(failed, {rank: report.host for rank, report in self.reports.items()})
+        sick = {agent: report for agent, report in self.reports.items() if report.check_failure}
+        if sick and self.complete:
+            reports = {rank: report for agent, report in sick.items() for rank in self.agents[agent]}
+            failed = {rank: report.check_failure for rank, report in reports.items()}
+            raise HostCheckError(failed, {rank: report.host for rank, report in reports.items()})
 
     def assign(self) -> Assignment:
         """What every agent starts, with lines for people; raises what assign_workers raises."""
-        made = assign_workers(self.plan, self.reports, self._told)
+        made = assign_workers(self._plan, self._reports_by_rank(), self._told)
         return replace(made, notes=(*made.notes, *self._notes()))
 
     def prepare(self, host: Sequence[AgentReport]) -> list[StartWorker]:
-        return prepare_workers(self.plan, host, self.reports, self._told)
+        """What each agent of a spare host prepares for; raises what prepare_workers raises."""
+        return prepare_workers(self._plan, host, self._reports_by_rank(), self._told)
 
-    def first_ranks(self) -> tuple[int, ...]:
-        return tuple(reports[0].rank for reports in group_by_host(self.reports))
+    def first_of_each_host(self) -> tuple[AgentId, ...]:
+        """One agent of each host, by which the host answers for itself."""
+        hosts = group_by_host(sorted(self.reports.items()))
+        return tuple(agent for (agent, _), *_ in hosts)
+
+    def _reports_by_rank(self) -> dict[int, AgentReport]:
+        return {rank: report for agent, report in self.reports.items() for rank in self.agents[agent]}
 
     def _notes(self) -> list[str]:
         notes, run_dir = list[str](), self._told.run_dir
-        without_run_dir = [rank for rank, report in self.reports.items() if not report.can_write_run_dir]
+        reports = self._reports_by_rank()
+        without_run_dir = [rank for rank, report in reports.items() if not report.can_write_run_dir]
         if run_dir and without_run_dir:
-            where = format_ranks_on_hosts(without_run_dir, {rank: one.host for rank, one in self.reports.items()})
+            where = format_ranks_on_hosts(without_run_dir, {rank: one.host for rank, one in reports.items()})
             notes.append(f"{where} cannot write to the run directory {run_dir}; their logs come by network")
         # Doctor tells of the fabric itself.
-        if self.plan.attempt == 1 and len(self.first_ranks()) > 1 and not self.job.probe_hosts:
+        if self._plan.attempt == 1 and len(self.first_of_each_host()) > 1 and not self.job.probe_hosts:
             fabrics = [(one.host, one.fabric) for _, one in sorted(self.reports.items()) if one.fabric is not None]
             found = list(check_fabric(fabrics))
             advice = "; jaxrun doctor says what to do" if len(found) > 1 else ""
@@ -126,13 +145,13 @@ def _describe_other_size(report: AgentReport, size: int, *, by_hand: bool) -> st
             "-n, --hosts, --processes-per-host and -d must be alike on all hosts"
         )
     return (
-        f"rank {report.rank} ({report.host}) was started as one of {report.size}, but the job has {size} "
+        f"rank {report.agent} ({report.host}) was started as one of {report.size}, but the job has {size} "
         "processes\nstart as many processes as -n says"
     )
 
 
 def _describe_other_program(report: AgentReport, program: Sequence[str]) -> str:
-    rows = [("rank 0", shlex.join(program)), (format_ranks([report.rank]), shlex.join(report.command))]
+    rows = [("rank 0", shlex.join(program)), (format_ranks([report.agent]), shlex.join(report.command))]
     table = "\n".join(f"  {line}" for line in format_columns(rows, gap="   "))
     return f"{report.host} was started with another program than rank 0\n{table}\ntype the same on every host"
 
@@ -145,6 +164,6 @@ def _describe_duplicate(known: AgentReport, other: AgentReport, host_rank: int |
             f"each host needs a number of its own, from 0 to one less than --hosts"
         )
     return (
-        f"two agents say that they are rank {other.rank}: process {known.pid} on {known.host} and process {other.pid} "
+        f"two agents say that they are rank {other.agent}: process {known.pid} on {known.host} and process {other.pid} "
         f"on {other.host}\nis one of them left over from an earlier job, or is this two jobs in one place?"
     )

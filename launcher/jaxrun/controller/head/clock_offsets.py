@@ -10,8 +10,9 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import ClockProbe, ClockReply
-from jaxrun.records.event_log.actions import Action, RecordClock, Send
+from jaxrun.records.event_log.actions import Action, RecordClock, SendToAgents
 
 _PROBES = 3  # in a row
 _KEPT = 9
@@ -37,35 +38,38 @@ class ClockOffset:
 class ClockOffsets:
     """The offsets of all ranks' hosts; times are seconds since the epoch."""
 
-    def __init__(self, hosts: Mapping[int, str]) -> None:
-        """`hosts` maps each rank to its host; it may be filled in later."""
+    def __init__(self, hosts: Mapping[int, str], agents: Mapping[AgentId, tuple[int, ...]]) -> None:
+        """`hosts` maps each rank to its host, and may be filled in later; `agents` maps each agent to its ranks."""
         self._hosts = hosts
+        self._agents = agents
+        self._agent_of = {rank: agent for agent, ranks in agents.items() for rank in ranks}
         self._ranks: dict[str, list[int]] = {}  # of each host, as of the last probe
         self._measured: dict[str, deque[ClockOffset]] = {}
-        self._left: dict[int, int] = {}  # probes, by rank
+        self._left: dict[AgentId, int] = {}  # probes
         self._recorded: dict[str, ClockOffset] = {}
 
     def probe(self, ranks: Sequence[int], now: float) -> list[Action]:
-        """Measure the clocks of these ranks' hosts anew, each by the first of them."""
+        """Measure the clocks of these ranks' hosts anew, each by the agent of its first rank."""
         self._ranks.clear()
         for rank, host in sorted(self._hosts.items()):
             self._ranks.setdefault(host, []).append(rank)
-        first_of = {self._hosts[rank]: rank for rank in sorted(ranks, reverse=True)}
-        firsts = tuple(sorted(first_of.values()))
-        self._left.update(dict.fromkeys(firsts, _PROBES - 1))
-        return [Send(firsts, ClockProbe(now))] if firsts else []
+        agent_on = {self._hosts[rank]: self._agent_of[rank] for rank in sorted(ranks, reverse=True)}
+        asked = tuple(sorted(agent_on.values()))
+        self._left.update(dict.fromkeys(asked, _PROBES - 1))
+        return [SendToAgents(asked, ClockProbe(now))] if asked else []
 
     def handle(self, reply: ClockReply, now: float) -> list[Action]:
         """An agent has answered: ask it again, or note what is known now of its host's clock."""
         offset = (reply.asked_at + now) / 2 - reply.time
-        host = self._hosts[reply.rank]
+        rank = self._agents[reply.agent][0]
+        host = self._hosts[rank]
         kept = self._measured.setdefault(host, deque(maxlen=_KEPT))
         kept.append(ClockOffset(offset, max(0.0, now - reply.asked_at) / 2, now))
-        left = self._left.get(reply.rank, 0)
+        left = self._left.get(reply.agent, 0)
         if left > 0:
-            self._left[reply.rank] = left - 1
-            return [Send((reply.rank,), ClockProbe(now))]
-        return self._record(reply.rank, host, now)
+            self._left[reply.agent] = left - 1
+            return [SendToAgents((reply.agent,), ClockProbe(now))]
+        return self._record(rank, host, now)
 
     def offset(self, rank: int, now: float) -> ClockOffset | None:
         """The best that is known; None where nothing is."""

@@ -39,6 +39,7 @@ from jaxrun.controller.head.startup import Startup, StartupEvent
 from jaxrun.controller.head.straggler_detector import StragglerDetector
 from jaxrun.controller.head.worker_table import WorkerReport, WorkerTable
 from jaxrun.errors import NotUniformError, UnavailableError, UsageError
+from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import (
     AgentConnected,
     AgentReport,
@@ -79,21 +80,22 @@ class Head:
         chaos: Sequence[FaultSpec] = (),
         no_terminal: str = "",
         *,
+        agents: Mapping[AgentId, tuple[int, ...]],
         requeue: bool = False,
     ) -> None:
         """`hosts` maps each rank to its host; `interface` is the address on rank 0's host for the coordinator;
-        `lockstep`, `no_terminal` and `requeue` are those of HeadState.
+        `agents` maps each agent to its ranks; `lockstep`, `no_terminal` and `requeue` are those of HeadState.
 
         With a `registry`, hosts, `expected` and `interface` are only known once all agents have reported to it.
         """
         self._workers = workers = WorkerTable(hosts)
         self._state = state = HeadState(workers, limits, lockstep, no_terminal, requeue)
         self._started_at = now
-        self._registry = registry
+        self._agents = agents
         self._startup = Startup(workers.hosts, expected, interface, registry)
         self._queries = queries = RankQueries(state, has_fault_handler=self._startup.has_hello)
         self._divergence = divergence = DivergenceDetector(state, queries)
-        clocks = ClockOffsets(workers.hosts) if registry is not None else None
+        clocks = ClockOffsets(workers.hosts, agents) if registry is not None else None
         self._stragglers = stragglers = StragglerDetector(state, queries, clocks)
         self._requests = Requests(state, queries, divergence, stragglers)
         self._faults = FaultInjector(state, chaos)
@@ -156,14 +158,25 @@ class Head:
         """The actions for one event, to be carried out in their order."""
         if self.phase is JobPhase.OVER:
             return []
-        rank = getattr(event, "rank", None)
-        if rank is None or rank in self._workers.hosts or isinstance(event, (AgentConnected, AgentReport)):
+        if (stranger := self._find_stranger(event)) is None:
             actions = self._handlers[type(event)](event, now)
-        else:  # a report may know why it is not
-            actions = self._abort(EndReason.REFUSED, describe_unknown_rank(rank, len(self.hosts)), now)
+        else:
+            actions = self._abort(EndReason.REFUSED, describe_unknown_rank(stranger, len(self.hosts)), now)
         if self.phase is JobPhase.TERMINATING:
             actions += self._debugger.close(now)
         return [*actions, *self._conclusion.conclude_if_over(now)]
+
+    def _find_stranger(self, event: Event) -> int | None:
+        """Return the rank or the agent that an event is about where the job has none such.
+
+        The registry says why it refuses an agent that connects and reports.
+        """
+        rank, agent = getattr(event, "rank", None), getattr(event, "agent", None)
+        if rank is not None and rank not in self._workers.hosts:
+            return int(rank)
+        if agent is None or isinstance(event, (AgentConnected, AgentReport)) or agent in self._agents:
+            return None
+        return int(agent)
 
     # ---- start-up
 
@@ -232,7 +245,9 @@ class Head:
         return [*handed, *self._shutdown.on_worker_exited(event, now), *self._on_program_ended(event.rank, now)]
 
     def _on_agent_lost(self, event: AgentLost, now: float) -> list[Action]:
-        return [*self._shutdown.on_agent_lost(event, now), *self._on_program_ended(event.rank, now)]
+        ranks = self._agents[event.agent]
+        actions = self._shutdown.on_agent_lost(event, ranks, now)
+        return [*actions, *(action for rank in ranks for action in self._on_program_ended(rank, now))]
 
     def _on_program_ended(self, rank: int, now: float) -> list[Action]:
         """A rank's program has ended, well or not."""

@@ -10,6 +10,7 @@ An agent that is stopped, or whose host swaps, reports no end of its worker: the
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 
 from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
 from jaxrun.analysis.diagnosis.root_cause import find_culprits, is_certain
@@ -77,7 +78,7 @@ class JobShutdown:
         reason = f"no end was reported within {waited:.0f} s of SIGKILL"
         self.unanswered += silent
         for rank in silent:
-            self._workers.add_loss(AgentLost(rank, reason), now)
+            self._workers.add_loss(rank, reason, now)
 
     def kill(self, ranks: tuple[int, ...]) -> list[Action]:
         self._workers.mark_killed(ranks)
@@ -158,16 +159,20 @@ class JobShutdown:
             return self.on_debugger_closed(event.rank, now)
         return [*self._release_rank_0_if_last(), *self.settle(now, event.rank)]
 
-    def on_agent_lost(self, event: AgentLost, now: float) -> list[Action]:
-        if not self._workers.has_worker(event.rank):
-            agent = f"the agent of {format_ranks_on_hosts([event.rank], self._workers.hosts)}"
-            text = f"{agent} was lost before it started its worker: {event.reason}"
+    def on_agent_lost(self, event: AgentLost, ranks: Sequence[int], now: float) -> list[Action]:
+        """These `ranks`, the agent's, are lost with it."""
+        if not all(map(self._workers.has_worker, ranks)):
+            agent = f"the agent of {format_ranks_on_hosts(ranks, self._workers.hosts)}"
+            text = f"{agent} was lost before it started its worker{'s' if len(ranks) > 1 else ''}: {event.reason}"
             return self.abort(JobOutcome(EndReason.UNAVAILABLE, text=text, decided_at=now), now)
-        if self._workers.has_ended(event.rank):
+        return [action for rank in ranks for action in self._on_rank_lost(rank, event, now)]
+
+    def _on_rank_lost(self, rank: int, event: AgentLost, now: float) -> list[Action]:
+        if self._workers.has_ended(rank):
             return []
-        self._workers.add_loss(event, now)
+        self._workers.add_loss(rank, event.reason, now, by_launcher=event.ended_by_launch_command)
         if self._state.is_healthy:
-            return self.on_failure(event.rank, now)
+            return self.on_failure(rank, now)
         self._fail_if_leaving(now)
         if self._state.phase is JobPhase.SETTLING:  # the other ranks of its host are lost with it
             self._state.timeouts.start(Timeout.SETTLE, now + SETTLE_S)

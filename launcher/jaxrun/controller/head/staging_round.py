@@ -6,48 +6,50 @@ from jaxrun.controller.head.agent_registry import AgentRegistry
 from jaxrun.controller.head.worker_assignment import reachable_address
 from jaxrun.errors import UnavailableError
 from jaxrun.protocol.addresses import Address
+from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.staging import CopyStaged, StagedCopied
-from jaxrun.records.event_log.actions import Action, PrintLine, Send
+from jaxrun.records.event_log.actions import Action, PrintLine, SendToAgents
 from jaxrun.text import format_bytes, plural
 
 FAN_OUT = 2  # hosts that take from one
 
 
 class StagingRound:
-    """The copying of one attempt; `awaited` are the ranks that have not answered, None before they are asked."""
+    """The copying of one attempt; `awaited` are the agents that have not answered, None before they are asked."""
 
     def __init__(self, registry: AgentRegistry) -> None:
         self._registry = registry
         self._copied: list[int] = []  # bytes, of each host that had not all
-        self.awaited: set[int] | None = None
+        self.awaited: set[AgentId] | None = None
 
     @property
     def complete(self) -> bool:
         """Whether nothing is to be waited for any more."""
         return not self._registry.job.stage or self.awaited == set()
 
-    def begin(self) -> list[Send]:
+    def begin(self) -> list[SendToAgents]:
         """The orders to one agent of each host."""
-        leads, reports, givers = self._registry.first_ranks(), self._registry.reports, [""] * FAN_OUT
-        self.awaited = set(leads)
-        for rank in leads:
-            givers += [str(Address(reachable_address(rank, reports), reports[rank].stage_port))] * FAN_OUT
-        givers = givers[: len(leads)]
+        takers, reports, givers = self._registry.first_of_each_host(), self._registry.reports, [""] * FAN_OUT
+        self.awaited = set(takers)
+        for agent in takers:
+            address = reachable_address(reports[agent], reports.values())
+            givers += [str(Address(address, reports[agent].stage_port))] * FAN_OUT
+        givers = givers[: len(takers)]
         return [
-            Send((rank,), CopyStaged(givers[at], len(givers[FAN_OUT * (at + 1) :][:FAN_OUT])))
-            for at, rank in enumerate(leads)
+            SendToAgents((agent,), CopyStaged(givers[at], len(givers[FAN_OUT * (at + 1) :][:FAN_OUT])))
+            for at, agent in enumerate(takers)
         ]
 
     def handle(self, event: StagedCopied) -> list[Action]:
         """Raises UnavailableError if a host cannot have a copy."""
         assert self.awaited is not None
         if event.error:
-            host = self._registry.reports[event.rank].host
+            host = self._registry.reports[event.agent].host
             raise UnavailableError(f"{host} has no copy of what is staged: {event.error}")
-        self.awaited.discard(event.rank)
+        self.awaited.discard(event.agent)
         self._copied += [event.nbytes] if event.nbytes else []
         if self.awaited or not self._copied:
             return []
-        had = len(self._registry.first_ranks()) - len(self._copied)
+        had = len(self._registry.first_of_each_host()) - len(self._copied)
         others = f"; {plural(had, 'host')} had it already" if had else ""
         return [PrintLine(f"staged {format_bytes(max(self._copied))} on {plural(len(self._copied), 'host')}{others}")]

@@ -1,7 +1,7 @@
 """Starts a job up: from the reports of agents to the first line of the program.
 
 AgentConnected of an agent      ──▶ nothing yet                   but its host is known, and its end would be noticed
-AgentReport of every agent      ──▶ StartWorker to all            only with agents on other hosts (agent_registry.py);
+AgentReport of every agent      ──▶ StartWorkers to all           only with agents on other hosts (agent_registry.py);
                                                                   where the job asks for it, HostProbes and
                                                                   StagingRound (staging_round.py) come before
 Hello of every rank             ──▶ StartCoordinator to rank 0    versions, program and settings must be the same;
@@ -22,11 +22,12 @@ from jaxrun.controller.head.staging_round import StagingRound
 from jaxrun.controller.head.worker_assignment import reachable_address
 from jaxrun.errors import NotUniformError, UnavailableError
 from jaxrun.protocol.addresses import Address
-from jaxrun.protocol.agent_messages import AgentConnected, AgentReport
+from jaxrun.protocol.agent_id import AgentId
+from jaxrun.protocol.agent_messages import AgentConnected, AgentReport, StartWorkers
 from jaxrun.protocol.probe_messages import HostFacts, PeerResults, ProbePeers
 from jaxrun.protocol.staging import StagedCopied
 from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, Hello, Join, Run, StartCoordinator
-from jaxrun.records.event_log.actions import Action, PrintLine, Send
+from jaxrun.records.event_log.actions import Action, PrintLine, Send, SendToAgents
 from jaxrun.text import format_ranks_on_hosts
 
 AgentStartupEvent = AgentReport | HostFacts | PeerResults | StagedCopied
@@ -85,8 +86,7 @@ class Startup:
         """Raises NotUniformError, UsageError or UnavailableError if this is not, or cannot be, what was asked for."""
         match event:
             case AgentConnected():
-                if event.rank in self._hosts:  # else its report says why it is not
-                    self._hosts[event.rank] = event.host
+                self._add_host(event)
                 return []
             case AgentReport() | HostFacts() | PeerResults() | StagedCopied():
                 return self._on_agent_event(event)
@@ -121,11 +121,12 @@ class Startup:
     def _step(self) -> tuple[str, Collection[int]]:
         """What the start-up does now, and the ranks that have done it."""
         if self._registry is not None and not self._registry.complete:
-            return "checking the hosts" if self.is_checking else "starting agents", self._registry.reports
+            return "checking the hosts" if self.is_checking else "starting agents", self._registry.reported_ranks
         if self._probes is not None and not self._probes.complete:
-            return "probing the network", self._probes.ready
-        if self._staging is not None and self._staging.awaited:
-            return "copying what is staged", self._hosts.keys() - self._staging.awaited
+            return "probing the network", self._probes.ready_ranks
+        if self._registry is not None and self._staging is not None and self._staging.awaited:
+            awaited = {rank for agent in self._staging.awaited for rank in self._registry.agents[agent]}
+            return "copying what is staged", self._hosts.keys() - awaited
         return ("joining", self._device_reports) if self._all_started else ("starting", self._hellos)
 
     def _absent(self, present: Collection[int]) -> Iterable[int]:
@@ -138,13 +139,13 @@ class Startup:
     def _on_agent_event(self, event: AgentStartupEvent) -> list[Action]:
         if self._registry is None or self._probes is None or self._staging is None:
             raise NotUniformError(
-                f"an agent reports as rank {event.rank}, but this job has no such rank; start the job again"
+                f"agent {event.agent} reports, but this job has no agents on other hosts; start the job again"
             )
         orders: list[Action] = []
         match event:
             case AgentReport():
                 self._registry.add(event)
-                self._hosts[event.rank] = event.host
+                self._add_host(event)
                 self._registry.refuse_sick_hosts()
             case StagedCopied() if self.is_staging:
                 orders += self._staging.handle(event)
@@ -159,7 +160,20 @@ class Startup:
         assignment = self._registry.assign()
         self._expected, self._interface = assignment.expected, assignment.interface
         notes = [PrintLine(note) for note in assignment.notes]
-        return [*orders, *notes, *(Send((start.worker.rank,), start) for start in assignment.starts)]
+        starts = {start.worker.rank: start for start in assignment.starts}
+        return [
+            *orders,
+            *notes,
+            *(
+                SendToAgents((agent,), StartWorkers(tuple(starts[rank] for rank in ranks)))
+                for agent, ranks in self._registry.agents.items()
+            ),
+        ]
+
+    def _add_host(self, event: AgentConnected | AgentReport) -> None:
+        """Note the host of this agent's ranks, if it has any; of another agent the report says why it is refused."""
+        agents = self._registry.agents if self._registry is not None else {}
+        self._hosts.update(dict.fromkeys(agents.get(event.agent, ()), event.host))
 
     def _on_hello(self, hello: Hello) -> list[Action]:
         known = self._hellos.setdefault(hello.rank, hello)
@@ -192,8 +206,8 @@ class HostProbes:
 
     def __init__(self, registry: AgentRegistry) -> None:
         self._registry = registry
-        self._facts: dict[int, HostFacts] = {}
-        self._results: dict[int, PeerResults] = {}
+        self._facts: dict[AgentId, HostFacts] = {}
+        self._results: dict[AgentId, PeerResults] = {}
 
     @property
     def complete(self) -> bool:
@@ -201,39 +215,40 @@ class HostProbes:
         return not self._registry.job.probe_hosts or (self._knows_all and not self._awaited)
 
     @property
-    def ready(self) -> Collection[int]:
-        return self._facts.keys() - self._awaited
+    def ready_ranks(self) -> Collection[int]:
+        return {rank for agent in self._facts.keys() - self._awaited for rank in self._registry.agents[agent]}
 
-    def handle(self, event: HostFacts | PeerResults) -> list[Send]:
+    def handle(self, event: HostFacts | PeerResults) -> list[SendToAgents]:
         """Returns the order to connect, once the last agent has told its facts.
 
         Raises UnavailableError once all have tried, if some hosts cannot connect: a job of these would hang.
         """
         if isinstance(event, PeerResults):
-            self._results[event.rank] = event
+            self._results[event.agent] = event
             if not self._awaited and any(results.errors for results in self._results.values()):
                 raise UnavailableError("the hosts cannot all connect to each other, so no job was started")
             return []
-        self._facts[event.rank] = event
-        return [Send(self._leads, self._order())] if self._knows_all and self._leads else []
+        self._facts[event.agent] = event
+        return [SendToAgents(self._probing, self._order())] if self._knows_all and self._probing else []
 
     @property
     def _knows_all(self) -> bool:
-        return self._registry.complete and len(self._facts) == self._registry.size
+        return self._registry.complete and len(self._facts) == len(self._registry.agents)
 
     @property
-    def _leads(self) -> tuple[int, ...]:
-        """The first rank of each host, where there are several."""
-        leads = self._registry.first_ranks() if self._registry.complete else ()
-        return leads if len(leads) > 1 else ()
+    def _probing(self) -> tuple[AgentId, ...]:
+        """The agents that connect to each other: one of each host, where there are several hosts."""
+        agents = self._registry.first_of_each_host() if self._registry.complete else ()
+        return agents if len(agents) > 1 else ()
 
     @property
-    def _awaited(self) -> set[int]:
-        return set(self._leads) - self._results.keys()
+    def _awaited(self) -> set[AgentId]:
+        return set(self._probing) - self._results.keys()
 
     def _order(self) -> ProbePeers:
-        facts, reports = {rank: self._facts[rank] for rank in self._leads}, self._registry.reports
+        facts, reports = {agent: self._facts[agent] for agent in self._probing}, self._registry.reports
+        addresses = {agent: reachable_address(reports[agent], reports.values()) for agent in facts}
         return ProbePeers(
-            addresses={rank: str(Address(reachable_address(rank, reports), one.port)) for rank, one in facts.items()},
-            hosts={rank: one.host for rank, one in facts.items()},
+            addresses={agent: str(Address(addresses[agent], one.port)) for agent, one in facts.items()},
+            hosts={agent: one.host for agent, one in facts.items()},
         )

@@ -6,8 +6,9 @@ or srun says.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from jaxrun.controller.head.consistency import Expected, describe_different_devices, refuse
 from jaxrun.errors import NotUniformError, UsageError
@@ -20,7 +21,9 @@ from jaxrun.spec.job.layout import FORKED_PLATFORMS, Layout, decide_layout
 from jaxrun.spec.job.plan import Plan, Worker
 from jaxrun.text import plural
 
-Reports = Mapping[int, AgentReport]  # by rank
+Reports = Mapping[int, AgentReport]  # by rank: of its agent
+Reported = tuple[int, AgentReport]  # a rank, and the report of its agent
+Number = TypeVar("Number", bound=int)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +60,11 @@ def assign_workers(plan: Plan, reports: Reports, told: Told) -> Assignment:
 
     Raises NotUniformError if the hosts differ, and UsageError if the job is not possible on their platform.
     """
-    hosts = group_by_host(reports)
+    hosts = group_by_host(sorted(reports.items()))
     layouts = {rank: layout for host in hosts for rank, layout in _lay_out(plan, host, told).items()}
     shapes = {rank: f"{one.platform}, {_describe_devices(one.devices_per_process)}" for rank, one in layouts.items()}
     refuse(describe_different_devices(shapes, {rank: report.host for rank, report in reports.items()}))
-    interface = reachable_address(0, reports)
+    interface = reachable_address(reports[0], reports.values())
     starts = [start for host in hosts for start in _starts(plan, host, layouts, interface, told)]
     any_layout = layouts[0]
     replace(plan.job, platform=any_layout.platform)  # which is valid, or does not exist
@@ -76,38 +79,40 @@ def prepare_workers(plan: Plan, host: Sequence[AgentReport], reports: Reports, t
 
     Raises NotUniformError if no rank can run there.
     """
-    starts = _starts(plan, host, _lay_out(plan, host, told), reachable_address(0, reports), told)
-    return [replace(start, waits=True) for start in starts]
+    members = [(int(report.agent), report) for report in host]  # they have no rank yet
+    interface = reachable_address(reports[0], reports.values())
+    return list(_starts(plan, members, _lay_out(plan, members, told), interface, told))
 
 
-def group_by_host(reports: Reports) -> list[list[AgentReport]]:
-    """The reports of each host, sorted by rank."""
-    hosts: dict[tuple[str, str], list[AgentReport]] = {}
-    for _, report in sorted(reports.items()):
-        hosts.setdefault(_host(report), []).append(report)
+def group_by_host(reports: Iterable[tuple[Number, AgentReport]]) -> list[list[tuple[Number, AgentReport]]]:
+    """Group reports with their numbers, of ranks or of agents, by host, in the order in which they come."""
+    hosts: dict[tuple[str, str], list[tuple[Number, AgentReport]]] = {}
+    for number, report in reports:
+        hosts.setdefault(_host(report), []).append((number, report))
     return list(hosts.values())
 
 
-def reachable_address(rank: int, reports: Reports) -> str:
-    """The address of the host of `rank` that the other hosts can reach: one over which a connection exists already."""
-    own = reports[rank]
-    others = [report for _, report in sorted(reports.items()) if _host(report) != _host(own)]
-    if not others:
+def reachable_address(own: AgentReport, reports: Iterable[AgentReport]) -> str:
+    """The address of `own` host that the other hosts can reach: one over which a connection exists already."""
+    others = (report for report in reports if _host(report) != _host(own))
+    other = min(others, key=lambda report: report.agent, default=None)
+    if other is None:
         return LOOPBACK_6 if ":" in own.address else LOOPBACK
-    if own.address != own.head_address:  # the head is elsewhere, and this is how it and this rank reach each other
+    if own.address != own.head_address:  # the head is elsewhere, and this is how it and this host reach each other
         return own.address
-    return others[0].head_address
+    return other.head_address
 
 
 def _host(report: AgentReport) -> tuple[str, str]:
     return report.host, report.boot_id
 
 
-def _lay_out(plan: Plan, host: Sequence[AgentReport], told: Told) -> dict[int, Layout]:
+def _lay_out(plan: Plan, host: Sequence[Reported], told: Told) -> dict[int, Layout]:
     layouts: dict[int, Layout] = {}
     for group in _group_by_gpus(host):
+        _, first = group[0]
         per_process = plan.job.devices_per_process
-        if per_process is None and (names := group[0].machine.seen_gpus.names):
+        if per_process is None and (names := first.machine.seen_gpus.names):
             per_process = max(1, len(names) // len(group))
         # Of one host: the numbers of hosts are those of the whole job.
         wanted = replace(
@@ -120,36 +125,36 @@ def _lay_out(plan: Plan, host: Sequence[AgentReport], told: Told) -> dict[int, L
             devices_per_process=per_process,
         )
         try:
-            layout = decide_layout(wanted, group[0].machine, told.user_env)
+            layout = decide_layout(wanted, first.machine, told.user_env)
         except UsageError as error:
-            raise NotUniformError(f"{group[0].host}: {error}") from None
-        layouts |= {report.rank: layout for report in group}
+            raise NotUniformError(f"{first.host}: {error}") from None
+        layouts |= {rank: layout for rank, _ in group}
     return layouts
 
 
 def _starts(
-    plan: Plan, host: Sequence[AgentReport], layouts: Mapping[int, Layout], interface: str, told: Told
+    plan: Plan, host: Sequence[Reported], layouts: Mapping[int, Layout], interface: str, told: Told
 ) -> Iterator[StartWorker]:
-    job, shares_cores = plan.job, len({report.machine.cores for report in host}) == 1
-    index_of = {report.rank: index for group in _group_by_gpus(host) for index, report in enumerate(group)}
-    device_ids = {report.rank: _device_ids(layouts[report.rank], index_of[report.rank]) for report in host}
-    ranks = [RankCores(report.machine.cores, _cores_near(report, device_ids[report.rank])) for report in host]
-    on_cpu = layouts[host[0].rank].platform == "cpu"
-    cpus = choose_cores(job.bind, ranks, on_cpu=on_cpu, all_cores=host[0].machine.all_cores)
-    for local_rank, report in enumerate(host):
-        layout = layouts[report.rank]
+    job, shares_cores = plan.job, len({report.machine.cores for _, report in host}) == 1
+    index_of = {rank: index for group in _group_by_gpus(host) for index, (rank, _) in enumerate(group)}
+    device_ids = {rank: _device_ids(layouts[rank], index_of[rank]) for rank, _ in host}
+    ranks = [RankCores(report.machine.cores, _cores_near(report, device_ids[rank])) for rank, report in host]
+    first_rank, first = host[0]
+    on_cpu = layouts[first_rank].platform == "cpu"
+    cpus = choose_cores(job.bind, ranks, on_cpu=on_cpu, all_cores=first.machine.all_cores)
+    for local_rank, (rank, report) in enumerate(host):
+        layout = layouts[rank]
         cores = len(report.machine.cores)
         cores = max(1, cores // len(host)) if shares_cores else cores
         asked = replace(job, devices_per_process=layout.devices_per_process) if layout.gpus.names else job
         values = worker_variables(asked, replace(layout, processes=1), told.user_env, cores=cores)
-        ids = device_ids[report.rank]
-        worker = Worker(report.rank, local_rank, len(host), report.host, ids, cpus[local_rank])
+        worker = Worker(rank, local_rank, len(host), report.host, device_ids[rank], cpus[local_rank])
         yield StartWorker(
             worker=plan.worker_env(worker, run_dir=told.run_dir if report.can_write_run_dir else ""),
             program=plan.program_argv,
             environment={**job.env, **_bypass_proxies(values, interface)},
             log_dir=told.log_dir if report.can_write_run_dir else "",
-            show_output=job.shows(report.rank),
+            show_output=job.shows(rank),
             fork=layout.platform in FORKED_PLATFORMS and not job.why_no_fork,
             wrap=job.wrap,
         )
@@ -176,9 +181,9 @@ def _device_ids(layout: Layout, index: int) -> tuple[int, ...]:
     return tuple(range(index * count, (index + 1) * count))
 
 
-def _group_by_gpus(host: Sequence[AgentReport]) -> list[list[AgentReport]]:
+def _group_by_gpus(host: Sequence[Reported]) -> list[list[Reported]]:
     """The ranks of a host in groups that see the same GPUs, which are shared out among them."""
-    groups: dict[tuple[str, ...], list[AgentReport]] = {}
-    for report in host:
-        groups.setdefault(report.machine.seen_gpus.ids, []).append(report)
+    groups: dict[tuple[str, ...], list[Reported]] = {}
+    for rank, report in host:
+        groups.setdefault(report.machine.seen_gpus.ids, []).append((rank, report))
     return list(groups.values())

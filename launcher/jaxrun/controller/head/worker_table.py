@@ -10,7 +10,6 @@ from jaxrun.protocol.agent_messages import WorkerExited
 from jaxrun.protocol.stop_messages import CheckpointSaved
 from jaxrun.protocol.worker_messages import Failed, Interrupted, MpiImported, SignalHandlers, ThreadFailed
 from jaxrun.records.event_log.actions import Action
-from jaxrun.records.event_log.events import AgentLost
 
 WorkerReport = ThreadFailed | SignalHandlers | Interrupted | MpiImported | CheckpointSaved
 
@@ -155,14 +154,15 @@ class WorkerTable:
             worker.ends_at = None  # that its program had finished well is no sign of this end
         self._set_end_time(event.rank, now)
 
-    def add_loss(self, event: AgentLost, now: float) -> None:
-        worker = self._workers[event.rank]
-        worker.lost_reason = event.reason
-        worker.killed_by_launcher |= event.ended_by_launch_command and worker.failure is None
-        self._remove_process(event.rank)
+    def add_loss(self, rank: int, reason: str, now: float, *, by_launcher: bool = False) -> None:
+        """Nobody will report how this rank's worker ends; `by_launcher`: mpirun or srun has ended its agent."""
+        worker = self._workers[rank]
+        worker.lost_reason = reason
+        worker.killed_by_launcher |= by_launcher and worker.failure is None
+        self._remove_process(rank)
         if worker.failure is None:
             worker.ends_at = None
-        self._set_end_time(event.rank, now)
+        self._set_end_time(rank, now)
 
     def mark_killed(self, ranks: Iterable[int]) -> None:
         """The launcher kills these ranks; one that has reported a failure keeps that as its reason."""

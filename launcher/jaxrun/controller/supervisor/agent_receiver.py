@@ -17,8 +17,8 @@ from jaxrun.node.channel.connection import AGENT_TO_HEAD
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.node.channel.listener import Peer
 from jaxrun.node.channel.silence import SilenceLimit
+from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import (
-    AgentAlone,
     AgentRefused,
     AgentReport,
     AgentToHead,
@@ -27,12 +27,13 @@ from jaxrun.protocol.agent_messages import (
     Shutdown,
 )
 from jaxrun.records.event_log.events import AgentTurnedAway, BadMessage, PeersDropped, check_event
+from jaxrun.text import format_ranks
 
 if TYPE_CHECKING:
     from jaxrun.controller.supervisor.attempts import AttemptContext
 
-OnMessage = Callable[[int, AgentConnection, AgentToHead], None]
-OnLost = Callable[[int, AgentConnection], None]
+OnMessage = Callable[[AgentId, AgentConnection, AgentToHead], None]
+OnLost = Callable[[AgentId, AgentConnection], None]
 
 
 class AgentReceiver:
@@ -55,8 +56,8 @@ class AgentReceiver:
     ) -> None:
         """`order`: of the agents among the readers of `loop`; `job_info`: what each agent is sent first.
 
-        on_message:        called with each message on the connection of its agent, and the agent's number
-        on_second_report:  called with a report of a second agent with the same number
+        on_message:        called with each message on the connection that its agent uses
+        on_second_report:  called with the report of a second agent with the same number
         on_lost:           called once the connection of an agent is closed; its `lost_reason` says why
         """
         self._loop = loop
@@ -79,74 +80,74 @@ class AgentReceiver:
 
     def add(self, peer: Peer) -> None:
         connection: AgentConnection = AgentConnection(peer.connection, AGENT_TO_HEAD, peer.tags)
-        number = peer.rank
-        if self.is_closed and number not in self._connections.waiting:
-            self._refuse(number, connection)
+        agent = AgentId(peer.number)
+        if self.is_closed and agent not in self._connections.waiting:
+            self._refuse(agent, connection)
             return
-        attempt = self._attempt if self._agents.get(number) or self._by_hand else 0
+        attempt = self._attempt if self._agents.get(agent) or self._by_hand else 0
         connection.send(replace(self._job_info, attempt=attempt))
-        self._connections.add_unused(number, connection)
-        self._add_reader(number, connection)
+        self._connections.add_unused(agent, connection)
+        self._add_reader(agent, connection)
 
     def adopt(self, earlier: AgentConnections) -> None:
         """Tell the agents of the earlier attempt to end it; what they still send of it is dropped."""
-        for number, connection in earlier.items():
-            if number not in self._agents:
+        for agent, connection in earlier.items():
+            if agent not in self._agents:
                 connection.send(Shutdown(0))
                 connection.close()
                 continue
-            if not self._connections.add(number, connection):
-                self._connections.add_unused(number, connection)
-            self._add_reader(number, connection)
-            if ranks := self._agents[number]:
+            if not self._connections.add(agent, connection):
+                self._connections.add_unused(agent, connection)
+            self._add_reader(agent, connection)
+            if ranks := self._agents[agent]:
                 self._stale.add(connection)
                 self._connections.send_to(connection, NextAttempt(self._attempt, ranks))
 
-    def _add_reader(self, number: int, connection: AgentConnection) -> None:
-        self._loop.add_reader(connection.fileno(), self._order, partial(self._on_readable, number, connection))
+    def _add_reader(self, agent: AgentId, connection: AgentConnection) -> None:
+        self._loop.add_reader(connection.fileno(), self._order, partial(self._on_readable, agent, connection))
 
-    def _refuse(self, number: int, connection: AgentConnection) -> None:
+    def _refuse(self, agent: AgentId, connection: AgentConnection) -> None:
         """Tell an agent that comes to a job that runs, and close its connection."""
-        hosts, rank = self._dispatcher.hosts, (*self._connections.ranks_of(number), number)[0]
-        text = f"this job runs already: its rank {rank} is another process, on {hosts.get(rank, '?')}"
-        if rank not in hosts:
-            text = f"this job runs already, with {len(hosts)} processes: none is rank {rank}"
-        self._dispatcher.record(AgentTurnedAway(rank, text))
+        hosts, ranks = self._dispatcher.hosts, self._agents.get(agent, ())
+        if ranks:
+            text = f"this job runs already: its {format_ranks(ranks)} is another process, on {hosts[ranks[0]]}"
+        else:
+            text = f"this job runs already, with {len(hosts)} processes: none is rank {agent}"
+        self._dispatcher.record(AgentTurnedAway(agent, text))
         connection.send(AgentRefused(text))
         connection.close()
 
-    def _on_readable(self, number: int, connection: AgentConnection) -> None:
-        ranks = self._connections.ranks_of(number)
+    def _on_readable(self, agent: AgentId, connection: AgentConnection) -> None:
         try:
             messages = connection.receive()
             if connection in self._stale:  # in the earlier attempt it may have had other ranks
                 messages = self._drop_stale(connection, messages)
             for message in messages:
-                check_event(message, *((number,) if isinstance(message, AgentAlone) else ranks or (number,)))
+                check_event(message, agent=agent, ranks=self._agents.get(agent, ()))
         except ProtocolError as error:
             messages, connection.lost_reason = [], f"its agent sent something that is not a message of jaxrun: {error}"
-            self._dispatcher.record(BadMessage((*ranks, number)[0], connection.lost_reason))
+            self._dispatcher.record(BadMessage(agent, connection.lost_reason))
         for message in messages:
-            if self._connections.add(number, connection):
-                self._on_message(number, connection, message)
+            if self._connections.add(agent, connection):
+                self._on_message(agent, connection, message)
             elif isinstance(message, AgentReport) and not self.is_closed:
-                self._on_second_report(replace(message, rank=(*ranks, number)[0]))  # the head names both agents
+                self._on_second_report(message)  # the head names both agents
             elif isinstance(message, AgentReport):
                 self._loop.remove_reader(connection.fileno())
-                self._connections.remove(number, connection)
-                self._refuse(number, connection)
+                self._connections.remove(agent, connection)
+                self._refuse(agent, connection)
                 return
         if connection.lost_reason:
             self._loop.remove_reader(connection.fileno())
-            was_agents = self._connections.remove(number, connection)
+            was_used = self._connections.remove(agent, connection)
             connection.close()
-            if was_agents:
-                self._on_lost(number, connection)
+            if was_used:
+                self._on_lost(agent, connection)
 
     def _drop_silent(self) -> None:
         """Lose the hosts that are silent."""
-        for number, connection in self.watches.check(self._connections):
-            self._on_readable(number, connection)
+        for agent, connection in self.watches.check(self._connections):
+            self._on_readable(agent, connection)
 
     def _drop_stale(self, connection: AgentConnection, messages: list[AgentToHead]) -> list[AgentToHead]:
         """Those of the messages that belong to this attempt: from the report on with which the agent begins it."""

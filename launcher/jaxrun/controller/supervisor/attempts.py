@@ -120,7 +120,7 @@ def _run_attempt(
     log_dir = directory.make_attempt_directory(plan.attempt)
     if before:
         output.begin_attempt(log_dir)
-    attempt = AttemptStarted(agents.listen_addresses, plan.restart_reason, len(plan.hosts))
+    attempt = AttemptStarted(agents.listen_addresses, plan.restart_reason, len(plan.hosts), plan.agents)
     directory.record(LoggedEvent(began, attempt, plan.attempt))
     head = _make_head(plan, agents.make_registry(plan), began, before)
     dispatcher = Dispatcher(head, directory, shared.clock, plan.attempt)
@@ -161,6 +161,7 @@ def _make_head(plan: Plan, registry: AgentRegistry | None, began: float, before:
         lockstep=job.lockstep,
         chaos=job.chaos,
         no_terminal=why_no_terminal(plan),
+        agents=plan.agents,
         requeue=job.requeue,
     )
 

@@ -1,4 +1,4 @@
-"""The connections to all agents of a job by their numbers, and the output that comes on them."""
+"""The connections to all agents of a job, and the output that comes on them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from functools import partial
 from jaxrun.errors import ProtocolError
 from jaxrun.node.channel.connection import Connection
 from jaxrun.node.channel.event_loop import EventLoop
+from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import (
     BEAT,
     AgentToHead,
-    HostTask,
     OutputChunk,
     OutputCredit,
-    StartWorker,
+    RankOrder,
+    StartWorkers,
     StreamEnded,
     ToRanks,
 )
@@ -29,75 +30,75 @@ AgentConnection = Connection[AgentToHead]
 
 
 class AgentConnections:
-    """Connections that have readers in `loop`, by the numbers of the agents, which keep theirs when ranks move.
+    """Connections that have readers in `loop`, by the agents that have them; an agent keeps its own when ranks move.
 
-    No operation but `send_all` costs more if there are more.
-    An agent may connect on several paths at the same time, and keeps one of these connections: that on which it speaks.
+    All operations except `send_all` are O(1) in the number of agents.
+    An agent may connect on several paths at the same time, and uses one of these connections, on which it sends.
     """
 
-    def __init__(self, loop: EventLoop, agents: Mapping[int, tuple[int, ...]]) -> None:
-        """`agents` are the ranks of each agent, as in a Plan; those without any wait on spare hosts."""
+    def __init__(self, loop: EventLoop, agents: Mapping[AgentId, tuple[int, ...]]) -> None:
+        """`agents` are the ranks of each agent, as in a Plan; agents without any wait on spare hosts."""
         self._loop = loop
-        self.waiting = frozenset(number for number, ranks in agents.items() if not ranks)
-        self._ranks = agents
-        self._agent_of = {rank: number for number, ranks in agents.items() for rank in ranks}
-        self._by_number: dict[int, AgentConnection] = {}
+        self.agents = agents
+        self.waiting = frozenset(agent for agent, ranks in agents.items() if not ranks)
+        self._agent_of = {rank: agent for agent, ranks in agents.items() for rank in ranks}
+        self._by_agent: dict[AgentId, AgentConnection] = {}
         self._unsent: set[AgentConnection] = set()
         self._probed: dict[AgentConnection, int] = {}  # the bytes that had been queued with the last probe
-        self._others: dict[AgentConnection, int] = {}  # that are not their agent's; they are only told of the end
+        self._others: dict[AgentConnection, AgentId] = {}  # not used by their agents; they are only told of the end
 
     def __iter__(self) -> Iterator[AgentConnection]:
-        return iter([*self._by_number.values(), *self._others])
+        return iter([*self._by_agent.values(), *self._others])
 
-    def items(self) -> list[tuple[int, AgentConnection]]:
-        """All connections with the numbers of their agents, the agents' own first."""
-        return [*self._by_number.items(), *((number, connection) for connection, number in self._others.items())]
+    def items(self) -> list[tuple[AgentId, AgentConnection]]:
+        """All connections with their agents, first the connections that agents use."""
+        return [*self._by_agent.items(), *((agent, connection) for connection, agent in self._others.items())]
 
     @property
-    def live(self) -> set[int]:
-        return {number for number, connection in self._by_number.items() if not connection.lost_reason}
+    def live(self) -> set[AgentId]:
+        return {agent for agent, connection in self._by_agent.items() if not connection.lost_reason}
 
-    def ranks_of(self, number: int) -> tuple[int, ...]:
-        """The ranks of an agent; of one that the job does not know, the number, which the head then refuses."""
-        return self._ranks.get(number, (number,))
+    def agent_of(self, rank: int) -> AgentId:
+        """Raises KeyError for a rank that the job does not have."""
+        return self._agent_of[rank]
 
-    def add_unused(self, number: int, connection: AgentConnection) -> None:
-        self._others[connection] = number
+    def add_unused(self, agent: AgentId, connection: AgentConnection) -> None:
+        self._others[connection] = agent
 
-    def add(self, number: int, connection: AgentConnection) -> bool:
-        """Use this connection for an agent, unless there is one; returns whether it is the agent's."""
-        is_agents = self._by_number.setdefault(number, connection) is connection
-        if is_agents:
+    def add(self, agent: AgentId, connection: AgentConnection) -> bool:
+        """Use this connection for an agent, unless it has one; returns whether the agent uses this one."""
+        is_used = self._by_agent.setdefault(agent, connection) is connection
+        if is_used:
             self._others.pop(connection, None)
-        return is_agents
+        return is_used
 
-    def remove(self, number: int, connection: AgentConnection) -> bool:
-        """Forget a connection; returns whether it was that of the agent."""
+    def remove(self, agent: AgentId, connection: AgentConnection) -> bool:
+        """Forget a connection; returns whether the agent used it."""
         self._unsent.discard(connection)
         self._others.pop(connection, None)
-        was_agents = self._by_number.get(number) is connection
-        if was_agents:
-            del self._by_number[number]
-        return was_agents
+        was_used = self._by_agent.get(agent) is connection
+        if was_used:
+            del self._by_agent[agent]
+        return was_used
 
-    def send(self, ranks: Iterable[int], message: object) -> None:
-        """Send to the agents of `ranks` that are still connected; names the ranks where they are not all of an agent's.
-
-        StartWorker has the rank in it; a HostTask is for the agent.
-        """
-        frame = encode(message)
-        of_agents: dict[int, list[int]] = {}
+    def send(self, ranks: Iterable[int], order: RankOrder) -> None:
+        """Send to the agents of `ranks` that are connected; names the ranks where they are not all of an agent's."""
+        frame = encode(order)
+        of_agents: dict[AgentId, list[int]] = {}
         for rank in ranks:
-            of_agents.setdefault(self._agent_of.get(rank, rank), []).append(rank)
-        for number, some in of_agents.items():
-            connection = self._by_number.get(number)
-            if connection is not None:
-                whole = len(some) == len(self.ranks_of(number)) or isinstance(message, StartWorker | HostTask)
-                self._send(connection, frame if whole else encode(ToRanks(tuple(some), frame)))
+            if (agent := self._agent_of.get(rank)) is not None:
+                of_agents.setdefault(agent, []).append(rank)
+        for agent, some in of_agents.items():
+            if (connection := self._by_agent.get(agent)) is not None:
+                is_for_all = len(some) == len(self.agents[agent])
+                self._send(connection, frame if is_for_all else encode(ToRanks(tuple(some), order)))
 
-    def send_to_agent(self, number: int, message: object) -> None:
-        if (connection := self._by_number.get(number)) is not None:
-            self.send_to(connection, message)
+    def send_to_agents(self, agents: Iterable[AgentId], message: object) -> None:
+        """Send to those of these agents that are connected."""
+        frame = encode(message)
+        for agent in agents:
+            if (connection := self._by_agent.get(agent)) is not None:
+                self._send(connection, frame)
 
     def send_to(self, connection: AgentConnection, message: object) -> None:
         self._send(connection, encode(message))
@@ -110,15 +111,14 @@ class AgentConnections:
     def probe(self) -> None:
         """Send something to all agents: what counts is only that the other side's kernel confirms it."""
         self.send_all(BEAT)
-        self._probed = {connection: connection.queued_bytes for connection in self._by_number.values()}
+        self._probed = {connection: connection.queued_bytes for connection in self._by_agent.values()}
 
-    def unanswered_ranks(self) -> list[int]:
-        """The ranks whose host has not confirmed the last probe; what was sent later may well be on its way."""
+    def unanswered_agents(self) -> list[AgentId]:
+        """The agents with ranks whose host has not confirmed the last probe; later messages may be on their way."""
         return sorted(
-            rank
-            for number, connection in self._by_number.items()
-            if connection.acknowledged_bytes() < self._probed.get(connection, 0)
-            for rank in self.ranks_of(number)
+            agent
+            for agent, connection in self._by_agent.items()
+            if connection.acknowledged_bytes() < self._probed.get(connection, 0) and agent not in self.waiting
         )
 
     def flush(self, timeout: float) -> None:
@@ -174,9 +174,8 @@ class RemoteOutput:
         self._unacknowledged: dict[AgentConnection, int] = {}  # bytes
         self._to_acknowledge: set[AgentConnection] = set()
 
-    def handle_start(self, start: StartWorker) -> None:
-        if start.log_dir:
-            self._logs_remotely.add(start.worker.rank)
+    def handle_start(self, order: StartWorkers) -> None:
+        self._logs_remotely.update(start.worker.rank for start in order.workers if start.log_dir)
 
     def handle(self, rank: int, connection: AgentConnection, message: OutputChunk | StreamEnded) -> None:
         if isinstance(message, StreamEnded):

@@ -9,6 +9,7 @@ from jaxrun.controller.supervisor.launch_process import LaunchProcess
 from jaxrun.errors import UnavailableError
 from jaxrun.node.agent.guard import Guard
 from jaxrun.protocol import auth
+from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.env import AgentEnv
 from jaxrun.protocol.settings import STDIN_NONE
 from jaxrun.spec.backends.remote_plan import command_on
@@ -34,10 +35,10 @@ class EngineCommands:
         assert plan.launch_command is not None
         return self._start_guarded(plan, plan.launch_command, guard)
 
-    def start_spare(self, plan: Plan, guard: Guard, number: int, host: str) -> LaunchProcess:
-        """Start the agent of this number on a spare host. Raises what the backend's `plan` raises."""
+    def start_spare(self, plan: Plan, guard: Guard, agent: AgentId, host: str) -> LaunchProcess:
+        """Start this agent on a spare host. Raises what the backend's `plan` raises."""
         assert plan.launch_command is not None
-        words = (*AGENT_ARGV, str(number), str(plan.launch_command.size))
+        words = (*AGENT_ARGV, str(agent), str(plan.launch_command.size))
         return self._start_guarded(plan, command_on(plan, host, words, self._environ), guard)
 
     def start_search(self, plan: Plan, command: LaunchCommand) -> LaunchProcess:

@@ -19,7 +19,15 @@ from jaxrun.analysis.verdict.stack_text import format_snapshot, format_stall_not
 from jaxrun.controller.head.head import Head
 from jaxrun.node.agent.agent import SIGNALS
 from jaxrun.node.channel.event_loop import EventLoop
-from jaxrun.protocol.agent_messages import AgentMessage, FirstOutput, ForkingDeclined, SignalWorker
+from jaxrun.protocol.agent_id import AgentId
+from jaxrun.protocol.agent_messages import (
+    AgentMessage,
+    AgentOrder,
+    FirstOutput,
+    ForkingDeclined,
+    RankOrder,
+    SignalWorker,
+)
 from jaxrun.protocol.env import REQUEST_SIGNAL
 from jaxrun.protocol.requests import Answer, AnswerState
 from jaxrun.records.event_log.actions import (
@@ -27,12 +35,12 @@ from jaxrun.records.event_log.actions import (
     AnswerRequest,
     Finish,
     LookForHosts,
-    MessageToRank,
     PrintLine,
     PrintSnapshot,
     PrintStallNotice,
     ReadTerminalLine,
     Send,
+    SendToAgents,
     ShowTerminalText,
     SignalRanks,
     Suspend,
@@ -119,8 +127,11 @@ class AgentLink(Protocol):
     def start(self) -> None:
         """Begin to serve the agents, in the loop of the executor."""
 
-    def send(self, ranks: tuple[int, ...], order: MessageToRank | SignalWorker) -> None:
-        """Send an order to the agents of these ranks."""
+    def send(self, ranks: tuple[int, ...], order: RankOrder) -> None:
+        """Send an order about these ranks to their agents."""
+
+    def send_to_agents(self, agents: tuple[AgentId, ...], order: AgentOrder) -> None:
+        """Send an order to these agents."""
 
     def look_for_hosts(self) -> None:
         """Look for hosts that the job lacks; HostsFound follows."""
@@ -192,6 +203,8 @@ class Executor:
         match action:
             case Send():
                 self._link.send(action.ranks, action.message)
+            case SendToAgents():
+                self._link.send_to_agents(action.agents, action.message)
             case SignalRanks():
                 self._link.send(action.ranks, SignalWorker(action.signum))
             case PrintLine():

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from jaxrun.controller.supervisor.connections import AgentConnection, AgentConnections
 from jaxrun.node.channel.silence import LONGEST_SILENCE_S, HostWatch, SilenceLimit
+from jaxrun.protocol.agent_id import AgentId
 
 _CHECK_INTERVAL_S = 0.1  # the least; hosts are many
 
@@ -21,8 +22,8 @@ class HostWatches:
         self._next_beat = 0.0
         self.next_check = 0.0
 
-    def check(self, connections: AgentConnections) -> list[tuple[int, AgentConnection]]:
-        """Do what is due; return the connections that are lost from now on, with the numbers of their agents."""
+    def check(self, connections: AgentConnections) -> list[tuple[AgentId, AgentConnection]]:
+        """Do what is due; return the connections that are lost from now on, with their agents."""
         now, items = self._clock(), connections.items()
         if now >= self._next_beat:
             self._next_beat = now + self._limit.beat_interval
@@ -42,7 +43,7 @@ class HostWatches:
                     f"lost after {LONGEST_SILENCE_S:g} s of silence, not after {self._limit.timeout:g} s"
                 )
                 self._say = lambda text: None  # once will do
-        return [(number, connection) for number, connection in items if connection.lost_reason]
+        return [(agent, connection) for agent, connection in items if connection.lost_reason]
 
     def close(self) -> None:
         for watch in self._watches.values():

@@ -15,8 +15,9 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.own_files import open_own_directory
-from jaxrun.spec.job.cluster_env import slurm_step
+from jaxrun.spec.job.cluster_env import CancelCommand, launch_id
 from jaxrun.spec.job.plan import LaunchCommand
 from jaxrun.text import format_ranks_on_hosts, format_signal, parse_ranks
 
@@ -40,7 +41,7 @@ class LaunchProcess:
 
     all_reported:  whether it has started all agents
     has_silent:    whether there may be agents that do not end by themselves
-    slurm_step:    the step of its tasks, which outlive an srun that is killed; empty until an agent has reported it
+    launch_id:     how the engine calls the processes that it started, which may outlive this one; empty if not known
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class LaunchProcess:
         self.status: int | None = None
         self.all_reported = False
         self.has_silent = True
-        self.slurm_step = ""
+        self.launch_id = ""
         self._tail = b""
         self._log = _open_log(directory)
         self._pipe, writing = os.pipe()
@@ -129,10 +130,10 @@ class LaunchProcess:
         """Whether SIGKILL ended it, by which nobody asks a job to end: by the kernel, for memory, or by a scheduler."""
         return self.status == -signal.SIGKILL
 
-    def failed_agents(self) -> set[int]:
-        """The numbers of the agents that have ended with an error, as an srun writes that goes on without them."""
+    def failed_agents(self) -> set[AgentId]:
+        """The agents that have ended with an error, according to the output of an srun that goes on without them."""
         texts = _FAILED_TASKS.findall(self._tail.decode(errors="replace"))
-        return {number for text in texts for part in parse_ranks(text, "srun's tasks") for number in part}
+        return {AgentId(number) for text in texts for part in parse_ranks(text, "srun's tasks") for number in part}
 
     def last_lines(self) -> str:
         """The last lines that it wrote, indented; empty if it wrote none."""
@@ -170,8 +171,8 @@ class LaunchProcess:
         os.close(self._pipe)
         if self._log is not None:
             os.close(self._log)
-        is_srun = self.command.engine == "slurm" and not self.command.attached_to
-        return cancel_step(self.slurm_step) if is_srun and self.was_killed and self.has_silent else ""
+        may_remain = self.was_killed and self.has_silent and not self.command.attached_to
+        return cancel(self.command.cancel, self.launch_id) if may_remain else ""
 
     def _wait(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
@@ -196,17 +197,17 @@ def _open_log(directory: Path | None) -> int | None:
     return None
 
 
-_SCANCEL_TIMEOUT_S = 10.0
+_CANCEL_TIMEOUT_S = 10.0
 _ABORT_WAIT_S = 2.0  # for the engine to end this process as well
 
 
-def abort_job(engine: str, exit_code: int, environ: Mapping[str, str]) -> str:
+def abort_job(command: LaunchCommand, exit_code: int, environ: Mapping[str, str]) -> str:
     """Have the engine to which this process is attached kill all processes of its job, this one too.
 
-    Returns what the user is to be told, if anything, where it does not. `engine` is a key of job/cluster_env.py.
+    Returns a sentence for the user where it does not; else an empty text.
     """
-    if engine == "slurm":
-        return cancel_step(slurm_step(environ))
+    if command.cancel is not None:
+        return cancel(command.cancel, launch_id(environ))
     if environ.get("PMI_FD", "").isdecimal():  # as MPI_Abort does, by the wire protocol of PMI-1
         try:
             os.write(int(environ["PMI_FD"]), b"cmd=abort exitcode=%d\n" % exit_code)
@@ -216,18 +217,18 @@ def abort_job(engine: str, exit_code: int, environ: Mapping[str, str]) -> str:
     return ""
 
 
-def cancel_step(step: str) -> str:
-    """Have Slurm kill a step; returns what the user is to be told where it cannot."""
+def cancel(command: CancelCommand | None, launch_id: str) -> str:
+    """Have an engine kill what it has started together; returns a sentence for the user where it cannot."""
     import subprocess  # takes 5 ms, and is hardly ever needed
 
-    if not step:
+    if command is None or not launch_id:
         return ""
-    command = ["scancel", "--signal=KILL", step]
+    words = [*command.argv, launch_id]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_SCANCEL_TIMEOUT_S, errors="replace")
+        done = subprocess.run(words, capture_output=True, text=True, timeout=_CANCEL_TIMEOUT_S, errors="replace")
         failure = done.stderr.strip() if done.returncode else ""
     except (OSError, subprocess.TimeoutExpired) as error:
         failure = str(error)
-    if not failure or "already complet" in failure or "Invalid job id" in failure:
+    if not failure or any(text in failure for text in command.too_late):
         return ""
-    return f"Slurm's step {step} may still run on other hosts ({failure}); end it with: {' '.join(command)}"
+    return f"{command.title} {launch_id} may still run on other hosts ({failure}); end it with: {' '.join(words)}"

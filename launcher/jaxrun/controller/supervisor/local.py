@@ -16,9 +16,9 @@ from jaxrun.node.agent.process_tree import kill_all
 from jaxrun.node.agent.spawn import WorkerSetup
 from jaxrun.node.agent.worker_group import ForkServers, WorkerGroup
 from jaxrun.node.forkserver.client import ForkServer
-from jaxrun.protocol.agent_messages import HostCheck, SignalWorker
+from jaxrun.protocol.agent_id import AgentId
+from jaxrun.protocol.agent_messages import AgentOrder, HostCheck, RankOrder
 from jaxrun.protocol.auth import new_token
-from jaxrun.records.event_log.actions import MessageToRank
 from jaxrun.records.event_log.events import LauncherSignalled
 from jaxrun.records.rundir.rundir import RunDir
 from jaxrun.spec.job.plan import Plan
@@ -122,8 +122,11 @@ class LocalLink:
     def start(self) -> None:
         self._agent.start()
 
-    def send(self, ranks: tuple[int, ...], order: MessageToRank | SignalWorker) -> None:
+    def send(self, ranks: tuple[int, ...], order: RankOrder) -> None:
         self._agent.execute(ranks, order)
+
+    def send_to_agents(self, agents: tuple[AgentId, ...], order: AgentOrder) -> None:
+        raise AssertionError("the plan and the clock of this machine are known: the head orders nothing of its agent")
 
     def look_for_hosts(self) -> None:
         """The job has no other."""

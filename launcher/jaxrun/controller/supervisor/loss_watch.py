@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from jaxrun.controller.supervisor.connections import AgentConnections
 from jaxrun.controller.supervisor.launch_process import LaunchProcess
+from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import AgentSignalled, StartFailed
 from jaxrun.records.event_log.events import AgentLost, Event
 
@@ -26,7 +27,7 @@ _ATTACHED_PROBE_TIMEOUT_S = 0.15  # an mpirun or srun leaves the processes that 
 
 
 class LossWatch:
-    """The agents of one attempt and their launch command, as far as they may go away."""
+    """Tracks which agents of one attempt, and whether their launch command, have disappeared, and which went first."""
 
     def __init__(
         self,
@@ -37,10 +38,10 @@ class LossWatch:
         *,
         attached: bool,
     ) -> None:
-        """`handle` tells the head; `attached` is that of the AgentServer.
+        """`handle` tells the head; `attached`: another program started this process beside the agents.
 
-        deadline:          when what is held is told at the latest; None if nothing is
-        reported:          the ranks whose agents have reported
+        deadline:          when held events are passed on at the latest; None while no event is held
+        reported:          the agents that have reported
         failure_reported:  the ranks whose worker has reported why it fails
         """
         self._dispatcher = context.dispatcher
@@ -51,22 +52,34 @@ class LossWatch:
         self._handle = handle
         self._probe_timeout_s = _ATTACHED_PROBE_TIMEOUT_S if attached else _PROBE_TIMEOUT_S
         self._held: list[Event] = []
-        self._lost_agents = 0  # whose loss is held, each with all of its ranks
         self._probed = False
         self.deadline: float | None = None
-        self.reported: set[int] = set()
+        self.reported: set[AgentId] = set()
         self.failure_reported: set[int] = set()
 
     @property
     def all_reported(self) -> bool:
-        return len(self.reported) == len(self._dispatcher.hosts)
+        return not self.unreported_agents
+
+    @property
+    def unreported_agents(self) -> set[AgentId]:
+        """The agents with ranks that have not reported."""
+        return self._connections.agents.keys() - self._connections.waiting - self.reported
 
     @property
     def _launch_may_be_ending(self) -> bool:
         """Whether it starts the agents still, or several of them are lost that do not outlive it."""
         if not self.all_reported:
             return True
-        return self._lost_agents > 1 and self._launch.status is None and not self._launch.command.agent_hosts
+        lost = sum(isinstance(event, AgentLost) for event in self._held)
+        return lost > 1 and self._launch.status is None and not self._launch.command.agent_hosts
+
+    @property
+    def _reported_ranks(self) -> set[int]:
+        return {rank for agent in self.reported for rank in self._connections.agents.get(agent, ())}
+
+    def _has_reported_failure(self, agent: AgentId) -> bool:
+        return not self.failure_reported.isdisjoint(self._connections.agents[agent])
 
     def handle_or_hold(self, event: Event) -> None:
         """Hold the end of a worker while the cause of other ends is sought: the launch command may have ended them."""
@@ -78,7 +91,6 @@ class LossWatch:
     def hold(self, *events: Event, probe: bool) -> None:
         """Hold these events of an agent until its end is explained; `probe`, once, whether all hosts still answer."""
         self._held += events
-        self._lost_agents += any(isinstance(event, AgentLost) for event in events)
         wait = LONG_EXIT_GRACE_S if self._launch_may_be_ending else EXIT_GRACE_S
         if probe and self.reported and not self._probed:
             self._connections.probe()
@@ -87,21 +99,21 @@ class LossWatch:
 
     def tell(self) -> None:
         """Hand all that was held to the head, after its likeliest cause; nothing is held then."""
-        unanswered = self._connections.unanswered_ranks() if self._probed else []
+        unanswered = self._connections.unanswered_agents() if self._probed else []
         launch, launch_end = self._launch, None
         if launch.command.agents_stay and launch.status is not None and self.all_reported:
             self._needs_launch &= bool(unanswered) or any(isinstance(event, AgentLost) for event in self._held)
         if launch.status is not None and self._needs_launch:
-            launch_end = StartFailed(launch.describe_failure(self._dispatcher.hosts, self.reported))
+            launch_end = StartFailed(launch.describe_failure(self._dispatcher.hosts, self._reported_ranks))
         evidence = Evidence(
             unanswered=unanswered,
-            failure_reported=frozenset(self.failure_reported),
+            failure_reported=frozenset(filter(self._has_reported_failure, self._connections.agents)),
             launch_end=launch_end,
             launch_failed=launch.failed and launch_end is not None,
             launch_killed=launch.was_killed and launch_end is not None,
             all_reported=self.all_reported,
         )
-        held, self._held, self._lost_agents = self._held, [], 0
+        held, self._held = self._held, []
         self.deadline, self._probed = None, False
         for event in explain_losses(held, evidence, f"its host has not answered for {self._probe_timeout_s:g} s"):
             self._handle(event)
@@ -111,16 +123,16 @@ class LossWatch:
 class Evidence:
     """What is known when the time is up.
 
-    unanswered:        the ranks whose hosts have not answered the probe; empty where none was sent
-    failure_reported:  the ranks whose worker has reported its failure
+    unanswered:        the agents whose hosts have not answered the probe; empty where none was sent
+    failure_reported:  the agents of which a worker has reported its failure
     launch_end:        how the launch command ended, if it has
     launch_failed:     it ended of its own accord, with an error
     launch_killed:     it was killed, by which its daemons may end all that they have started, by SIGTERM
     all_reported:      every agent has reported
     """
 
-    unanswered: Sequence[int]
-    failure_reported: frozenset[int]
+    unanswered: Sequence[AgentId]
+    failure_reported: frozenset[AgentId]
     launch_end: StartFailed | None
     launch_failed: bool
     launch_killed: bool
@@ -129,16 +141,16 @@ class Evidence:
 
 def explain_losses(held: list[Event], evidence: Evidence, no_answer: str) -> list[Event]:
     """Return all that was held, after its likeliest cause; `no_answer`: why a host that was probed in vain is lost."""
-    signalled = {event.rank for event in held if isinstance(event, AgentSignalled)}
+    signalled = {event.agent for event in held if isinstance(event, AgentSignalled)}
     launch_end: list[Event] = [evidence.launch_end] if evidence.launch_end else []
     if evidence.unanswered:
-        return [*(AgentLost(rank, no_answer) for rank in evidence.unanswered), *held]
+        return [*(AgentLost(agent, no_answer) for agent in evidence.unanswered), *held]
     if evidence.launch_failed and not evidence.all_reported and launch_end:
         return [*launch_end, *held]  # it could not start all agents, and ended those that it had started
     if evidence.launch_failed and any(isinstance(event, AgentLost) for event in held):
         # It ended the job because an agent had vanished, the first of those lost; the others went with it.
         not_first = evidence.failure_reported | signalled
-        lost = (event for event in held if isinstance(event, AgentLost) and event.rank not in not_first)
+        lost = (event for event in held if isinstance(event, AgentLost) and event.agent not in not_first)
         first = next(lost, None)
         others: list[Event] = [
             replace(event, ended_by_launch_command=True) if isinstance(event, AgentLost) else event

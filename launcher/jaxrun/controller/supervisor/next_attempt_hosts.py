@@ -9,6 +9,7 @@ from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
 from jaxrun.analysis.diagnosis.root_cause import find_culprits
 from jaxrun.analysis.verdict.restarts import Stop
 from jaxrun.errors import JaxrunError
+from jaxrun.protocol.agent_id import AgentId
 from jaxrun.spec.backends.by_hand import replan_by_hand
 from jaxrun.spec.backends.remote_plan import (
     agents_by_rank,
@@ -25,23 +26,23 @@ from jaxrun.spec.job.plan import Plan
 class AgentsLeft:
     """What is left of the agents of an attempt.
 
-    usable:       the numbers of those that another attempt can have; none where a launch command has ended that they
-                  do not outlive
-    hosts:        those of the usable ones, where agents go on without others, by number
+    usable:       the agents that another attempt can have; none where a launch command has ended that they do not
+                  outlive
+    hosts:        hosts of the usable agents; None if agents cannot survive the loss of another host
     reported:     the ranks whose agents have reported
     lost_spares:  the spare hosts that were lost while they waited
     found:        hosts that the attempt lacked, and that were there
     """
 
-    usable: Collection[int] = ()
-    hosts: Mapping[int, str] | None = None
+    usable: Collection[AgentId] = ()
+    hosts: Mapping[AgentId, str] | None = None
     reported: Collection[int] = ()
     lost_spares: Collection[str] = ()
     found: tuple[str, ...] = ()
 
     def serve(self, plan: Plan) -> bool:
         """Whether all agents are there that the ranks of this plan need."""
-        return all(number in self.usable for number, ranks in plan.agents.items() if ranks)
+        return all(agent in self.usable for agent, ranks in plan.agents.items() if ranks)
 
 
 def plan_next_attempt(plan: Plan, outcome: JobOutcome, left: AgentsLeft, environ: Mapping[str, str]) -> Plan | Stop:
@@ -58,7 +59,7 @@ def plan_next_attempt(plan: Plan, outcome: JobOutcome, left: AgentsLeft, environ
         why = f"no spare host is left for {', '.join(sorted(failed))}"
         return Stop(why if plan.job.spares or plan.job.min_hosts else "")
     same_hosts = choice.placement == placement and spares == plan.spare_hosts
-    if same_hosts and (left.serve(plan) or has_own_agents(plan)):
+    if same_hosts and (left.serve(plan) or fits_launch_command(plan)):
         return plan
     try:
         made = replan(plan, choice.placement, choice.spares, environ)
@@ -81,7 +82,7 @@ def plan_next_attempt(plan: Plan, outcome: JobOutcome, left: AgentsLeft, environ
 def _plan_by_hand(plan: Plan, outcome: JobOutcome, left: AgentsLeft) -> Plan | Stop:
     """The plan of another attempt with the agents that are there: all that it had, or with --min-hosts others."""
     may_shrink = plan.job.min_hosts is not None and 0 in left.usable
-    failed = {number for number, ranks in plan.agents.items() if outcome.failed_checks.keys() & set(ranks)}
+    failed = {agent for agent, ranks in plan.agents.items() if outcome.failed_checks.keys() & set(ranks)}
     made = replan_by_hand(plan, set(left.usable) - failed) if may_shrink else plan
     if made is None or not left.serve(made) or (failed and made is plan):
         return Stop("" if failed else "agents are gone that jaxrun did not start")
@@ -96,15 +97,15 @@ def _plan_by_hand(plan: Plan, outcome: JobOutcome, left: AgentsLeft) -> Plan | S
     return replace(made, left_out=left_out, host_notes=(*plan.host_notes, note))
 
 
-def on_own_agents(plan: Plan, environ: Mapping[str, str]) -> Plan:
-    """The same plan for a launch command that is started now: each agent has the rank that is its number."""
-    if has_own_agents(plan):
+def plan_new_agents(plan: Plan, environ: Mapping[str, str]) -> Plan:
+    """The same plan for agents that a launch command starts anew: each gets the ranks that this command gives it."""
+    if fits_launch_command(plan):
         return plan
     return replan(plan, [worker.host for worker in plan.workers], plan.spare_hosts, environ)
 
 
-def has_own_agents(plan: Plan) -> bool:
-    """Whether the agents have the ranks that the launch command of the plan starts them with."""
+def fits_launch_command(plan: Plan) -> bool:
+    """Whether the agents have the ranks with which the launch command of the plan starts them."""
     return plan.is_started_by_hand or dict(plan.agents) == agents_by_rank(len(plan.workers), plan.agent_count)
 
 

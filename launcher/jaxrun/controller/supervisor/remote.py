@@ -18,7 +18,7 @@ from jaxrun.controller.supervisor.engine_commands import EngineCommands
 from jaxrun.controller.supervisor.executor import Executor
 from jaxrun.controller.supervisor.host_search import HostSearch
 from jaxrun.controller.supervisor.launch_process import LaunchProcess, abort_job
-from jaxrun.controller.supervisor.next_attempt_hosts import AgentsLeft, on_own_agents, plan_next_attempt
+from jaxrun.controller.supervisor.next_attempt_hosts import AgentsLeft, plan_new_agents, plan_next_attempt
 from jaxrun.controller.supervisor.quarantine_decision import HostsHeard, decide_quarantine
 from jaxrun.controller.supervisor.server import AgentServer
 from jaxrun.controller.supervisor.spare_agents import SpareAgents
@@ -29,6 +29,7 @@ from jaxrun.node.channel.rendezvous import RendezvousFile
 from jaxrun.node.channel.silence import reserve_port
 from jaxrun.protocol import auth
 from jaxrun.protocol.addresses import format_addresses
+from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import JobInfo
 from jaxrun.records.output.output import Output
 from jaxrun.records.rundir.rundir import RunDir, attempt_directory
@@ -79,6 +80,7 @@ class RemoteAgents:
         self._spares: SpareAgents | None = None
         self._quarantined: set[str] = set()
         self._spared: set[str] = set()  # the lost hosts of which it is said that they are not added to the quarantine
+        self._agents_stay = False  # in the next attempt
         self._found: tuple[str, ...] = ()  # hosts that the last attempt lacked, and that were there
         self._retired: list[LaunchProcess] = []  # of earlier attempts; they have been told to end
         self._user_env = {**environ, **plan.job.env}
@@ -108,7 +110,15 @@ class RemoteAgents:
 
     def next_plan(self, plan: Plan, outcome: JobOutcome) -> Plan | Stop:
         """The plan of another attempt, without the hosts that were lost where others can take their places."""
-        return plan_next_attempt(plan, outcome, self._agents_left(), self._environ)
+        left = self._agents_left()
+        following = plan_next_attempt(plan, outcome, left, self._environ)
+        if isinstance(following, Stop):
+            return following
+        self._agents_stay = following.launch_command == self._plan.launch_command and left.serve(following)
+        try:
+            return following if self._agents_stay else plan_new_agents(following, self._environ)
+        except JaxrunError as error:
+            return Stop(f"its agents cannot be started again: {error}")
 
     def run(self, context: AttemptContext) -> JobOutcome:
         """Serve the agents until the head says that the attempt is over: those that are there, or others, started now.
@@ -116,16 +126,12 @@ class RemoteAgents:
         All of them are started anew where one that is needed is gone, or what has started them.
         """
         assert self._registry is not None
-        plan = context.plan
-        stays = plan.launch_command == self._plan.launch_command and self._agents_left().serve(plan)
-        earlier = self._server.connections if self._server is not None and stays else None
+        plan = self._plan = context.plan
+        earlier = self._server.connections if self._server is not None and self._agents_stay else None
         try:
             if self._server is not None and earlier is not None:
-                self._plan = plan
                 self._server.close_loop()
             else:
-                self._plan = on_own_agents(plan, self._environ)
-                self._registry.plan = self._plan
                 self._start_launch_command(context)
         except JaxrunError as error:
             return JobOutcome(EndReason.UNAVAILABLE, text=str(error))
@@ -133,13 +139,13 @@ class RemoteAgents:
         if self._spares is None or earlier is None:
             self._spares = SpareAgents(self._plan.launch_command.agent_hosts, self._registry)
         self._spares.registry = self._registry
-        executor = Executor(replace(context, plan=self._plan))
+        executor = Executor(context)
         search = None if plan.is_started_by_hand else HostSearch(executor, self._environ, self._commands)
         self._server = AgentServer(
             executor, self._listener, self._launch, self._job_info, self._spares, search, earlier, self._staged
         )
         if earlier is None and self._plan.launch_command.agents_stay:
-            apart = range(self._plan.launch_command.size, self._plan.agent_count)
+            apart = [AgentId(number) for number in range(self._plan.launch_command.size, self._plan.agent_count)]
             self._spares.start(apart, partial(self._commands.start_spare, self._plan, context.guard))
         outcome = executor.run(self._server)
         if search is not None:
@@ -173,18 +179,18 @@ class RemoteAgents:
         self._reserved.close()
         hangs = server is not None and bool(server.silent_ranks - {0})
         if command is not None and command.attached_to and hangs:
-            print_notice(abort_job(command.engine, exit_code, self._environ))
+            print_notice(abort_job(command, exit_code, self._environ))
 
     def _agents_left(self) -> AgentsLeft:
         command, server = self._plan.launch_command, self._server
         stay = command is not None and command.agents_stay and server is not None and not server.uses_mpi
         runs = self._launch is not None and not self._launch.reap()
-        usable = server.usable_agents if server is not None and (runs or stay) else set[int]()
+        usable = server.usable_agents if server is not None and (runs or stay) else set[AgentId]()
         hosts = command.agent_hosts if command is not None and (stay or not command.agents_stay) else ()
         return AgentsLeft(
             usable,
-            {number: host for number, host in enumerate(hosts) if number in usable},
-            self._registry.reports if self._registry is not None else (),
+            {agent: host for number, host in enumerate(hosts) if (agent := AgentId(number)) in usable},
+            self._registry.reported_ranks if self._registry is not None else (),
             self._spares.lost_hosts if self._spares is not None else (),
             self._found,
         )
@@ -216,13 +222,15 @@ class RemoteAgents:
         """What was heard in this attempt, and from which hosts."""
         assert self._registry is not None and self._server is not None and self._spares is not None
         hosts = self._plan.host_of
-        reports = {**self._spares.reported, **{hosts[rank]: one for rank, one in self._registry.reports.items()}}
-        silent = {number: self._plan.agents.get(number, ()) for number in self._server.silent_agents}
+        agents = self._plan.agents
+        reports = {**self._spares.reported}
+        reports |= {hosts[agents[agent][0]]: report for agent, report in self._registry.reports.items()}
+        silent = {agent: agents.get(agent, ()) for agent in self._server.silent_agents}
         return HostsHeard(
             reported=[*reports],
             # Both ends of the connection of an agent on the launcher's own host have one address.
             far=[host for host, one in reports.items() if one.address != one.head_address],
-            silent=[hosts[ranks[0]] if ranks else self._spares.host_of(number) for number, ranks in silent.items()],
+            silent=[hosts[ranks[0]] if ranks else self._spares.host_of(agent) for agent, ranks in silent.items()],
         )
 
     def _start_launch_command(self, context: AttemptContext) -> None:

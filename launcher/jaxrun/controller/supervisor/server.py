@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
-from jaxrun.controller.head.startup import AgentStartupEvent
 from jaxrun.controller.supervisor.agent_receiver import AgentReceiver, DroppedPeers
 from jaxrun.controller.supervisor.connections import AgentConnection, AgentConnections, RemoteOutput
 from jaxrun.controller.supervisor.executor import Executor
@@ -21,26 +20,28 @@ from jaxrun.controller.supervisor.loss_watch import LossWatch
 from jaxrun.controller.supervisor.spare_agents import SpareAgents
 from jaxrun.node.agent.agent import LISTENER, MESSAGES, OUTPUT
 from jaxrun.node.channel.listener import Listener, Peer
+from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import (
-    AgentAlone,
-    AgentConnected,
+    AgentEvent,
+    AgentMessage,
+    AgentOrder,
     AgentReport,
     AgentSignalled,
     AgentToHead,
     JobInfo,
     OutputChunk,
+    RankOrder,
     Shutdown,
     SignalWorker,
     StartFailed,
-    StartWorker,
+    StartWorkers,
     StreamEnded,
     WorkerExited,
 )
+from jaxrun.protocol.auth import Purpose
 from jaxrun.protocol.env import REQUEST_SIGNAL
-from jaxrun.protocol.probe_messages import PeerResults
-from jaxrun.protocol.staging import TAKER, StagedCopied
 from jaxrun.protocol.worker_messages import Failed, Run
-from jaxrun.records.event_log.actions import MessageToRank, RecordClock
+from jaxrun.records.event_log.actions import RecordClock
 from jaxrun.records.event_log.events import (
     AgentLost,
     HostsFound,
@@ -104,7 +105,7 @@ class AgentServer:
         self._remote_output = RemoteOutput(self._output, self.connections)
         self._losses = LossWatch(context, launch, self.connections, executor.handle, attached=self._attached)
         self._dropped_peers = DroppedPeers(self._dispatcher.record, self._clock)
-        self.silent_agents: set[int] = set()  # the numbers of those that are lost as their hosts are silent
+        self.silent_agents: set[AgentId] = set()  # lost, because their hosts are silent
         self._signalled = False  # whether this process was asked to end, where the agents are as well
         self._outcome: JobOutcome | None = None
 
@@ -136,14 +137,13 @@ class AgentServer:
         return self._outcome is not None and self._outcome.uses_mpi
 
     @property
-    def usable_agents(self) -> set[int]:
-        """The numbers of the agents that another attempt can have: they are there, and have reported all ends."""
+    def usable_agents(self) -> set[AgentId]:
+        """The agents that another attempt can have: they are connected, and have reported how all their ranks ended."""
         unanswered = {*(self._outcome.unanswered if self._outcome is not None else ())}
         return {
-            number
-            for number in self.connections.live
-            if not unanswered.intersection(ranks := self.connections.ranks_of(number))
-            and (ranks or number in self._spares.ready)
+            agent
+            for agent in self.connections.live & self._agents.keys()
+            if unanswered.isdisjoint(ranks := self._agents[agent]) and (ranks or agent in self._spares.ready)
         }
 
     def shut_down_agents(self, status: int, *, job_goes_on: bool = False) -> None:
@@ -160,9 +160,9 @@ class AgentServer:
 
     @property
     def silent_ranks(self) -> set[int]:
-        """Those without whose agents the job has ended: they are stopped, or have not come in time."""
+        """The ranks whose agents were silent at the end of the job: they are stopped, or have not come in time."""
         unanswered = self._outcome.unanswered if self._outcome is not None else ()
-        return {*unanswered, *(self._dispatcher.hosts.keys() - self._losses.reported)}
+        return {*unanswered, *(rank for agent in self._losses.unreported_agents for rank in self._agents[agent])}
 
     def close(self, *, wait: bool = True) -> None:
         """Close all connections; `wait` for agents that answer to end, where others do not."""
@@ -173,11 +173,14 @@ class AgentServer:
 
     # ---- orders of the head
 
-    def send(self, ranks: tuple[int, ...], order: MessageToRank | SignalWorker) -> None:
-        if isinstance(order, StartWorker):
-            self._remote_output.handle_start(order)
+    def send(self, ranks: tuple[int, ...], order: RankOrder) -> None:
         self._receiver.is_closed |= isinstance(order, Run)
         self.connections.send(ranks, order)
+
+    def send_to_agents(self, agents: tuple[AgentId, ...], order: AgentOrder) -> None:
+        if isinstance(order, StartWorkers):
+            self._remote_output.handle_start(order)
+        self.connections.send_to_agents(agents, order)
 
     def look_for_hosts(self) -> None:
         if self._search is not None:
@@ -189,38 +192,37 @@ class AgentServer:
     # ---- messages of agents
 
     def _on_peer(self, peer: Peer) -> None:
-        if self._staged is not None and peer.rank == TAKER:
+        if self._staged is not None and peer.purpose is Purpose.COPY:
             self._staged.give(peer)
         else:
             self._receiver.add(peer)
 
-    def _on_message(self, number: int, connection: AgentConnection, message: AgentToHead) -> None:
-        ranks = self.connections.ranks_of(number)
-        if isinstance(message, PeerResults | StagedCopied):
-            ranks = ranks[:1]  # which was asked
-        if not ranks:
+    def _on_message(self, agent: AgentId, connection: AgentConnection, message: AgentToHead) -> None:
+        if agent in self.connections.waiting:
             if isinstance(message, AgentReport):
                 self._spares.on_report(message)
-        elif isinstance(message, AgentAlone):  # the head knows ranks only
-            for rank in ranks:
-                self._on_agent_event(replace(message, rank=rank))
+        elif isinstance(message, AgentEvent):
+            self._on_agent_event(message)
         else:
             self._on_worker_message(connection, message)
 
-    def _on_agent_event(self, event: AgentConnected | AgentSignalled | AgentStartupEvent) -> None:
+    def _on_agent_event(self, event: AgentEvent) -> None:
         match event:
             case AgentSignalled():
                 self._losses.hold(event, probe=True)
             case AgentReport():
-                self._losses.reported.add(event.rank)
-                self._dispatcher.record(RecordClock(event.rank, self._clock() - event.time))
-                self._launch.slurm_step = self._launch.slurm_step or event.slurm_step
+                self._losses.reported.add(event.agent)
+                for rank in self._agents.get(event.agent, ()):
+                    self._dispatcher.record(RecordClock(rank, self._clock() - event.time))
+                self._launch.launch_id = self._launch.launch_id or event.launch_id
                 self._executor.handle(event)
                 self._spares.prepare()
             case _:
                 self._executor.handle(event)
 
-    def _on_worker_message(self, connection: AgentConnection, message: AgentToHead) -> None:
+    def _on_worker_message(
+        self, connection: AgentConnection, message: AgentMessage | OutputChunk | StreamEnded
+    ) -> None:
         match message:
             case OutputChunk() | StreamEnded():
                 self._remote_output.handle(message.rank, connection, message)
@@ -235,14 +237,13 @@ class AgentServer:
 
     # ---- agents, hosts and the launch command go away
 
-    def _on_lost(self, number: int, connection: AgentConnection) -> None:
+    def _on_lost(self, agent: AgentId, connection: AgentConnection) -> None:
         self._remote_output.forget(connection)
-        self.silent_agents |= {number} if connection.is_silent else set()
-        if number in self.connections.waiting:
-            self._spares.on_lost(number, connection.lost_reason)
-            return
-        ranks = self.connections.ranks_of(number)
-        self._losses.hold(*(AgentLost(rank, connection.lost_reason) for rank in ranks), probe=False)
+        self.silent_agents |= {agent} if connection.is_silent else set()
+        if agent in self.connections.waiting:
+            self._spares.on_lost(agent, connection.lost_reason)
+        else:
+            self._losses.hold(AgentLost(agent, connection.lost_reason), probe=False)
 
     def _on_launch_output(self) -> None:
         text = self._launch.read()
@@ -250,11 +251,10 @@ class AgentServer:
             self._loop.remove_reader(self._launch.fileno())
         elif text and self._verbose:
             self._output.print_line(text.decode(errors="replace"))
-        if text and self._spares.hosts and not self.all_reported:
-            missing = {number for number, ranks in self._agents.items() if {*ranks} - self._losses.reported}
-            if self._launch.failed_agents() & missing:  # the launch command outlives them, and does not end
-                said = self._launch.last_lines()
-                self._executor.handle(StartFailed(f"{self._launch.title} could not start all agents; it said:\n{said}"))
+        # A launch command that outlives its agents does not end where it cannot start one.
+        if text and self._spares.hosts and self._launch.failed_agents() & self._losses.unreported_agents:
+            said = self._launch.last_lines()
+            self._executor.handle(StartFailed(f"{self._launch.title} could not start all agents; it said:\n{said}"))
 
     # ---- signals
 
@@ -274,4 +274,4 @@ class AgentServer:
             self._executor.handle(LauncherSignalled(signum))  # somebody insists
         else:
             self._signalled = True
-            self._losses.hold(AgentSignalled(0, signum), probe=True)
+            self._losses.hold(AgentSignalled(self.connections.agent_of(0), signum), probe=True)

@@ -37,7 +37,7 @@ class Staged:
 
         def pass_all() -> None:
             with suppress(OSError, ProtocolError), peer.connection:
-                taker = BlockingConnection(peer.connection, peer.tags, f"rank {peer.rank}")
+                taker = BlockingConnection(peer.connection, peer.tags, f"agent {peer.number}")
                 pass_on(self.stage.contents, self.copies, None, [taker])
 
         threading.Thread(target=pass_all, name="jaxrun-stage", daemon=True).start()

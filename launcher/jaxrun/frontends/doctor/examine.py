@@ -20,6 +20,7 @@ from jaxrun import RUNTIME
 from jaxrun.errors import UsageError
 from jaxrun.frontends.doctor.observation import Observation, read_run_dir
 from jaxrun.node.agent.host_probe import collect_facts, try_to_write
+from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.own_files import remove_directory
 from jaxrun.spec.backends.slurm_allocation import Allocation, read_allocation
 from jaxrun.spec.job.plan import Plan
@@ -35,7 +36,7 @@ _MOST_AT_ONCE = 64
 
 def examine(plan: Plan, run: Callable[[Plan], int], environ: Mapping[str, str], screen: IO[str]) -> Observation:
     """Have the job of the doctor run, whose progress is shown on `screen` if that is a terminal. Raises UsageError."""
-    facts = {} if plan.launch_command else {0: collect_facts(0, {**environ, **plan.job.env})}
+    facts = {} if plan.launch_command else {0: collect_facts(AgentId(0), {**environ, **plan.job.env})}
     with _run_directory() as (path, in_directory):
         plan = replace(plan, job=replace(plan.job, run_dir=path))
         with _status(screen, plan), _captured() as output:

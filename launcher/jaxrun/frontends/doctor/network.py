@@ -43,7 +43,7 @@ def check_network(seen: Observation) -> Iterator[Finding]:
     """Whether each host can connect to each other, and by which interface."""
     if len(seen.peers) < 2:
         return
-    hosts = {seen.host_of(rank) for rank in seen.peers}
+    hosts = {seen.host_of(agent) for agent in seen.peers}
     errors = seen.errors
     if errors:
         found = blame(set(errors), hosts)
@@ -63,7 +63,7 @@ def check_network(seen: Observation) -> Iterator[Finding]:
 
 def check_clocks(seen: Observation) -> Iterator[Finding]:
     """The clocks of the hosts, as far as they are known, against that of this one."""
-    offsets = {seen.host_of(rank): clock for rank, clock in seen.clocks.items()}
+    offsets = {seen.host_of_rank(rank): clock for rank, clock in seen.clocks.items()}
     off = {host: clock for host, clock in offsets.items() if abs(clock.offset_s) > _CLOCK_S + clock.error_s}
     for host, clock in off.items():
         side = "behind" if clock.offset_s > 0 else "ahead of"
@@ -84,10 +84,10 @@ def check_names(seen: Observation) -> Iterator[Finding]:
         elif several and all(map(_is_loopback, facts.name_addresses)):
             text = f"{host}: its own name leads to {facts.name_addresses[0]}, where no other host can reach it"
             found.append(warning(text, f"give the name the host's address in /etc/hosts there: {line}"))
-    for rank, results in sorted(seen.peers.items()):
-        unknown = [name for name in results.unknown_names if name != seen.host_of(rank)]
+    for agent, results in sorted(seen.peers.items()):
+        unknown = [name for name in results.unknown_names if name != seen.host_of(agent)]
         if unknown:
-            text = f"{seen.host_of(rank)} does not know the name {', '.join(unknown)}"
+            text = f"{seen.host_of(agent)} does not know the name {', '.join(unknown)}"
             found.append(warning(text, "mpirun and srun may need it: add it to DNS, or to /etc/hosts there"))
     yield from found
     if several and not found:

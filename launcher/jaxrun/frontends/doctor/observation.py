@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from jaxrun.analysis.verdict.verdict import Verdict
+from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.probe_messages import HostFacts, PeerResults
 from jaxrun.protocol.worker_messages import DeviceReport
 from jaxrun.records.event_log.actions import RecordClock
+from jaxrun.records.event_log.events import AttemptStarted
 from jaxrun.records.rundir.recorded_files import read_job_events, read_text, read_verdict
 from jaxrun.spec.backends.slurm_allocation import Allocation
 
@@ -37,7 +39,8 @@ class Observation:
 
     started_by:      "Open MPI 5.0.11"; empty for this machine alone
     expected_hosts:  as the job was planned, where that names them
-    facts, peers:    by rank; of a host on which nothing has started there are none
+    agents:          the ranks of each agent
+    facts, peers:    by agent; there are none of a host on which nothing has started
     devices, clocks: by rank, once it has joined
     verdict:         None where the job has left none
     unreachable:     why hosts on which nothing has started cannot be reached from here
@@ -47,8 +50,9 @@ class Observation:
 
     started_by: str = ""
     expected_hosts: tuple[str, ...] = ()
-    facts: Mapping[int, HostFacts] = field(default_factory=dict)
-    peers: Mapping[int, PeerResults] = field(default_factory=dict)
+    agents: Mapping[AgentId, tuple[int, ...]] = field(default_factory=dict)
+    facts: Mapping[AgentId, HostFacts] = field(default_factory=dict)
+    peers: Mapping[AgentId, PeerResults] = field(default_factory=dict)
     devices: Mapping[int, DeviceReport] = field(default_factory=dict)
     clocks: Mapping[int, RecordClock] = field(default_factory=dict)
     timings: tuple[CollectiveTiming, ...] = ()
@@ -60,7 +64,7 @@ class Observation:
 
     @property
     def hosts(self) -> dict[str, HostFacts]:
-        """The facts of each host, as its first rank has told them."""
+        """The facts of each host, as its first agent has reported them."""
         hosts: dict[str, HostFacts] = {}
         for _, facts in sorted(self.facts.items()):
             hosts.setdefault(facts.host, facts)
@@ -72,10 +76,8 @@ class Observation:
         return [host for host in self.expected_hosts if host not in self.hosts]
 
     def ranks_on(self, host: str) -> list[int]:
-        """The ranks of a host; this machine alone has told its facts once, for all of them."""
-        if len(self.facts) == 1 < len(self.devices):
-            return sorted(self.devices)
-        return sorted(rank for rank, facts in self.facts.items() if facts.host == host)
+        of_host = [agent for agent, facts in self.facts.items() if facts.host == host]
+        return sorted(rank for agent in of_host for rank in self.agents.get(agent, ()))
 
     def devices_on(self, host: str) -> list[DeviceReport]:
         return [self.devices[rank] for rank in self.ranks_on(host) if rank in self.devices]
@@ -83,30 +85,36 @@ class Observation:
     @property
     def interfaces(self) -> dict[Pair, str]:
         """By which network interface a host has reached another."""
-        return self._by_hosts({rank: results.interfaces for rank, results in self.peers.items()})
+        return self._by_hosts({agent: results.interfaces for agent, results in self.peers.items()})
 
     @property
     def errors(self) -> dict[Pair, str]:
         """Why a host cannot connect to another."""
-        return self._by_hosts({rank: results.errors for rank, results in self.peers.items()})
+        return self._by_hosts({agent: results.errors for agent, results in self.peers.items()})
 
-    def _by_hosts(self, values: Mapping[int, Mapping[int, str]]) -> dict[Pair, str]:
+    def _by_hosts(self, values: Mapping[AgentId, Mapping[AgentId, str]]) -> dict[Pair, str]:
         name = self.host_of
         return {(name(one), name(other)): value for one, to in values.items() for other, value in to.items()}
 
-    def host_of(self, rank: int) -> str:
-        return self.facts[rank].host if rank in self.facts else f"rank {rank}"
+    def host_of(self, agent: AgentId) -> str:
+        return self.facts[agent].host if agent in self.facts else f"agent {agent}"
+
+    def host_of_rank(self, rank: int) -> str:
+        agents = [agent for agent, ranks in self.agents.items() if rank in ranks]
+        return self.host_of(agents[0]) if agents else f"rank {rank}"
 
 
 def read_run_dir(path: Path) -> dict[str, Any]:
     """Return the fields of an Observation that the files of a job say; those of files that are missing are left out."""
-    found: dict[str, Any] = {"facts": {}, "peers": {}, "devices": {}, "clocks": {}}
+    found: dict[str, Any] = {"agents": {}, "facts": {}, "peers": {}, "devices": {}, "clocks": {}}
     for event in read_job_events(path).events:
         match message := event.message:
+            case AttemptStarted():
+                found["agents"] = message.agents
             case HostFacts():
-                found["facts"][message.rank] = message
+                found["facts"][message.agent] = message
             case PeerResults():
-                found["peers"][message.rank] = message
+                found["peers"][message.agent] = message
             case RecordClock():
                 found["clocks"][message.rank] = replace(message, error_s=message.error_s or _ONE_WAY_S)
             case DeviceReport():

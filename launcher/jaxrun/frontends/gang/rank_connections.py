@@ -93,12 +93,12 @@ class RankConnections:
 
     def add(self, peer: Peer) -> None:
         """Add a rank; a second one of the same number is none of ours."""
-        if peer.rank in self._connections:
+        if peer.number in self._connections:
             peer.connection.close()
             return
         received, sent = (peer.tags.received, peer.tags.sent) if peer.tags is not None else (None, None)
         reader, writer = GangMessageReader(peer.connection, received), GangMessageWriter(peer.connection, sent)
-        self._connections[peer.rank] = added = _RankConnection(peer.rank, peer.connection, reader, writer)
+        self._connections[peer.number] = added = _RankConnection(peer.number, peer.connection, reader, writer)
         self._has_tags = sent is not None
         self._loop.add_reader(peer.connection.fileno(), 0, lambda: self._read(added))
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
@@ -23,21 +22,17 @@ from jaxrun.node.agent.worker_process import WorkerProcess
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.protocol.agent_messages import (
     AgentMessage,
-    ClockProbe,
-    ClockReply,
     FaultNotInjected,
     FirstOutput,
     ForkingDeclined,
     InjectFault,
+    RankOrder,
     SignalWorker,
-    StartWorker,
     WorkerExited,
+    WorkerOrder,
 )
-from jaxrun.protocol.probe_messages import ProbePeers
 from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, ProgramDetailsRequest, RankQuery, RecorderSnapshot
-from jaxrun.protocol.staging import CopyStaged
 from jaxrun.protocol.worker_messages import Done, Failed, ProfileCalls, Run, WorkerStage
-from jaxrun.records.event_log.actions import MessageToRank
 from jaxrun.records.event_log.events import check_event
 
 MESSAGES, LISTENER, SIGNALS, OUTPUT = range(4)  # the order in which an event loop serves its readable descriptors
@@ -83,14 +78,14 @@ class Agent:
 
     # ---- orders of the head
 
-    def execute(self, ranks: Iterable[int], order: MessageToRank | SignalWorker) -> None:
-        """Carry out what is meant for the agent of these ranks, and send their workers the rest."""
+    def execute(self, ranks: Iterable[int], order: RankOrder) -> None:
+        """Carry out an order about these ranks; an order that is for their workers is sent to them."""
         there = [rank for rank in ranks if rank in self._workers.ranks]
         if isinstance(order, SignalWorker):
             self._signal(there, order.signum)
-            return
-        for rank in there:
-            self._deliver(rank, order)
+        else:
+            for rank in there:
+                self._deliver(rank, order)
 
     def signal_all(self, signum: int) -> None:
         self._signal(tuple(self._workers.ranks), signum)
@@ -102,14 +97,12 @@ class Agent:
         for rank in ranks:
             self._workers[rank].signal(signum)
 
-    def _deliver(self, rank: int, message: MessageToRank) -> None:
+    def _deliver(self, rank: int, message: WorkerOrder) -> None:
         worker = self._workers[rank]
         match message:
             case InjectFault():
                 if reason := worker.inject_fault(message.kind):
                     self._report(FaultNotInjected(rank, message.kind, reason))
-            case ClockProbe():
-                self._report(ClockReply(rank, message.asked_at, time.time()))  # by which the worker's calls are timed
             case RankQuery():
                 self._report_all(self._snapshots.request(rank, message))
             case ProgramDetailsRequest():
@@ -118,8 +111,6 @@ class Agent:
             case ProfileCalls():
                 worker.send(message)
                 worker.flight.raise_orders()
-            case StartWorker() | ProbePeers() | CopyStaged():
-                raise AssertionError("this agent has its workers already")
             case _:
                 worker.send(message)
                 if isinstance(message, Run):
@@ -171,7 +162,7 @@ class Agent:
         try:
             messages = worker.receive()
             for message in messages or ():
-                check_event(message, worker.rank)
+                check_event(message, ranks=(worker.rank,))
         except ProtocolError as error:
             self._loop.remove_reader(fd)
             worker.pipes.channel.close()  # the worker ends when it notices

@@ -9,22 +9,23 @@ from pathlib import Path
 
 from jaxrun import __version__
 from jaxrun.node.agent.fabric_probe import collect_fabric_facts
+from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import AgentReport, JobInfo
 from jaxrun.protocol.connect import HeadConnection
 from jaxrun.protocol.own_files import open_own_directory
 from jaxrun.records.rundir.rundir import JOB_FILE
-from jaxrun.spec.job.cluster_env import slurm_step
+from jaxrun.spec.job.cluster_env import launch_id
 from jaxrun.spec.job.devices import probe_machine
 
 
 def make_report(
-    size: int, head: HeadConnection, environ: Mapping[str, str], command: tuple[str, ...], info: JobInfo, number: int
+    size: int, head: HeadConnection, environ: Mapping[str, str], command: tuple[str, ...], info: JobInfo, agent: AgentId
 ) -> AgentReport:
-    """What the agent of this number is, sees and may use; `command` is what a person has typed to start it."""
+    """Return what this agent is, sees and may use; `command` is what a person has typed to start it."""
     machine = probe_machine(info.platforms, environ)
     gpus = machine.seen_gpus
     return AgentReport(
-        rank=number,
+        agent=agent,
         size=size,
         command=command,
         host=machine.host,
@@ -37,7 +38,7 @@ def make_report(
         directory=os.getcwd(),
         machine=machine,
         can_write_run_dir=bool(info.run_dir) and _is_of_job(Path(info.run_dir), info.job_id),
-        slurm_step=slurm_step(environ),
+        launch_id=launch_id(environ),
         fabric=collect_fabric_facts({**environ, **info.environment}, gpus.ids) if gpus.names else None,
     )
 

@@ -26,6 +26,7 @@ from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.node.channel.host_addresses import list_addresses
 from jaxrun.node.channel.listener import listen_on_tcp
 from jaxrun.protocol.addresses import parse_addresses
+from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.connect import ConnectionAttempt, describe_error
 from jaxrun.protocol.probe_messages import GpuFacts, HostFacts, PeerResults, ProbePeers
 from jaxrun.spec.job.devices import amd_cards, cuda_gpus, rocm_gpus
@@ -43,13 +44,13 @@ _POLL_S = 0.5
 _LOOKUP_TIMEOUT_S = 2.0
 
 
-def collect_facts(rank: int, environ: Mapping[str, str], *, sees_run_dir: bool = True, port: int = 0) -> HostFacts:
+def collect_facts(agent: AgentId, environ: Mapping[str, str], *, sees_run_dir: bool = True, port: int = 0) -> HostFacts:
     """Return what there is on this host; takes less than a tenth of a second, but for slow drivers and disks."""
     disks, disk_errors = _try_disks(environ)
     gpus = ask_nvml(_NVML_TIMEOUT_S) if has_driver() else NvmlReading()
     limits = {name: resource.getrlimit(number)[0] for name, number in _LIMITS.items()}
     return HostFacts(
-        rank=rank,
+        agent=agent,
         time=time.time(),
         host=os.uname().nodename,
         port=port,
@@ -178,17 +179,17 @@ class PeerServer:
         loop.close()
 
 
-def probe_peers(rank: int, token: str, order: ProbePeers) -> PeerResults:
-    """Connect from the agent of `rank` to all others of the order, the next one first, as each has another next one."""
-    names, interfaces, errors = _interface_by_address(), dict[int, str](), dict[int, str]()
-    waiting = sorted(order.addresses.keys() - {rank}, key=lambda peer: (peer < rank, peer), reverse=True)
-    attempts: dict[int, ConnectionAttempt] = {}
+def probe_peers(agent: AgentId, token: str, order: ProbePeers) -> PeerResults:
+    """Connect from this agent to all others of the order, the next one first, as each has another next one."""
+    names, interfaces, errors = _interface_by_address(), dict[AgentId, str](), dict[AgentId, str]()
+    waiting = sorted(order.addresses.keys() - {agent}, key=lambda peer: (peer < agent, peer), reverse=True)
+    attempts: dict[AgentId, ConnectionAttempt] = {}
     with selectors.DefaultSelector() as selector:
         while waiting or attempts:
             while waiting and len(attempts) < _AT_ONCE:
                 peer = waiting.pop()
                 try:
-                    attempts[peer] = ConnectionAttempt(parse_addresses(order.addresses[peer])[0], token, rank)
+                    attempts[peer] = ConnectionAttempt(parse_addresses(order.addresses[peer])[0], token, agent)
                     selector.register(attempts[peer].connection, selectors.EVENT_READ, peer)
                 except OSError as error:
                     errors[peer] = describe_error(error)
@@ -202,7 +203,7 @@ def probe_peers(rank: int, token: str, order: ProbePeers) -> PeerResults:
                     errors[peer] = attempt.failure
                 selector.unregister(attempt.connection)
                 attempts.pop(peer).connection.close()
-    return PeerResults(rank, interfaces, errors, _find_unknown(order.hosts.values()))
+    return PeerResults(agent, interfaces, errors, _find_unknown(order.hosts.values()))
 
 
 def _find_unknown(hosts: Iterable[str]) -> tuple[str, ...]:

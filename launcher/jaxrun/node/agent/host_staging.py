@@ -15,10 +15,11 @@ from jaxrun.node.channel.listener import Listener, Peer, listen_on_tcp
 from jaxrun.node.staging.copies import Copies
 from jaxrun.node.staging.transfer import pass_on
 from jaxrun.protocol.addresses import Address, parse_addresses
-from jaxrun.protocol.auth import peer_token
+from jaxrun.protocol.agent_id import AgentId
+from jaxrun.protocol.auth import Purpose, peer_token
 from jaxrun.protocol.connect import HeadAddress, connect
 from jaxrun.protocol.gang_connection import BlockingConnection
-from jaxrun.protocol.staging import TAKER, CopyStaged, Stage, StagedCopied, use_copies
+from jaxrun.protocol.staging import CopyStaged, Stage, StagedCopied, use_copies
 
 _CONNECT_S = 10.0
 _POLL_S = 0.1
@@ -28,9 +29,9 @@ _BLAME_S = 5.0  # before a failure of another host is reported: that one reports
 class HostStaging:
     """The copies that a job has on this host, in all its attempts."""
 
-    def __init__(self, stage: Stage, number: int, token: str, head: Address) -> None:
-        """`number` and `token` are the agent's, which has found the head at `head`."""
-        self._stage, self._number, self._token, self._head = stage, number, token, head
+    def __init__(self, stage: Stage, agent: AgentId, token: str, head: Address) -> None:
+        """`agent` and `token` are this agent's, which has found the head at `head`."""
+        self._stage, self._agent, self._token, self._head = stage, agent, token, head
         self._copies: Copies | None = None
 
     def listen(self) -> Listener:
@@ -46,25 +47,25 @@ class HostStaging:
                 raise UnavailableError("stopped")
 
         try:
-            return StagedCopied(self._number, self._copy(order, check))
+            return StagedCopied(self._agent, self._copy(order, check))
         except (OSError, ProtocolError, UnavailableError) as error:
             until = time.monotonic() + (_BLAME_S if isinstance(error, ConnectionError | ProtocolError) else 0)
             while not is_stopped():
                 if time.monotonic() >= until:
-                    return StagedCopied(self._number, 0, str(error))
+                    return StagedCopied(self._agent, 0, str(error))
                 time.sleep(_POLL_S)
             return None
 
     def _copy(self, order: CopyStaged, check: Callable[[], None]) -> int:
-        where, number = HeadAddress(self._token, (self._head,)), TAKER
+        where = HeadAddress(self._token, (self._head,))
         if order.giver:
-            where, number = HeadAddress(peer_token(self._token), parse_addresses(order.giver)), self._number
+            where = HeadAddress(peer_token(self._token), parse_addresses(order.giver))
         takers = list[BlockingConnection]()
         with contextlib.ExitStack() as stack:
 
             def add(peer: Peer) -> None:
                 stack.enter_context(peer.connection)
-                takers.append(BlockingConnection(peer.connection, peer.tags, f"rank {peer.rank}", check))
+                takers.append(BlockingConnection(peer.connection, peer.tags, f"agent {peer.number}", check))
 
             loop = stack.enter_context(contextlib.closing(EventLoop()))
             self._listener.attach(loop, 0, add, expected=order.takers)
@@ -72,7 +73,15 @@ class HostStaging:
                 check()
                 loop.run_once(_POLL_S)
             target = "host that gives copies"
-            found = connect(lambda: where, number, _CONNECT_S, name="the agent", target=target, check=check)
+            found = connect(
+                lambda: where,
+                self._agent,
+                _CONNECT_S,
+                purpose=Purpose.COPY,
+                name="the agent",
+                target=target,
+                check=check,
+            )
             stack.enter_context(found.connection)
             giver = BlockingConnection(found.connection, found.tags, str(where.addresses[0]), check)
             return pass_on(self._stage.contents, self._find_copies(), giver, takers)

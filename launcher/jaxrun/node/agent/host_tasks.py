@@ -14,6 +14,7 @@ from jaxrun.node.agent.guard import Guard, job_marker
 from jaxrun.node.agent.spawn import WorkerSetup
 from jaxrun.node.channel.connection import Connection
 from jaxrun.protocol.addresses import Address
+from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import AgentReport, HeadToAgent, HostTask, JobInfo
 from jaxrun.protocol.auth import peer_token
 from jaxrun.protocol.probe_messages import ProbePeers
@@ -32,13 +33,13 @@ class HostTasks:
 
     def __init__(
         self,
-        number: int,
+        agent: AgentId,
         connection: Connection[HeadToAgent],
         token: str,
         environ: Mapping[str, str],
-        report: Callable[[JobInfo, int], AgentReport],
+        report: Callable[[JobInfo, AgentId], AgentReport],
     ) -> None:
-        self._number = number
+        self._agent = agent
         self._connection = connection
         self._token = token
         self._environ = environ
@@ -57,12 +58,12 @@ class HostTasks:
         failure = self._check_host(attempt, ranks, is_stopped)
         if failure is None:
             return None
-        report = replace(self._report(self.info, self._number), attempt=attempt, check_failure=failure)
+        report = replace(self._report(self.info, self._agent), attempt=attempt, check_failure=failure)
         if self.info.stage is not None:
             from jaxrun.node.agent.host_staging import HostStaging
 
             head = Address(report.head_address, self._connection.peer[1])
-            self._staging = self._staging or HostStaging(self.info.stage, self._number, self._token, head)
+            self._staging = self._staging or HostStaging(self.info.stage, self._agent, self._token, head)
             listener = self.threads.enter_context(contextlib.closing(self._staging.listen()))
             report = replace(report, stage_port=listener.sockets[0].getsockname()[1])
         self._connection.send(report)
@@ -81,7 +82,7 @@ class HostTasks:
         self._peer_server = self.threads.enter_context(contextlib.closing(PeerServer(peer_token(self._token))))
         seen, port = report.can_write_run_dir, self._peer_server.port
         environ = {**self._environ, **self.info.environment}
-        self._connection.send(collect_facts(self._number, environ, sees_run_dir=seen, port=port))
+        self._connection.send(collect_facts(self._agent, environ, sees_run_dir=seen, port=port))
 
     def handle(self, task: HostTask, is_stopped: Callable[[], bool]) -> None:
         """Do what is asked, and tell the head, unless it is stopped before."""
@@ -91,7 +92,7 @@ class HostTasks:
 
                 assert self._peer_server is not None
                 self._peer_server.start(len(task.addresses))
-                self._connection.send(probe_peers(self._number, peer_token(self._token), task))
+                self._connection.send(probe_peers(self._agent, peer_token(self._token), task))
             case CopyStaged():
                 assert self._staging is not None
                 if copied := self._staging.copy(task, is_stopped):

@@ -29,33 +29,32 @@ from jaxrun.node.agent.worker_group import ForkServers, WorkerGroup
 from jaxrun.node.channel.connection import HEAD_TO_AGENT, Connection
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.node.channel.silence import HostWatch, SilenceLimit
+from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import (
     AgentConnected,
-    AgentOrder,
     AgentRefused,
     AgentReport,
     AgentSignalled,
+    ClockProbe,
+    ClockReply,
     HeadToAgent,
     JobInfo,
     NextAttempt,
     OutputCredit,
     Shutdown,
     StartFailed,
-    StartWorker,
+    StartWorkers,
     ToRanks,
 )
 from jaxrun.protocol.auth import derive_rank_token
-from jaxrun.protocol.codec import MessageDecoder, message_types
 from jaxrun.protocol.connect import HeadAddress, connect
 from jaxrun.protocol.probe_messages import ProbePeers
 from jaxrun.protocol.shared_memory import remove_shared_directory, snapshot_directory
 from jaxrun.protocol.staging import CopyStaged
-from jaxrun.protocol.worker_messages import AgentToWorker
 from jaxrun.text import format_ranks
 
-HEAD_LOST = Shutdown(EXIT_UNAVAILABLE)  # said by no head: known by its identity
-_Order = tuple[StartWorker, ...] | NextAttempt | Shutdown
-_ORDERS = message_types(AgentOrder | AgentToWorker)
+HEAD_LOST = Shutdown(EXIT_UNAVAILABLE)  # sentinel, which no head sends; compare with `is`
+_Order = StartWorkers | NextAttempt | Shutdown
 _SIGNALS = (
     signal.SIGCHLD,
     signal.SIGINT,
@@ -88,17 +87,17 @@ def run(
     `on_lost` is called with a sentence where the head is lost before it has said that the job is over.
     `check` is called now and then until a head is found, and may raise UnavailableError; then `on_found`, once.
     """
-    number = ranks[0]
-    head = connect(find_head, number, timeout, not_found, name=format_ranks(ranks), check=check)
+    agent = AgentId(ranks[0])  # which is another agent's in no job, as each rank is in one place
+    head = connect(find_head, agent, timeout, not_found, name=format_ranks(ranks), check=check)
     on_found()
     address = plain_address(head.connection.getpeername()[0])
     try:
         with SignalPipe(_SIGNALS) as signals:
             become_subreaper()
             connection: Connection[HeadToAgent] = Connection(head.connection, HEAD_TO_AGENT, head.tags)
-            connection.send(AgentConnected(number, os.uname().nodename))  # what it reports takes a while to find out
+            connection.send(AgentConnected(agent, os.uname().nodename))  # what it reports takes a while to find out
             report = partial(make_report, size, head, environ, tuple(command))
-            job = _AgentJob(number, ranks, connection, head.token, signals, environ, report, by_terminal=by_terminal)
+            job = _AgentJob(agent, ranks, connection, head.token, signals, environ, report, by_terminal=by_terminal)
             order = job.wait_for_order()
             while not isinstance(order, Shutdown):
                 order = job.report_again(order) if isinstance(order, NextAttempt) else job.supervise_workers(order)
@@ -115,23 +114,23 @@ class _AgentJob:
 
     def __init__(
         self,
-        number: int,
+        agent: AgentId,
         ranks: Sequence[int],
         connection: Connection[HeadToAgent],
         token: str,
         signals: SignalPipe,
         environ: Mapping[str, str],
-        report: Callable[[JobInfo, int], AgentReport],
+        report: Callable[[JobInfo, AgentId], AgentReport],
         *,
         by_terminal: bool,
     ) -> None:
-        self._number = number
+        self._agent = agent
         self._ranks = tuple(ranks)
         self._connection = connection
         self._token = token
         self._signals = signals
         self._environ = environ
-        self._tasks = HostTasks(number, connection, token, environ, report)
+        self._tasks = HostTasks(agent, connection, token, environ, report)
         self._stops_left = 1 if by_terminal else None  # until a signal that asks for the end does not ask the head
         self._check_head: Callable[[], float | None] = lambda: None  # whether its host is lost; returns when again
         self._fork_servers = ForkServers()
@@ -149,7 +148,6 @@ class _AgentJob:
 
     def _wait_for_order(self) -> _Order:
         connection, signals, tasks = self._connection, self._signals, self._tasks
-        starts: dict[int, StartWorker] = {}
         while True:
             wait = 0.0 if connection.has_messages else self._check_head()
             select.select([connection.fileno(), signals.fileno()], [], [], wait)
@@ -175,14 +173,9 @@ class _AgentJob:
                         tasks.handle(message, self._is_stopped)
                     case AgentRefused():
                         raise NotUniformError(message.reason)
-                    case StartWorker(waits=True):
+                    case StartWorkers(waits=True):
                         self._prepare(message)
-                    case StartWorker():
-                        starts[message.worker.rank] = message
-                        if len(starts) == len(self._ranks):
-                            connection.push_back(messages[index:])
-                            return tuple(start for _, start in sorted(starts.items()))
-                    case NextAttempt() | Shutdown():
+                    case StartWorkers() | NextAttempt() | Shutdown():
                         connection.push_back(messages[index:])
                         return message
             if connection.lost_reason:
@@ -208,13 +201,13 @@ class _AgentJob:
             return Shutdown(EXIT_SIGNAL_BASE + signum)
         if self._stops_left is not None:
             self._stops_left -= 1
-        self._connection.send(AgentSignalled(self._number, signum))
+        self._connection.send(AgentSignalled(self._agent, signum))
         return None
 
-    def _prepare(self, start: StartWorker) -> None:
-        """Start the process from which the worker is forked that this agent may get in a later attempt."""
-        if start.fork and self._tasks.info.stage is None:
-            self._fork_servers.prepare(setup_of_orders((start,), self._environ, ""))
+    def _prepare(self, order: StartWorkers) -> None:
+        """Start the process that forks the workers which this agent may get in a later attempt."""
+        if order.workers[0].fork and self._tasks.info.stage is None:
+            self._fork_servers.prepare(setup_of_orders(order.workers, self._environ, ""))
 
     def _log(self, text: str) -> None:
         """Write to the log of the engine, as agents have no other screen between two attempts."""
@@ -227,8 +220,9 @@ class _AgentJob:
         self._connection.push_back(orders := self._connection.receive())
         return self._signals.stop_requested or bool(orders or self._connection.lost_reason)
 
-    def supervise_workers(self, starts: tuple[StartWorker, ...]) -> _Order:
-        """Start the workers and serve them until the head ends attempt or job, or is lost; returns its order."""
+    def supervise_workers(self, order: StartWorkers) -> _Order:
+        """Start the workers and serve them until the head ends attempt or job, or is lost; returns its next order."""
+        starts = order.workers
         job_id, first = self._tasks.info.job_id, starts[0]
         self._snapshots = snapshot_directory(job_id, first.worker.host)
         # Forks, so it comes before any thread.
@@ -248,12 +242,12 @@ class _AgentJob:
             loop = EventLoop(clock)
             agent = Agent(loop, workers, relay, self._connection.send, clock)
             guard.attach(loop, SIGNALS, relay.print_line)
-            order = self._serve(loop, agent, relay)
+            following = self._serve(loop, agent, relay)
             kill_all(keep=(guard.pid, *self._fork_servers.pids))
             agent.close()
             loop.close()
             relay.close()
-            return order
+            return following
         finally:
             kill_all(keep=(guard.pid, *self._fork_servers.pids))
             guard.disarm()
@@ -277,9 +271,10 @@ class _AgentJob:
                     case NextAttempt() | Shutdown():
                         last = message
                     case ToRanks():
-                        (order,) = MessageDecoder(_ORDERS).feed(message.frame)
-                        agent.execute(message.ranks, order)
-                    case JobInfo() | AgentRefused():
+                        agent.execute(message.ranks, message.order)
+                    case ClockProbe():
+                        self._connection.send(ClockReply(self._agent, message.asked_at, time.time()))
+                    case JobInfo() | AgentRefused() | StartWorkers() | ProbePeers() | CopyStaged():
                         pass  # which come before the workers start
                     case _:
                         agent.execute(ranks, message)

@@ -11,7 +11,7 @@ from jaxrun.node.agent.spawn import WorkerEnds, WorkerSetup
 from jaxrun.node.agent.worker_process import WorkerProcess
 from jaxrun.node.forkserver import early
 from jaxrun.node.forkserver.client import ForkServer
-from jaxrun.protocol.agent_messages import AgentEvent, StartFailed, WorkerSpawned
+from jaxrun.protocol.agent_messages import StartFailed, WorkerEvent, WorkerSpawned
 from jaxrun.protocol.forkserver_messages import ForkDeclined, SuccessorForked, WorkerForked
 from jaxrun.protocol.shared_memory import (
     hold_directory,
@@ -62,7 +62,7 @@ class WorkerGroup:
         """The process that imports jax for all workers, as long as it is needed."""
         return self._fork_server
 
-    def start(self) -> list[AgentEvent]:
+    def start(self) -> list[WorkerEvent]:
         """Start the workers, or ask the fork server for them; returns what the head is to know of it."""
         self._hold_snapshots()
         if self._fork_server is None:
@@ -78,21 +78,21 @@ class WorkerGroup:
         self._send_requests(_CONCURRENT_FORKS)
         return []
 
-    def receive_forked(self) -> list[AgentEvent]:
+    def receive_forked(self) -> list[WorkerEvent]:
         """Handle the answers of the fork server. If they set `declined`, `start_fresh` must replace all workers."""
         assert self._fork_server is not None
-        events: list[AgentEvent] = []
+        events: list[WorkerEvent] = []
         for answer in self._fork_server.receive():
             if self._fork_server is not None:  # else an answer before has settled everything
                 events += self._on_answer(answer)
         return events
 
-    def start_fresh(self) -> list[AgentEvent]:
+    def start_fresh(self) -> list[WorkerEvent]:
         """Start every worker in an interpreter of its own, in place of those that were asked for."""
         for process in self:
             process.pipes.close()
         self._workers.clear()
-        events: list[AgentEvent] = []
+        events: list[WorkerEvent] = []
         for worker in self.setup.workers:
             try:
                 pid, pipes = spawn.spawn(self.setup, worker)
@@ -122,7 +122,7 @@ class WorkerGroup:
         for job_id, host in {(worker.job_id, worker.host) for worker in self.setup.workers}:
             hold_directory(snapshot_directory(job_id, host))
 
-    def _on_answer(self, answer: WorkerForked | SuccessorForked | ForkDeclined | None) -> list[AgentEvent]:
+    def _on_answer(self, answer: WorkerForked | SuccessorForked | ForkDeclined | None) -> list[WorkerEvent]:
         if isinstance(answer, WorkerForked):
             self._workers[answer.rank].pid = answer.pid
             if self._on_forked is not None:

@@ -21,7 +21,7 @@ from jaxrun.errors import ProtocolError, UnavailableError
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.node.channel.host_addresses import HostAddress
 from jaxrun.protocol.addresses import Address, AnyAddress, UnixAddress
-from jaxrun.protocol.auth import ServerHandshake
+from jaxrun.protocol.auth import Purpose, ServerHandshake
 from jaxrun.protocol.message_tags import ConnectionTags
 
 _BACKLOG = 4096
@@ -34,11 +34,12 @@ _OUT_OF_DESCRIPTORS_PAUSE_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """An authenticated client; `connection` carries messages from now on, and does not block."""
+    """An authenticated client: an agent or a rank, by its number; its `connection` does not block."""
 
-    rank: int
+    number: int
     connection: socket.socket
     tags: ConnectionTags | None
+    purpose: Purpose = Purpose.JOIN
 
 
 class Listener:
@@ -164,7 +165,7 @@ class Listener:
             self._drop(fd, str(error))
             return
         self._remove(fd)
-        self._on_peer(Peer(handshake.rank, handshake.connection, handshake.tags))
+        self._on_peer(Peer(handshake.number, handshake.connection, handshake.tags, handshake.purpose))
 
     def _drop_oldest(self) -> None:
         self._drop_unless_done(next(iter(self._pending)), "had proved nothing when others came")

@@ -7,24 +7,25 @@ from dataclasses import dataclass
 from jaxrun.analysis.diagnosis.outcome import JobOutcome
 from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.lockstep.straggler import Straggler
-from jaxrun.protocol.agent_messages import ClockProbe, InjectFault, NextAttempt, Shutdown, StartWorker
-from jaxrun.protocol.probe_messages import ProbePeers
+from jaxrun.protocol.agent_id import AgentId
+from jaxrun.protocol.agent_messages import AgentOrder, NextAttempt, RankOrder, Shutdown
 from jaxrun.protocol.requests import Answer
-from jaxrun.protocol.snapshot_messages import ProgramDetailsRequest, RankQuery
-from jaxrun.protocol.staging import CopyStaged
-from jaxrun.protocol.worker_messages import AgentToWorker
-
-MessageToRank = (
-    ProbePeers | CopyStaged | StartWorker | InjectFault | RankQuery | ProgramDetailsRequest | ClockProbe | AgentToWorker
-)
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send a message to the workers of these ranks, or to their agents."""
+    """Send an order to the workers of these ranks, or to their agents about them."""
 
     ranks: tuple[int, ...]
-    message: MessageToRank
+    message: RankOrder
+
+
+@dataclass(frozen=True, slots=True)
+class SendToAgents:
+    """Send an order to these agents."""
+
+    agents: tuple[AgentId, ...]
+    message: AgentOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +127,7 @@ class Finish:
 # An agent on another host also executes NextAttempt and Shutdown, which the supervisor sends it at the end.
 Action = (
     Send
+    | SendToAgents
     | SignalRanks
     | PrintLine
     | PrintSnapshot

@@ -1,6 +1,6 @@
 """The event log, events.jsonl: the messages of a job, each with its time. docs/event-log.md has the table of all.
 
-The first line is `{"format": 1}`. Each further line is a JSON object: "time" (seconds since the epoch, on the clock of
+The first line is `{"format": 2}`. Each further line is a JSON object: "time" (seconds since the epoch, on the clock of
 the launcher's host), "attempt" (from 1), "event", a message as the codec writes it, with its "type", and, where the
 head has sent it to ranks, these as "to". Some fields are left empty: secrets, and texts that the ranks' logs hold.
 """
@@ -31,7 +31,7 @@ from jaxrun.records.event_log.actions import (
 )
 from jaxrun.records.event_log.events import Event, LauncherNote, Requested, StallNotice
 
-FORMAT = 1
+FORMAT = 2
 _FORMAT_KEY = "format"
 _MAX_TIME_S = 1e11  # some thousand years
 _MAX_ATTEMPT = 10**6

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import signal
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from jaxrun.errors import ProtocolError
+from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import (
     AgentEvent,
     AgentReport,
@@ -14,6 +16,7 @@ from jaxrun.protocol.agent_messages import (
     AgentToHead,
     ClockReply,
     FaultNotInjected,
+    WorkerEvent,
     WorkerExited,
 )
 from jaxrun.protocol.env import REQUEST_SIGNAL
@@ -31,12 +34,12 @@ _MAX_PORT = 65535
 
 @dataclass(frozen=True, slots=True)
 class AgentLost:
-    """The agent of this rank cannot be reached any more, for this reason.
+    """This agent cannot be reached any more, for this reason; its ranks are lost with it.
 
     ended_by_launch_command: mpirun or srun has ended the agent, because of another's end
     """
 
-    rank: int
+    agent: AgentId
     reason: str
     ended_by_launch_command: bool = False
 
@@ -116,7 +119,7 @@ LauncherEvent = (
     | TerminalLine
     | Tick
 )
-Event = LauncherEvent | AgentEvent | WorkerToAgent
+Event = LauncherEvent | AgentEvent | WorkerEvent | WorkerToAgent
 
 
 # ---- what the launcher only logs
@@ -126,12 +129,15 @@ Event = LauncherEvent | AgentEvent | WorkerToAgent
 class AttemptStarted:
     """An attempt begins, on so many hosts.
 
-    listening: where agents connect; reason: why there is another attempt than the first
+    listening:  where agents connect
+    reason:     why there is another attempt than the first
+    agents:     the ranks of each agent; none while it waits on a spare host
     """
 
     listening: str = ""
     reason: str = ""
     hosts: int = 0
+    agents: Mapping[AgentId, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,17 +159,17 @@ class FreshInterpreters:
 
 @dataclass(frozen=True, slots=True)
 class AgentTurnedAway:
-    """An agent came for a rank that another process is."""
+    """An agent came to a job that runs already, with another agent in its place or none."""
 
-    rank: int
+    agent: AgentId
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class BadMessage:
-    """The agent of this rank sent what is no message, and lost its connection for that."""
+    """This agent sent something that is not a message, and lost its connection for that."""
 
-    rank: int
+    agent: AgentId
     reason: str
 
 
@@ -177,9 +183,9 @@ class PeersDropped:
 
 @dataclass(frozen=True, slots=True)
 class SpareReported:
-    """The agent of this number waits on a spare host."""
+    """This agent waits on a spare host."""
 
-    number: int
+    agent: AgentId
     host: str
     pid: int
 
@@ -188,7 +194,7 @@ class SpareReported:
 class SpareLost:
     """An agent on a spare host is gone."""
 
-    number: int
+    agent: AgentId
     host: str
     reason: str
 
@@ -224,15 +230,19 @@ LauncherNote = (
 # ---- what an agent or a worker may tell the head, beyond the types of its messages
 
 
-def check_event(message: AgentToHead, *own: int) -> None:
-    """Raise ProtocolError where the agent whose `own` ranks these are, or one of its workers, cannot mean this.
+def check_event(message: AgentToHead, *, agent: AgentId | None = None, ranks: Sequence[int] = ()) -> None:
+    """Raise ProtocolError if this agent, or a worker of one of its ranks, cannot mean this message.
 
     Whoever knows the job's token, or writes to a worker's channel, can send any message that is well typed: it speaks
-    for its own rank only, and of nothing that no process has. The error's text completes "it sent …".
+    for itself and its own ranks only, and of nothing that no process has. The error's text completes "it sent …".
     """
     name = type(message).__name__
-    if getattr(message, "rank", own[0]) not in own:
-        raise ProtocolError(f"a {name} for another rank than {format_ranges(own, ',')}, its own")
+    if (sender := getattr(message, "agent", agent)) != agent:
+        raise ProtocolError(f"a {name} of agent {sender}, which is another one")
+    rank = getattr(message, "rank", None)
+    if rank is not None and rank not in ranks:
+        own = f"than {format_ranges(ranks, ',')}, its own" if ranks else "while it has none"
+        raise ProtocolError(f"a {name} for another rank {own}")
     if not _is_possible(message):
         raise ProtocolError(f"a {name} that no process can mean: {message!r:.200}")
 

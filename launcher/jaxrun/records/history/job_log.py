@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jaxrun.analysis.lockstep.straggler import Straggler
+from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import InjectFault, StartFailed, WorkerExited, WorkerSpawned
 from jaxrun.protocol.stop_messages import CheckpointSaved, StopRequested
 from jaxrun.protocol.worker_messages import DeviceReport, Done, Failed, Hello, ProfileEnded, ThreadFailed
@@ -62,6 +63,7 @@ class AttemptLog:
     outcome, log:  how it ended, and the file to look at first, where another attempt followed
     stopped:       the ranks that jaxrun has killed
     size:          how many hosts it had; 0 where nothing says so
+    agents:        the ranks of each agent
     straggler:     the rank or host that holds the others up, as far as it was known
     last:          the last event
     """
@@ -72,6 +74,7 @@ class AttemptLog:
     outcome: str = ""
     log: str = ""
     size: int = 0
+    agents: Mapping[AgentId, tuple[int, ...]] = field(default_factory=dict)
     ranks: dict[int, RankLog] = field(default_factory=dict)
     marks: list[Moment] = field(default_factory=list)
     stopped: set[int] = field(default_factory=set)
@@ -100,11 +103,22 @@ def read_attempts(events: Iterable[LoggedEvent]) -> list[AttemptLog]:
         log.start, log.end = min(log.start, event.time), max(log.end, event.time)
         log.last = log.last if isinstance(event.message, RecordClock) else event
         with contextlib.suppress(ArithmeticError, ValueError):
-            if event.rank is None or isinstance(event.message, LauncherNote):
+            ranks = _ranks_of(event, log)
+            for rank in ranks:
+                _add_to_rank(log.ranks.setdefault(rank, RankLog()), event, rank in log.stopped)
+            if not ranks:
                 _add(log, event)
-            else:
-                _add_to_rank(log.ranks.setdefault(event.rank, RankLog()), event, event.rank in log.stopped)
     return [attempts[number] for number in sorted(attempts)]
+
+
+def _ranks_of(event: LoggedEvent, log: AttemptLog) -> tuple[int, ...]:
+    """The ranks that an event is about; none where it is about the attempt."""
+    match event.message:
+        case AgentLost():
+            return log.agents.get(event.message.agent, ())
+        case message if event.rank is None or isinstance(message, LauncherNote):
+            return ()
+    return (event.rank,)
 
 
 def describe_sizes(attempts: Sequence[AttemptLog]) -> str:
@@ -134,7 +148,7 @@ def _add(log: AttemptLog, event: LoggedEvent) -> None:
     message, time = event.message, event.time
     match message:
         case AttemptStarted():
-            log.size = message.hosts
+            log.size, log.agents = message.hosts, message.agents
             if event.attempt > 1:
                 log.marks.append(Moment(time, f"attempt {event.attempt}", message.reason))
         case AttemptEnded():

@@ -11,9 +11,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from jaxrun.errors import UsageError
+from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.probe_messages import Machine
 from jaxrun.spec.backends.remote_plan import make_workers, plan_remote
-from jaxrun.spec.job.cluster_env import CLUSTER_ENVS, RankInfo
+from jaxrun.spec.job.cluster_env import CLUSTER_ENVS, RankInfo, cancel_command
 from jaxrun.spec.job.devices import probe_machine
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.layout import decide_layout, wanted_platforms
@@ -36,23 +37,23 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str, machine: Machine | N
         argv=(*AGENT_ARGV, f"{ranks[0]}-{ranks[-1]}", str(size)),
     )
     hosts = [f"--host-rank {number}" for number in range(job.hosts) for _ in range(each)]  # until they have reported
-    agents = {first: tuple(range(first, first + each)) for first in range(0, size, each)}
+    agents = {AgentId(first): tuple(range(first, first + each)) for first in range(0, size, each)}
     return replace(plan_remote(job, environ, job_id, command, hosts), agents=agents)
 
 
-def replan_by_hand(plan: Plan, there: Collection[int]) -> Plan | None:
-    """The same job on the hosts whose agents are there, by number; None where they are too few."""
+def replan_by_hand(plan: Plan, there: Collection[AgentId]) -> Plan | None:
+    """Return the plan of the same job on the hosts whose agents are `there`; None where they are too few."""
     each = len(plan.whole) // len(plan.agents)
-    numbers = [number for number in sorted(plan.agents) if number in there]
-    hosts = len(numbers)
-    if 0 not in numbers or hosts < (plan.job.min_hosts or len(plan.agents)):
+    agents = [agent for agent in sorted(plan.agents) if agent in there]
+    hosts = len(agents)
+    if 0 not in agents or hosts < (plan.job.min_hosts or len(plan.agents)):
         return None
-    ranks = {number: tuple(range(index * each, (index + 1) * each)) for index, number in enumerate(numbers)}
+    ranks = {agent: tuple(range(index * each, (index + 1) * each)) for index, agent in enumerate(agents)}
     return replace(
         plan,
         job=replace(plan.job, hosts=hosts, processes=hosts * each),
-        workers=make_workers([plan.whole[number] for number in numbers for _ in range(each)]),
-        agents={number: ranks.get(number, ()) for number in plan.agents},
+        workers=make_workers([plan.whole[agent] for agent in agents for _ in range(each)]),
+        agents={agent: ranks.get(agent, ()) for agent in plan.agents},
     )
 
 
@@ -83,5 +84,6 @@ def plan_attached(job: Job, rank_info: RankInfo, environ: Mapping[str, str], job
         title="the agent of rank 0",
         argv=(*AGENT_ARGV, "0", str(rank_info.size)),
         attached_to=titles.get(rank_info.engine, "processes started by hand"),
+        cancel=cancel_command(rank_info.engine),
     )
     return plan_remote(job, environ, job_id, command, [UNKNOWN_HOST] * rank_info.size)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from jaxrun.errors import UsageError
+from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.probe_messages import Machine
 from jaxrun.protocol.worker_command import worker_argv
 from jaxrun.spec.job.binding import RankCores, choose_cores
@@ -44,6 +45,7 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str, machine: Machine | N
         local_devices=layout.devices_per_process,
         device_names=layout.gpus.names,
         fork=not fresh,
+        agents={AgentId(0): tuple(range(layout.processes))},
         notes=(*layout.notes, *((f"every worker is a fresh interpreter: {fresh}",) if fresh else ())),
     )
 

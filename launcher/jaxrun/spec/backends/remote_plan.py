@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from jaxrun.errors import UsageError
+from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.settings import STDIN_NONE
 from jaxrun.protocol.worker_command import worker_argv
 from jaxrun.spec.backends import make_plan
@@ -168,34 +169,34 @@ class HostChoice:
     whole: tuple[str, ...] = ()
 
 
-def agents_by_rank(size: int, count: int = 0) -> dict[int, tuple[int, ...]]:
-    """An agent for each of `size` ranks, whose number is its rank, and behind them, up to `count`, those that wait."""
-    return {number: (number,) if number < size else () for number in range(max(size, count))}
+def agents_by_rank(size: int, count: int = 0) -> dict[AgentId, tuple[int, ...]]:
+    """Return an agent for each of `size` ranks, with the rank's number, and up to `count` agents that wait."""
+    return {AgentId(number): (number,) if number < size else () for number in range(max(size, count))}
 
 
 def assign_agents(
-    placement: Sequence[str], there: Mapping[int, str], spares: Collection[str] = (), *, share: bool = False
-) -> dict[int, tuple[int, ...]] | None:
-    """Give each rank of `placement` an agent of its host, by number; None where a host has too few.
+    placement: Sequence[str], there: Mapping[AgentId, str], spares: Collection[str] = (), *, share: bool = False
+) -> dict[AgentId, tuple[int, ...]] | None:
+    """Give each rank of `placement` an agent of its host; None where a host has too few agents.
 
     `there` are the agents that are left, with their hosts: on `spares` they wait, and have no rank. With `share` the
-    ranks of a host may have one in common.
+    ranks of a host may have one agent in common.
     """
-    by_host: dict[str, list[int]] = {}
-    for number in sorted(there):
-        by_host.setdefault(there[number], []).append(number)
+    by_host: dict[str, list[AgentId]] = {}
+    for agent in sorted(there):
+        by_host.setdefault(there[agent], []).append(agent)
     ranks_of: dict[str, list[int]] = {}
     for rank, host in enumerate(placement):
         ranks_of.setdefault(host, []).append(rank)
-    agents: dict[int, tuple[int, ...]] = {}
+    agents: dict[AgentId, tuple[int, ...]] = {}
     for host, ranks in ranks_of.items():
-        numbers = by_host.pop(host, [])
-        count = min(len(numbers), len(ranks))
-        if not numbers or (count < len(ranks) and not share):
+        on_host = by_host.pop(host, [])
+        count = min(len(on_host), len(ranks))
+        if not on_host or (count < len(ranks) and not share):
             return None
-        for index, number in enumerate(numbers[:count]):
-            agents[number] = tuple(ranks[index * len(ranks) // count : (index + 1) * len(ranks) // count])
-    return agents | {number: () for spare in spares for number in by_host.get(spare, ())}
+        for index, agent in enumerate(on_host[:count]):
+            agents[agent] = tuple(ranks[index * len(ranks) // count : (index + 1) * len(ranks) // count])
+    return agents | {agent: () for spare in spares for agent in by_host.get(spare, ())}
 
 
 def replace_hosts(

@@ -21,6 +21,7 @@ from jaxrun.protocol.settings import STDIN_RANK_0
 from jaxrun.spec.backends.remote_plan import count_without_spares, leave_out, plan_remote
 from jaxrun.spec.backends.sbatch import check_slurm_args, has_option, sbatch_options
 from jaxrun.spec.backends.slurm_allocation import Allocation, read_allocation, spread_tasks, without_nodes
+from jaxrun.spec.job.cluster_env import cancel_command
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import AGENT_ARGV, LaunchCommand, Plan
 from jaxrun.text import UNKNOWN_HOST, plural
@@ -90,6 +91,7 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
         set_env={"SRUN_CPUS_PER_TASK": str(shape.cpus)},
         unset_env=_hidden_variables(job, allocation, environ),
         passes_stdin=True,
+        cancel=cancel_command("slurm"),
         agent_hosts=(*hosts, *waiting) if outlives_loss else (),
         size=len(hosts) + len(waiting) if outlives_loss else 0,
     )

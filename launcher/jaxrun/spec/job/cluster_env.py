@@ -27,11 +27,29 @@ _CONTROL_PORT = "--control-port"
 _BATCH_SCRIPT = re.compile(r"slurmstepd: \[[^\]]*\.batch\]")  # the daemon above a batch script
 
 
+def _launch_id_of_slurm(environ: Mapping[str, str]) -> str:
+    return f"{environ.get('SLURM_JOB_ID', '')}.{environ['SLURM_STEP_ID']}"
+
+
 def _is_task_of_step(environ: Mapping[str, str]) -> bool:
     """Whether this is a task of a Slurm step, and not a batch script that was submitted inside of one."""
     step = environ.get("SLURM_STEP_ID", "")
     same = environ.get("SLURM_NTASKS") == environ["SLURM_STEP_NUM_TASKS"]
     return same and step.isdecimal() and int(step) < _FIRST_SPECIAL_STEP
+
+
+@dataclass(frozen=True, slots=True)
+class CancelCommand:
+    """Ends all processes that an engine has started together, where the launch command cannot do that any more.
+
+    argv:      the command; the launch id that an agent has reported follows
+    title:     how people call what it ends, in front of the launch id: "Slurm's step"
+    too_late:  texts of its errors that say that these processes have ended already
+    """
+
+    argv: tuple[str, ...]
+    title: str
+    too_late: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +61,8 @@ class ClusterEnv:
     job_variables:     variables whose values together are alike in all ranks of a job, and differ between jobs
     marker_variables:  what must be set besides the rank, to tell the engine's processes from those of others
     applies:           whether these variables, where they are set, are meant for this process
+    launch_id:         how the engine calls the processes that it started together; empty where no command takes that
+    cancel:            the command that takes it; None where the engine has none
     """
 
     key: str
@@ -53,6 +73,8 @@ class ClusterEnv:
     job_variables: tuple[str, ...]
     marker_variables: tuple[str, ...] = ()
     applies: Callable[[Mapping[str, str]], bool] = lambda environ: True
+    launch_id: Callable[[Mapping[str, str]], str] = lambda environ: ""
+    cancel: CancelCommand | None = None
 
     def is_set(self, environ: Mapping[str, str]) -> bool:
         """Whether this engine has started the process whose environment is `environ`."""
@@ -82,6 +104,10 @@ CLUSTER_ENVS = (
         job_variables=("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
         marker_variables=("SLURM_STEP_NODELIST", "SLURM_STEP_NUM_TASKS"),
         applies=_is_task_of_step,
+        launch_id=_launch_id_of_slurm,
+        cancel=CancelCommand(
+            ("scancel", "--signal=KILL"), "Slurm's step", too_late=("already complet", "Invalid job id")
+        ),
     ),
 )
 _BY_KEY = {engine.key: engine for engine in CLUSTER_ENVS}
@@ -153,10 +179,17 @@ def _is_in_batch_script(ancestors: Iterable[Sequence[str]]) -> bool:
     return any(_BATCH_SCRIPT.match(argv[0]) for argv in ancestors if argv)
 
 
-def slurm_step(environ: Mapping[str, str]) -> str:
-    """Read which step of Slurm this process is a task of, "12.0"; empty for a process that is none."""
-    is_task = _BY_KEY["slurm"].is_set(environ)
-    return f"{environ.get('SLURM_JOB_ID', '')}.{environ['SLURM_STEP_ID']}" if is_task else ""
+def cancel_command(engine: str) -> CancelCommand | None:
+    """Return what ends all processes that this engine (a `key`) started together; None where it has no command."""
+    return _BY_KEY[engine].cancel if engine in _BY_KEY else None
+
+
+def launch_id(environ: Mapping[str, str]) -> str:
+    """Return how the engine calls the processes that it started together with this one: Slurm's step, "12.0".
+
+    Empty where no command takes that.
+    """
+    return next((found for each in CLUSTER_ENVS if each.is_set(environ) and (found := each.launch_id(environ))), "")
 
 
 def detect_rank_info(

@@ -10,11 +10,13 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
+from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import HostCheck
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.names import JOB_ID
 from jaxrun.protocol.settings import options_of
 from jaxrun.protocol.worker_command import program_of
+from jaxrun.spec.job.cluster_env import CancelCommand
 from jaxrun.spec.job.env_options import mask_secret
 from jaxrun.spec.job.job import Job
 
@@ -55,6 +57,7 @@ class LaunchCommand:
                        where agents do not outlive the loss of another host
     size:              with agent_hosts, how many agents it starts; the others are started by a command for each
     agents_stay:       whether agents outlive the command itself
+    cancel:            ends the agents where this command was killed; None where they end with it, or by themselves
     """
 
     engine: str
@@ -68,6 +71,7 @@ class LaunchCommand:
     agent_hosts: tuple[str, ...] = ()
     size: int = 0
     agents_stay: bool = False
+    cancel: CancelCommand | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +114,7 @@ class Plan:
     restart_reason: str = ""
     ends_at: float | None = None
     spare_hosts: tuple[str, ...] = ()
-    agents: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    agents: Mapping[AgentId, tuple[int, ...]] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     host_notes: tuple[str, ...] = ()
     whole: tuple[str, ...] = ()
