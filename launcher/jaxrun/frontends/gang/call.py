@@ -46,7 +46,7 @@ RESULT_TIMEOUT_S = 30.0  # without a byte of a result that is on its way, where 
 _VERDICT_TIMEOUT_S = 5.0
 
 
-class _Progress:
+class _GrowthWatch:
     """Whether a number has grown within the last `timeout` seconds."""
 
     def __init__(self, timeout: float) -> None:
@@ -341,7 +341,7 @@ class GangCall:
             self.interrupt()
             self._job.connections.send(GangMessage(GangMessageKind.END_CALL, self._number), computing)
         self._wait(INTERRUPT_TIMEOUT_S)
-        is_told, progress = False, _Progress(RESULT_TIMEOUT_S)
+        is_told, progress = False, _GrowthWatch(RESULT_TIMEOUT_S)
         while self.running and (what := self._find_worth_waiting(is_interrupted, progress)):
             if not is_told:
                 is_told = True
@@ -349,7 +349,7 @@ class GangCall:
                 print(f"jaxrun: waiting for {what}; {again} stops the gang", file=sys.stderr)
             self._wait(INTERRUPT_TIMEOUT_S)
 
-    def _find_worth_waiting(self, is_interrupted: bool, progress: _Progress) -> str:
+    def _find_worth_waiting(self, is_interrupted: bool, progress: _GrowthWatch) -> str:
         """What the ranks that have not returned do, if it ends by itself, in words; else empty."""
         computing = self._computing
         if computing and not (is_interrupted and (compiling := self._job.find_compiling(computing))):
