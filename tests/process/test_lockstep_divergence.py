@@ -116,6 +116,35 @@ def test_record_reports_the_divergence(tmp_path: Path, case: Case) -> None:
         assert report in result.err
 
 
+# ---- fail
+
+
+def test_fail_ends_a_job_as_failed_whose_programs_end_well(tmp_path: Path) -> None:
+    case = KINDS["branch"]
+    result = diverge(tmp_path, "fail", case.kind)
+    assert (result.code, result.verdict()["outcome"]) == (1, "diverged"), result.err
+    check_report(case, 2, str(result.verdict()["divergence"]))
+    assert f"the ranks were out of step at cross-process call #{case.number} (" in result.err, result.err
+
+
+def test_fail_stops_all_ranks_once_they_are_found_to_differ(tmp_path: Path, script) -> None:
+    """They have called both functions before, so that only the recorders show it, and would go on for long."""
+    body = """
+one, other = jax.jit(lambda a: a.sum()), jax.jit(lambda a: a.sum() * 2)
+one(x), other(x)
+for function in (one, other) if jr.rank == 0 else (other, one):
+    function(x)
+time.sleep(1000)
+"""
+    result = jaxrun(tmp_path, "-n", "2", "--lockstep", "fail", "--timeout", "200", str(script(SETTING + body)))
+    assert (result.code, result.verdict()["outcome"]) == (1, "diverged"), result.err
+    assert "the processes disagree at cross-process call #3\n" in result.err, result.err
+    assert "--lockstep fail ends the job" in result.err, result.err
+
+
+# ---- record, and compilers
+
+
 # A compiler that waits for the other ranks, until the file of the first argument is there.
 _COMPILES = """
 from jax._src import compiler

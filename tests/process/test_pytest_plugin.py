@@ -119,7 +119,7 @@ def done(folder: Path) -> Run:
 
 def test_the_summary_counts_each_test_once(done: Run) -> None:
     assert done.code == 1
-    assert "12 failed, 22 passed, 2 skipped, 1 xfailed, 1 warning, 9 errors" in done.out
+    assert "13 failed, 22 passed, 2 skipped, 1 xfailed, 1 warning, 9 errors" in done.out
 
 
 def test_those_that_pass_on_all_ranks_have_passed_and_no_others(done: Run) -> None:
@@ -161,6 +161,12 @@ def test_those_that_pass_on_all_ranks_have_passed_and_no_others(done: Run) -> No
             ["ranks 0-1:  passed", "different functions", "outcomes.py:"],
         ),
         ("is_refused", "failure", "all 2 ranks: jaxrun_runtime.DivergenceError: the processes disagree", []),
+        (
+            "is_stopped",
+            "failure",
+            "the ranks fell out of step",
+            ["ranks 0-1:  STOPPED", "--lockstep fail ends the job"],
+        ),
         (
             "fails_before_a_collective",
             "failure",

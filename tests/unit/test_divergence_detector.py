@@ -1,5 +1,6 @@
 """The head finds out whether ranks diverge: by the calls that they send, and by their flight recorders."""
 
+import signal
 from dataclasses import replace
 
 import pytest
@@ -285,6 +286,61 @@ def test_a_rank_that_went_on_without_a_finished_one_is_stopped_soon(record):
     record.flights = {0: flight("a", pending=entered), 1: flight("a", pending=entered), 2: flight("a")}
     record.handle(RecorderSnapshot(2, flight("a"))).done(2).wait(8)
     assert record.outcome.reason == "early-exit" and record.outcome.decided_at < 4
+
+
+# ---- fail
+
+
+@pytest.fixture
+def failing(simulate):
+    return simulate(3, lockstep="fail").run()
+
+
+def is_failed(job):
+    verdict = job.verdict
+    assert (job.outcome.reason, verdict.outcome, verdict.exit_code) == ("diverged", "diverged", 1)
+    assert verdict.headline.startswith("the ranks were out of step at cross-process call #")
+    assert verdict.divergence.startswith("the processes disagree at cross-process call #")
+    return final_report(job)
+
+
+def test_fail_stops_all_ranks_as_soon_as_first_calls_differ(failing):
+    failing.handle(call(0, waits=False), call(1, key="other", waits=False), call(2, waits=False)).wait(0.6)
+    assert not sent(failing, Proceed) and not sent(failing, CallMismatch)  # no call waits for an answer
+    assert failing.outcome.decided_at < 1
+    assert all(worker.killed_by_launcher for worker in failing.outcome.workers)
+    assert len(failing.printed) == 1 and "disagree" in failing.lines[0]
+    assert "--lockstep fail ends the job" in is_failed(failing)
+
+
+def test_fail_stops_all_ranks_as_soon_as_their_recorders_differ(failing):
+    failing.flights = same(flight("a", "a", "b"), flight("a", "b", "a"), 2)
+    failing.wait(2.5)
+    is_failed(failing)
+
+
+def test_fail_turns_a_success_into_a_failure(failing):
+    failing.flights = same(flight("a", "b"), flight("a"))
+    end_well(failing).wait(5)
+    assert "only rank 0 made this call" in is_failed(failing)
+
+
+def test_a_job_that_diverged_is_not_preempted_to_be_resumed(failing):
+    failing.listen()
+    failing.interrupt(signal.SIGTERM)
+    failing.flights = same(flight("a", "b"), flight("a", "c"))
+    end_well(failing).wait(5)
+    is_failed(failing)
+
+
+def test_fail_leaves_an_error_of_its_own_alone(failing):
+    failing.handle(failing.failure(1)).exit(1, 1).wait(5)
+    assert (failing.verdict.outcome, failing.verdict.exit_code) == ("failed", 1)
+
+
+def test_fail_leaves_ranks_in_step_alone(failing):
+    failing.flights = dict.fromkeys(range(3), flight("a", "b"))
+    assert end_well(failing).outcome.reason == "ok"
 
 
 def test_off_reads_nothing(simulate):

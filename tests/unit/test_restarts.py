@@ -5,6 +5,7 @@ from unittest.mock import ANY
 import pytest
 
 from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome, WorkerOutcome
+from jaxrun.analysis.lockstep.divergence import Divergence
 from jaxrun.analysis.verdict.restarts import AlikeFailure, AttemptEnd, Restart, Stop, decide_restart, summarize_end
 from jaxrun.errors import UsageError
 from jaxrun.protocol.worker_messages import Failed, WorkerStage
@@ -109,6 +110,13 @@ FAILURES = {
     "a lost host is nobody's fault": (worker(status=None, lost_reason="silent"), "None"),
     "a broken connection is nobody's fault": (BROKEN, "None"),
 }
+
+
+def test_ranks_out_of_step_are_alike_by_their_call():
+    found = (Divergence("0-1", 7, ()), Divergence("0-1", 8, ()))
+    first, again, other = (end_of(reason=EndReason.DIVERGED, divergences=(one,)) for one in (found[0], *found))
+    assert str(first.failure) == "had its ranks out of step at cross-process call #7" and not first.hopeless
+    assert first == again != other
 
 
 @pytest.mark.parametrize(("end", "failure"), FAILURES.values(), ids=FAILURES)

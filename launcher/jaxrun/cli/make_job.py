@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxrun.cli.options import AUTOMATIC, PER_GPU, split_words
 from jaxrun.errors import UsageError
-from jaxrun.protocol.flight_file import LOCKSTEP_STRICT
+from jaxrun.protocol.flight_file import LOCKSTEP_FAIL, LOCKSTEP_STRICT
 from jaxrun.protocol.names import GANG_ADDRESS, GANG_TOKEN
 from jaxrun.protocol.settings import CACHE_AUTO, CACHE_OFF, options_of
 from jaxrun.spec.backends import HOSTS, check_options, understands
@@ -45,7 +45,7 @@ def make_job(
     if given.get("compile_cache", "") not in ("", CACHE_OFF, CACHE_AUTO):
         given["compile_cache"] = os.path.abspath(given["compile_cache"])
     unattended = environ.get("CI", "").lower() not in ("", "0", "false")
-    if "stall_timeout" not in given and (unattended or given.get("lockstep") == LOCKSTEP_STRICT):
+    if "stall_timeout" not in given and (unattended or given.get("lockstep") in (LOCKSTEP_FAIL, LOCKSTEP_STRICT)):
         given["stall_timeout"] = _UNATTENDED_STALL_TIMEOUT_S
     job = Job(**given)
     check_options(job)

@@ -95,7 +95,7 @@ STAGES = TRACE, LOWER, COMPILE = "trace", "lower", "compile"
 MIN_STAGE_S = 0.001
 
 DIVERGENCE_ERROR = "DivergenceError"  # what a worker raises that may not make a call
-LOCKSTEP_MODES = LOCKSTEP_OFF, LOCKSTEP_RECORD, LOCKSTEP_STRICT = "off", "record", "strict"
+LOCKSTEP_MODES = LOCKSTEP_OFF, LOCKSTEP_RECORD, LOCKSTEP_FAIL, LOCKSTEP_STRICT = "off", "record", "fail", "strict"
 
 
 def flight_file_name(rank: int) -> str:

@@ -182,8 +182,8 @@ class WorkerSettings:
     verbose: bool = option("-v/--verbose", "Say what jaxrun does.", default=False, group=OUTPUT)
     lockstep: str = option(
         "--lockstep",
-        "Compare the cross-process calls of the ranks. record: report a difference; strict: stop before the call that "
-        "differs (slow, for debugging). [default: {default}]",
+        "Compare the cross-process calls of the ranks. record: report a difference; fail: report it, and end the job "
+        "as failed; strict: stop before the call that differs (slow, for debugging). [default: {default}]",
         default=LOCKSTEP_RECORD,
         group=FAILURE,
         choices=LOCKSTEP_MODES,

@@ -1,6 +1,7 @@
 """One test for each way in which ranks may fare alike or not; in the last ones they get out of step."""
 
 import os
+import time
 import warnings
 
 import jax
@@ -153,6 +154,12 @@ def test_after_programs_were_crossed():
 @pytest.mark.processes(2, lockstep="strict")
 def test_is_refused(gang):
     bakes_in_its_rank(gang)
+
+
+@pytest.mark.processes(2, lockstep="fail")
+def test_is_stopped(gang):
+    bakes_in_its_rank(gang)
+    time.sleep(1000)
 
 
 @pytest.mark.processes(2, lockstep="off")

@@ -97,6 +97,7 @@ class EndReason(enum.StrEnum):
     UNAVAILABLE = "unavailable"  # something that the job needs could not be started or reached
     TIMEOUT = "timeout"
     STALL = "stall"
+    DIVERGED = "diverged"  # with --lockstep fail: the ranks were found out of step
     EARLY_EXIT = "early-exit"  # some ranks have finished, and the others wait for them
     INTERRUPTED = "interrupted"
     PREEMPTED = "preempted"  # told to stop, and all ranks ended well after it; with --requeue, or were killed

@@ -49,6 +49,8 @@ def decide(
             verdict = replace(verdict, details=tuple(_remarks(outcome)))
         case EndReason.FAILED:
             verdict = describe_job_failure(verdict, outcome, started=started, ended=ended)
+        case EndReason.DIVERGED:
+            verdict = replace(verdict, headline=_describe_divergence(outcome))
         case EndReason.REFUSED:
             verdict = replace(verdict, headline=f"refused to start the program: {outcome.text}")
         case EndReason.USAGE:
@@ -90,6 +92,10 @@ def _add_divergence(verdict: Verdict, outcome: JobOutcome) -> Verdict:
         return verdict
     headline = f"{lockstep.format_headline(outcome.divergences[0])}; {verdict.headline}"
     return replace(verdict, outcome="diverged", headline=headline, means="", advice="", link="")
+
+
+def _describe_divergence(outcome: JobOutcome) -> str:
+    return f"{lockstep.format_headline(outcome.divergences[0])}, for which --lockstep fail ends the job"
 
 
 def format_divergences(outcome: JobOutcome, hosts: Mapping[int, str], but: Collection[Divergence] = ()) -> str:

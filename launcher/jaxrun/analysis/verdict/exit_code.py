@@ -2,6 +2,7 @@
 
 0          every program ended with status 0
 the culprit's own status, or 128 + its signal; 1 where it has none
+1          --lockstep fail: the ranks were found out of step
 128 + n    the launcher was ended by signal n
 2          what was asked for is not possible on the platform that the hosts have
 65         refused: the processes are not the job that was asked for
@@ -24,9 +25,10 @@ from jaxrun.errors import (
 )
 from jaxrun.protocol.worker_messages import WorkerStage
 
-_EXIT_UNKNOWN = 1
+_EXIT_FAILED = 1
 _EXIT_CODES = {
     EndReason.OK: 0,
+    EndReason.DIVERGED: _EXIT_FAILED,
     EndReason.REFUSED: EXIT_NOT_UNIFORM,
     EndReason.USAGE: EXIT_USAGE,
     EndReason.UNAVAILABLE: EXIT_UNAVAILABLE,
@@ -42,7 +44,7 @@ def exit_code(outcome: JobOutcome) -> int:
     if outcome.reason is EndReason.INTERRUPTED:
         return EXIT_SIGNAL_BASE + outcome.signum
     if outcome.reason is EndReason.FAILED:
-        return _of_worker(find_first_failure(outcome.workers)) if find_culprits(outcome.workers) else _EXIT_UNKNOWN
+        return _of_worker(find_first_failure(outcome.workers)) if find_culprits(outcome.workers) else _EXIT_FAILED
     return _EXIT_CODES[outcome.reason]
 
 
@@ -53,5 +55,5 @@ def _of_worker(worker: WorkerOutcome) -> int:
         return EXIT_UNAVAILABLE
     status = worker.failure.status if worker.failure is not None else worker.status
     if not status:
-        return _EXIT_UNKNOWN
+        return _EXIT_FAILED
     return status if status > 0 else EXIT_SIGNAL_BASE - status

@@ -30,7 +30,7 @@ _NOT_COUNTED = (_HOST_CHECK, EndReason.GROWN)
 class AlikeFailure:
     """What is equal for failures that are alike: the exception and its place, the status (negative for a signal).
 
-    With neither, some ranks had finished before the others.
+    With neither, the ranks were out of step at this place; without one, some had finished before the others.
     """
 
     error: str = ""
@@ -47,7 +47,7 @@ class AlikeFailure:
             return f"raised {self.error}{self.place}{stage}"
         if self.status:
             return format_status(self.status, "was ")
-        return "had some ranks finish before the others"
+        return f"had its ranks out of step{self.place}" if self.place else "had some ranks finish before the others"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +117,9 @@ def summarize_end(outcome: JobOutcome, *, has_run_before: bool) -> AttemptEnd:
             end = AttemptEnd(_STALL, saved_step=saved)
         case EndReason.EARLY_EXIT:
             end = AttemptEnd(_EXCEPTION, AlikeFailure(), saved_step=saved)
+        case EndReason.DIVERGED:
+            place = f" at {outcome.divergences[0].title}"
+            end = AttemptEnd(_EXCEPTION, AlikeFailure(place=place), saved_step=saved)
         case EndReason.FAILED if find_culprits(outcome.workers):
             end = _summarize_failure(outcome)
         case EndReason.UNAVAILABLE if outcome.failed_checks:

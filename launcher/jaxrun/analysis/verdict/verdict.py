@@ -18,8 +18,9 @@ class Verdict:
     """How a job ended, and which ranks caused it.
 
     outcome:    "ok", "failed" (an exception), "killed" (a signal), "exited" (a status without an exception),
-                "diverged" (brought down by being out of step), "lost" (a host), "early-exit", "timeout", "stall",
-                "refused", "unavailable", "interrupted", "preempted" or "grown" (stopped to go on with more hosts)
+                "diverged" (brought down by being out of step, or by --lockstep fail), "lost" (a host), "early-exit",
+                "timeout", "stall", "refused", "unavailable", "interrupted", "preempted" or "grown"
+                (stopped to go on with more hosts)
     hosts:      each rank's host; its length is the job's size
     culprits:   the ranks that failed in the same way, lowest first; empty where no rank caused the end
     intro:      a line above the traceback; may be empty

@@ -11,9 +11,11 @@ from jaxrun.controller.head.fault_injection import FaultInjector
 from jaxrun.controller.head.head_state import HeadState, JobPhase, Timeout
 from jaxrun.controller.head.shutdown import JobShutdown
 from jaxrun.controller.head.straggler_detector import StragglerDetector
+from jaxrun.protocol.flight_file import LOCKSTEP_FAIL
 from jaxrun.records.event_log.actions import Action, Finish
 
 CONCLUDE_TIMEOUT_S = 0.8  # for the flight recorders' answers about how the ranks diverged
+_ENDED_WELL = (EndReason.OK, EndReason.PREEMPTED, EndReason.GROWN)
 
 
 @dataclass(slots=True)
@@ -38,6 +40,8 @@ class Conclusion:
         state.enter(JobPhase.OVER, {})
         recorded = self._stragglers.conclude(now)
         outcome = self._final_outcome(now)
+        if outcome.reason in _ENDED_WELL and outcome.divergences and state.lockstep == LOCKSTEP_FAIL:
+            outcome = replace(outcome, reason=EndReason.DIVERGED)
         remaining = self._faults.report_remaining() if outcome.reason is EndReason.OK else []
         return [*recorded, *remaining, Finish(outcome)]
 

@@ -51,7 +51,7 @@ from jaxrun.protocol.agent_messages import (
 )
 from jaxrun.protocol.codec import message_types
 from jaxrun.protocol.debugger_messages import DebuggerMessage
-from jaxrun.protocol.flight_file import LOCKSTEP_OFF
+from jaxrun.protocol.flight_file import LOCKSTEP_FAIL, LOCKSTEP_OFF
 from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, RankReply, RecorderSnapshot
 from jaxrun.protocol.stop_messages import StopMessageToHead
 from jaxrun.protocol.worker_messages import Call, Done, Failed
@@ -162,6 +162,7 @@ class Head:
             actions = self._handlers[type(event)](event, now)
         else:
             actions = self._abort(EndReason.REFUSED, describe_unknown_rank(stranger, len(self.hosts)), now)
+        actions += self._end_if_diverged(now)
         if self.phase is JobPhase.TERMINATING:
             actions += self._debugger.close(now)
         return [*actions, *self._conclusion.conclude_if_over(now)]
@@ -177,6 +178,12 @@ class Head:
         if agent is None or isinstance(event, (AgentConnected, AgentReport)) or agent in self._agents:
             return None
         return int(agent)
+
+    def _end_if_diverged(self, now: float) -> list[Action]:
+        """With --lockstep fail, ranks that were found out of step end the job at once."""
+        if self._state.lockstep != LOCKSTEP_FAIL or not self._divergence.reports.divergences:
+            return []
+        return self._shutdown.abort(JobOutcome(EndReason.DIVERGED, decided_at=now), now)
 
     # ---- start-up
 

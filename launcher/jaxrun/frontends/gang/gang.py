@@ -41,7 +41,7 @@ class Gang:
     backend:   what starts the ranks: "local", "mpirun" or "slurm"
     platform:  of the devices: "auto", "cpu", "cuda", "rocm" or "tpu"
     env:       variables to set in all ranks
-    lockstep:  "off", "record" or "strict"
+    lockstep:  "off", "record", "fail" or "strict"
     run_dir:   where logs, events and the verdict go; a second start uses run_dir-2; None: they are deleted at the end
     options:   more options of jaxrun's command line: "--partition debug", or a list of words
 

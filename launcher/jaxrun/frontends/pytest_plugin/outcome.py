@@ -21,6 +21,7 @@ from jaxrun.protocol.pytest_messages import PHASES
 from jaxrun.text import agree, format_columns, format_ranks, format_ranks_on_hosts, format_seconds
 
 _HEADLINE_LENGTH = 90  # characters in the table; the traceback below has the whole text
+_OUT_OF_STEP = "the ranks fell out of step"
 _NO_FAILURE = (PhaseState.PASSED, PhaseState.ABSENT)
 
 
@@ -93,9 +94,11 @@ def decide_outcome(
         alive = [rank for rank in sorted(dies - died) if standings[rank] is Standing.PASSED]
         if not in_step:
             failure_expected = PhaseState.XPASSED in states.values()
-            outcome, reason = "skipped" if failure_expected else "failed", "the ranks fell out of step"
+            outcome, reason = "skipped" if failure_expected else "failed", _OUT_OF_STEP
         elif alive:
             outcome, reason = "failed", f"{format_ranks(alive)} {agree('was', len(alive))} to die, and did not"
+    elif not in_step and states[lead] is PhaseState.STOPPED:  # by --lockstep fail
+        reason = _OUT_OF_STEP
     if standings[lead] is Standing.HELD_UP and _fails_later(phase, results, dies):
         outcome, reason = "passed", ""
     return PhaseOutcome(phase, outcome, lead, states, reason)

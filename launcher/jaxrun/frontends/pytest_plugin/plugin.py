@@ -37,7 +37,8 @@ MARKER = f"""\
 {mark.MARK_USAGE}: run the body of the test on n JAX processes; the test has one result. processes([2, 4]) runs it \
 on 2 and on 4. devices: of each process; hosts: simulated hosts, or real ones with --gang-backend; timeout: in \
 seconds; fresh: start new processes; env: variables to set; dies: ranks that the test expects to die; lockstep: \
-'strict' stops before a cross-process call that differs, 'off' does not compare the calls."""
+'strict' stops before a cross-process call that differs, 'fail' ends all ranks after one, 'off' does not compare \
+the calls."""
 _MARK = f"mark.{mark.MARK_NAME}".encode()  # in the text of a module with marked tests
 _FORK_SERVER = pytest.StashKey[Any]()
 _RUNNER = pytest.StashKey[Any]()

@@ -160,14 +160,14 @@ class RunLoop:
 
     def _build_result(self, began: float, timeout: float | None) -> RunResult:
         state = self._state
-        divergence = self._find_divergence()
         died = self._call.explain_death() if self._call.disconnected else None
+        divergence = self._find_divergence()
         cut_off = state.running if died is None else ()
         notes = [*self._notes, *(self._sessions.gang.stacks().splitlines() if cut_off and timeout is not None else [])]
         snapshot = self._sessions.snapshot() if cut_off else None
         ranks = {rank: self._rank_result(rank, died, snapshot) for rank in state.ranks}
         if died is not None:
-            notes += str(died).splitlines()
+            notes += str(died).replace(divergence, "").splitlines()  # which --lockstep fail tells again
         elif not divergence:  # which is what the launcher has printed
             notes += self._launcher_output.splitlines()
         if cut_off:
@@ -184,7 +184,8 @@ class RunLoop:
     def _find_divergence(self) -> str:
         """How the ranks fell out of step, as far as it is known; empty if they did not."""
         suspected = self._state.may_be_out_of_step
-        found = self._sessions.new_divergences() if suspected or self._launcher_output else []
+        may_be_told = suspected or self._launcher_output or self._call.disconnected
+        found = self._sessions.new_divergences() if may_be_told else []
         if not suspected or found:
             return "\n".join(found)
         snapshot = self._sessions.snapshot()  # for which the launcher compares the ranks' flight recorders

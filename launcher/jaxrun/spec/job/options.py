@@ -267,7 +267,7 @@ class JobOptions(WorkerSettings):
         "--stall-timeout",
         "Stop the job after this time without progress in any rank. Progress is output, cross-process calls, reading "
         "or writing files, and CPU time unless others wait for the rank. 0: never. [default: 0; 300 if CI is set, and "
-        "with --lockstep strict]",
+        "with --lockstep fail or strict]",
         check=_check_seconds_or_never,
     )
     stall_notice: float = _failure(
