@@ -35,7 +35,7 @@ HOST_OPTIONS = ("hosts", "network")
 
 BACKENDS = {
     "local": Backend("jaxrun.spec.backends.local", ("simulated hosts",)),
-    "mpirun": Backend("jaxrun.spec.backends.mpirun", (*HOST_OPTIONS, "spares", "fewer hosts", "mpirun")),
+    "mpirun": Backend("jaxrun.spec.backends.mpirun", (*HOST_OPTIONS, "host list", "spares", "fewer hosts", "mpirun")),
     "slurm": Backend("jaxrun.spec.backends.slurm", (*HOST_OPTIONS, "spares", "fewer hosts", "slurm")),
 }
 ATTACH = "attach"  # `jaxrun attach`, whose processes somebody else has started

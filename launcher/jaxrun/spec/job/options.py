@@ -54,6 +54,7 @@ def _check_seconds_or_never(seconds: float) -> str:
 _shape, _start, _output, _failure = (partial(option, group=group) for group in (SHAPE, START, OUTPUT, FAILURE))
 _by_hand = partial(option, group=BY_HAND, needs="by hand")
 _mpirun = partial(option, group=MPIRUN, needs="mpirun")
+_host_list = partial(option, group=MPIRUN, needs="host list")
 _slurm = partial(option, group=SLURM, needs="slurm")
 
 
@@ -172,13 +173,13 @@ class JobOptions(WorkerSettings):
         "A directory that all hosts share; not needed with --head and JAXRUN_TOKEN. [default: the current one]",
         metavar="DIR",
     )
-    host_list: str = _mpirun(
+    host_list: str = _host_list(
         "-H/--host",
         "Hosts and how many processes each may have: h1:4,h2:4. [default: mpirun's own]",
         default="",
         metavar="HOSTS",
     )
-    hostfile: Path | None = _mpirun(
+    hostfile: Path | None = _host_list(
         "--hostfile", "The same from a file, one host a line: 'h1 slots=4' or 'h1:4'.", metavar="FILE"
     )
     mpirun: str = _mpirun(
