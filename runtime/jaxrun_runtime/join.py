@@ -29,7 +29,7 @@ from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.names import COORDINATOR_ADDRESS, MASTER_ADDR, MASTER_PORT, PROCESS_ID
 from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, Hello, Join, StartCoordinator
 from jaxrun.text import format_ranges
-from jaxrun_runtime import jax_private, program
+from jaxrun_runtime import children, jax_private, program
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
 from jaxrun_runtime.coordinator_tls import RankKey, initialize_arguments
 
@@ -237,9 +237,15 @@ def _accept_initialize_by_program(env: WorkerEnv) -> None:
     import jax
 
     original: Callable[..., None] = jax.distributed.initialize
+    owner, told_in = os.getpid(), set[int]()
 
     @functools.wraps(original)
     def initialize(*args: Any, **kwargs: Any) -> None:
+        if os.getpid() != owner:  # in a process that the program has forked
+            if os.getpid() not in told_in:
+                told_in.add(os.getpid())
+                print(children.what_initialize_says(env.rank), file=sys.stderr)
+            return
         given = inspect.signature(original).bind_partial(*args, **kwargs).arguments
         _log.debug("jax.distributed.initialize: jaxrun has joined rank %d of %d already", env.rank, env.size)
         ours = {"num_processes": env.size, "process_id": env.rank}

@@ -22,6 +22,7 @@ from jaxrun_runtime import (
     DivergenceError,
     SnapshotError,
     checkpoints,
+    children,
     coordinator_tls,
     debugger,
     failure_report,
@@ -101,6 +102,7 @@ def _run_stages(env: WorkerEnv, argv: list[str], started: float, forked_by: int,
 def _run_program(env: WorkerEnv, argv: list[str]) -> None:
     from jaxrun_runtime.env_watch import EnvWatch
 
+    children.tell_children(env, os.environ)
     watch = EnvWatch(functools.partial(_warn, env))
     watch.start()
     try:

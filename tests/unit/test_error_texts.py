@@ -62,6 +62,7 @@ CHAIN = (
     "RuntimeError: can't start new thread\n\n"
     "During handling of the above exception, another exception occurred:\n\n"
 )
+TWICE = "ABORTED: /job:jax_worker/replica:0/task:3 unexpectedly tried to connect with a different incarnation."
 SOURCE_LINE = f'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    raise E("{REMOTE}")\nE: other\n'
 THREAD = ThreadFailed(0, 0.0, "Loader", "RuntimeError", "Traceback:\nRuntimeError: can't start new thread\n")
 EVIDENCE = {
@@ -84,8 +85,10 @@ def test_what_explains_the_end_of_a_rank(worker, means):
 
 
 def test_of_a_consequence_only_texts_that_name_a_cause_are_believed():
-    assert "127.0.1.1" in error_lookup.explain_worker(raised(LOOPBACK), roots_only=True).means
-    assert error_lookup.explain_worker(raised(REMOTE), roots_only=True).means == ""
+    assert "127.0.1.1" in error_lookup.explain_consequence(raised(LOOPBACK), several_hosts=True).means
+    assert error_lookup.explain_consequence(raised(LOOPBACK), several_hosts=False).means == ""
+    assert "joined the job as rank 3" in error_lookup.explain_consequence(raised(TWICE), several_hosts=False).means
+    assert error_lookup.explain_consequence(raised(REMOTE), several_hosts=True).means == ""
 
 
 def test_of_a_long_text_both_ends_are_looked_at_and_not_the_middle():

@@ -7,6 +7,9 @@ RANK = f"{RESERVED_PREFIX}RANK"
 COORDINATOR_ADDRESS = "JAX_COORDINATOR_ADDRESS"
 NUM_PROCESSES = "JAX_NUM_PROCESSES"
 PROCESS_ID = "JAX_PROCESS_ID"
+CHILD_OF = f"{RESERVED_PREFIX}CHILD_OF"  # in what a rank starts: which rank, as JSON
+# What each child of a rank says that calls it, and the screen shows once a rank; its number follows.
+INITIALIZE_IN_CHILD = "jaxrun: jax.distributed.initialize() does nothing in a child of rank"
 MASTER_ADDR = "MASTER_ADDR"
 MASTER_PORT = "MASTER_PORT"
 TORCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", MASTER_ADDR, MASTER_PORT)

@@ -33,7 +33,7 @@ from jaxrun.protocol.flight_file import RESTORE, SNAPSHOT
 from jaxrun.protocol.message_tags import digest
 from jaxrun.protocol.names import JOB_ID
 from jaxrun.text import format_bytes
-from jaxrun_runtime import SnapshotError, checkpoints, joint_calls
+from jaxrun_runtime import SnapshotError, checkpoints, children, joint_calls
 from jaxrun_runtime.state_snapshots import checks, leaves, placement, structure, survey
 from jaxrun_runtime.state_snapshots.checks import Check, CheckResult
 from jaxrun_runtime.state_snapshots.host_memory import file_name, read_region
@@ -57,7 +57,8 @@ def snapshot(step: int, state: Any) -> None:
     Call it on all ranks after the same step. It returns once the state is copied; then the program may donate it. The
     rest, a copy of each part to another host included, is done in the background, and the next call waits for it.
     Once all of it is done, the step counts as saved. Two snapshots are kept. They outlive ranks, agents and any hosts
-    that are not neighbours in the job's list of hosts, and go with the job. Without jaxrun it does nothing.
+    that are not neighbours in the job's list of hosts, and go with the job. Without jaxrun, and in a child of a
+    rank, it does nothing.
 
     `state` is a pytree of jax.Arrays, typed keys, numpy arrays and Python numbers, such as a TrainState of flax. An
     array over all ranks may have any sharding. What is not spread over the ranks must be equal on all of them.
@@ -66,7 +67,7 @@ def snapshot(step: int, state: Any) -> None:
     is not equal; MemoryError if a host has less than they take (at most twice the state); RuntimeError if the snapshot
     before is not whole, as a rank could not write it.
     """
-    if JOB_ID in os.environ:
+    if JOB_ID in os.environ and not children.is_child():
         with joint_calls.JointCall(SNAPSHOT):
             _keeper().take(step, state)
     elif wrong := [*checks.step_number(step)[1], *leaves.examine(state, has_values=True).wrong]:
@@ -84,7 +85,7 @@ def restore(like: Any) -> RestoredState | None:
     If there are snapshots but none that is whole and fits, a line says why. Raises SnapshotError, on all ranks alike,
     if `like` has a leaf that cannot be one, or is not the same on all ranks; RuntimeError if a rank cannot read.
     """
-    if JOB_ID in os.environ:
+    if JOB_ID in os.environ and not children.is_child():
         with joint_calls.JointCall(RESTORE):
             return _keeper().restore(like)
     if wrong := leaves.examine(like, has_values=False).wrong:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from jaxrun.analysis.diagnosis.outcome import WorkerOutcome
 from jaxrun.analysis.diagnosis.root_cause import own_thread_failures
-from jaxrun.analysis.verdict.known_errors import KNOWN_ERRORS
+from jaxrun.analysis.verdict.known_errors import KNOWN_ERRORS, KnownError
 
 # Characters that are searched: an error is named in its first lines, and a dying process writes the error last.
 _FIRST, _LAST = 4_000, 6_000
@@ -29,9 +30,14 @@ class Explanation:
     link: str = ""
 
 
-def explain_worker(worker: WorkerOutcome, *, roots_only: bool = False) -> Explanation:
-    """Explain a culprit's failure; with `roots_only`, one that may be a consequence of another's."""
-    return find_explanation(*_texts(worker), roots_only=roots_only)
+def explain_worker(worker: WorkerOutcome) -> Explanation:
+    """Explain a culprit's failure."""
+    return find_explanation(*_texts(worker))
+
+
+def explain_consequence(worker: WorkerOutcome, *, several_hosts: bool) -> Explanation:
+    """Explain a failure that may be a consequence of another's: only errors that name a cause are known then."""
+    return find_explanation(*_texts(worker), accept=lambda e: e.is_root and (several_hosts or not e.is_network))
 
 
 def explain_unavailable(text: str, traceback: str) -> Explanation:
@@ -39,11 +45,11 @@ def explain_unavailable(text: str, traceback: str) -> Explanation:
     return find_explanation(text, _messages(traceback))
 
 
-def find_explanation(*texts: str, roots_only: bool = False) -> Explanation:
-    """Explain the first of the texts that is known; with `roots_only` only errors that name a cause."""
+def find_explanation(*texts: str, accept: Callable[[KnownError], bool] = lambda error: True) -> Explanation:
+    """Explain the first of the texts that is known, by an error to `accept`."""
     for text in map(_clip, texts):
         for known in KNOWN_ERRORS.values():
-            if (known.is_root or not roots_only) and (match := known.search(text)):
+            if accept(known) and (match := known.search(text)):
                 groups = match.groupdict()
                 return Explanation(known.means.format_map(groups), known.advice.format_map(groups), known.link)
     return Explanation()

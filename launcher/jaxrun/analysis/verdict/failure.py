@@ -9,7 +9,7 @@ from jaxrun.analysis.diagnosis.consequences import Fate
 from jaxrun.analysis.diagnosis.outcome import InjectedFault, JobOutcome, WorkerOutcome
 from jaxrun.analysis.diagnosis.root_cause import Culpability, collateral, culpability, find_culprits, find_first_failure
 from jaxrun.analysis.verdict import phrasing
-from jaxrun.analysis.verdict.error_lookup import explain_worker
+from jaxrun.analysis.verdict.error_lookup import explain_consequence, explain_worker
 from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.protocol.flight_file import DIVERGENCE_ERROR
 from jaxrun.text import agree, format_ranks, has_several_hosts
@@ -96,11 +96,11 @@ def _describe_victim(worker: WorkerOutcome, culprits: Sequence[WorkerOutcome]) -
 
 
 def _explain(verdict: Verdict, worker: WorkerOutcome) -> Verdict:
-    """Add what a known error means. Of a mere consequence, only errors of the network between hosts are explained."""
-    is_consequence = culpability(worker) is Culpability.CONSEQUENCE
-    if is_consequence and not has_several_hosts(verdict.hosts):
-        return verdict
-    known = explain_worker(worker, roots_only=is_consequence)
+    """Add what a known error means."""
+    if culpability(worker) is Culpability.CONSEQUENCE:
+        known = explain_consequence(worker, several_hosts=has_several_hosts(verdict.hosts))
+    else:
+        known = explain_worker(worker)
     return replace(verdict, means=known.means, advice=known.advice, link=known.link)
 
 

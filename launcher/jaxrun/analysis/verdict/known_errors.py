@@ -13,7 +13,8 @@ class KnownError:
     pattern:        a regular expression; every repetition has a bound and none is nested, so that a search is linear
     means, advice:  one sentence each, the cause and what to type; groups of the pattern may stand in them: "{size}"
     link:           documentation or an issue; may be empty
-    is_root:        whether the text names a cause although it comes with a broken connection between hosts
+    is_root:        whether the text names a cause although it comes with a broken connection
+    is_network:     whether it does so only in a job of several hosts
 
     Texts that explain themselves need no entry, nor do those that jaxrun writes, nor errors that any user of
     one process meets: JAX's own text is enough there, but where only one host of a job may be at fault.
@@ -24,6 +25,7 @@ class KnownError:
     advice: str
     link: str = ""
     is_root: bool = False
+    is_network: bool = False
 
     def search(self, text: str) -> re.Match[str] | None:
         return re.search(self.pattern, text)
@@ -52,6 +54,13 @@ KNOWN_ERRORS = {
         r"jax\.distributed\.initialize\(\) must be called before any JAX",
         "a process can join a job only before it uses JAX; jaxrun has done it before the program's first line.",
         "take the program's own calls of jax.distributed.shutdown() and initialize() out.",
+    ),
+    "joined-twice": KnownError(
+        r"\b(?P<rank>\d+) unexpectedly tried to connect with a different incarnation",
+        "another process joined the job as rank {rank}: a child of that rank that calls jax.distributed.initialize().",
+        "give the child the rank's PYTHONPATH, by which that call does nothing there; or take JAX_COORDINATOR_ADDRESS "
+        "and the variables of mpirun or srun (OMPI_..., SLURM_...) out of its environment.",
+        is_root=True,
     ),
     "no-stdin": KnownError(
         r"EOF when reading a line",
@@ -205,6 +214,7 @@ KNOWN_ERRORS = {
         "give the name the host's real address there; or jaxrun --interface NAME chooses the network.",
         "https://github.com/pytorch/gloo/issues/223",
         is_root=True,
+        is_network=True,
     ),
     "own-name": KnownError(
         r"gloo/transport/tcp/device\.cc:\d+\] rv == 0",
@@ -217,6 +227,7 @@ KNOWN_ERRORS = {
         "not all ranks reached rank 0's coordinator in time, so that JAX gave the job up.",
         "--interface NAME for another network; are ports between the hosts closed? --init-timeout 600 waits longer.",
         is_root=True,
+        is_network=True,
     ),
     "port-in-use": KnownError(
         r"Address already in use|Failed to add port to server",

@@ -4,6 +4,7 @@
 - When a peer has died, JAX's distributed service writes some twenty lines before it ends the process. Those are the
   same for every death; whose it was stands in the verdict.
 - JAX says when it gets SIGTERM, of which jaxrun's own line says more.
+- Each child of a rank, as of a pool, says that jax.distributed.initialize() does nothing there; once is enough.
 
 Pure: no I/O.
 """
@@ -11,6 +12,8 @@ Pure: no I/O.
 from __future__ import annotations
 
 import re
+
+from jaxrun.protocol.names import INITIALIZE_IN_CHILD
 
 # The pieces begin with these, and the second and the last end with a number of their own; a newline is the seventh.
 _GLOO_FIRST, _GLOO_LAST = _GLOO_MARKS = (b"[Gloo] Rank ", b"Expected number of connected peer ranks is : ")
@@ -25,6 +28,7 @@ _GLOO_END = re.compile(rb"Expected number of connected peer ranks is : \d*\n$")
 _SERVICE_MARKS = (b"_service_agent.cc:", b"preemption_sync_manager.cc:", b"client.h:")
 _NOTICE_MARK = b"preemption_notifier.cc:"
 _NOTICE = re.compile(rb"W\d{4} [\d:.]+ +\d+ preemption_notifier\.cc:\d+\] SIGTERM caught at ")
+_CHILD_MARK = INITIALIZE_IN_CHILD.encode()
 _SERVICE_FIRST = re.compile(
     rb"[WEF]\d{4} [\d:.]+ +\d+ (?:preemption_sync_manager|coordination_service_agent|client)\.(?:cc|h):\d+\] "
     rb"(?:Failed to retrieve preemption notice|Failed to cancel preemption barrier|"
@@ -39,9 +43,10 @@ _SERVICE_MORE = re.compile(
 class NoiseFilter:
     """Of one stream."""
 
-    __slots__ = ("_in_service_message", "_lasts_due", "_newlines_due", "_numbers_due")
+    __slots__ = ("_a_child_has_told", "_in_service_message", "_lasts_due", "_newlines_due", "_numbers_due")
 
     def __init__(self) -> None:
+        self._a_child_has_told = False
         self._in_service_message = False
         # Pieces of torn lines of Gloo that still have to come.
         self._lasts_due = 0
@@ -55,7 +60,7 @@ class NoiseFilter:
             rest = _GLOO_LINE.sub(b"", rest)
         first = self._without_gloo(first, keep=True) if self._has_gloo(first) else first
         is_clean = not (self._in_service_message or self._lasts_due or self._numbers_due or self._newlines_due)
-        if is_clean and not _has_any((*_GLOO_MARKS, *_SERVICE_MARKS, _NOTICE_MARK), rest):
+        if is_clean and not _has_any((*_GLOO_MARKS, *_SERVICE_MARKS, _NOTICE_MARK, _CHILD_MARK), rest):
             return first + rest
         return first + b"".join(map(self._filter_line, rest.splitlines(keepends=True)))
 
@@ -66,6 +71,9 @@ class NoiseFilter:
         self._in_service_message = False
         if _NOTICE.match(line):
             return b""
+        if line.startswith(_CHILD_MARK):
+            is_first, self._a_child_has_told = not self._a_child_has_told, True
+            return line if is_first else b""
         if self._has_gloo(line):
             return self._without_gloo(line)
         if self._newlines_due and line == b"\n":

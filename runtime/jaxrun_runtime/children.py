@@ -1,0 +1,55 @@
+"""What a rank's children are told, so that none of them joins the job as that rank: child_site/sitecustomize.py.
+
+A child is any process that the program starts, by whatever means. It inherits two variables: JAXRUN_CHILD_OF says whose
+child it is, and PYTHONPATH leads Python to the file that guards jax.distributed.initialize there. jaxrun gives neither
+to the ranks of a job that a rank starts in turn. In a process that the program forks, JAX's state is the rank's own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import MutableMapping
+from pathlib import Path
+from typing import Any
+
+from jaxrun.protocol.env import WorkerEnv
+from jaxrun.protocol.names import CHILD_OF, COORDINATOR_ADDRESS, INITIALIZE_IN_CHILD
+
+SITE = Path(__file__).parent / "child_site"
+_PYTHONPATH = "PYTHONPATH"
+# Each process of an mpirun, an srun or a cloud's job is known by some of these; JAX and MPI read them.
+_CLUSTER_VARIABLES = (
+    *("OMPI_MCA_orte_hnp_uri", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_NAMESPACE", "PMIX_RANK"),
+    *("PMI_RANK", "PMI_SIZE", "PMI_FD", "PMI_PORT", "PALS_RANKID", "FLUX_TASK_RANK", "MV2_COMM_WORLD_RANK"),
+    *("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_NODELIST"),
+    *("JOB_COMPLETION_INDEX", "TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES", "MEGASCALE_SLICE_ID"),
+)
+
+
+def tell_children(env: WorkerEnv, environ: MutableMapping[str, str]) -> None:
+    """Put into `environ`, which children inherit, whose children they are. Called when this rank has joined."""
+    told = {
+        "pid": os.getpid(),
+        "says": what_initialize_says(env.rank),
+        "coordinator": environ[COORDINATOR_ADDRESS],
+        "cluster": {name: environ.get(name) for name in _CLUSTER_VARIABLES},
+    }
+    environ[CHILD_OF] = json.dumps(told)
+    before = environ.get(_PYTHONPATH, "")
+    if before.split(os.pathsep)[0] != str(SITE):
+        environ[_PYTHONPATH] = f"{SITE}{os.pathsep}{before}" if before else str(SITE)
+
+
+def what_initialize_says(rank: int) -> str:
+    """Return the line for jax.distributed.initialize() in a child of this rank."""
+    return (
+        f"{INITIALIZE_IN_CHILD} {rank}, which is a JAX process by itself; for a JAX job of its own, give it another "
+        "coordinator_address"
+    )
+
+
+def is_child() -> bool:
+    """Whether a rank's program has started this process, or forked it."""
+    told: Any = json.loads(os.environ.get(CHILD_OF, "null"))
+    return told is not None and told["pid"] != os.getpid()
