@@ -36,7 +36,8 @@ def of_process():
         "flags": list(sys.flags), "path": sys.path, "argv": sys.argv, "file": main.__file__,
         "spec": main.__spec__ and main.__spec__.name, "options": [sys.warnoptions, sys._xoptions],
         "executable": [sys.executable, sys.prefix, sys.base_prefix],
-        "variables": sorted(name for name in os.environ if name.startswith("PYTHON")),
+        # All but PYTHONPATH, by which a rank's children know that they are no ranks.
+        "variables": sorted(name for name in os.environ if name.startswith("PYTHON") and name != "PYTHONPATH"),
         "command": subprocess._args_from_interpreter_flags(), "began": multiprocessing.process.ORIGINAL_DIR,
     }
 
