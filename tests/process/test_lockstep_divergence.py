@@ -12,7 +12,7 @@ from divergences import CASES, OF_ARGUMENTS, Case, check_report, place
 from harness import HERE, Result, jaxrun, started
 from harness_worker import SETTING, environment, record
 
-from jaxrun.protocol.flight_file import COMPILATIONS, EVERY_CALL, FIRST_CALLS, STRICT_WORD
+from jaxrun.protocol.flight_file import COMPILATIONS, EVERY_CALL, FIRST_CALLS, NOTHING, STRICT_WORD
 from jaxrun.protocol.worker_messages import Call, Failed
 
 DIVERGE = str(HERE / "diverge.py")
@@ -228,7 +228,7 @@ doubled = jax.jit(lambda a: a * 2)
 doubled(x), doubled(x)
 """
     (worker,) = record(start, script, body, 1, local={"lockstep": "off"})
-    assert not worker.flight.written
+    assert (worker.flight.level, worker.flight.made, worker.flight.compiled) == (NOTHING, 0, [])
     assert worker.received(Call) == []
     (line,) = worker.out.splitlines()
     assert "jaxrun" not in line and line.endswith(" type"), line
