@@ -121,6 +121,10 @@ def test_a_fork_of_it_has_no_gang_and_ends_none(session):
                 gang.run(rank)
             except jaxrun.GangError as error:
                 print(str(error).replace(str(os.getppid()), "PARENT"))
+            try:
+                gang.stop()
+            except jaxrun.GangError as error:
+                print("no stop")
             with jaxrun.Gang(processes=1) as own:
                 print(own.run(rank), flush=True)
             gang.close()
@@ -128,7 +132,7 @@ def test_a_fork_of_it_has_no_gang_and_ends_none(session):
         print(os.wait()[1], gang.run(os.getpid) == before)
     """).end()
     refused = "this gang of 2 belongs to process PARENT, and this process is a fork of it; make another"
-    assert (out.splitlines(), err) == ([refused, "(0,)", "0 True"], "")
+    assert (out.splitlines(), err) == ([refused, "no stop", "(0,)", "0 True"], "")
 
 
 @pytest.mark.extended

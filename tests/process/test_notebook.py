@@ -76,6 +76,16 @@ raise OSError('others')""",
         ),
         "RemoteError",
     ),
+    "one interrupts itself": Cell(
+        "%%gang --timeout 60\nimport time\nif r == 1:\n    raise KeyboardInterrupt('by hand')\nr",
+        ("rank 1 raised\n", "KeyboardInterrupt: by hand"),
+        "RemoteError",
+    ),
+    "awaits in vain": Cell(
+        "%%gang\nimport asyncio\nasync def fail():\n    1 / 0\nawait fail()",
+        ("all ranks raised the same\nTraceback (most recent call last):\n  Cell In[awaits in vain], line 5",),
+        "ZeroDivisionError",
+    ),
     "exits as text": Cell(
         "%%gang\nclass Exits(Exception):\n    def __str__(self):\n        raise SystemExit(0)\nraise Exits",
         ("all ranks raised the same\n", "  Cell In[exits as text], line 5, in <module>\n    raise Exits\n"),

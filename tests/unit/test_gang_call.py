@@ -1,12 +1,14 @@
 """The caller's side of a call on a gang, with ranks by hand."""
 
 import json
+import os
 import threading
 
 import numpy as np
 import pytest
 from gang_by_hand import NUMBER, gang
 
+from jaxrun.errors import UsageError
 from jaxrun.frontends.gang import call as call_module
 from jaxrun.frontends.gang import gang as gang_module
 from jaxrun.frontends.gang.call import GangCall, step_difference
@@ -332,6 +334,22 @@ def test_an_error_ends_a_call_without_a_with_and_is_raised_again(gang):
         with pytest.raises(KeyError):
             call.results()
     assert gang.ended == 1
+
+
+@pytest.mark.parametrize("timeout", [-1, float("nan"), "5", True])
+def test_what_is_no_time_is_refused(gang, timeout):
+    with pytest.raises(UsageError, match="timeout must be a number of seconds from 0, not "), gang.start_call() as call:
+        call.results(timeout)
+
+
+def test_a_fork_cannot_use_a_call_and_does_not_end_it(gang, monkeypatch):
+    call = gang.start_call()
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    for use in (call.results, call.receive, call.__enter__):
+        with pytest.raises(GangError, match="and this process is a fork of it"):
+            use()
+    call.end()
+    assert not gang.interrupts and not gang.ended
 
 
 def test_a_call_that_was_cut_short_has_no_results(gang):

@@ -81,6 +81,16 @@ def test_the_same_of_several_ranks_is_raised_once():
     assert (error.rank, error.ranks) == (2, (0, 1, 2))  # the first in time
 
 
+def test_errors_that_differ_by_the_addresses_of_objects_are_the_same():
+    made = combined_exception(
+        [remote(ValueError(f"bad <lock object at 0x7f{rank}3a4b5c6d7e>"), rank) for rank in (0, 1)]
+    )
+    assert type(made) is ValueError and made.ranks == (0, 1)
+    assert isinstance(
+        combined_exception([remote(ValueError(f"status 0x{rank}"), rank) for rank in (0, 1)]), ExceptionGroup
+    )
+
+
 def test_different_errors_are_a_group_the_first_one_first():
     failures = [
         remote(ValueError("late"), 0, time=3.0),

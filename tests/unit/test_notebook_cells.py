@@ -80,6 +80,24 @@ def test_a_cell_may_await_and_its_tasks_go_on_in_the_next_one_even_after_an_inte
     assert notebook_cells.run_cell("await done.wait()\nawait task", "In[3]").result == {"text/plain": "7"}
 
 
+def test_the_traceback_of_a_cell_that_awaits_has_no_frames_of_the_event_loop():
+    source = "import asyncio\nasync def f(error):\n    await asyncio.sleep(0)\n    raise error\n"
+    notebook_cells.run_cell(source, "In[1]")
+    with pytest.raises(ZeroDivisionError) as caught:
+        notebook_cells.run_cell("await f(ZeroDivisionError())", "In[2]")
+    names = [frame.filename for frame in traceback.extract_tb(caught.tb)]
+    assert names[-2:] == ["In[2]", "In[1]"]
+    assert {*names[:-2]} <= {__file__, notebook_cells.__file__}  # those above, as of any cell
+
+
+def test_an_interrupt_of_a_cell_that_awaits_shows_where_it_waited():
+    loop = "import asyncio, signal\nloop = asyncio.get_running_loop()\n"
+    source = f"{loop}loop.call_soon(signal.raise_signal, signal.SIGINT)\nawait asyncio.sleep(60)"
+    with pytest.raises(KeyboardInterrupt) as caught:
+        notebook_cells.run_cell(source, "In[1]")
+    assert ("In[1]", 4) in [(frame.filename, frame.lineno) for frame in traceback.extract_tb(caught.tb)]
+
+
 def test_a_traceback_shows_the_lines_of_the_cells():
     notebook_cells.run_cell("def f():\n    return 1 / 0", "In[1]")
     with pytest.raises(ZeroDivisionError) as caught:

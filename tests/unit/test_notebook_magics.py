@@ -1,12 +1,13 @@
-"""How %gang replaces the notebook's gang: what ends when, with gangs by hand."""
+"""How %gang replaces the notebook's gang, with gangs by hand; its options; which ranks' errors a cell shows."""
 
 from types import SimpleNamespace
 
 import pytest
 
-from jaxrun.frontends.gang.exceptions import GangError, GangStartError
+from jaxrun.frontends.gang.exceptions import GangError, GangStartError, RemoteError, RemoteFailure
 from jaxrun.frontends.gang.spec import GangSpec
 from jaxrun.frontends.notebook import magics
+from jaxrun.frontends.notebook.arguments import parse_arguments
 
 
 @pytest.fixture
@@ -86,3 +87,27 @@ def test_a_gang_that_was_closed_counts_as_none(happened):
     assert magics._find_gang(shell) is None
     start(shell, 3)
     assert happened == ["start 2", "end 2", "start 3"] and magics._find_gang(shell).processes == 3
+
+
+def failure(rank, error):
+    return RemoteFailure(rank, "h", error, "", f"{error} of rank {rank}", (), float(rank), "builtins", b"")
+
+
+@pytest.mark.parametrize(
+    ("raised", "shown"),
+    [
+        (KeyboardInterrupt(), ["rank 0 raised", "KeyboardInterrupt of rank 0", "rank 1 raised KeyboardInterrupt"]),
+        (RemoteError(), ["rank 1 raised", "KeyboardInterrupt of rank 1"]),  # rank 0 was interrupted because of it
+    ],
+)
+def test_a_rank_that_was_interrupted_as_another_has_failed_is_not_shown(raised, shown):
+    failures = [failure(0, "KeyboardInterrupt"), failure(1, "KeyboardInterrupt")]
+    call = SimpleNamespace(
+        failures=failures, interrupted=(0,), outcomes=[0, 1], running=(), disconnected=(), waiting=""
+    )
+    assert magics._merge_failures(raised, call)._render_traceback_() == shown
+
+
+def test_a_variable_without_a_value_is_passed_on_as_by_jaxrun():
+    spec = GangSpec(**parse_arguments("-n 2 --env A --env B=c=d --env E=").gang)
+    assert (spec.env, spec.options) == ({"B": "c=d", "E": ""}, ("--env", "A"))

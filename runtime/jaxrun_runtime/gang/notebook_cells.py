@@ -8,9 +8,11 @@ import base64
 import contextlib
 import inspect
 import linecache
+import os
+import selectors
 import sys
 from collections.abc import Collection, Coroutine, Mapping, Sequence
-from types import CodeType, ModuleType
+from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
 import jaxrun_runtime
@@ -24,6 +26,7 @@ _RICH_DISPLAYS = (  # IPython's methods of objects, and the MIME types of what t
     ("_repr_latex_", "text/latex"),
     ("_repr_svg_", "image/svg+xml"),
 )
+_LOOP_FILES = (os.path.dirname(asyncio.__file__) + os.sep, selectors.__file__, __file__)
 _main: ModuleType | None = None
 _event_loop: asyncio.AbstractEventLoop | None = None  # of the cells that await
 _shell: Any = None  # made when a cell first uses it, as the import of IPython takes 0.3 s
@@ -111,11 +114,23 @@ def _run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
     task = _event_loop.create_task(coroutine)
     try:
         return _event_loop.run_until_complete(task)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
+        frames = interrupt.__traceback__
         if task.cancel():  # it was waiting, and has not ended by the interrupt itself
-            with contextlib.suppress(asyncio.CancelledError):
+            try:
                 _event_loop.run_until_complete(task)
-        raise
+            except asyncio.CancelledError as cancelled:
+                frames = cancelled.__traceback__  # the cell's, where it waited
+        raise interrupt.with_traceback(_without_loop(frames)) from None
+    except BaseException as error:
+        raise error.with_traceback(_without_loop(error.__traceback__))  # noqa: B904
+
+
+def _without_loop(frames: TracebackType | None) -> TracebackType | None:
+    """The traceback without its outer frames, of the event loop and of this module."""
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_LOOP_FILES):
+        frames = frames.tb_next
+    return frames
 
 
 def _display(value: Any) -> dict[str, str]:

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
+import os
 import sys
 import threading
 import time
@@ -22,6 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
+from jaxrun.errors import UsageError
 from jaxrun.frontends.gang.call_events import (
     CallEvent,
     Disconnected,
@@ -76,6 +79,7 @@ class GangCall:
     A `with` interrupts at its end the ranks that still run the function. Without one, `results` waits for the end. If
     nobody waits, the gang's next call does: it shows what the ranks print, and warns of an error.
 
+    interrupted: the ranks that still ran the function when the call was ended
     main_rank:  the rank whose output a notebook shows first
     waiting:    where the others are that have not returned, after some have failed
     """
@@ -101,8 +105,9 @@ class GangCall:
         self._wanted_by: set[int] = set()  # threads that wait for the lock
         self._uses = 0  # nested ones, by the thread that holds the lock
         self._error: BaseException | None = None  # that has ended the call
+        self._owner = os.getpid()
         self._is_entered = self._is_over = False
-        self._cut_short: tuple[int, ...] = ()  # the ranks that still ran the function when the call was ended
+        self.interrupted: tuple[int, ...] = ()
         self._events: deque[CallEvent] = deque()
         self._ranks = job.connections.ranks
         self.outcomes: dict[int, Returned] = {}
@@ -166,13 +171,14 @@ class GangCall:
         You may call it again, also after a CallTimeout, which ends only a `with`.
         """
         __tracebackhide__ = True
+        check_timeout(timeout)
         if self._is_entered:  # the `with` ends the call
             return self._wait_for_results(timeout)
         with self._use():
             if self._is_over and self._error is not None:
                 raise self._error
-            if self._is_over and self._cut_short:
-                raise GangError(f"this call was ended while {format_ranks(self._cut_short)} still ran")
+            if self._is_over and self.interrupted:
+                raise GangError(f"this call was ended while {format_ranks(self.interrupted)} still ran")
             if self._is_over:
                 return self._wait_for_results(timeout)
             try:
@@ -231,9 +237,9 @@ class GangCall:
 
         error: what ends the call early, if anything; a KeyboardInterrupt comes from the user
         """
-        if self._is_over:
+        if self._is_over or self._owner != os.getpid():  # in a fork, the call and its ranks are another process's
             return
-        self._error, self._cut_short = error, self.running
+        self._error, self.interrupted = error, self.running
         try:
             self._end_function(is_interrupted=isinstance(error, KeyboardInterrupt))
             self._check_ranks()
@@ -312,7 +318,9 @@ class GangCall:
             self._release()
 
     def _acquire(self) -> None:
-        """Wait until no other thread uses the gang."""
+        """Wait until no other thread uses the gang. Raises GangError in a fork."""
+        if self._owner != os.getpid():
+            raise GangError(f"this call belongs to process {self._owner}, and this process is a fork of it")
         me = threading.get_ident()
         self._wanted_by.add(me)
         try:
@@ -418,6 +426,13 @@ class GangCall:
                 error = RemoteFailure.from_rank(rank, host, message.load()) if failed else None
                 self.outcomes[rank] = Returned(rank, error, message)
                 self._events.append(self.outcomes[rank])
+
+
+def check_timeout(timeout: Any) -> None:
+    """Raises UsageError for what is no number of seconds."""
+    is_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
+    if timeout is not None and not (is_number and timeout >= 0 and not math.isnan(timeout)):
+        raise UsageError(f"timeout must be a number of seconds from 0, not {timeout!r}")
 
 
 def step_difference(notes: Mapping[int, bytes]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import re
 import signal as signals
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.errors import EXIT_SIGNAL_BASE, EXIT_TIMEOUT, EXIT_UNAVAILABLE, JaxrunError
 from jaxrun.text import format_ranks_on_hosts
 
+_ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}\b")  # of an object, as its repr shows it
 _NEEDS_JAX = ("jax", "jaxlib")
 _NEVER_RAISED_AGAIN = (SystemExit, KeyboardInterrupt, GeneratorExit)  # they would end the caller
 
@@ -145,10 +147,10 @@ class RemoteFailure:
 
     @property
     def group_key(self) -> tuple[str, str, str]:
-        """Equal for ranks that raised the same. Lost connections are the same, though their texts name ports."""
+        """Equal for ranks that raised the same, whatever addresses of objects or ports of connections they name."""
         if self.is_consequence:
             return self.error, "", ""
-        return self.error, self.message, self.traceback
+        return self.error, _ADDRESS.sub("0x", self.message), _ADDRESS.sub("0x", self.traceback)
 
 
 def _mark(error: BaseException, **about: Any) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from jaxrun import RUNTIME
 from jaxrun.errors import UsageError
-from jaxrun.frontends.gang.call import GangCall, Results
+from jaxrun.frontends.gang.call import GangCall, Results, check_timeout
 from jaxrun.frontends.gang.call_events import make_display
 from jaxrun.frontends.gang.exceptions import GangError
 from jaxrun.frontends.gang.gang_job import GangJob, GangWorker
@@ -85,6 +85,7 @@ class Gang:
         Ctrl-C stops the gang.
         """
         __tracebackhide__ = True
+        check_timeout(timeout)
         with self._locked(), self.start_call(fn, *args, **kwargs) as call:
             return call.results(timeout)
 
@@ -210,6 +211,7 @@ class Gang:
 
     def stop(self) -> None:
         """Kill the job's processes at once. The next call starts the gang again."""
+        self._check_owner()
         self._job.stop()
 
     def close(self) -> None:

@@ -61,7 +61,9 @@ def parse_arguments(line: str) -> MagicArguments:
         if len(words) > 1 or words[0] not in ACTIONS:
             raise UsageError(f"%gang knows {' and '.join(ACTIONS)}, not {' '.join(words)!r} (%gang? shows more)")
         return MagicArguments(action=words[0])
-    given |= {"env": dict(assignment.partition("=")[::2] for assignment in assignments), "options": words}
+    passed_on = [word for name in assignments if "=" not in name for word in ("--env", name)]
+    env = dict(assignment.split("=", 1) for assignment in assignments if "=" in assignment)
+    given |= {"env": env, "options": (*passed_on, *words)}
     gang = {name: value for name, value in given.items() if value not in (None, {}, ())}
     GangSpec(**gang)  # or UsageError
     return MagicArguments(gang=gang, timeout=timeout, ranks=ranks)

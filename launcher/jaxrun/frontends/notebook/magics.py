@@ -21,7 +21,7 @@ from typing import Any
 
 from jaxrun import RUNTIME
 from jaxrun.errors import JaxrunError, UsageError
-from jaxrun.frontends.gang.call import GangCall
+from jaxrun.frontends.gang.call import GangCall, check_timeout
 from jaxrun.frontends.gang.exceptions import CallTimeout, GangError, RemoteError, WorkerDied
 from jaxrun.frontends.gang.gang import Gang
 from jaxrun.frontends.gang.gang_job import check_start
@@ -72,7 +72,8 @@ def load(shell: Any) -> None:
 def unload(shell: Any) -> None:
     for magics in shell.magics_manager.magics.values():
         magics.pop(NAME, None)
-    _stop(shell)
+    if _stop(shell):
+        print("jaxrun: the gang has ended")
 
 
 def _run_line(shell: Any, arguments: MagicArguments) -> None:
@@ -105,6 +106,7 @@ def _run_cell(shell: Any, arguments: MagicArguments, cell: str) -> CellResult | 
         return None
     if arguments.action:
         raise UsageError(f"%%{NAME} runs a cell; to {arguments.action} the gang: %{NAME} {arguments.action}")
+    check_timeout(arguments.timeout)
     gang = _find_gang(shell)
     if arguments.gang and (gang is None or gang.spec != GangSpec(**arguments.gang)):
         gang = _start(shell, arguments.gang)
@@ -148,8 +150,8 @@ def _select_ranks(gang: Gang, wanted: Sequence[range]) -> list[int]:
 def _merge_failures(error: BaseException, call: GangCall) -> BaseException:
     """The exception of a cell in which ranks have failed: the first one, which names the others."""
     # A rank that was interrupted because another has failed has no error of its own.
-    failures = [f for f in call.failures if isinstance(error, KeyboardInterrupt) or f.error != "KeyboardInterrupt"]
-    failures = failures or call.failures  # the cell itself has raised it
+    follows = () if isinstance(error, KeyboardInterrupt) else call.interrupted
+    failures = [one for one in call.failures if one.rank not in follows or one.error != "KeyboardInterrupt"]
     if isinstance(error, BaseExceptionGroup) and not hasattr(error, "rank"):
         error = error.exceptions[0]
     size = len({*call.outcomes, *call.running, *call.disconnected})
