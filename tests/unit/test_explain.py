@@ -145,10 +145,11 @@ def test_what_is_no_run_directory_is_refused(tmp_path, name):
 def test_of_several_attempts_the_last_is_explained_and_the_others_are_named(tmp_path):
     log = "attempt-2/rank-0000.err"
     killed, raised = "rank 1 of 2 was killed.", "rank 0 of 2 raised ValueError."
+    stuck = "2 ranks, 2 groups\n  1 rank  1  train.py:9 load", "rank 1 sleeps at train.py:9 load"
     lines = [
         line(0.0, AttemptStarted()),
         line(0.1, WorkerSpawned(0, 1)),
-        line(1.0, AttemptEnded("killed", 137, killed, "rank-0001.err")),
+        line(1.0, AttemptEnded("killed", 137, killed, "rank-0001.err", "", stuck)),
         line(1.0, AttemptStarted(reason=killed), 2),
         line(1.2, WorkerSpawned(0, 2), 2),
         line(2.0, AttemptEnded("failed", 1, raised, log), 2),
@@ -156,9 +157,12 @@ def test_of_several_attempts_the_last_is_explained_and_the_others_are_named(tmp_
         line(2.3, WorkerSpawned(0, 3), 3),
     ]
     text = explain_run(run_dir(tmp_path / "run", lines, verdict=None))
-    assert text.splitlines()[:3] == [
+    assert text.splitlines()[:6] == [
         "earlier attempts:",
         "attempt 1: rank 1 of 2 was killed.   rank-0001.err",
+        "  2 ranks, 2 groups",
+        "    1 rank  1  train.py:9 load",
+        "  rank 1 sleeps at train.py:9 load",
         f"attempt 2: rank 0 of 2 raised ValueError.   {log}",
     ]
     assert "start-up, in seconds since attempt 3 was started:" in text and " 0.30 " in text
@@ -180,6 +184,7 @@ def test_what_is_logged_comes_back_as_it_was():
         Failed(1, 5.0, WorkerStage.PROGRAM, 3, "SystemExit", "bye\n\u2028", "", ("note",)),
         FaultRequested("pause", (0, 2)),
         AttemptEnded("failed", 1, "rank 1 failed", "rank-0001.err"),
+        AttemptEnded("stall", 124, "no progress", "", "the ranks disagree", ("rank 1 sleeps",)),
     ):
         event = LoggedEvent(12.5, message, 3, (0, 2))
         text = event_log.format_line(event)

@@ -99,7 +99,8 @@ def run_attempts(
         if isinstance(following, Stop):
             return replace(verdict, earlier=earlier, no_restart=following.why), outcome
         assert isinstance(decision, Restart)
-        end = AttemptEnded(verdict.outcome, verdict.exit_code, verdict.headline, verdict.log)
+        code, seen = verdict.exit_code, (verdict.divergence, verdict.details)
+        end = AttemptEnded(verdict.outcome, code, verdict.headline, verdict.log, *seen)
         shared.directory.record(LoggedEvent(began, end, verdict.attempt))  # verdict.json is that of the whole job
         news = following.host_notes[len(plan.host_notes) :]
         shared.output.print_line(describe_restart(verdict, decision, shared.directory.shown_path, news))

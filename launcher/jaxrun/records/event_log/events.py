@@ -148,6 +148,8 @@ class AttemptEnded:
     exit_code: int
     headline: str
     log: str
+    divergence: str = ""
+    details: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

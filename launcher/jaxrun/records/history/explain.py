@@ -44,11 +44,8 @@ def explain_run(path: Path | None, terminal: TerminalFormat = A_FILE) -> str:
     *earlier, last = attempts = read_attempts(events.events) or [AttemptLog(1, 0.0, 0.0)]
     is_over = (path / VERDICT_FILE).exists()
     logs = attempt_directory(path, last.number)
-    ends = [
-        f"attempt {log.number}: {log.outcome}{f'   {log.log}' if log.log else ''}" for log in earlier if log.outcome
-    ]
     parts = [
-        "\n".join(["earlier attempts:", *ends]) if ends else "",
+        _format_earlier(earlier),
         _format_verdict(path, last, terminal),
         recorders.format_recorders(logs, last.hosts, divergences=not is_over),
         "" if is_over else describe_sizes(attempts),
@@ -118,6 +115,16 @@ def _format_progress(log: AttemptLog) -> str:
         hosts = {rank: log.hosts.get(rank, UNKNOWN_HOST) for rank in ranks}
         lines.append(f"{format_straggler(log.straggler, hosts)}.")
     return "\n".join(lines)
+
+
+def _format_earlier(earlier: Sequence[AttemptLog]) -> str:
+    """How the attempts before the last one ended, and what else was seen then, as which rank was stuck where."""
+    lines = []
+    for log in earlier:
+        if log.outcome:
+            lines.append(f"attempt {log.number}: {log.outcome}{f'   {log.log}' if log.log else ''}")
+            lines += [f"  {line}" for text in log.details for line in text.splitlines()]
+    return "\n".join(["earlier attempts:", *lines]) if lines else ""
 
 
 def _format_verdict(path: Path, log: AttemptLog, terminal: TerminalFormat) -> str:

@@ -61,6 +61,7 @@ class AttemptLog:
     """What the log says of one attempt.
 
     outcome, log:  how it ended, and the file to look at first, where another attempt followed
+    details:       what else is known of that end, such as who was stuck where
     stopped:       the ranks that jaxrun has killed
     size:          how many hosts it had; 0 where nothing says so
     agents:        the ranks of each agent
@@ -73,6 +74,7 @@ class AttemptLog:
     end: float
     outcome: str = ""
     log: str = ""
+    details: tuple[str, ...] = ()
     size: int = 0
     agents: Mapping[AgentId, tuple[int, ...]] = field(default_factory=dict)
     ranks: dict[int, RankLog] = field(default_factory=dict)
@@ -153,6 +155,7 @@ def _add(log: AttemptLog, event: LoggedEvent) -> None:
                 log.marks.append(Moment(time, f"attempt {event.attempt}", message.reason))
         case AttemptEnded():
             log.outcome, log.log = message.headline, message.log
+            log.details = tuple(filter(None, (message.divergence, *message.details)))
         case Straggler():
             log.straggler = message
         case StartFailed():
