@@ -114,6 +114,17 @@ def test_calls_are_packed_as_the_page_unpacks_them():
     assert second["calls"][16:] == [1_000_000, -1 - 2_000_000, 0, 0, 0, 3, 0, -1]
     assert data["sites"] == [["jit(step)", "train.py:88 main"]]
     assert (data["costs"], data["lasts"], data["duration"]) == ([0.0, 3.0], [0.0, 1.0], 10.0)
+    assert data["waited"] == 3.0
+
+
+def test_who_never_came_is_waited_for_longest():
+    """As the verdict says of a hang: what others waited in a call that is not over counts."""
+    before = rank(0, call(1, 2.0, 3.1, last=0, cost=1.0), call(2, 4.0, 9.0, waited=5.0, is_over=False))
+    never = [rank(number, call(1, 1.0, 3.1, last=0), awaited=ZERO + 4.0) for number in (1, 2)]
+    data = data_of(format_page(job(before, *never)))
+    assert data["costs"] == [1.0, 5.0, 5.0]
+    assert data["waited"] == 6.0  # for both at once
+    assert data["lasts"] == [1.0, 0.5, 0.5]
 
 
 def test_notes_say_what_is_not_shown():

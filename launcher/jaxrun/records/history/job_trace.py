@@ -90,9 +90,14 @@ class RankTrace:
         return max((span.end for span in self.phases), default=0.0)
 
     @property
+    def absence(self) -> float:
+        """For how many seconds others waited, to its end, in a call that it never entered."""
+        return max(0.0, self.end - self.awaited) if self.awaited is not None else 0.0
+
+    @property
     def cost(self) -> float:
         """For how many seconds the others waited for this rank in the calls that are known."""
-        return sum(call.cost for call in self.calls)
+        return sum(call.cost for call in self.calls) + self.absence
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,6 +79,7 @@ def _data(trace: JobTrace, ranks: Ranks, shown: Sequence[int]) -> dict[str, Any]
         "rows": [tables.row(ranks[rank], rank in trace.culprits, _MAX_CALLS // len(shown)) for rank in shown],
         "ranks": all_ranks,
         "costs": [round(_cost(ranks[rank]), 6) for rank in all_ranks],
+        "waited": round(sum(_waited(attempt.ranks.values()) for attempt in trace.attempts), 6),
         "lasts": [round(_last_share(ranks[rank]), 4) for rank in all_ranks],
         "sites": list(tables.sites),
         "missing": tables.missing,
@@ -152,10 +153,17 @@ def _cost(parts: RankParts) -> float:
     return sum(part.cost for part in parts)
 
 
+def _waited(ranks: Iterable[RankTrace]) -> float:
+    """For how many seconds ranks waited in an attempt, on average. For all that never came, they waited at once."""
+    absences = [rank.absence for rank in ranks]
+    return sum(rank.cost - rank.absence for rank in ranks) + max(absences, default=0.0)
+
+
 def _last_share(parts: RankParts) -> float:
-    """In what share of the calls of which that is known the rank came last."""
-    known = [call for part in parts for call in part.calls if call.last >= 0]
-    return sum(call.cost > 0 for call in known) / len(known) if known else 0.0
+    """In what share of the calls of which that is known the rank came last, or never."""
+    known = [call.cost > 0 for part in parts for call in part.calls if call.last >= 0]
+    known += [True for part in parts if part.awaited is not None]
+    return sum(known) / len(known) if known else 0.0
 
 
 def _subtitle(trace: JobTrace) -> str:

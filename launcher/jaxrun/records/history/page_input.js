@@ -176,10 +176,10 @@ function list(panel, entries) {
 function showCosts() {
   const panel = ids("costs"), span = Math.max(1e-9, calls.to - calls.from);
   const ranked = job.costs.map((cost, at) => [cost, job.ranks[at], job.lasts[at]]).sort((one, other) => other[0] - one[0]);
-  const all = ranked.reduce((sum, [cost]) => sum + cost, 0), top = ranked.filter(([cost]) => cost > 0).slice(0, 8);
+  const top = ranked.filter(([cost]) => cost > 0).slice(0, 8);
   panel.hidden = !top.length;
   panel.querySelector("p").textContent =
-    `In the calls that are known, ranks waited ${percent(Math.min(1, all / span))} of the time, on average, for the last to come:`;
+    `In the calls that are known, ranks waited ${percent(Math.min(1, job.waited / span))} of the time, on average, for the last to come:`;
   list(panel, top.map(([cost, rank, last]) =>
     [`rank ${rank}`, cost / top[0][0], `${seconds(cost)} · last in ${percent(last)}`, heat(Math.max(0.001, cost / span))]));
   const canvas = panel.querySelector("canvas");
