@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxrun.controller.head.head import list_handlers
 from jaxrun.controller.head.head_state import JobPhase
 from jaxrun.protocol.agent_messages import StartFailed, WorkerExited, WorkerSpawned
 from jaxrun.protocol.worker_messages import CoordinatorReady, Exit, Join, Run, StartCoordinator, ThreadFailed
@@ -298,3 +299,16 @@ def test_commands_around_ranks_may_take_their_time_once_all_programs_have_ended(
     assert not job.killed
     job.exit(0, 1).exit(0, 0).wait(1)
     assert job.outcome.reason == "ok"
+
+
+def test_a_kind_of_event_has_one_handler():
+    def handle(event, now):
+        return []
+
+    assert list_handlers({Tick: handle, WorkerSpawned | WorkerExited: handle}).keys() == {
+        Tick,
+        WorkerSpawned,
+        WorkerExited,
+    }
+    with pytest.raises(ValueError, match="WorkerExited has two handlers"):
+        list_handlers({WorkerSpawned | WorkerExited: handle, WorkerExited: handle})

@@ -64,5 +64,6 @@ class StopReached:
     step: int
 
 
-StopMessageToHead = CheckpointSaved | StopPolled | PollCount | StopReached
+StopEvent = StopPolled | PollCount | StopReached
+StopMessageToHead = CheckpointSaved | StopEvent
 StopMessageToRank = StopRequested | StopAt

@@ -29,7 +29,6 @@ from jaxrun.records.event_log.actions import (
 from jaxrun.records.event_log.events import TerminalLine
 from jaxrun.text import format_ranks_on_hosts
 
-_ENDING = "the job is being ended"
 HANDOVER_S = 1.0  # in which a step ends that waits for no other rank
 
 
@@ -54,7 +53,7 @@ class DebuggerTurns:
         return actions
 
     def _handle(self, message: DebuggerMessage, now: float) -> list[Action]:
-        if self._state.no_terminal:
+        if self._state.terminal_refusal:
             return list(self._refuse(message))
         if self._owner not in (None, message.rank):
             self._state.debugged.add(message.rank)
@@ -85,11 +84,11 @@ class DebuggerTurns:
     def close(self, now: float) -> list[Action]:
         """The job is being ended: debuggers find the end of their input, and breakpoints stop nobody any more."""
         actions: list[Action] = []
-        if self._state.no_terminal == _ENDING:
+        if self._state.is_terminal_closed:
             return actions
         if self._owner is not None and self._stepping_since is None:
             actions.append(Send((self._owner,), DebuggerInput("")))
-        self._state.no_terminal = _ENDING
+        self._state.is_terminal_closed = True
         for messages in self._waiting.values():
             actions += [action for message in messages for action in self._refuse(message)]
         self._owner, self._waiting, self._stepping_since = None, {}, None
@@ -131,6 +130,6 @@ class DebuggerTurns:
 
     def _refuse(self, message: DebuggerMessage) -> Iterator[Action]:
         if isinstance(message, DebuggerRequest):
-            yield Send((message.rank,), DebuggerDecision(False, self._state.no_terminal))
+            yield Send((message.rank,), DebuggerDecision(False, self._state.terminal_refusal))
         elif isinstance(message, DebuggerReadRequest):
             yield Send((message.rank,), DebuggerInput(""))

@@ -53,7 +53,7 @@ from jaxrun.protocol.codec import message_types
 from jaxrun.protocol.debugger_messages import DebuggerMessage
 from jaxrun.protocol.flight_file import LOCKSTEP_FAIL, LOCKSTEP_OFF
 from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, RankReply, RecorderSnapshot
-from jaxrun.protocol.stop_messages import StopMessageToHead
+from jaxrun.protocol.stop_messages import StopEvent
 from jaxrun.protocol.worker_messages import Call, Done, Failed
 from jaxrun.records.event_log.actions import Action, PrintLine
 from jaxrun.records.event_log.events import AgentLost, Event, FaultRequested, HostsFound, TerminalLine, Tick
@@ -65,6 +65,23 @@ _END_REASONS = {
     UnavailableError: EndReason.UNAVAILABLE,
 }
 _CHECK_GRACE_S = 10.0  # for agents to tell how --host-check has ended
+
+
+Handler = Callable[[Any, float], list[Action]]
+
+
+def list_handlers(table: Mapping[Any, Handler]) -> dict[type, Handler]:
+    """Return the handler of each kind of event; the keys are kinds, or unions of several.
+
+    Raises ValueError if a kind stands in two keys: which handler counts would depend on their order.
+    """
+    handlers: dict[type, Handler] = {}
+    for kinds, handle in table.items():
+        for kind in message_types(kinds).values():
+            if kind in handlers:
+                raise ValueError(f"{kind.__name__} has two handlers")
+            handlers[kind] = handle
+    return handlers
 
 
 class Head:
@@ -109,9 +126,9 @@ class Head:
         state.enter(JobPhase.STARTING, limits.at_start(now))
         self._extend_startup(now)
 
-    def _make_handlers(self) -> dict[type, Callable[[Any, float], list[Action]]]:
-        """Who handles which event; of two lines for one kind the later counts."""
-        table: dict[Any, Callable[[Any, float], list[Action]]] = {
+    def _make_handlers(self) -> dict[type, Handler]:
+        """Who handles which event."""
+        table: dict[Any, Handler] = {
             Tick: self._on_tick,
             InterruptionEvent: self._interruption.handle,
             RequestEvent: self._requests.handle,
@@ -122,7 +139,7 @@ class Head:
             DebuggerMessage: self._debugger.handle,
             StartupEvent: self._on_startup,
             StartFailed: self._on_start_failed,
-            StopMessageToHead: self._state.stop.handle,
+            StopEvent: self._state.stop.handle,
             WorkerReport: self._workers.add_report,
             RankReply: self._queries.handle,
             RecorderSnapshot: self._on_recorder,
@@ -135,7 +152,7 @@ class Head:
             WorkerExited: self._on_exited,
             AgentLost: self._on_agent_lost,
         }
-        return {kind: handle for kinds, handle in table.items() for kind in message_types(kinds).values()}
+        return list_handlers(table)
 
     @property
     def phase(self) -> JobPhase:
@@ -204,7 +221,7 @@ class Head:
             self._state.timeouts.resume(now)
         if not self._startup.complete:
             return actions
-        self._state.phase = JobPhase.RUNNING
+        self._state.enter(JobPhase.RUNNING)
         self._state.run_at = now
         self._state.timeouts.cancel(Timeout.STARTUP, Timeout.PROGRESS)
         self._state.platform = self._startup.platform
@@ -219,7 +236,7 @@ class Head:
 
     def _on_start_failed(self, event: StartFailed, now: float) -> list[Action]:
         if self.phase is JobPhase.SETTLING and not is_certain(self._workers.outcomes(now)):
-            self._state.phase = JobPhase.RUNNING  # what failed since is a consequence of this
+            self._state.enter(JobPhase.RUNNING)  # what failed since is a consequence of this
         return self._abort(EndReason.UNAVAILABLE, event.text, now, event.traceback)
 
     def _abort(self, reason: EndReason, text: str, now: float, traceback: str = "") -> list[Action]:

@@ -149,16 +149,18 @@ class JobTimeouts:
 
 @dataclass(slots=True)
 class HeadState:
-    """`outcome` is what is known of how the job ends; `run_at` is when the program was started, if it was.
+    """What the head's state machines share. `enter` alone changes the phase, `decide` alone sets the outcome.
 
     lockstep:        of --lockstep
     no_terminal:     why no rank can have the terminal, to complete "it cannot be debugged: …"; empty if one can
     platform:        of the devices, as all ranks report it; empty until they have joined
     requeue:         the job is started again after it was told to end, even where it had to be killed
+    run_at:          when the program was started; None if it was not
     flights:         what the flight recorders held when they were last read, by rank
     straggler:       the rank, or the host, for which the others wait, if there is one
     stop_requested:  somebody has asked for the end of the job, be it that it was ending already
     is_near_told:    TIME_LIMIT_NEAR has expired, once and for all
+    is_terminal_closed:  the job is being ended, so no rank gets the terminal any more
     debugged:        the ranks that a person debugs: that the job stands still meanwhile is no stall
     stop:            how the program is asked to stop by itself, which is no end of the job yet
     """
@@ -170,28 +172,48 @@ class HeadState:
     requeue: bool = False
     platform: str = ""
     timeouts: JobTimeouts = field(default_factory=JobTimeouts)
-    phase: JobPhase = JobPhase.STARTING
-    outcome: JobOutcome = field(default_factory=lambda: JobOutcome(EndReason.OK))
     run_at: float | None = None
     flights: dict[int, Flight] = field(default_factory=dict)
     straggler: Straggler | None = None
     stop_requested: bool = False
     is_near_told: bool = False
+    is_terminal_closed: bool = False
     debugged: set[int] = field(default_factory=set)
     stop: StopAgreement = field(init=False)
+    _phase: JobPhase = field(default=JobPhase.STARTING, init=False)
+    _outcome: JobOutcome = field(default_factory=lambda: JobOutcome(EndReason.OK), init=False)
 
     def __post_init__(self) -> None:
         self.stop = StopAgreement(self.workers)
+
+    @property
+    def phase(self) -> JobPhase:
+        return self._phase
+
+    @property
+    def outcome(self) -> JobOutcome:
+        """What is known of how the job ends."""
+        return self._outcome
 
     @property
     def is_healthy(self) -> bool:
         """Whether nothing has happened yet that ends the job."""
         return self.phase in (JobPhase.STARTING, JobPhase.RUNNING)
 
-    def enter(self, phase: JobPhase, timeouts: Mapping[Timeout, float]) -> None:
-        """Begin a phase; of all timeouts only these go on to run."""
-        self.phase = phase
-        self.timeouts.start_only(timeouts)
+    @property
+    def terminal_refusal(self) -> str:
+        """Why no rank gets the terminal now; empty if one can."""
+        return "the job is being ended" if self.is_terminal_closed else self.no_terminal
+
+    def enter(self, phase: JobPhase, timeouts: Mapping[Timeout, float] | None = None) -> None:
+        """Begin a phase. Of all timeouts only these continue; all of them if None."""
+        self._phase = phase
+        if timeouts is not None:
+            self.timeouts.start_only(timeouts)
+
+    def decide(self, outcome: JobOutcome) -> None:
+        """Replace what was known of how the job ends."""
+        self._outcome = outcome
 
     def hold_clocks(self, now: float) -> None:
         """Somebody sits at a debugger's prompt: what --timeout and --grow count stands still until `resume_clocks`."""

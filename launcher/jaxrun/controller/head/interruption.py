@@ -94,7 +94,7 @@ class Interruption:
             return []
         hurry = not self._state.is_healthy
         if self._state.is_healthy:
-            self._state.outcome = JobOutcome(EndReason.INTERRUPTED, text=text, signum=signum, decided_at=now)
+            self._state.decide(JobOutcome(EndReason.INTERRUPTED, text=text, signum=signum, decided_at=now))
         return self._shutdown.kill_all(now, hurry=hurry)
 
     def begin_stop(self, reason: str, now: float, grace: float | None = None, signum: int = 0) -> list[Action]:
@@ -123,7 +123,7 @@ class Interruption:
             return self.end_at_once(self._stop_signal[0], now)
         if signum != signal.SIGINT and self._state.stop.polling:
             return self.begin_stop(signal.Signals(signum).name, now, signum=signum)
-        self._state.outcome = JobOutcome(EndReason.INTERRUPTED, signum=signum, decided_at=now)
+        self._state.decide(JobOutcome(EndReason.INTERRUPTED, signum=signum, decided_at=now))
         ranks = self._workers.working
         if signum == signal.SIGINT:
             interrupt = {Timeout.INTERRUPT: now + self._state.limits.grace}
@@ -133,7 +133,7 @@ class Interruption:
             return [PrintLine(text), SignalRanks(ranks, signal.SIGINT)]
         name = signal.Signals(signum).name
         if not self._workers.listening:
-            self._state.outcome = replace(self._state.outcome, unheard=True)
+            self._state.decide(replace(self._state.outcome, unheard=True))
             text = f"{name}: no rank handles SIGTERM; stopping {plural(len(ranks), 'rank')}"
             return [PrintLine(text), *self._shutdown.kill_all(now)]
         return self._send_termination(signum, name, now, self._state.limits.signal_grace)
@@ -141,7 +141,7 @@ class Interruption:
     def _send_termination(self, signum: int, reason: str, now: float, grace: float) -> list[Action]:
         """Send SIGTERM to a program that listens to it and does not poll; if it first polls later, it is told then."""
         ranks = self._workers.working
-        self._state.outcome = JobOutcome(EndReason.INTERRUPTED, signum=signum, decided_at=now)
+        self._state.decide(JobOutcome(EndReason.INTERRUPTED, signum=signum, decided_at=now))
         self._state.enter(JobPhase.TERMINATING, grace_timeouts(now, grace))
         text = f"{reason}: asked {format_ranks(ranks)} to end (SIGTERM); {_describe_grace(grace)}"
         return [PrintLine(text), SignalRanks(ranks, signal.SIGTERM), *self._state.stop.request(reason)]
@@ -169,7 +169,7 @@ class Interruption:
         if self._state.phase is JobPhase.RUNNING:  # a program that polls has not ended after the signal
             assert self._stop_signal is not None
             signum, asked_at = self._stop_signal
-            self._state.outcome = JobOutcome(EndReason.INTERRUPTED, signum=signum, decided_at=asked_at)
+            self._state.decide(JobOutcome(EndReason.INTERRUPTED, signum=signum, decided_at=asked_at))
             self._state.enter(JobPhase.TERMINATING, {})
         if timeout is Timeout.INTERRUPT:  # KeyboardInterrupt should have been raised in all ranks by now
             return self._end_late(self._workers.not_interrupted, now)
@@ -181,7 +181,7 @@ class Interruption:
         heading = f"{self._describe_late(self._late or tuple(replies), now)} · "
         outcome = self._state.outcome
         stacks, waits = {**outcome.stacks, **stacks_of(replies)}, {**outcome.kernel_waits, **kernel_waits_of(replies)}
-        self._state.outcome = replace(outcome, stacks=stacks, kernel_waits=waits)
+        self._state.decide(replace(outcome, stacks=stacks, kernel_waits=waits))
         return [PrintSnapshot(self._queries.snapshot(replies, now), heading), *self._kill_late(now)]
 
     def _kill_late(self, now: float) -> list[Action]:

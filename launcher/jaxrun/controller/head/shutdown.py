@@ -59,7 +59,7 @@ class JobShutdown:
         """End a job that was healthy so far, for a reason that is known: kill all workers."""
         if not self._state.is_healthy:
             return []
-        self._state.outcome = outcome
+        self._state.decide(outcome)
         return self.kill_all(now)
 
     def kill_all(self, now: float, *, hurry: bool = False) -> list[Action]:
@@ -88,7 +88,7 @@ class JobShutdown:
 
     def on_failure(self, rank: int, now: float) -> list[Action]:
         if self._state.is_healthy:
-            self._state.outcome = JobOutcome(EndReason.FAILED, decided_at=now)
+            self._state.decide(JobOutcome(EndReason.FAILED, decided_at=now))
             wait = MISMATCH_REPORTS_WAIT_S if self._reports.was_told(rank) else SETTLE_S
             timeouts = {Timeout.SETTLE: now + wait, Timeout.ROOT_CAUSE: now + ROOT_CAUSE_WAIT_S}
             self._state.enter(JobPhase.SETTLING, timeouts)
@@ -111,7 +111,7 @@ class JobShutdown:
             return []
         self._culprits = [worker.rank for worker in find_culprits(workers.outcomes(now))]
         waiting = [rank for rank in self._culprits if rank in workers.waiting_for_debugger]
-        if waiting and not state.no_terminal:
+        if waiting and not state.terminal_refusal:
             state.enter(JobPhase.DEBUGGING, {})
             self._debugged = waiting[0]
             failure = workers.outcome(waiting[0], now).failure
@@ -200,7 +200,7 @@ class JobShutdown:
 
     def _fail_if_leaving(self, now: float) -> None:
         if self._state.phase is JobPhase.LEAVING and self._state.outcome.reason is EndReason.OK:
-            self._state.outcome = JobOutcome(EndReason.FAILED, decided_at=now)
+            self._state.decide(JobOutcome(EndReason.FAILED, decided_at=now))
 
     def _release_rank_0_if_last(self) -> list[Action]:
         is_ending = self._state.phase in (JobPhase.LEAVING, JobPhase.STOPPING)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jaxrun.controller.head.worker_table import WorkerTable
-from jaxrun.protocol.stop_messages import NO_STEP, PollCount, StopAt, StopPolled, StopReached, StopRequested
+from jaxrun.protocol.stop_messages import NO_STEP, PollCount, StopAt, StopEvent, StopPolled, StopReached, StopRequested
 from jaxrun.records.event_log.actions import Action, PrintLine, Send
 from jaxrun.text import format_ranks
 
@@ -45,7 +45,7 @@ class StopAgreement:
             self.reason, self.grows = reason, grows
         return [Send(self.polling, StopRequested(reason))] if is_first and self.polling else []
 
-    def handle(self, event: StopPolled | PollCount | StopReached, now: float) -> list[Action]:
+    def handle(self, event: StopEvent, now: float) -> list[Action]:
         match event:
             case StopPolled():
                 self._polling.add(event.rank)
