@@ -12,7 +12,10 @@ from jaxrun.errors import UsageError
 
 Ranks = tuple[range, ...]
 V = TypeVar("V", bound=Hashable)
-_PLURALS = {"is": "are", "has": "have", "was": "were", "waits": "wait", "sleeps": "sleep", "its": "their"}
+_PLURALS = {
+    **{"is": "are", "has": "have", "was": "were", "waits": "wait", "sleeps": "sleep", "goes": "go"},
+    **{"it": "they", "its": "their", "does": "do"},
+}
 _MAX_SECONDS = 1e9
 _SECONDS_OF_UNIT = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSYS)

@@ -22,6 +22,7 @@ from jaxrun.protocol.env import FAULT_HANDLER_SIGNAL, STACKS_SIGNAL
 # As many as the fault handler writes.
 _MAX_THREADS = 100
 _MAX_FRAMES = 100
+_MAX_NAME_LENGTH = 80  # characters
 
 _observers: list[Callable[[FrameType | None], None]] = []
 
@@ -63,14 +64,27 @@ def describe_threads() -> str:
     found = sys._current_frames()
     found.pop(threading.get_ident(), None)
     main = found.pop(threading.main_thread().ident or 0, None)
-    blocks = [_describe("Thread", *thread) for thread in list(found.items())[: _MAX_THREADS - 1]]
+    names = _thread_names()
+    shown = list(found.items())[: _MAX_THREADS - 1]
+    blocks = [_describe("Thread", ident, names.get(ident, ""), frame) for ident, frame in shown]
     if main is not None:
-        blocks.append(_describe("Current thread", threading.main_thread().ident or 0, main))
+        blocks.append(_describe("Current thread", threading.main_thread().ident or 0, "", main))
     return "\n".join(blocks)
 
 
-def _describe(title: str, ident: int, frame: FrameType | None) -> str:
-    lines = [f"{title} {ident:#018x} (most recent call first):"]
+def _thread_names() -> dict[int, str]:
+    """`[Loader-1] `, and `[Loader-1, daemon] ` for a thread whose end Python does not await."""
+    # Not threading.enumerate, which waits for a lock.
+    threads = dict(getattr(threading, "_active", {}))
+    return {ident: f"[{_clip(thread.name)}{', daemon' * thread.daemon}] " for ident, thread in threads.items()}
+
+
+def _clip(name: object) -> str:
+    return "".join(c if c.isprintable() and c not in "[]" else "?" for c in str(name)[:_MAX_NAME_LENGTH])
+
+
+def _describe(title: str, ident: int, name: str, frame: FrameType | None) -> str:
+    lines = [f"{title} {ident:#018x} {name}(most recent call first):"]
     while frame is not None and len(lines) <= _MAX_FRAMES:
         code = frame.f_code
         line = "???" if frame.f_lineno is None else frame.f_lineno

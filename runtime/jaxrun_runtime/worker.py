@@ -25,6 +25,7 @@ from jaxrun_runtime import (
     children,
     coordinator_tls,
     debugger,
+    exit_handlers,
     failure_report,
     interrupts,
     join,
@@ -202,6 +203,7 @@ def _allow_mesh_over_hosts(env: WorkerEnv) -> None:
 def _watch_program(env: WorkerEnv, channel: AgentChannel) -> None:
     """Be told of what the program does beside its main thread's work."""
     failure_report.report_thread_failures(channel, env.rank)
+    exit_handlers.name_native_handlers()
     signal_handlers.watch_forks()
     signal_handlers.report_signal_handlers(channel, env.rank)
     debugger.relay_debuggers(channel, env.rank)

@@ -214,7 +214,7 @@ def sample(name):
     if name == "stopped":
         return "", STOPPED
     if name == "its end":
-        ending = "PY/threading.py 1540 _shutdown\nSITE/jaxrun_runtime/finish.py 66 _join_threads"
+        ending = "PY/threading.py 1540 _shutdown\nSITE/jaxrun_runtime/shutdown.py 66 _join_threads"
         return dump(ending, "JOB/data.py 75 loader\nPY/threading.py 992 run\nPY/threading.py 1012 _bootstrap"), FUTEX
     if name == "silence":
         return "", FUTEX

@@ -83,8 +83,8 @@ def test_an_exit_while_others_wait():
     ]
     (text,) = findings("a compiled call", "its end", "a compiled call")
     assert text == (
-        "rank 1 is at its end, but has threads that go on (its other threads: data.py:75 loader), and "
-        "ranks 0, 2 wait for it at train.py:23 step: end them, or make them daemons"
+        "rank 1 is at its end, but has threads that go on: data.py:75 loader, and "
+        "ranks 0, 2 wait for it at train.py:23 step: end them, or make them daemons: Thread(daemon=True)"
     )
 
 

@@ -9,10 +9,11 @@ from itertools import pairwise
 import pytest
 from deadlock_samples import dump, sample
 
+from jaxrun.analysis.diagnosis.helpers import NO_HELPERS, Helpers, LostThread
 from jaxrun.controller.head.stall_detector import StallDetector
 from jaxrun.protocol.flight import DispatchedCall, Flight
 from jaxrun.protocol.flight_file import EVERY_CALL
-from jaxrun.protocol.snapshot_messages import ProcessState, RankReply
+from jaxrun.protocol.snapshot_messages import ChildProcess, ProcessState, RankReply
 
 RUNS, LOCKED = "0", "futex_do_wait"
 
@@ -25,6 +26,7 @@ def in_call(line):
 IN_CALL, IN_OTHER_CALL, POLLS = (in_call(2), LOCKED), (in_call(7), LOCKED), (in_call(2), RUNS)
 LOOPS, ASLEEP, COMPILES, TRACES = map(sample, ("a loop", "time.sleep", "compiling", "tracing"))
 IN_QUEUE, IN_LOCK, IN_THREADS, AT_PROMPT = map(sample, ("a queue", "an event", "a thread", "ipdb"))
+AT_END = sample("its end")
 WAITS_FOR_COMPILER = (COMPILES[0], LOCKED)
 LOADS = (dump("SITE/numpy/lib/_npyio_impl.py 1 load\nJOB/train.py 2 step"), RUNS)
 RESTORES = (
@@ -53,6 +55,7 @@ class Clock:
         self.made = dict.fromkeys(self.ranks, 0)
         self.compiling = set()
         self.debugged = set()
+        self.helpers = {rank: Helpers((ChildProcess(1),)) for rank in self.ranks}  # which lives
         self.told = []  # times
         self.asked = []  # whether for stacks
         self.over_at = None
@@ -66,6 +69,7 @@ class Clock:
             self.last = self.stall.update(
                 {rank: self._reply(rank) for rank in self.ranks},
                 self.now,
+                self.helpers,
                 is_held=not self.debugged.isdisjoint(self.ranks),
             )
             if self.last.is_told:
@@ -137,9 +141,26 @@ DOINGS = {
     "one works in threads": (IN_CALL, IN_THREADS, 0.5, NEVER),
     "one restores a checkpoint in threads": (IN_CALL, RESTORES, 0.5, NEVER),
     "one is debugged": (IN_CALL, AT_PROMPT, 0.0, NEVER),
+    "one is at its end": (AT_END, ASLEEP, 0.0, (30, 40)),
+    "all are at their end": (AT_END, AT_END, 0.0, (30, 40)),
     "a gang has nothing to do": (IDLE_GANG, IDLE_GANG, 0.0, NEVER),
     "a gang's rank loads data": (IDLE_GANG, LOADS, 0.0, NEVER),
 }
+
+
+@pytest.mark.parametrize("first", [IN_CALL, IN_QUEUE], ids=["another waits for it", "all wait for data"])
+@pytest.mark.parametrize(
+    "helpers",
+    [Helpers((ChildProcess(7, status=-9),)), Helpers(lost_threads=(LostThread("Loader", "ValueError"),)), NO_HELPERS],
+    ids=["a process", "a thread", "there is none"],
+)
+def test_a_rank_that_waits_for_data_of_what_has_ended_is_told_of_at_once(first, helpers):
+    job = Clock(first, IN_QUEUE)
+    job.helpers = {0: helpers, 1: helpers}
+    assert 30 <= job.wait(60).told[0] <= 40
+    job = Clock(first, IN_QUEUE)
+    job.helpers = {0: Helpers((ChildProcess(7),)), 1: Helpers((ChildProcess(8),))}  # live ones may bring it
+    assert not job.wait(59).told
 
 
 @pytest.mark.parametrize(("first", "other", "cores", "told"), DOINGS.values(), ids=DOINGS)

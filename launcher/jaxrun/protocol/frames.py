@@ -11,6 +11,8 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
+EXIT_HANDLER = "<exit handler>"  # the file of the frame that a handler of atexit gets which is no Python code
+
 _PACKAGES = r"(?:^|/)(?:site|dist)-packages/"
 _PYTHON = r"/lib(?:64)?/python3\.\d+t?/"
 _ZIPPED = r"\.(?:zip|egg|whl)/"

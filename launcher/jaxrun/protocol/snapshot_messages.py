@@ -35,6 +35,20 @@ class RankQuery:
 
 
 @dataclass(frozen=True, slots=True)
+class ChildProcess:
+    """A process that a rank has started.
+
+    command:  with which it was started; empty for one that has ended, or does what the rank's own program does
+    status:   as `subprocess` gives it, negative for a signal, of one that has ended and was not waited for; None while
+              it lives
+    """
+
+    pid: int
+    command: str = ""
+    status: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RankReply:
     """What a rank is doing; what was not asked for is empty.
 
@@ -52,6 +66,7 @@ class RankReply:
     memory_bytes:   of its process that are in memory; 0 where that is not known
     gpu_percent:    for how much of the last moment its GPUs were busy, on average; -1 where that is not known
     gpu_bytes:      of their memory that are used, by whomever; -1 where that is not known
+    children:       the processes that it has started, with its stacks
     """
 
     rank: int
@@ -69,6 +84,7 @@ class RankReply:
     memory_bytes: int = 0
     gpu_percent: float = -1.0
     gpu_bytes: int = -1
+    children: tuple[ChildProcess, ...] = ()
 
 
 class ProcessState(enum.StrEnum):

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from jaxrun.analysis.diagnosis.helpers import Helpers
 from jaxrun.analysis.lockstep.divergence import Divergence
 from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.protocol.flight import Flight
@@ -110,7 +111,7 @@ class JobOutcome:
 
     workers:                         how each of them ended
     text, traceback:                 what is to be said about `reason`
-    stacks, kernel_waits, flights:   by rank, what the snapshot showed that led to the end
+    stacks, kernel_waits, flights, helpers:   by rank, what the snapshot showed that led to the end
     platform:                        of the devices then; empty where that does not matter
     decided_at, run_at:              when the end was decided, and when the program was started
     divergences:                     the calls in which the ranks were seen out of step, the first one first
@@ -134,6 +135,7 @@ class JobOutcome:
     kernel_waits: Mapping[int, str] = field(default_factory=dict)
     flights: Mapping[int, Flight] = field(default_factory=dict)
     platform: str = ""
+    helpers: Mapping[int, Helpers] | None = None
     signum: int = 0
     decided_at: float | None = None
     run_at: float | None = None

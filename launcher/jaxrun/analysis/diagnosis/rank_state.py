@@ -9,10 +9,11 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxrun.analysis.diagnosis import stacks
-from jaxrun.analysis.diagnosis.stacks import Frame, Stack
+from jaxrun.analysis.diagnosis.helpers import NO_HELPERS, Helpers
+from jaxrun.analysis.diagnosis.stacks import Ending, Frame, Stack
 from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.snapshot_messages import ProcessState
 
@@ -28,7 +29,7 @@ class Activity(enum.Enum):
     NETWORK = enum.auto()
     DATA = enum.auto()
     THREAD = enum.auto()  # waits for another thread of its own: a lock, an event, a future
-    ENDING = enum.auto()  # its program has ended, but its threads have not
+    ENDING = enum.auto()  # its program's main thread has ended, but something else of it has not
     SLEEP = enum.auto()
     COMPILING = enum.auto()
     BARRIER = enum.auto()
@@ -52,6 +53,9 @@ class RankState:
     call:           what it has called there, "queue.get"
     other_threads:  where its other threads are, if they are in the program
     is_certain:     False for a CALL that is only inferred: there are no frames of JAX, and no call was seen there
+    ending:         what it waits for, if it is ENDING
+    helpers:        the threads and processes that it has started
+    is_alone:       it waits for data, but has no other thread and no child
     """
 
     activity: Activity
@@ -59,6 +63,14 @@ class RankState:
     call: str = ""
     other_threads: tuple[str, ...] = ()
     is_certain: bool = True
+    ending: Ending | None = None
+    helpers: Helpers = NO_HELPERS
+    is_alone: bool = False
+
+    @property
+    def waits_for_the_dead(self) -> bool:
+        """Whether it waits for what a thread or process may have had to bring that has ended."""
+        return self.activity in (Activity.DATA, Activity.THREAD) and (self.helpers.any_dead or self.is_alone)
 
 
 _PYTHON = r"/lib(?:64)?/python3\.\d+/"
@@ -109,16 +121,34 @@ _KERNEL = tuple(
 # Where JAX waits for a result, polling a GPU perhaps.
 _RESULT = re.compile(r"/jax/_src/(?:api\.py (?:try_to_block|block_until_ready)|array\.py (?:_value|__array__))$")
 _INNER = re.compile(r"^_|^(?:wrapper|cache_miss|try_to_block)$")  # functions of JAX that mean nothing to a user
-_ENDING = "_join_threads"  # a function of the runtime, at the end of a program
 
 
 def find_rank_states(
-    dumps: Mapping[int, str], waits: Mapping[int, str], flights: Mapping[int, Flight]
+    dumps: Mapping[int, str],
+    waits: Mapping[int, str],
+    flights: Mapping[int, Flight],
+    helpers: Mapping[int, Helpers] | None = None,
 ) -> dict[int, RankState]:
     """What the ranks of `dumps` are doing; their flights say where they have made cross-process calls before."""
     places = {rank: flight.places for rank, flight in flights.items()}
-    found = ((rank, dumps[rank], waits.get(rank, ""), places.get(rank, ())) for rank in sorted(dumps))
-    return {seen[0]: find_rank_state(*seen) for seen in found}
+    found = {r: find_rank_state(r, dumps[r], waits.get(r, ""), places.get(r, ())) for r in sorted(dumps)}
+    if helpers is None:  # they were not asked for
+        return found
+    return {rank: _with_helpers(state, dumps[rank], helpers.get(rank, NO_HELPERS)) for rank, state in found.items()}
+
+
+def _with_helpers(state: RankState, dump: str, helpers: Helpers) -> RankState:
+    waits_for_queue = state.activity is Activity.DATA and state.call == "queue.get"
+    has_none = not (helpers.live_children or helpers.any_dead or _has_other_threads(dump))
+    is_alone = waits_for_queue and has_none
+    return replace(state, helpers=helpers, is_alone=is_alone)
+
+
+def _has_other_threads(dump: str) -> bool:
+    """Whether any thread but the main one does more than what jaxrun's own do."""
+    main = stacks.main_stack(dump)
+    others = (stack for stack in stacks.parse_dump(dump) if stack != main)
+    return any(not frame.is_scaffold for stack in others for frame in stack.frames)
 
 
 def find_rank_state(rank: int, dump: str, wait: str, places: Collection[str] = ()) -> RankState:
@@ -134,8 +164,10 @@ def find_rank_state(rank: int, dump: str, wait: str, places: Collection[str] = (
         return RankState(Activity.UNKNOWN)
     if stack.is_idle:
         return RankState(Activity.IDLE)
-    if any(frame.function == _ENDING and frame.is_scaffold for frame in stack.frames):
-        return RankState(Activity.ENDING, other_threads=_others(dump, stack))
+    if (ending := stack.ending) is not None:
+        threads = _awaited_threads(dump, stack) if ending is Ending.THREADS else ()
+        frame = stack.ending_frame if ending in (Ending.HANDLER, Ending.FINALIZER) else None
+        return RankState(Activity.ENDING, str(frame or ""), other_threads=threads, ending=ending)
     index = _program_frame(stack)
     called, place = stack.frames[:index], str(stack.frames[index])
     if stack.waits_for_ranks:
@@ -188,6 +220,13 @@ def _name(called: Sequence[Frame]) -> str:
         return entry.function
     library = re.split(rf"{_PACKAGE}|{_PYTHON}", entry.file)[-1].split("/")[0].removesuffix(".py")
     return library if _INNER.search(entry.function) else f"{library}.{entry.function}"
+
+
+def _awaited_threads(dump: str, main: Stack) -> tuple[str, ...]:
+    """The threads for whose end Python waits: `Loader at data.py:75 loader`."""
+    threads = [stack for stack in stacks.parse_dump(dump) if stack != main and not stack.is_daemon]
+    shown = [(stack.name, stack.users[0]) for stack in threads if any(not frame.is_scaffold for frame in stack.frames)]
+    return tuple(dict.fromkeys(f"{name} at {frame}" if name else str(frame) for name, frame in shown))
 
 
 def _others(dump: str, main: Stack) -> tuple[str, ...]:

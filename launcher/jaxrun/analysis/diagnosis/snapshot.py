@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from jaxrun.analysis.diagnosis.helpers import Helpers
 from jaxrun.analysis.diagnosis.outcome import WorkerOutcome
 from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.protocol.flight import Flight
@@ -24,6 +25,7 @@ class Snapshot:
     natives:   its stack with C frames; None where they were not asked for
     platform:     of the devices: "cpu", "gpu", …; empty where it is not known
     straggler:    the rank or host that holds the others up, if one does
+    helpers:      the threads and processes that ranks have started; None where these were not asked for
     """
 
     time: float
@@ -35,6 +37,7 @@ class Snapshot:
     natives: Mapping[int, str] | None = None
     straggler: Straggler | None = None
     platform: str = ""
+    helpers: Mapping[int, Helpers] | None = None
 
 
 @dataclass(frozen=True, slots=True)

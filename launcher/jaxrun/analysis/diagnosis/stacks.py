@@ -6,6 +6,7 @@ comes first. One text may hold several dumps, of which the last counts.
 
 from __future__ import annotations
 
+import enum
 import itertools
 import re
 from collections.abc import Collection
@@ -26,7 +27,9 @@ NATIVE_STACKS_TIMEOUT_S = 30.0  # for the C frames of one host's ranks
 
 FATAL_ERROR = "Fatal Python error: "  # begins the dump of a fatal signal
 # Samples: `Thread 0x00007f2c4e7fc6c0 [Loader-1] (most recent call first):`, `  File "a.py", line 88 in step`
-_THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+(?: \[.*\])? \(most recent call first\):")
+_THREAD = re.compile(
+    r"^(Current thread|Thread) 0x[0-9a-f]+(?: \[(?P<name>.*?)(?P<daemon>, daemon)?\])? \(most recent call first\):"
+)
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>[0-9]{1,9}|\?\?\?) in (?P<function>.*)$')
 # Where a rank of a gang waits for its next call.
 _GANG_MODULES = re.compile(r"/jaxrun/protocol/\w+\.py$|/jaxrun_runtime/gang\w*[./]")
@@ -78,15 +81,44 @@ class Frame:
         return frames.is_packages(self.file)
 
     def __str__(self) -> str:
+        if self.file == frames.EXIT_HANDLER:
+            return self.function
         return f"{PurePath(self.file).name}:{self.line} {self.function}"
+
+
+class Ending(enum.Enum):
+    """What a rank waits for whose program has come to the end of its main thread."""
+
+    THREADS = enum.auto()  # that are not daemons
+    CHILDREN = enum.auto()  # processes: those of multiprocessing that are not daemons, or in an exit handler
+    QUEUE = enum.auto()  # the thread of a queue of multiprocessing has data that no process takes
+    HANDLER = enum.auto()  # a function that was registered with atexit
+    FINALIZER = enum.auto()  # of an object (__del__)
+    MPI = enum.auto()  # MPI_Finalize, in which ranks wait for each other
+
+
+# The functions of the runtime that wait there.
+_ENDINGS = {
+    "_join_threads": Ending.THREADS,
+    "_run_exit_handlers": Ending.HANDLER,
+    "_finalize_program": Ending.FINALIZER,
+    "_finalize_mpi": Ending.MPI,
+}
+_JOINS_CHILD = re.compile(r"/(?:multiprocessing/process\.py join|subprocess\.py (?:wait|communicate))$")
+_JOINS_QUEUE = re.compile(r"/multiprocessing/queues\.py _finalize_join$")
 
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """The frames of one thread, innermost first; `current` marks the thread that received the signal."""
+    """The frames of one thread, innermost first; `current` marks the thread that received the signal.
+
+    name, is_daemon:  the thread's, where the dump says them
+    """
 
     frames: tuple[Frame, ...] = ()
     current: bool = False
+    name: str = ""
+    is_daemon: bool = False
 
     @property
     def programs(self) -> tuple[Frame, ...]:
@@ -114,6 +146,31 @@ class Stack:
         return bool(called) and all(frame.is_packages for frame in called) and str(self.users[0]) in places
 
     @property
+    def ending(self) -> Ending | None:
+        """What the program waits for after its main thread's end; None before, or if it calls JAX there."""
+        if (at := self._shutdown_frame) is None or any(frame.is_jax for frame in self.frames[:at]):
+            return None
+        stage = _ENDINGS[self.frames[at].function]
+        if stage is Ending.HANDLER:
+            calls = [f"{frame.file} {frame.function}" for frame in self.frames[:at]]
+            if any(map(_JOINS_CHILD.search, calls)):
+                return Ending.CHILDREN
+            if any(map(_JOINS_QUEUE.search, calls)):
+                return Ending.QUEUE
+        return stage
+
+    @property
+    def ending_frame(self) -> Frame | None:
+        """The frame of the exit handler or finalizer that runs after the main thread's end: the program's, if any."""
+        inner = self.frames[: self._shutdown_frame or 0]
+        return next((frame for frame in inner if frames.is_programs(frame.file)), inner[-1] if inner else None)
+
+    @property
+    def _shutdown_frame(self) -> int | None:
+        places = enumerate(self.frames)
+        return next((n for n, frame in places if frame.is_scaffold and frame.function in _ENDINGS), None)
+
+    @property
     def joint_function(self) -> str:
         """The joint function of jaxrun that the thread is in, "jaxrun_runtime.snapshot"; empty if it is in none."""
         for frame in self.frames:
@@ -138,7 +195,7 @@ class Stack:
 
 def parse_dump(dump: str) -> tuple[Stack, ...]:
     """The threads of the last dump in the text, in its order."""
-    threads: list[tuple[bool, list[Frame]]] = []
+    threads: list[tuple[re.Match[str], list[Frame]]] = []
     previous = ""
     for line in dump.splitlines():
         header, frame = _THREAD.match(line), _FRAME.match(line)
@@ -146,12 +203,15 @@ def parse_dump(dump: str) -> tuple[Stack, ...]:
         if (header and previous) or line.startswith((FATAL_ERROR, "Timeout (")):
             threads.clear()
         if header:
-            threads.append((header[1] == "Current thread", []))
+            threads.append((header, []))
         elif frame and threads:
             number = int(frame["line"]) if frame["line"].isdigit() else 0
             threads[-1][1].append(Frame(frame["file"], number, frame["function"]))
         previous = line
-    return tuple(Stack(tuple(frames), current) for current, frames in threads)
+    return tuple(
+        Stack(tuple(found), header[1] == "Current thread", header["name"] or "", bool(header["daemon"]))
+        for header, found in threads
+    )
 
 
 def main_stack(dump: str) -> Stack:
@@ -184,8 +244,8 @@ def is_in_jax(dump: str, places: Collection[str] = ()) -> bool:
     waits for other ranks in a joint function of jaxrun.
     """
     stack = main_stack(dump)
-    if stack.waits_for_ranks:
-        return True
+    if stack.waits_for_ranks or stack.ending is not None:
+        return stack.waits_for_ranks
     called = stack.called
     if not stack.frames or not called:
         return bool(stack.programs)

@@ -10,8 +10,11 @@ from dataclasses import dataclass
 
 from jaxrun.analysis.diagnosis.rank_state import WAITING, Activity, RankState, find_rank_states
 from jaxrun.analysis.diagnosis.snapshot import Snapshot
+from jaxrun.analysis.diagnosis.stacks import Ending
 from jaxrun.analysis.lockstep.joint_waits import MissingRanks, find_missing_ranks
+from jaxrun.analysis.verdict.lost_helpers import describe_lost
 from jaxrun.protocol.flight import Flight, parse_group
+from jaxrun.protocol.snapshot_messages import ChildProcess
 from jaxrun.text import agree, format_ranks, format_ranks_on_hosts, group_alike
 
 # What a rank does that others wait for, and what to do about it; the most likely cause of a deadlock comes first.
@@ -41,7 +44,7 @@ _CAUSES: Mapping[Activity, tuple[str, str]] = {
         "waits for a lock or another of its threads",
         "who holds it or should end, and for what does that one wait?",
     ),
-    Activity.ENDING: ("is at its end, but has threads that go on", "end them, or make them daemons"),
+    Activity.ENDING: ("is at its end", ""),  # _ENDINGS says more
     Activity.SLEEP: ("sleeps", "every rank must make the same cross-process calls"),
     Activity.COMPILING: (
         "is compiling",
@@ -57,16 +60,37 @@ _TOGETHER_ADVICE = "every rank must make the same calls, of the same functions a
 _UNKNOWN_ADVICE = (
     "a program of its own GPUs goes on by itself; one of several ranks' waits for the ranks that do not compile"
 )
+# What a rank at its end waits for, and what to do about it.
+_ENDINGS: Mapping[Ending, tuple[str, str]] = {
+    Ending.THREADS: ("has threads that go on", "end them, or make them daemons: Thread(daemon=True)"),
+    Ending.CHILDREN: (
+        "waits for child processes that it started",
+        "end them; those of multiprocessing may be daemons: Process(daemon=True)",
+    ),
+    Ending.QUEUE: (
+        "waits for the thread of a multiprocessing.Queue, whose data no process takes",
+        "take it, or drop it by its cancel_join_thread()",
+    ),
+    Ending.HANDLER: (
+        "is still in its exit handler",
+        "what does that function wait for? it was registered with atexit",
+    ),
+    Ending.FINALIZER: ("is still in the finalizer of an object,", "what does that function wait for?"),
+    Ending.MPI: ("waits in MPI_Finalize", "all ranks must come to their end for it"),
+}
 _FORKING = ("multiprocessing.", "torch")  # begin calls that may wait for children
 _FORK_ADVICE = (
     "a forked child has copies of locks that no thread of its own releases, and may wait for them for ever; use spawn "
     "or forkserver: multiprocessing.get_context('forkserver').Pool(), DataLoader(multiprocessing_context=...)"
 )
+_DEAD_ADVICE = "if that was to bring the data, none comes any more"
+_ALONE_ADVICE = "has that ended which was to bring the data?"
 _NOTABLE_ALONE = (
     Activity.STOPPED,
     Activity.TRACED,
     Activity.PROMPT,
     Activity.INPUT,
+    Activity.ENDING,
 )  # worth a sentence even if no rank waits
 _TEMPORARY = (Activity.SLEEP, Activity.ASLEEP)  # worth none if no rank waits
 
@@ -108,7 +132,7 @@ class _JobState:
 
 def explain_deadlock(snapshot: Snapshot) -> tuple[DeadlockCause, ...]:
     """At most two explanations of why the job does not go on; none where nothing is certain enough."""
-    seen = find_rank_states(snapshot.dumps, snapshot.waits, snapshot.flights)
+    seen = find_rank_states(snapshot.dumps, snapshot.waits, snapshot.flights, snapshot.helpers)
     idle = {rank for rank, where in seen.items() if where.activity is Activity.IDLE}
     ended = tuple(sorted((set(snapshot.finished) - set(snapshot.dumps)) | idle))
     busy = {rank: where for rank, where in seen.items() if rank not in idle}
@@ -185,7 +209,7 @@ def _is_notable(job: _JobState, group: tuple[int, ...], waiting: tuple[int, ...]
     doing = job.ranks[group[0]].activity
     if doing not in _CAUSES:
         return False
-    if waiting or doing in _NOTABLE_ALONE:
+    if waiting or doing in _NOTABLE_ALONE or job.ranks[group[0]].waits_for_the_dead:
         return True
     # No rank waits: then only if every rank of the job does the same.
     return doing not in _TEMPORARY and all(where.activity in (doing, *_NOTABLE_ALONE) for where in job.ranks.values())
@@ -193,6 +217,8 @@ def _is_notable(job: _JobState, group: tuple[int, ...], waiting: tuple[int, ...]
 
 def _describe_cause(job: _JobState, group: tuple[int, ...], waiting: tuple[int, ...]) -> DeadlockCause:
     where = job.ranks[group[0]]
+    if where.ending is not None:
+        return _describe_ending(job, group, where.ending, waiting)
     does, advice = _CAUSES[where.activity]
     advice = _FORK_ADVICE if where.call.startswith(_FORKING) else advice
     call = f" ({where.call})" if where.call and where.activity is not Activity.COMPILING else ""
@@ -206,6 +232,10 @@ def _describe_cause(job: _JobState, group: tuple[int, ...], waiting: tuple[int, 
     threads = f" (its other threads: {shown})" if shown else ""
     and_others = f", and {_describe_waiting(job, waiting, group)}" if waiting else ""
     did = f"{agree(does, len(group))}{call}{place}{threads}"
+    if where.waits_for_the_dead and (lost := describe_lost([job.ranks[rank] for rank in group])):
+        return DeadlockCause(
+            f"{job.names(group)} {did}, but {lost}{and_others}", _ALONE_ADVICE if where.is_alone else _DEAD_ADVICE
+        )
     return DeadlockCause(f"{job.names(group)} {did}{and_others}", advice)
 
 
@@ -224,6 +254,26 @@ def _not_compiling(job: _JobState, group: tuple[int, ...]) -> tuple[int, ...]:
 def _is_compiling_known(job: _JobState, group: tuple[int, ...]) -> bool:
     """Whether recorders say whose devices the programs use, where that matters."""
     return job.platform != "gpu" or all(rank in job.flights and job.flights[rank].compiling for rank in group)
+
+
+def _describe_ending(job: _JobState, group: tuple[int, ...], ending: Ending, waiting: tuple[int, ...]) -> DeadlockCause:
+    """`rank 0 is at its end, but is still in its exit handler t.py:5 flush`."""
+    where = job.ranks[group[0]]
+    does, advice = _ENDINGS[ending]
+    shown = {
+        Ending.THREADS: _list(where.other_threads),
+        Ending.CHILDREN: _list(
+            _unique(_name_child(child) for r in group for child in job.ranks[r].helpers.live_children)
+        ),
+    }.get(ending, "")
+    place = f" {where.place}" if where.place else f": {shown}" if shown else ""
+    and_others = f", and {_describe_waiting(job, waiting, group)}" if waiting else ""
+    did = f"{agree('is at its end', len(group))}, but {agree(does, len(group))}{place}"
+    return DeadlockCause(f"{job.names(group)} {did}{and_others}", advice)
+
+
+def _name_child(child: ChildProcess) -> str:
+    return f"process {child.pid}{f' ({child.command})' if child.command else ''}"
 
 
 def _describe_lone_waiter(job: _JobState, waiting: tuple[int, ...], others: tuple[int, ...]) -> DeadlockCause:
@@ -268,7 +318,8 @@ def _waiting_apart(job: _JobState, waiting: tuple[int, ...]) -> Iterator[Deadloc
 def _group(job: _JobState, ranks: Iterable[int]) -> list[tuple[int, ...]]:
     """Groups of ranks that do the same at the same place."""
     states = {rank: job.ranks[rank] for rank in ranks}
-    return [alike for _, alike in group_alike({r: (s.activity, s.place, s.call) for r, s in states.items()})]
+    kinds = {r: (s.activity, s.place, s.call, s.ending, describe_lost([s], pid=False)) for r, s in states.items()}
+    return [alike for _, alike in group_alike(kinds)]
 
 
 def _weight(job: _JobState, group: tuple[int, ...]) -> int:

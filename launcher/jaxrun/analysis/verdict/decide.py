@@ -183,6 +183,7 @@ def _snapshot(outcome: JobOutcome, hosts: Mapping[int, str], decided: float, fin
         waits=outcome.kernel_waits,
         flights=outcome.flights,
         platform=outcome.platform,
+        helpers=outcome.helpers,
         finished=tuple(sorted(finished)),
     )
 

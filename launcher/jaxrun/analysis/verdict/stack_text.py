@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxrun.analysis.diagnosis.snapshot import Snapshot
-from jaxrun.analysis.diagnosis.stacks import Frame, Stack, crashed_stack, main_stack
+from jaxrun.analysis.diagnosis.stacks import Ending, Frame, Stack, crashed_stack, main_stack
 from jaxrun.analysis.lockstep.progress import format_progress
 from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.analysis.verdict.deadlocks import explain_deadlock
@@ -26,6 +26,14 @@ from jaxrun.text import (
 )
 
 _IDLE = "idle: it has returned, and waits for the next call"
+_ENDINGS = {
+    Ending.THREADS: "the end of the program, waits for its threads",
+    Ending.CHILDREN: "the end of the program, waits for its child processes",
+    Ending.QUEUE: "the end of the program, waits for the thread of a multiprocessing.Queue",
+    Ending.HANDLER: "the end of the program, in the exit handler {}",
+    Ending.FINALIZER: "the end of the program, in a finalizer, {}",
+    Ending.MPI: "the end of the program, in MPI_Finalize",
+}
 _MAX_GROUPS = 3  # that one line mentions
 _DEAF = "it blocks signals, or is about to end"
 _STATES = {
@@ -138,6 +146,8 @@ def find_place(stack: Stack) -> Place:
         return Place(silent=_DEAF)
     if stack.is_idle:
         return Place(_IDLE)
+    if (ending := stack.ending) is not None:
+        return Place(_ENDINGS[ending].format(stack.ending_frame))
     caller = next((frame for frame in users if frame.file != users[0].file), None)
     line = f"{users[0]} <- {caller}" if caller else str(users[0])
     if not stack.called:

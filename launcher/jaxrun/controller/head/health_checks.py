@@ -65,7 +65,8 @@ class HealthChecks:
         if not self._state.is_healthy:
             return []
         assert self._stall is not None
-        check = self._stall.update(replies, now, is_held=not self._state.debugged.isdisjoint(replies))
+        is_held = not self._state.debugged.isdisjoint(replies)
+        check = self._stall.update(replies, now, self._queries.helpers(replies, now), is_held=is_held)
         if check.is_over:
             return self._shutdown.abort(self._queries.outcome(EndReason.STALL, replies, now), now)
         self._state.timeouts.start(Timeout.STALL_CHECK, now + self._stall.next_check_s)

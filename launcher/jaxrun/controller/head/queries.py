@@ -9,7 +9,9 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from jaxrun.analysis.diagnosis.helpers import Helpers, LostThread, helpers_of
 from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
+from jaxrun.analysis.diagnosis.root_cause import own_thread_failures
 from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.diagnosis.stacks import NATIVE_STACKS_TIMEOUT_S
 from jaxrun.controller.head.head_state import HeadState
@@ -78,11 +80,18 @@ class RankQueries:
             dumps=stacks_of(replies),
             waits=kernel_waits_of(replies),
             flights=dict(self._state.flights),
+            helpers=self.helpers(replies, now),
             finished=workers.live_reported,
             straggler=self._state.straggler,
             platform=self._state.platform,
             natives={rank: reply.native_stacks for rank, reply in replies.items()} if native else None,
         )
+
+    def helpers(self, replies: Replies, now: float) -> dict[int, Helpers]:
+        """The threads and processes that these ranks have started."""
+        failures = {rank: own_thread_failures(self._state.workers.outcome(rank, now)) for rank in replies}
+        lost = {rank: tuple(LostThread(one.thread, one.error) for one in found) for rank, found in failures.items()}
+        return helpers_of(replies, lost)
 
     def outcome(self, reason: EndReason, replies: Replies, now: float) -> JobOutcome:
         """How the job ends because of where the ranks are."""
@@ -92,6 +101,7 @@ class RankQueries:
             kernel_waits=kernel_waits_of(replies),
             flights=dict(self._state.flights),
             platform=self._state.platform,
+            helpers=self.helpers(replies, now),
             decided_at=now,
         )
 

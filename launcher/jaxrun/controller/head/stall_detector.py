@@ -6,9 +6,11 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from jaxrun.analysis.diagnosis.helpers import Helpers
 from jaxrun.analysis.diagnosis.rank_state import IN_JAX, WAITING, Activity, RankState, find_rank_states
 from jaxrun.analysis.diagnosis.stacks import is_in_jax, is_waiting_in_jax, main_stack
 from jaxrun.analysis.lockstep.compare import find_lags
+from jaxrun.analysis.lockstep.joint_waits import find_missing_ranks
 from jaxrun.controller.head.queries import Replies, flights_of, kernel_waits_of, stacks_of
 from jaxrun.protocol.flight_file import NOTHING
 from jaxrun.protocol.snapshot_messages import RankReply
@@ -85,7 +87,9 @@ class StallDetector:
         """The whole job stood still for so long because somebody wanted it."""
         self._progress_at += seconds
 
-    def update(self, replies: Replies, now: float, *, is_held: bool = False) -> StallCheck:
+    def update(
+        self, replies: Replies, now: float, helpers: Mapping[int, Helpers] | None = None, *, is_held: bool = False
+    ) -> StallCheck:
         """Judge the next snapshot, with stacks if `wants_stacks`; afterwards that is, as `next_check_s`, of the one
         after it. Where it `is_held`, a person debugs one of these ranks.
         """
@@ -94,7 +98,7 @@ class StallDetector:
         self._previous = (now, replies, has_stacks)
         states = {}
         if has_stacks:
-            states = find_rank_states(stacks_of(replies), kernel_waits_of(replies), flights_of(replies))
+            states = find_rank_states(stacks_of(replies), kernel_waits_of(replies), flights_of(replies), helpers)
         if _made_progress(before, replies, states, now - then, polls=self._polls) or is_held:
             self._restart(now)
         idle = now - self._progress_at
@@ -223,20 +227,28 @@ def _may_loop(state: RankState, reply: RankReply) -> bool:
 def _patience(states: Mapping[int, RankState], replies: Replies, *, polls: bool) -> float | None:
     """For how many times --stall-notice the ranks may do this, until people are told; None for ever.
 
-    All are to wait in JAX or for locks, or some in JAX for others. Where all wait in the same call of a device that
-    computes by itself, they may as well wait for its result; and any rank that waits for such a device may only seem
-    to, unless recorders show that some have come to a call that others have not.
+    All are to wait in JAX, for locks or for what has ended, or some in JAX for others; or some are at their end. Where
+    all wait in the same call of a device that computes by itself, they may as well wait for its result; and any rank
+    that waits for such a device may only seem to, unless recorders show that some have come to a call that others have
+    not.
     """
     busy = [state for state in states.values() if state.activity is not Activity.IDLE]
     kinds = {state.activity for state in busy}
-    if not (kinds & set(WAITING) or (kinds and kinds <= _LOCKS)):
+    goes_on_by_itself = any(not (state.activity in _LOCKS or state.waits_for_the_dead) for state in busy)
+    if not busy or (goes_on_by_itself and not kinds & {*WAITING, Activity.ENDING}):
         return None
-    in_doubt = polls and not find_lags(flights_of(replies))
+    in_doubt = polls and bool(kinds & set(IN_JAX)) and not _some_are_behind(replies)
     if in_doubt and kinds <= set(IN_JAX) and _is_one_place(busy):
         return None
-    factors = [_PATIENCE.get(kind, _LONG_PATIENCE) for kind in kinds]
+    factors = [1 if s.waits_for_the_dead else _PATIENCE.get(s.activity, _LONG_PATIENCE) for s in busy]
     known = [factor for factor in factors if factor is not None]
     return max(known) * (_LONG_PATIENCE if in_doubt else 1) if len(known) == len(factors) else None
+
+
+def _some_are_behind(replies: Replies) -> bool:
+    """Whether recorders show that ranks have come to a call that others have not."""
+    flights = flights_of(replies)
+    return bool(find_lags(flights) or find_missing_ranks(flights))
 
 
 def _is_one_place(states: Collection[RankState]) -> bool:

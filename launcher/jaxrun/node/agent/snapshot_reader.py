@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from jaxrun.node.agent.child_processes import describe_children
 from jaxrun.node.agent.gpus import GpuWatch
 from jaxrun.node.agent.pipes import OutputSink
 from jaxrun.node.agent.worker_group import WorkerGroup
@@ -120,6 +121,7 @@ class SnapshotReader:
             stacks=stacks,
             kernel_wait=request.kernel_wait,
             flight=worker.flight.brief(),
+            children=describe_children(worker.pid) if worker.live else (),
         )
         return [(query, replace(reply, number=query.number)) for query in request.queries]
 
