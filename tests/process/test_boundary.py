@@ -57,11 +57,7 @@ _PUBLIC_SURFACE = {
     "jaxrun.analysis.verdict.stack_text": "places and stragglers in words",
     "jaxrun.analysis.lockstep.progress": "who has come how far",
     "jaxrun.analysis.lockstep.compare": "who is behind",
-<<<<<<< HEAD
     "jaxrun.analysis.lockstep.joint_waits": "who waits in jaxrun itself",
-=======
-    "jaxrun.analysis.lockstep.joint_waits": "who has not called a function that all ranks must call",
->>>>>>> 9010eac (A program that does not come to its end is told of with the exit handler, thread, child or finalizer that does not end, and a rank that waits for data says at once which of its threads and processes have ended, with the exception, signal or status)
     "jaxrun.analysis.lockstep.report": "the same in words",
     # The other end of a gang's connections; what an agent tells of its host
     "jaxrun.node.channel.listener": "lets ranks in that know the token",
