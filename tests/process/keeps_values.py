@@ -35,6 +35,14 @@ def spread(make, sharding):
     return jax.jit(make, out_shardings=sharding)()
 
 
+def on_two_ranks(seed):
+    """Others have no part of it."""
+    two = [device for device in jax.devices() if device.process_index < 2]
+    sharding = NamedSharding(Mesh(np.array(two), ("data",)), PartitionSpec("data"))
+    content = np.arange(len(two), dtype=np.float32) + seed
+    return jax.make_array_from_callback(content.shape, sharding, lambda index: content[index], dtype=np.float32)
+
+
 def values(seed):
     """By name, as a program may have them; only their values depend on the seed."""
     params = {"w": jnp.arange(3.0) + seed}
@@ -76,6 +84,7 @@ def values(seed):
             "low": spread(lambda: jnp.full(COUNT, seed, jnp.float8_e5m2), split),
             "empty": spread(lambda: jnp.zeros((0, COUNT)), whole),
             "as device_put makes it": jax.device_put(jnp.arange(3.0) + seed, whole),
+            "of two ranks": on_two_ranks(seed),
             "64 dimensions": spread(lambda: jnp.full((1,) * 64, seed, jnp.int32), whole),
         },
         "nothing": {"none": None, "empty": {}},
@@ -89,7 +98,8 @@ def describe(leaf):
         return type(leaf), array.dtype, array.dtype.byteorder, array.shape, str(leaf)
     is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     impl, data = (jax.random.key_impl(leaf), jax.random.key_data(leaf)) if is_key else ("", leaf)
-    parts = [data.addressable_data(0)] if data.is_fully_replicated else [one.data for one in data.addressable_shards]
+    is_one = data.is_fully_replicated and data.sharding.addressable_devices
+    parts = [data.addressable_data(0)] if is_one else [one.data for one in data.addressable_shards]
     values = [np.asarray(part).tobytes() for part in parts]
     weak = getattr(leaf, "weak_type", False)  # which keys have not
     return jax.Array, leaf.dtype, impl, leaf.shape, weak, leaf.is_fully_addressable, leaf.committed, values

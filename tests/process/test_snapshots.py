@@ -95,12 +95,13 @@ def test_a_killed_launcher_leaves_no_snapshot(tmp_path: Path) -> None:
 # ---- values
 
 
-@pytest.mark.parametrize("hosts", [1, extended(2)])
-def test_values_of_every_kind_come_back_as_what_they_were(tmp_path: Path, hosts: int) -> None:
-    result = jaxrun(tmp_path, "-n", "2", "--simulate-hosts", str(hosts), "--max-restarts", "1", VALUES, "kill")
+@pytest.mark.parametrize(("ranks", "hosts"), [(3, 1), extended(4, 2)])
+def test_values_of_every_kind_come_back_as_what_they_were(tmp_path: Path, ranks: int, hosts: int) -> None:
+    place = ("-n", str(ranks), "--simulate-hosts", str(hosts))
+    result = jaxrun(tmp_path, *place, "--max-restarts", "1", VALUES, "kill")
     assert result.code == 0 and "differs" not in result.out, result
-    assert len(lines(result, "restored 5 None RestoredState(step=1, state={})")) == 2, result
-    assert len(lines(result, "came back True 7 [1. 1. 1. 1.]")) == 2, result
+    assert len(lines(result, "restored 5 None RestoredState(step=1, state={})")) == ranks, result
+    assert len(lines(result, "came back True 7 [1. 1. 1. 1.]")) == ranks, result
 
 
 CANNOT = "snapshot cannot keep this state"
@@ -112,7 +113,7 @@ REFUSED = {
     "unequal": f"{CANNOT}: | state['array'] must be equal on all ranks: ranks 1-3 differ from rank 0"
     " | state['number'] must be equal on all ranks: ranks 2-3 differ from rank 0",
     "leaves that differ": f"{CANNOT}: | rank 0 has state['of 0'], which ranks 1, 3 have not"
-    " | state['y'] is not alike on all ranks: ranks 2-3 differ from rank 0"
+    " | state['y'] is not alike on all ranks: float64[2] of its own on ranks 0-1, float64[3] of its own on ranks 2-3"
     " | rank 1 has state['of 1'], which ranks 0, 2 have not",
     "steps that differ": "all ranks must call snapshot for the same step, "
     "not step 0 on rank 0, step 1 on rank 1, step 2 on rank 2, step 3 on rank 3",
@@ -123,7 +124,7 @@ REFUSED = {
     "this is within a function that JAX traces; call it outside of that",
     "like": f"restore cannot use this `like`: state['a'] is of type str; {ADVICE}",
     "likes that differ": "restore cannot use this `like`: state['x'] is not alike on all ranks: "
-    "ranks 1-3 differ from rank 0",
+    "float64[0] on rank 0, float64[1] on rank 1, float64[2] on rank 2, float64[3] on rank 3",
 }
 
 

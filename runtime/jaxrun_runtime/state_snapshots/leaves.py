@@ -200,7 +200,15 @@ def make_leaf(facts: LeafFacts, like: Any, load: Callable[[Bounds], NDArray[Any]
 
     if (sharding := _sharding(like)) is None:
         return jax.numpy.asarray(piece(whole))
-    return jax.make_array_from_callback(facts.shape, sharding, lambda index: piece(bounds_of(index, facts)))
+    # JAX asks for the type only where this rank has no part of the array.
+    more = {} if sharding.addressable_devices else {"dtype": _dtype_in_jax(facts)}
+    return jax.make_array_from_callback(facts.shape, sharding, lambda index: piece(bounds_of(index, facts)), **more)
+
+
+def _dtype_in_jax(facts: LeafFacts) -> Any:
+    if facts.kind != KEY:
+        return np.dtype(facts.dtype)
+    return jax.eval_shape(lambda: jax.random.key(0, impl=facts.key_impl)).dtype
 
 
 def make_weak(facts: LeafFacts, like: Any, array: Any) -> Any:

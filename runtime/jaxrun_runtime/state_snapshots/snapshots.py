@@ -32,7 +32,7 @@ from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.flight_file import RESTORE, SNAPSHOT
 from jaxrun.protocol.message_tags import digest
 from jaxrun.protocol.names import JOB_ID
-from jaxrun.text import format_bytes
+from jaxrun.text import format_bytes, format_ranks
 from jaxrun_runtime import SnapshotError, checkpoints, children, joint_calls
 from jaxrun_runtime.state_snapshots import checks, leaves, placement, structure, survey
 from jaxrun_runtime.state_snapshots.checks import Check, CheckResult
@@ -210,11 +210,11 @@ class SnapshotKeeper:
         if kind == checks.NO_MEMORY:
             raise MemoryError(text)
         if kind == checks.COMPARE_LAYOUTS:
-            described = {facts.name: f"{facts}, {_placement_of(leaf)}" for facts, leaf in taken.leaves}
-            lines = structure.compare_ranks(self._ranks.exchange(described), "is not alike on all ranks")
+            described = {facts.name: f"{facts}{_place_of(leaf, self._env.size)}" for facts, leaf in taken.leaves}
+            lines = structure.compare_facts(self._ranks.exchange(described))
             text = structure.join_lines(checks.SNAPSHOT_START, lines or ["its shardings differ among the ranks"])
         if kind == checks.COMPARE_VALUES:
-            lines = structure.compare_ranks(self._ranks.exchange(own), "must be equal on all ranks")
+            lines = structure.compare_values(self._ranks.exchange(own))
             text = structure.join_lines(checks.SNAPSHOT_START, lines)
         if kind != checks.GO_ON:
             raise SnapshotError(text)
@@ -312,7 +312,7 @@ class SnapshotKeeper:
         described = {facts.name: str(facts) for facts in like.facts} if like is not None else {}
         told = self._ranks.exchange([listing, like.wrong if like is not None else (), described])
         lists, wrongs, likes = zip(*told, strict=True)
-        wrong = structure.merge_lines(wrongs) or structure.compare_ranks(likes, "is not alike on all ranks")
+        wrong = structure.merge_lines(wrongs) or structure.compare_facts(likes)
         if wrong:
             raise SnapshotError(structure.join_lines(checks.RESTORE_START, wrong))
         listings = [Listing.from_json(*one) for one in lists]
@@ -365,8 +365,11 @@ def _first_ranks(hosts: Sequence[str]) -> list[int]:
     return [hosts.index(host) for host in dict.fromkeys(hosts)]
 
 
-def _placement_of(leaf: Any) -> str:
-    return f"over {leaf.sharding}" if hasattr(leaf, "sharding") and not leaf.is_fully_addressable else "of each rank"
+def _place_of(leaf: Any, size: int) -> str:
+    """The ranks that hold an array together."""
+    if not leaves.is_of_all(leaf, size):
+        return " of its own"
+    return f" over {format_ranks({device.process_index for device in leaf.sharding.device_set})}"
 
 
 def _lengths(bounds: Bounds) -> list[int]:

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from jaxrun.protocol.message_tags import digest
-from jaxrun.text import format_ranks
+from jaxrun.text import format_ranks, group_alike
 
 ARRAY, KEY, NUMPY, NUMPY_SCALAR = "jax.Array", "key", "numpy.ndarray", "numpy scalar"
 NUMBERS: Mapping[str, type] = {kind.__name__: kind for kind in (bool, int, float, complex)}
@@ -134,29 +134,36 @@ def list_differences(kept: Sequence[LeafFacts], like: Sequence[LeafFacts]) -> li
     return lines
 
 
-def compare_ranks(by_rank: Sequence[Mapping[str, Any]], what: str) -> list[str]:
-    """Which leaves differ among the ranks, a line for each: the names and values of each rank are compared.
-
-    what:  how ranks differ that have the leaf
-    """
+def compare_facts(by_rank: Sequence[Mapping[str, str]]) -> list[str]:
+    """Which leaves are not alike on all ranks, a line for each: each rank gives their names, and what they are."""
     lines = []
-    for name in dict.fromkeys(name for values in by_rank for name in values):
-        lacking = [rank for rank, values in enumerate(by_rank) if name not in values]
-        first = next(rank for rank in range(len(by_rank)) if rank not in lacking)
-        others = [r for r, values in enumerate(by_rank) if name in values and values[name] != by_rank[first][name]]
-        if lacking:
-            lines.append(f"{format_ranks([first])} has {name}, which {format_ranks(lacking)} {_has_not(lacking)}")
-        if others:
-            lines.append(f"{name} {what}: {format_ranks(others)} {_differs(others)} from {format_ranks([first])}")
+    for name in _all_names(by_rank):
+        having = {rank: facts[name] for rank, facts in enumerate(by_rank) if name in facts}
+        if lacking := [rank for rank in range(len(by_rank)) if rank not in having]:
+            lines.append(f"{format_ranks([min(having)])} has {name}, which {format_ranks(lacking)} {_has_not(lacking)}")
+        if len(groups := group_alike(having)) > 1:
+            said = ", ".join(f"{facts} on {format_ranks(ranks)}" for facts, ranks in groups)
+            lines.append(f"{name} is not alike on all ranks: {said}")
     return lines
+
+
+def compare_values(by_rank: Sequence[Mapping[str, str | int]]) -> list[str]:
+    """Which values are not equal on all ranks, a line for each; all ranks have the same names."""
+    lines = []
+    for name in _all_names(by_rank):
+        others = [rank for rank, values in enumerate(by_rank) if values[name] != by_rank[0][name]]
+        if others:
+            differ = "differs" if len(others) == 1 else "differ"
+            lines.append(f"{name} must be equal on all ranks: {format_ranks(others)} {differ} from rank 0")
+    return lines
+
+
+def _all_names(by_rank: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [*dict.fromkeys(name for each in by_rank for name in each)]
 
 
 def _has_not(ranks: Sequence[int]) -> str:
     return "has not" if len(ranks) == 1 else "have not"
-
-
-def _differs(ranks: Sequence[int]) -> str:
-    return "differs" if len(ranks) == 1 else "differ"
 
 
 def merge_lines(by_rank: Sequence[Sequence[str]]) -> list[str]:
