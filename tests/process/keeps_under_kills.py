@@ -1,4 +1,4 @@
-"""`keeps_under_kills.py KILLS`: in so many attempts one rank or all are killed, at any moment of steps with snapshots.
+"""`keeps_under_kills.py KILLS`: in so many attempts one rank or all are killed, at any moment of the first steps.
 
 Each attempt restores at least the last snapshot that an attempt before has known to be whole, with its values. Every
 third snapshot has another structure and size than the two before it, and is not restored.
@@ -26,7 +26,7 @@ attempt, kills, known = jr.attempt().number, int(sys.argv[1]), Path("known")  # 
 LENGTH = 2**20 * jax.device_count()
 make = jax.jit(lambda step: jnp.full(LENGTH, step), out_shardings=split)
 chance = random.Random(attempt)
-victim, delay = chance.choice([0, 1, None]), chance.uniform(0.0, 1.0)
+victim, steps, delay = chance.choice([0, 1, None]), chance.randrange(6), chance.uniform(0.0, 0.1)
 
 
 def die():
@@ -41,9 +41,9 @@ assert restored >= whole, (restored, whole)
 if found:
     parts = [np.asarray(part.data) for part in found.state["array"].addressable_shards]
     assert found.state["step"] == restored and all((part == restored).all() for part in parts)
-if attempt <= kills and victim in (None, jr.rank):
-    threading.Thread(target=die, daemon=True).start()
 for step in range(restored + 1, restored + (10**9 if attempt <= kills else 10)):
+    if attempt <= kills and victim in (None, jr.rank) and step == restored + 1 + steps:
+        threading.Thread(target=die, daemon=True).start()
     state = {"step": step, "array": make(float(step))}
     if step % 3 == 0:
         state["more"] = make(0.0)[: LENGTH // 2]
