@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import select
 import socket
-import sys
 import threading
 from collections.abc import Callable
 from typing import TypeVar
@@ -113,7 +112,7 @@ class AgentChannel:
     @property
     def agent_pid(self) -> int:
         """The process that has made the channel; 0 where its number means nothing here, in a process namespace."""
-        return int.from_bytes(self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4), sys.byteorder)
+        return linux.peer_pid(self._socket)
 
     def in_owner_process(self) -> bool:
         """Whether this is the worker itself, and not a process that its program has forked."""

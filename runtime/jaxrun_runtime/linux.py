@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import socket
+import sys
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -26,7 +27,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent dies, even if it is busy in C++ then."""
+    """Ask the kernel to kill this process when its parent dies, even if it is busy in C++ then, or stopped.
+
+    The parent is the thread that has forked this process. The caller must check that it has not died before.
+    """
     _raise_on_error(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl(PR_SET_PDEATHSIG)")
 
 
@@ -80,6 +84,11 @@ def tcp_connections() -> Iterator[socket.socket]:
             yield found
         else:
             found.close()
+
+
+def peer_pid(channel: socket.socket) -> int:
+    """The process that has made a socket pair; 0 where its number means nothing here, in a process namespace."""
+    return int.from_bytes(channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4), sys.byteorder)
 
 
 def file_identity(fd: int) -> tuple[int, int]:

@@ -73,9 +73,9 @@ def _run_stages(env: WorkerEnv, argv: list[str], started: float, forked_by: int,
         key = coordinator_tls.make_key(env)
         channel.send(join.build_hello(env, argv, os.environ, started, key))
         stage = WorkerStage.JOIN
+        _die_with_agent(channel, forked_by)
         _keep_compiled_programs(env, cores)
         order = channel.receive(StartCoordinator, Join)
-        _die_with_agent(channel, forked_by)
         joined = join.join(env, channel, order, key)
         stage = WorkerStage.PROVE
         devices = join.report_devices(env, joined)
@@ -218,9 +218,9 @@ def _warn(env: WorkerEnv, text: str) -> None:
 
 
 def _die_with_agent(channel: AgentChannel, forked_by: int) -> None:
-    """Make the kernel kill this worker when its agent dies. Called when all workers have been forked.
+    """Make the kernel kill this worker when its agent dies.
 
-    The fork server exits at this time. Only then is the agent this worker's parent.
+    The fork server exits as soon as it has forked all workers. Only then is the agent this worker's parent.
     """
     while forked_by and os.getppid() == forked_by and not channel.is_agent_gone():
         time.sleep(_FORK_SERVER_POLL_INTERVAL_S)

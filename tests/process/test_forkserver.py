@@ -6,14 +6,18 @@ import contextlib
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from harness import kill, process_state, started, wait_until, wait_until_dead
 from harness_worker import RANK_THREADS, environment
 
+from jaxrun.node.agent.process_tree import children
 from jaxrun.node.forkserver import client, early
 from jaxrun.protocol.forkserver_messages import (
     ConfigureForkServer,
@@ -208,6 +212,78 @@ def test_a_successor_has_imported_jax_and_outlives_the_server_until_its_channel_
     path = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "unit")]
     code = f"import sys\nsys.path[:0] = {path!r}\nfrom test_forkserver import succeed\nsucceed()\n"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=90, cwd=tmp_path)
+
+
+# A launcher, a subreaper, with a fork server that has forked another and ends; both say when they are bound to it.
+_TWO_SERVERS = """
+import os, socket, time
+from jaxrun.node.agent.process_tree import become_subreaper
+from jaxrun_runtime.forkserver import parent
+
+become_subreaper()
+pairs = [socket.socketpair() for _ in range(2)]
+if os.fork() == 0:
+    parent.die_with_maker(pairs[0][1])
+    first = os.getpid()
+    if os.fork() == 0:
+        parent.die_with_adopter(pairs[1][1], first)
+        os.write(1, b"%d\\n" % os.getpid())
+        time.sleep(600)
+    os.write(1, b"%d\\n" % first)
+    pairs[0][1].recv(1)
+    os._exit(0)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("successor", [False, True])
+def test_a_server_that_is_stopped_dies_with_its_launcher(successor):
+    pipe = subprocess.PIPE
+    launcher = subprocess.Popen([sys.executable, "-c", _TWO_SERVERS], stdout=pipe, text=True, env=environment())
+    servers = [int(launcher.stdout.readline())]
+    try:
+        if successor:
+            os.kill(servers[0], signal.SIGTERM)
+            servers.append(int(launcher.stdout.readline()))
+        os.kill(servers[-1], signal.SIGSTOP)
+        wait_until(lambda: process_state(servers[-1]) == "T")
+        launcher.kill()
+        launcher.wait()
+        wait_until_dead(servers[-1])
+    finally:
+        launcher.kill()
+        launcher.wait()
+        launcher.stdout.close()
+        kill(servers)
+
+
+def _is_idle(pid):
+    def count_sleeps():
+        words = Path(f"/proc/{pid}/status").read_text().split()
+        return words[words.index("voluntary_ctxt_switches:") + 1]
+
+    before = count_sleeps()
+    time.sleep(0.3)
+    return count_sleeps() == before
+
+
+@pytest.mark.extended
+def test_the_server_of_the_next_attempt_dies_with_a_launcher_and_a_guard_that_are_killed_though_it_is_stopped(tmp_path):
+    (tmp_path / "program.py").write_text("import time\nprint('begun', flush=True)\ntime.sleep(600)\n")
+    with started(tmp_path, "-n", "1", "--max-restarts", "1", "program.py") as job:
+        wait_until(lambda: (job.run_dir / "rank-0000.out").exists() and (job.run_dir / "rank-0000.out").read_text())
+        launcher = job.process.pid
+
+        def find(word):
+            return [pid for pid in children(launcher) if word in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+        (server,) = wait_until(lambda: len(find(b"forkserver")) == 1 and find(b"forkserver"))
+        (guard,) = find(b"--max-restarts")
+        wait_until(lambda: _is_idle(server))  # until then it looks every 10 ms who its parent is
+        os.kill(server, signal.SIGSTOP)
+        os.kill(guard, signal.SIGKILL)
+        job.process.kill()
+        wait_until_dead(server)
 
 
 def succeed():

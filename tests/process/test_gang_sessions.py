@@ -7,7 +7,7 @@ import time
 
 import pytest
 from gang_script import session
-from harness import DAEMONS, daemons, seconds_of_daemons, wait_until
+from harness import DAEMONS, TIME_LIMIT, daemons, seconds_of_daemons, wait_until
 
 __all__ = ["session"]  # a fixture
 
@@ -89,6 +89,37 @@ def test_its_end_is_the_end_of_all(session, source, status):
     assert session(source).end(status) == ("(0, 1)\n", "")
 
 
+_UNTIL_IT_STARTS = "while not any('jaxrun-gang-' in n for n in os.listdir(os.environ['TMPDIR'])): time.sleep(0.001)"
+_DAEMON = "threading.Thread(target={}, daemon=True).start()\n"
+
+
+@pytest.mark.parametrize(
+    "busy",
+    [
+        pytest.param(f"{START}{_DAEMON.format('lambda: gang.run(work)')}begun.wait()", id="calls"),
+        pytest.param(f"{_DAEMON.format('lambda: jaxrun.Gang(processes=2)')}{_UNTIL_IT_STARTS}", id="starts"),
+    ],
+)
+def test_it_ends_without_a_word_though_a_daemon_thread_uses_a_gang(session, busy):
+    running = session(f"""
+        def work():
+            print("begun")
+            time.sleep(1000)
+
+        def show(*_, **__):
+            begun.set()
+
+        begun = threading.Event()
+        jaxrun.frontends.gang.call.GangCall.show = show
+        exec({busy!r})
+        print("main ends", flush=True)
+    """)
+    running.wait_for("main ends")
+    began = time.monotonic()
+    assert running.end() == ("", "")
+    assert time.monotonic() - began < 30  # alone on a machine: 0.15 s, and 1 s where JAX is being imported
+
+
 @pytest.mark.extended
 def test_each_gang_starts_in_the_environment_of_its_time(session):
     out, _ = session("""
@@ -151,7 +182,36 @@ def test_a_rank_may_have_a_gang_of_its_own(session):
     assert out == "(((0, 1), 0), ((0, 1), 0)) (0, 1)\n"
 
 
+def test_a_fork_ends_though_another_thread_of_its_parent_was_in_a_call(session):
+    out, _ = session("""
+        import warnings
+        gang = jaxrun.Gang(processes=1)
+        thread = threading.Thread(target=gang.run, args=(time.sleep, 1.0))
+        thread.start()
+        while gang._lock.acquire(blocking=False):
+            gang._lock.release()
+        warnings.simplefilter("ignore")  # of forks beside threads
+        if os.fork() == 0:
+            sys.exit(0)
+        print(os.wait()[1])
+        thread.join()
+    """).end()
+    assert out == "0\n"
+
+
 # ---- kill -9
+
+
+@pytest.mark.parametrize("seconds", [0.0, pytest.param(0.3, marks=pytest.mark.extended)])
+def test_when_it_is_killed_while_its_first_gang_starts_no_directory_is_left(session, seconds):
+    running = session(f"""
+        threading.Thread(target=lambda: jaxrun.Gang(processes=2)).start()
+        {_UNTIL_IT_STARTS}
+        time.sleep({seconds})
+        os.kill(os.getpid(), signal.SIGKILL)
+    """)
+    running.process.wait(TIME_LIMIT)
+    running.vanish()
 
 
 def test_when_it_is_killed_nothing_of_its_stuck_ranks_and_their_daemons_is_left(session):

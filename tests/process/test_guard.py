@@ -21,7 +21,9 @@ daemon = f"setsid sh -c 'echo $$ >> {pid_file}; sleep 600' & echo $$ >> {pid_fil
 child = subprocess.Popen(["sh", "-c", daemon], env={**os.environ, "JAXRUN_JOB_ID": job_id})
 while not (os.path.exists(pid_file) and len(open(pid_file).read().split()) == 2):
     time.sleep(0.01)
-if order == "disarm":
+if order == "disarm a stopped one":
+    os.kill(guard.pid, 19)
+if order.startswith("disarm"):
     guard.disarm()
     guard.disarm()
 print(guard.pid, child.pid, flush=True)
@@ -70,8 +72,9 @@ def test_a_launcher_that_forgets_its_guard_leaves_nothing_either(launch):
     wait_until_dead(*pids, guard)
 
 
-def test_a_disarmed_guard_ends_and_kills_nothing(launch):
-    launcher, guard, pids = launch("disarm")
+@pytest.mark.parametrize("order", ["disarm", "disarm a stopped one"])
+def test_a_disarmed_guard_ends_and_kills_nothing(launch, order):
+    launcher, guard, pids = launch(order)
     assert launcher.wait(TIME_LIMIT) == 0
     wait_until_dead(guard)
     assert any(map(is_alive, pids))

@@ -18,6 +18,9 @@ def main() -> NoReturn:
     channel = socket.socket(fileno=int(fd))
     os.set_inheritable(channel.fileno(), False)
     if role == "workers":
+        from jaxrun_runtime.forkserver.parent import die_with_maker
+
+        die_with_maker(channel)
         from jaxrun_runtime.forkserver import workers
 
         workers.import_stdlib()

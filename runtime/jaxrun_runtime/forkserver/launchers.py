@@ -26,11 +26,13 @@ from jaxrun.protocol.names import GANG_DIRECTORY_PREFIX, SHUTDOWN_BYTE
 from jaxrun.protocol.own_files import remove_directory
 from jaxrun_runtime import linux
 from jaxrun_runtime.forkserver import workers
+from jaxrun_runtime.forkserver.parent import die_with_maker
 
 _MAX_REQUEST_BYTES = 2**18
 _REAP_INTERVAL_S = 1.0
 _PRESTART_DELAY_S = 0.2  # without a request, after which the next launcher is started ahead of time
-_LAUNCHER_EXIT_GRACE_S = 0.5  # for launchers to end by themselves once the Python process has died
+_LAUNCHER_EXIT_TIMEOUT_S = 5.0  # for launchers to end by themselves once the Python process has died
+_EXIT_POLL_S = 0.01
 _IMPORTED_BY_RANKS = ("jaxrun_runtime.gang.calls", "jaxrun.protocol.connect", "cloudpickle")
 
 
@@ -48,15 +50,15 @@ def serve(channel: socket.socket, modules: Sequence[str], *, with_jax: bool) -> 
 
     with_jax: import jax and `modules`, and give each launcher a fork server
     """
-    parent = os.getppid()
+    parent = linux.peer_pid(channel)  # not getppid: it may have died while this interpreter started
     obstacle = None
-    if with_jax:
+    if with_jax and os.getppid() == parent:
         obstacle = workers.import_jax(channel)
         for name in (*_IMPORTED_BY_RANKS, *modules):
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
         gc.freeze()  # as what was imported before
-    idle: _IdleLauncher | None = _fork_launcher(channel, obstacle)
+    idle = _fork_launcher(channel, obstacle) if os.getppid() == parent else None
     while os.getppid() == parent:
         channel.settimeout(_REAP_INTERVAL_S if idle else _PRESTART_DELAY_S)
         request = None
@@ -73,7 +75,9 @@ def serve(channel: socket.socket, modules: Sequence[str], *, with_jax: bool) -> 
             break
         _start(idle or _fork_launcher(channel, obstacle), request, descriptors, channel)
         idle = None
-    _remove_directories_of(parent)
+    if idle is not None:
+        idle.channel.close()
+    _clean_up_after(parent)
     os._exit(0)
 
 
@@ -117,6 +121,7 @@ def _become_launcher(channel: socket.socket, server_pid: int, obstacle: str | No
         if fork_server == 0:
             ours.close()
             channel.close()
+            die_with_maker(theirs)
             workers.serve(theirs, workers.configure(theirs), obstacle)
         os.set_inheritable(ours.fileno(), True)
         argv.append(f"{ours.fileno()}:{fork_server}")
@@ -124,9 +129,13 @@ def _become_launcher(channel: socket.socket, server_pid: int, obstacle: str | No
     os.execv(sys.executable, argv)
 
 
-def _remove_directories_of(parent: int) -> None:
-    """Remove the temporary directories of gangs whose Python process has died."""
-    time.sleep(_LAUNCHER_EXIT_GRACE_S)
+def _clean_up_after(parent: int) -> None:
+    """Remove the temporary directories of gangs whose Python process has died, as soon as no launcher writes there."""
+    deadline = time.monotonic() + _LAUNCHER_EXIT_TIMEOUT_S
+    with contextlib.suppress(ChildProcessError):
+        while time.monotonic() < deadline:
+            if not os.waitpid(-1, os.WNOHANG)[0]:
+                time.sleep(_EXIT_POLL_S)
     if os.getppid() == parent:  # it has only closed the channel, and may have gangs by another server
         return
     for path in Path(tempfile.gettempdir()).glob(f"{GANG_DIRECTORY_PREFIX}{parent}-*"):

@@ -30,6 +30,7 @@ from jaxrun.protocol.forkserver_messages import (
     WorkerForked,
 )
 from jaxrun_runtime import failure_report, worker
+from jaxrun_runtime.forkserver.parent import die_with_adopter
 
 _MAX_REQUEST_BYTES = 2**18
 _MAX_REASON_CHARS = 500
@@ -153,8 +154,9 @@ def serve(channel: socket.socket, program: Sequence[str], obstacle: str) -> NoRe
             _become_worker(order, dict(zip(FORK_DESCRIPTORS, descriptors, strict=True)), program, server_pid)
         if pid == 0:
             channel.close()
-            channel, server_pid = socket.socket(fileno=descriptors[0]), os.getpid()
+            channel, first_parent, server_pid = socket.socket(fileno=descriptors[0]), server_pid, os.getpid()
             os.setsid()
+            die_with_adopter(channel, first_parent)
             continue
         for descriptor in descriptors:
             os.close(descriptor)

@@ -20,7 +20,9 @@ from jaxrun.frontends.gang.call_events import make_display
 from jaxrun.frontends.gang.exceptions import GangError
 from jaxrun.frontends.gang.gang_job import GangJob, GangWorker
 from jaxrun.frontends.gang.map import map_items
+from jaxrun.frontends.gang.rank_connections import remove_directories
 from jaxrun.frontends.gang.spec import GangSpec
+from jaxrun.node.forkserver.launcher_pool import begin_process_end, close_all
 from jaxrun.protocol.flight_file import LOCKSTEP_RECORD
 from jaxrun.protocol.payload import FunctionReference
 from jaxrun.spec.job.fault_spec import FAULT_KINDS
@@ -232,6 +234,18 @@ class Gang:
             finally:
                 self.stop()
 
+    def _close_at_exit(self) -> None:
+        """Close the gang; but do not wait for another thread, whose call may never end."""
+        if self._owner != os.getpid():
+            return
+        if not self._lock.acquire(blocking=False):
+            self.stop()
+            return
+        try:
+            self.close()
+        finally:
+            self._lock.release()
+
     def _start_job(self) -> GangJob:
         self._starts += 1
         run_dir = None if self.spec.run_dir is None else Path(self.spec.run_dir)
@@ -334,8 +348,12 @@ _all: weakref.WeakSet[Gang] = weakref.WeakSet()
 
 
 def _close_all() -> None:
+    """At the end of this process, end all gangs: at once where another thread uses one, or starts one."""
+    begin_process_end()
     for gang in tuple(_all):
-        gang.close()
+        gang._close_at_exit()
+    close_all()  # which ends jobs that are being started, too
+    remove_directories()
 
 
-atexit.register(_close_all)  # runs before the launcher pools', which was registered earlier
+atexit.register(_close_all)

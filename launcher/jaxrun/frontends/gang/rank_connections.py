@@ -12,6 +12,7 @@ import signal
 import socket
 import tempfile
 import threading
+import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from jaxrun.frontends.gang.launcher_process import LauncherProcess
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.node.channel.host_addresses import list_addresses, select_addresses
 from jaxrun.node.channel.listener import Listener, Peer, listen_on_tcp, listen_on_unix_socket
+from jaxrun.node.forkserver.launcher_pool import leave_if_process_ends
 from jaxrun.protocol.addresses import format_addresses
 from jaxrun.protocol.auth import new_token
 from jaxrun.protocol.gang_connection import GangMessageReader, GangMessageWriter
@@ -47,7 +49,9 @@ class RankListener:
 
     def __init__(self, *, remote: bool, interface: str = "") -> None:
         """`interface`: the one to listen at for remote ranks; empty for all. Raises UsageError or UnavailableError."""
-        self.directory = Path(tempfile.mkdtemp(prefix=f"{GANG_DIRECTORY_PREFIX}{os.getpid()}-"))
+        self._owner = os.getpid()
+        self.directory = Path(tempfile.mkdtemp(prefix=f"{GANG_DIRECTORY_PREFIX}{self._owner}-"))
+        _listeners.add(self)
         token = new_token()
         try:
             if remote:
@@ -66,8 +70,19 @@ class RankListener:
         self._remove_directory()
 
     def _remove_directory(self) -> None:
+        _listeners.discard(self)
         with contextlib.suppress(OSError):
-            remove_directory(self.directory)
+            if self._owner == os.getpid():
+                remove_directory(self.directory)
+
+
+_listeners: weakref.WeakSet[RankListener] = weakref.WeakSet()
+
+
+def remove_directories() -> None:
+    """Remove the directories of all listeners that are not closed, once nobody uses these any more."""
+    for listener in tuple(_listeners):
+        listener._remove_directory()
 
 
 class RankConnections:
@@ -123,6 +138,7 @@ class RankConnections:
         except Exception:
             if not self._closed:  # by another thread, which has stopped the gang
                 raise
+        leave_if_process_ends()
         received, self._received = self._received, []
         return received
 

@@ -19,6 +19,7 @@ from typing import NoReturn
 
 from jaxrun.node.agent.process_tree import TRACKER_GRACE_S, Descendants, children, group_members, is_tracker, kill
 from jaxrun.node.channel.event_loop import EventLoop
+from jaxrun.node.forkserver.client import reap
 from jaxrun.protocol.names import JOB_ID, RANK
 from jaxrun.protocol.shared_memory import remove_all_of_job, remove_unless_held
 
@@ -30,6 +31,7 @@ _TERM_GRACE_S = 1.5
 _NEXT_ATTEMPT_S = 60.0  # for another agent of the job to come, and hold the snapshots on this host
 _LOOK_PAUSE_S = 0.1  # between two looks at the owner's descendants
 _DESCENDANTS_SHARE = 0.005  # of one core at most, to look at all; else only at children, whom orphans have joined
+_DISARM_TIMEOUT_S = 1.0  # for a disarmed guard to end; it has nothing more to do, so one that is stopped is killed
 _DISARM = b"."
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -103,8 +105,7 @@ class Guard:
     def _let_go(self) -> None:
         os.close(self._held)
         self._held = -1
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self.pid, 0)
+        reap(self.pid, _DISARM_TIMEOUT_S)
 
 
 def job_marker(job_id: str) -> str:

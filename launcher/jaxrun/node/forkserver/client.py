@@ -6,7 +6,9 @@ longer import of jax: so this module imports no more than it must.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import signal
 import socket
 from collections.abc import Mapping, Sequence
@@ -162,6 +164,20 @@ def start_server(python: str, environ: Mapping[str, str], role: str, *modules: s
 
 def _channel() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def reap(pid: int, timeout: float) -> None:
+    """Wait for the end of a child that was told to end; kill it after `timeout` seconds, as one that is stopped."""
+    with contextlib.suppress(OSError):  # it was reaped already
+        child = os.pidfd_open(pid)
+        try:
+            poll = select.poll()
+            poll.register(child, select.POLLIN)
+            if not poll.poll(timeout * 1000):
+                signal.pidfd_send_signal(child, signal.SIGKILL)
+        finally:
+            os.close(child)
+        os.waitpid(pid, 0)
 
 
 def start_process(argv: Sequence[str], environ: Mapping[str, str], streams: tuple[int, ...]) -> int:

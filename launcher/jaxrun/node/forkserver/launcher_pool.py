@@ -16,7 +16,7 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from jaxrun.errors import UnavailableError
-from jaxrun.node.forkserver.client import difference, is_fixed, open_standard_descriptors, start_server
+from jaxrun.node.forkserver.client import difference, is_fixed, open_standard_descriptors, reap, start_server
 from jaxrun.protocol.codec import encode
 from jaxrun.protocol.forkserver_messages import ForkDeclined, ForkServerMessageDecoder, LauncherStarted, StartLauncher
 from jaxrun.protocol.names import SHUTDOWN_BYTE
@@ -25,8 +25,10 @@ from jaxrun.spec.job.environment import interpreter_variables
 _RECEIVE_BYTES = 65536
 _MAX_REQUEST_BYTES = 2**17
 _SLOW_IMPORTS = ("pytest",)  # where this process has them, the ranks will want them
+_END_TIMEOUT_S = 1.0  # for a server to end; it may be importing jax for a gang that nobody waits for
 _lock = threading.Lock()
 _pools: dict[tuple[object, ...], LauncherPool] = {}
+_ending_thread: int | None = None
 
 
 class LauncherPool:
@@ -72,6 +74,7 @@ class LauncherPool:
             except OSError as error:
                 answer, descriptors, reason = b"", [], f": {error.strerror}"
         if not answer:
+            leave_if_process_ends()
             self.close()
             raise UnavailableError(f"the process that starts gangs has ended{reason}; stderr shows its last output")
         (message,) = ForkServerMessageDecoder().feed(answer)
@@ -101,8 +104,7 @@ class LauncherPool:
                 else:
                     os.kill(self.pid, signal.SIGKILL)  # it may be busy with the import of jax
             self._channel.close()
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(self.pid, 0)
+            reap(self.pid, _END_TIMEOUT_S)
         self._channel.close()
 
 
@@ -118,6 +120,18 @@ def pool_for(environ: Mapping[str, str], *, with_jax: bool) -> LauncherPool:
                 found.close()
             found = _pools[key] = LauncherPool(environ, with_jax=with_jax)
         return found
+
+
+def begin_process_end() -> None:
+    """From now on waits of other threads end: these are daemons, as Python has waited for all others."""
+    global _ending_thread
+    _ending_thread = threading.get_ident()
+
+
+def leave_if_process_ends() -> None:
+    """Raise SystemExit, which ends a thread without a word, if another thread has begun to end this process."""
+    if _ending_thread not in (None, threading.get_ident()):
+        raise SystemExit
 
 
 def close_all() -> None:
