@@ -261,7 +261,7 @@ class CallRecorder:
                 entered = 0
                 if (cell := cells.get(place)) is not None:
                     entered, cell.entered = cell.entered, 0
-                    if cell.function not in cell.dispatchers and entered:
+                    if cell.is_shared and entered:
                         cell.add_dispatcher()
                 else:
                     watch(frame.f_code, frame.f_lasti)

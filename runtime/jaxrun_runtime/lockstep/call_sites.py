@@ -155,15 +155,24 @@ class EntryCell:
     """The latest entry of one call instruction, through which other calls than cross-process ones may go, too.
 
     entered:     nanoseconds since the epoch, which whoever reads it sets to 0: so it is where nothing is known
-    function:    the id of what was called then
+    is_shared:   whether other calls go through it; only then is anything known of these:
+    function:    the id of what was called last
     dispatchers: the ids of what has made cross-process calls from here
     """
 
-    __slots__ = ("dispatchers", "entered", "function")
+    __slots__ = ("dispatchers", "entered", "function", "is_shared")
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_shared: bool) -> None:
+        self.is_shared = is_shared
         self.entered = self.function = 0
         self.dispatchers: set[int] = set()
+
+    def note_shared(self, function: int, words: memoryview) -> None:
+        """Note an entry where something may be called that makes no cross-process call."""
+        self.is_shared = True
+        self.function, self.entered = function, time_ns()
+        if function in self.dispatchers:
+            words[ENTERED_WORD] = self.entered
 
     def add_dispatcher(self) -> None:
         """What was called last has made a cross-process call."""
@@ -197,7 +206,7 @@ class CallEntries:
                 self.cells.clear()
                 self._codes.clear()
             self._codes[id(code)] = code
-            self.cells[id(code), instruction] = EntryCell()
+            self.cells[id(code), instruction] = EntryCell(is_shared=not _is_programs[code.co_filename])
             if self._tool is not None:
                 # Twice, because this instruction may have been left alone until now.
                 _monitoring.set_local_events(self._tool, code, 0)
@@ -214,10 +223,10 @@ class CallEntries:
             cell = find((id(code), instruction))
             if cell is None:
                 return leave_alone
-            cell.function = called = id(function)
-            cell.entered = now = time_ns()
-            if called in cell.dispatchers:
-                words[ENTERED_WORD] = now
+            if cell.is_shared or cell.entered:  # an entry that no cross-process call has followed
+                cell.note_shared(id(function), words)
+            else:
+                cell.entered = words[ENTERED_WORD] = time_ns()
             return None
 
         return on_call
