@@ -218,6 +218,31 @@ def test_a_command_that_is_killed_leaves_nothing_on_either_host(hosts, tmp_path,
     wait_until_gone(job_id)
 
 
+def test_hosts_wait_for_the_name_of_host_0_to_resolve(tmp_path, head: str) -> None:
+    names = tmp_path / "names"
+    names.write_text("127.0.0.1 localhost\n")
+    (tmp_path / "run.sh").write_text(f'mount --bind {names} /etc/hosts && exec "$@"\n')
+    wrap = ["unshare", *([] if os.getuid() == 0 else ["--map-root-user"]), "--mount", "sh", str(tmp_path / "run.sh")]
+    if subprocess.run([*wrap, "true"], capture_output=True).returncode:
+        pytest.skip("this machine allows no namespaces")
+    where = ["--hosts", "2", "--head", f"pod-0.jobs:{head.partition(':')[2]}", "--platform", "cpu", "-n", "2"]
+    env, hosts = {**os.environ, **TOKEN, **write_fake_runtime(tmp_path)}, []
+    try:
+        for host in (0, 1):
+            words = [*where, "--host-rank", str(host), "by_hand.py", *["run(); done()"] * 2]
+            command = [*wrap, sys.executable, "-m", "jaxrun", *words]
+            pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+            hosts.append(subprocess.Popen(command, cwd=tmp_path, env=env, start_new_session=True, **pipes))
+        said = next(line for line in hosts[0].stderr if "resolve" in line)
+        assert "does not resolve yet (" in said and "this host listens, and all hosts look it up again" in said
+        names.write_text("127.0.0.1 localhost pod-0.jobs\n")
+        first, second = ended(hosts)
+        assert (first[0], second[0]) == (0, 0), (first, second)
+        assert "no address of" not in first[2] and second[2].endswith("jaxrun: done\n")
+    finally:
+        end_commands(hosts)
+
+
 def test_agents_that_jaxrun_did_not_start_cannot_be_replaced(hosts, tmp_path) -> None:
     words = ["-n", "2", "--max-restarts", "2", "by_hand.py", SLEEPS, "run(); os.kill(os.getppid(), 9); time.sleep(600)"]
     first, _ = ended(hosts(words, words, env=write_fake_runtime(tmp_path)))

@@ -209,6 +209,24 @@ def test_the_heads_address_may_become_known_later(listen):
     found.connection.close()
 
 
+def test_a_name_that_resolves_later_is_looked_up_in_each_round(listen, monkeypatch):
+    server, lookups, said = listen(head), [], []
+    entry = socket.getaddrinfo(server.address.ip, server.address.port, type=socket.SOCK_STREAM)
+
+    def resolve(address):
+        lookups.append(address)
+        if len(lookups) < 3:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return entry
+
+    monkeypatch.setattr(connect_module.addresses, "resolve", resolve)
+    monkeypatch.setattr(connect_module, "_ROUND_PAUSE_S", 0.01)
+    found = HeadAddress(TOKEN, (Address("pod-0.jobs", server.address.port),))
+    connect(lambda: found, 1, 60.0, on_failed_round=said.append).connection.close()
+    assert lookups == [found.addresses[0]] * 3
+    assert said == [f"{found.addresses[0]} does not resolve (Name or service not known)"] * 2
+
+
 def test_without_an_address_the_error_says_where_it_was_looked_for():
     with pytest.raises(UnavailableError, match=r"^rank 4 on .* found no head of the job within 0.1 s: no file yet$"):
         connect(lambda: None, 4, 0.1, "no file yet")
@@ -221,7 +239,7 @@ def test_every_address_is_in_the_error_and_the_time_limit_holds(closed, blackhol
     assert 1.2 < time.monotonic() - began < 60
     assert f"{closed} refuses connections" in text
     assert f"{blackhole} has not answered yet" in text
-    assert "host.invalid:9 cannot be reached (" in text
+    assert "host.invalid:9 does not resolve (" in text
 
 
 @pytest.mark.usefixtures("one_round")

@@ -232,6 +232,15 @@ def test_the_options_become_a_job_of_this_backend():
     assert without_effect(values, {"backend", "partition"}) == {"backend", "partition"}
 
 
+def test_in_a_pod_the_hosts_wait_for_ten_minutes_unless_another_time_is_said():
+    by_hand = {"program": ("p",), "hosts": 2, "host_rank": 0}
+    pod = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
+    assert make_job(by_hand, pod).init_timeout == make_job({"program": ("p",), "backend": "attach"}, pod).init_timeout
+    assert make_job(by_hand, pod).init_timeout == 600.0
+    assert make_job({**by_hand, "init_timeout": 7.0}, pod).init_timeout == 7.0
+    assert make_job(by_hand, {}).init_timeout == make_job({"program": ("p",)}, pod).init_timeout == 120.0
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -244,7 +253,7 @@ def test_the_options_become_a_job_of_this_backend():
             "-n 4 is not -N 2 x --processes-per-host 1",
         ),
         (["--host-rank", "0", "--hosts", "2", "--head", "h1"], "host:port or [fd00::1]:port, not 'h1'"),
-        (["--host-rank", "0", "--hosts", "2", "--head", "nowhere.invalid:7"], "there is no host 'nowhere.invalid'"),
+        (["--host-rank", "0", "--hosts", "2", "--head", "no..where:7"], "'no..where' in 'no..where:7' can be no host"),
         (["--host-rank", "1", "--hosts", "2", "--rendezvous", "gone"], "--rendezvous gone is not a directory"),
         (["--host-rank", "0", "--hosts", "2", "--backend", "slurm"], "--host-rank is for hosts without --backend"),
         (["--host-rank", "0", "--hosts", "2", "-H", "h1"], "-H/--host is for --backend mpirun, not for --host-rank"),

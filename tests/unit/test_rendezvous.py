@@ -53,6 +53,46 @@ def test_a_malformed_address_is_refused_as_it_was_typed(text):
         parse_addresses(text)
 
 
+@pytest.mark.parametrize(
+    "host",
+    [
+        "a..b",
+        ".a",
+        "-a",
+        "a-",
+        "a b",
+        "a/b",
+        "a" * 64,
+        "10.0.0.256",
+        "1.2.3.4.5",
+        "web.7",
+        "a\n",
+        "[fd00::g]",
+        "[::1::]",
+    ],
+)
+def test_what_can_never_be_a_host_is_refused_at_once(host):
+    with pytest.raises(UsageError, match="can be no host: it is neither an address nor a name"):
+        parse_addresses(f"{host}:7")
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "h1",
+        "job-0.job.default.svc.cluster.local",
+        "h1.",
+        "node_7",
+        "7up",
+        "münchen.example",
+        "10.1.0.4",
+        "[fe80::1%eth0]",
+    ],
+)
+def test_a_name_that_some_host_may_have_later_is_no_mistake(host):
+    assert str(parse_addresses(f"{host}:7")[0]) == f"{host}:7"
+
+
 def test_without_a_wish_all_are_offered_the_likeliest_first():
     names = [(address.interface, ":" in address.ip) for address in select_addresses(HOST)]
     assert names[:3] == [("eth0", False), ("ib0", False), ("eth0", True)]

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from jaxrun.errors import UnavailableError, UsageError
 
 _UNIX = "unix:"
 LOOPBACK, LOOPBACK_6 = "127.0.0.1", "::1"
 _DISCARD_PORT = 9  # any port will do
+_LABEL = re.compile("[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")  # of a host name, between its dots
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +83,28 @@ def parse_addresses(text: str) -> tuple[Address, ...]:
         written = f"[{bare}]" if ":" in bare else bare
         if not (bare and host == written and port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
             raise UsageError(f"an address is written host:port or [fd00::1]:port, not {part.strip()!r}")
+        if not _may_resolve(bare):
+            raise UsageError(f"{bare!r} in {part.strip()!r} can be no host: it is neither an address nor a name")
         found.append(Address(bare, int(port)))
     return tuple(found)
+
+
+def _may_resolve(host: str) -> bool:
+    """Whether this is an IP address or, by its letters, a name that some host may have, now or later."""
+    is_v6 = ":" in host
+    with contextlib.suppress(OSError):
+        socket.inet_pton(socket.AF_INET6, host.partition("%")[0]) if is_v6 else socket.inet_aton(host)
+        return True
+    try:
+        labels = host.removesuffix(".").encode("idna").decode().split(".")
+    except UnicodeError:
+        return False
+    return not is_v6 and not labels[-1].isdecimal() and all(map(_LABEL.fullmatch, labels))
+
+
+def resolve(address: Address) -> list[tuple[Any, ...]]:
+    """The entries of getaddrinfo for this address, at least one. Raises OSError where the name does not resolve now."""
+    return [*socket.getaddrinfo(address.ip, address.port, type=socket.SOCK_STREAM)]
 
 
 def parse_any_addresses(text: str) -> tuple[AnyAddress, ...]:

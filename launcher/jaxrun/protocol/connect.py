@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from jaxrun.errors import ProtocolError, UnavailableError
 
+from . import addresses
 from .addresses import AnyAddress, UnixAddress
 from .auth import ClientHandshake, Purpose
 from .message_tags import ConnectionTags
@@ -85,6 +86,7 @@ def connect(
     name: str = "",
     target: str = "head of the job",
     check: Callable[[], None] = lambda: None,
+    on_failed_round: Callable[[str], None] = lambda why: None,
 ) -> HeadConnection:
     """Connect as the agent or rank of this number within `timeout` seconds.
 
@@ -92,7 +94,8 @@ def connect(
 
     `name` is how people call who connects. `find` may raise UnavailableError, too, which says why it has no address
     yet. Raises UnavailableError with what each address did, or with that text, or with `why_none`, where there was
-    nothing to try. `check` is called several times a second, and raises what is to end the search.
+    nothing to try. `check` is called several times a second, and raises what is to end the search. `on_failed_round`
+    is called after each round with what each address did, empty where there was none. A name is looked up in each.
     """
     deadline = time.monotonic() + timeout
     failures: dict[str, str] = {}
@@ -106,11 +109,11 @@ def connect(
         found = _try_all(head, number, purpose, until, failures, check) if head is not None else None
         if head is not None and found is not None:
             return HeadConnection(found.connection, found.tags, head.token)
+        tried = "; ".join(f"{address} {why}" for address, why in failures.items())
         if time.monotonic() + _ROUND_PAUSE_S > deadline:
-            tried = "; ".join(f"{address} {why}" for address, why in failures.items()) or why_none
-            raise UnavailableError(
-                f"{name or f'rank {number}'} on {os.uname().nodename} found no {target} within {timeout:g} s: {tried}"
-            )
+            who = f"{name or f'rank {number}'} on {os.uname().nodename}"
+            raise UnavailableError(f"{who} found no {target} within {timeout:g} s: {tried or why_none}")
+        on_failed_round(tried)
         time.sleep(_ROUND_PAUSE_S)
     raise AssertionError("not reached")
 
@@ -177,7 +180,7 @@ def _start_connecting(address: AnyAddress) -> socket.socket:
             raise
         connection.setblocking(False)
         return connection
-    family, kind, protocol, _, where = socket.getaddrinfo(address.ip, address.port, type=socket.SOCK_STREAM)[0]
+    family, kind, protocol, _, where = addresses.resolve(address)[0]
     connection = socket.socket(family, kind, protocol)
     connection.setblocking(False)
     try:
@@ -194,4 +197,6 @@ def _start_connecting(address: AnyAddress) -> socket.socket:
 def describe_error(error: OSError) -> str:
     if error.errno == errno.ECONNREFUSED:
         return "refuses connections"
+    if isinstance(error, socket.gaierror):
+        return f"does not resolve ({error.strerror or error})"
     return f"cannot be reached ({error.strerror or error})"

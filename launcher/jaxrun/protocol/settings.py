@@ -190,7 +190,8 @@ class WorkerSettings:
     )
     init_timeout: float = option(
         "--init-timeout",
-        "Stop the job if not all processes have joined after this time. [default: {default}]",
+        "Stop the job if not all processes have joined after this time. [default: {default}; with --host-rank or "
+        "attach in a pod 600]",
         default=120.0,
         group=FAILURE,
         check=positive_seconds,

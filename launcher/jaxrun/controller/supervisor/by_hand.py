@@ -8,18 +8,17 @@ of them; what is not given, they find in the file that rank 0 writes into a dire
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from jaxrun.controller.supervisor.head_name import check_is_head, say_who_is_missing
 from jaxrun.controller.supervisor.remote import Endpoint
 from jaxrun.controller.supervisor.run import run
 from jaxrun.errors import JaxrunError, UsageError
 from jaxrun.node.agent import remote as agent
 from jaxrun.node.agent.process_tree import command_lines_above
-from jaxrun.node.channel.host_addresses import list_addresses
-from jaxrun.node.channel.rendezvous import RendezvousFile, answers, rendezvous_file
+from jaxrun.node.channel.rendezvous import RendezvousFile, rendezvous_file
 from jaxrun.protocol import auth
 from jaxrun.protocol.addresses import Address, parse_addresses
 from jaxrun.protocol.connect import HeadAddress
@@ -88,8 +87,19 @@ def attach(
         f"rank 0 has not left its address in {rendezvous.file.path}. Do all hosts share this directory? "
         f"--rendezvous names another; or give --head host:port, and {TOKEN} in the environment, alike on all ranks"
     )
+    is_typed = info.engine == BY_OPTIONS  # an mpirun starts all at the same time, and they are many
+    waits = (
+        say_who_is_missing(f"rank {info.rank} of {info.size}", f"rank 0 (--head {head})") if is_typed and head else None
+    )
     return agent.run(
-        rendezvous.find_head, [info.rank], info.size, job.init_timeout, environ, not_found, command=job.program
+        rendezvous.find_head,
+        [info.rank],
+        info.size,
+        job.init_timeout,
+        environ,
+        not_found,
+        command=job.program,
+        on_failed_round=waits or (lambda why: None),
     )
 
 
@@ -101,9 +111,10 @@ def run_host(plan: Plan, environ: Mapping[str, str]) -> int:
     rendezvous = Rendezvous.of(environ, job.head, file)
     if job.host_rank != 0:
         return _join_host_0(plan, environ, rendezvous)
+    endpoint = rendezvous.endpoint(in_file=not rendezvous.is_given)
     if rendezvous.head:
-        _check_is_head(rendezvous.head)
-    return run(plan, environ, endpoint=rendezvous.endpoint(in_file=not rendezvous.is_given))
+        endpoint = replace(endpoint, on_listening=check_is_head(rendezvous.head, job.init_timeout))
+    return run(plan, environ, endpoint=endpoint)
 
 
 def _join_host_0(plan: Plan, environ: Mapping[str, str], rendezvous: Rendezvous) -> int:
@@ -129,6 +140,7 @@ def _join_host_0(plan: Plan, environ: Mapping[str, str], rendezvous: Rendezvous)
             command=job.program,
             by_terminal=True,
             on_lost=said.append,
+            on_failed_round=say_who_is_missing(f"host {job.host_rank} of {job.hosts}", f"host 0 ({where})"),
         )
     except JaxrunError as error:
         said, status = [str(error)], error.exit_code
@@ -136,27 +148,3 @@ def _join_host_0(plan: Plan, environ: Mapping[str, str], rendezvous: Rendezvous)
         print_notice(text)
     print_notice("done" if status == 0 else f"the job ended with exit {status}{'' if said else '; host 0 shows why'}")
     return status
-
-
-def _check_is_head(head: tuple[Address, ...]) -> None:
-    """Raise UsageError where --head names another host, at which a head answers: this host is another than 0."""
-    own = {address.ip.partition("%")[0] for address in list_addresses()}
-    if any(ip in own for address in head for ip in _resolve(address)):
-        return
-    here = os.uname().nodename
-    for address in head:
-        if answers(address):
-            raise UsageError(
-                f"--host-rank 0 is taken: a head runs at --head {address}, which is not {here}; "
-                "give each host its own number"
-            )
-    print_notice(
-        f"no address of --head {','.join(map(str, head))} belongs to {here}; can the other hosts reach it there?"
-    )
-
-
-def _resolve(address: Address) -> set[str]:
-    try:
-        return {str(found[4][0]) for found in socket.getaddrinfo(address.ip, address.port, type=socket.SOCK_STREAM)}
-    except OSError:
-        raise UsageError(f"--head {address}: there is no host {address.ip!r}; give its address or a name") from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -48,13 +48,15 @@ if TYPE_CHECKING:
 class Endpoint:
     """Where agents connect and what they must know.
 
-    port:        0 for any
-    rendezvous:  the file that leads them here, in a job that somebody else started (`jaxrun attach`)
+    port:          0 for any
+    rendezvous:    the file that leads them here, in a job that somebody else started (`jaxrun attach`)
+    on_listening:  is called once they can connect, after the last fork of the launcher: it may start a thread
     """
 
     token: str
     port: int = 0
     rendezvous: RendezvousFile | None = None
+    on_listening: Callable[[], None] = lambda: None
 
 
 class RemoteAgents:
@@ -97,6 +99,7 @@ class RemoteAgents:
         self.listen_addresses = describe_addresses(self._listener.addresses, offered)
         addresses = format_addresses(self._listener.addresses)
         self._commands = EngineCommands(environ, directory.path, addresses, self._endpoint.token)
+        self._endpoint.on_listening()
 
     def make_registry(self, plan: Plan) -> AgentRegistry:
         log_dir = str(attempt_directory(Path(self._directory.name), plan.attempt)) if self._directory.path else ""

@@ -78,6 +78,7 @@ def run(
     on_lost: Callable[[str], None] = lambda text: None,
     check: Callable[[], None] = lambda: None,
     on_found: Callable[[], None] = lambda: None,
+    on_failed_round: Callable[[str], None] = lambda why: None,
 ) -> int:
     """Be the agent of `ranks` of a job of this size, at first; returns the status to end with.
 
@@ -86,9 +87,11 @@ def run(
     `command` is the program with which a person has started this agent; `by_terminal`: a second Ctrl-C ends it at once.
     `on_lost` is called with a sentence where the head is lost before it has said that the job is over.
     `check` is called now and then until a head is found, and may raise UnavailableError; then `on_found`, once.
+    `on_failed_round` is called as by `connect`.
     """
     agent = AgentId(ranks[0])  # which is another agent's in no job, as each rank is in one place
-    head = connect(find_head, agent, timeout, not_found, name=format_ranks(ranks), check=check)
+    name = format_ranks(ranks)
+    head = connect(find_head, agent, timeout, not_found, name=name, check=check, on_failed_round=on_failed_round)
     on_found()
     address = plain_address(head.connection.getpeername()[0])
     try:
