@@ -179,7 +179,7 @@ def test_a_rank_that_no_longer_compiles_is_not_waited_for(gang, monkeypatch):
     assert not compiling and gang.broken == "ranks 0-1 did not come back from the last call"
 
 
-ARRIVING = {"the user's": (KeyboardInterrupt, "another Ctrl-C"), "another": (KeyError, "Ctrl-C")}
+ARRIVING = {"the user's": (KeyboardInterrupt, "another Ctrl-C"), "another": (KeyError, "Ctrl-C, typed twice,")}
 
 
 @pytest.mark.parametrize(("error", "key"), ARRIVING.values(), ids=ARRIVING)
@@ -236,6 +236,21 @@ def test_a_second_interrupt_stops_the_gang(gang):
         with gang.start_call():
             raise KeyboardInterrupt
     assert gang.stopped and gang.ended == 1 and gang.broken == "ranks 0-1 did not end when interrupted twice"
+
+
+@pytest.mark.parametrize("error", [None, KeyError("mine")])
+def test_a_first_interrupt_while_the_call_ends_stops_no_gang(gang, error):
+    def interrupt():
+        gang.on_interrupt = lambda: None
+        threading.Thread(target=lambda: [rank.returns() for rank in gang.ranks]).start()
+        raise KeyboardInterrupt
+
+    gang.on_interrupt = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        with gang.start_call():
+            if error is not None:
+                raise error
+    assert (gang.stopped, gang.broken, gang.ended, gang.interrupts) == (False, "", 1, 1)
 
 
 def test_an_interrupt_of_what_is_shown_at_the_end_ends_the_call(gang, monkeypatch):

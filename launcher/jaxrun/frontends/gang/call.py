@@ -239,9 +239,17 @@ class GangCall:
         """
         if self._is_over or self._owner != os.getpid():  # in a fork, the call and its ranks are another process's
             return
-        self._error, self.interrupted = error, self.running
+        self.interrupted = self.running
+        first: KeyboardInterrupt | None = None
         try:
-            self._end_function(is_interrupted=isinstance(error, KeyboardInterrupt))
+            try:
+                self._end_function()
+                self._wait_for_ranks(is_interrupted=isinstance(error, KeyboardInterrupt))
+            except KeyboardInterrupt as interrupt:
+                if isinstance(error, KeyboardInterrupt):
+                    raise
+                error = first = interrupt  # the user's first one, as the ranks were interrupted for another reason
+                self._wait_for_ranks(is_interrupted=True)
             self._check_ranks()
         except KeyboardInterrupt as again:
             error = again
@@ -249,12 +257,14 @@ class GangCall:
             self._job.stop()
             raise
         finally:
-            self._is_over = True
+            self._is_over, self._error = True, error
             try:
                 self._show_output()
                 self._display.end_call(self, error, healthy=self._job.usable)
             finally:
                 self._on_end()
+        if first is not None:
+            raise first
 
     def finish(self) -> None:
         """End a call that nobody uses once its function has ended; show what the ranks print, and warn of an error.
@@ -340,20 +350,23 @@ class GangCall:
             raise combined_exception(self.failures, self.waiting)
         raise CallTimeout(f"{format_ranks(running)} did not return within {timeout:g} s · {stacks}", running)
 
-    def _end_function(self, *, is_interrupted: bool) -> None:
-        """Interrupt ranks that still run it, and wait a moment; longer where a result arrives, or the user has to wait.
-
-        A result that nobody wants any more must arrive all the same, before the rank can be called again.
-        """
+    def _end_function(self) -> None:
+        """Interrupt the ranks that still run the function."""
         if computing := self._computing:
             self.interrupt()
             self._job.connections.send(GangMessage(GangMessageKind.END_CALL, self._number), computing)
+
+    def _wait_for_ranks(self, *, is_interrupted: bool) -> None:
+        """Wait a moment for ranks that have not returned; longer where a result arrives, or the user has to wait.
+
+        A result that nobody wants any more must arrive all the same, before the rank can be called again.
+        """
         self._wait(INTERRUPT_TIMEOUT_S)
         is_told, progress = False, _GrowthWatch(RESULT_TIMEOUT_S)
         while self.running and (what := self._find_worth_waiting(is_interrupted, progress)):
             if not is_told:
                 is_told = True
-                again = "another Ctrl-C" if is_interrupted else "Ctrl-C"
+                again = "another Ctrl-C" if is_interrupted else "Ctrl-C, typed twice,"
                 print(f"jaxrun: waiting for {what}; {again} stops the gang", file=sys.stderr)
             self._wait(INTERRUPT_TIMEOUT_S)
 
