@@ -84,6 +84,7 @@ FLIGHT_FIELDS = {
     "agreed": st.tuples(INTS, FLOATS),
 }
 ARRAYS = st.lists(st.lists(TEXTS, min_size=3, max_size=3), max_size=2)
+CHILD_FIELDS = {"pid": INTS, "command": TEXTS, "status": st.none() | INTS}
 DETAILS_FIELDS = {"source": TEXTS, "arguments": ARRAYS, "results": ARRAYS, "mesh": TEXTS, "text": TEXTS}
 
 
@@ -106,6 +107,7 @@ VALUES = {
     ),
     "tuple[int, ...]": st.lists(INTS, max_size=3),
     "tuple[str, ...]": st.lists(TEXTS, max_size=2),
+    "tuple[ChildProcess, ...]": st.lists(st.fixed_dictionaries(CHILD_FIELDS), max_size=2),
     "Mapping[str, str]": st.dictionaries(TEXTS, TEXTS, max_size=2),
     "Mapping[str, int]": st.dictionaries(TEXTS, st.integers(), max_size=2),
     "Mapping[AgentId, str]": st.dictionaries(st.sampled_from(["0", "1", "7"]), TEXTS, max_size=2),
@@ -134,9 +136,10 @@ def messages_of(kind):
         values = {}
         for field in fields(kind):
             name, annotation = field.name, str(field.type)
-            values[name] = NAMED[name] if name in NAMED else VALUES.get(annotation, st.nothing())
             if name in ("rank", "agent"):
                 values[name] = st.just(rank)
+            else:
+                values[name] = NAMED[name] if name in NAMED else VALUES[annotation]
         content = st.fixed_dictionaries(values).map(lambda content: {"v": 1, "type": kind.__name__, **content})
         return st.tuples(st.just(rank), content)
 

@@ -49,9 +49,10 @@ def test_an_answer_belongs_to_its_call_and_contains_the_calls_made(serve, monkey
 
     def call(caller):
         caller.run(int, number=42)
-        return caller.reader.receive()
+        return caller.reader.receive(), caller.reader.receive()
 
-    answer = serve(call)
+    ended, answer = serve(call)
+    assert (ended.kind, ended.call) == (GangMessageKind.ENDED, 42)
     assert (answer.call, json.loads(answer.note)) == (42, {"0-3": 7})
 
 
