@@ -11,7 +11,6 @@ import json
 import os
 from collections.abc import MutableMapping
 from pathlib import Path
-from typing import Any
 
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.names import CHILD_OF, COORDINATOR_ADDRESS, INITIALIZE_IN_CHILD
@@ -47,9 +46,3 @@ def what_initialize_says(rank: int) -> str:
         f"{INITIALIZE_IN_CHILD} {rank}, which is a JAX process by itself; for a JAX job of its own, give it another "
         "coordinator_address"
     )
-
-
-def is_child() -> bool:
-    """Whether a rank's program has started this process, or forked it."""
-    told: Any = json.loads(os.environ.get(CHILD_OF, "null"))
-    return told is not None and told["pid"] != os.getpid()

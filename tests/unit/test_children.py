@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from jaxrun.protocol.children import is_child, is_rank
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.names import CHILD_OF, COORDINATOR_ADDRESS, INITIALIZE_IN_CHILD
 from jaxrun.records.output.noise import NoiseFilter
@@ -65,14 +66,11 @@ def test_the_directory_comes_first_on_pythonpath_and_once(before, after):
     assert environ["PYTHONPATH"] == f"{children.SITE}{after}"
 
 
-def test_the_rank_itself_is_no_child(monkeypatch):
-    monkeypatch.delenv(CHILD_OF, raising=False)
-    assert not children.is_child()
-    told = _environment_of_rank()[CHILD_OF]
-    monkeypatch.setenv(CHILD_OF, told)
-    assert not children.is_child()
-    monkeypatch.setenv(CHILD_OF, told.replace(f'"pid": {os.getpid()}', '"pid": 1'))
-    assert children.is_child()
+def test_the_rank_itself_is_no_child():
+    rank = _environment_of_rank(JAXRUN_RANK="1")
+    child = {**rank, CHILD_OF: rank[CHILD_OF].replace(f'"pid": {os.getpid()}', '"pid": 1')}
+    assert [is_rank(environ) for environ in ({}, {"JAXRUN_RANK": "1"}, rank, child)] == [False, True, True, False]
+    assert [is_child(environ) for environ in ({}, {"JAXRUN_RANK": "1"}, rank, child)] == [False, False, False, True]
 
 
 def test_the_screen_shows_once_for_each_rank_what_all_its_children_say():

@@ -28,12 +28,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxrun.protocol.children import is_child
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.flight_file import RESTORE, SNAPSHOT
 from jaxrun.protocol.message_tags import digest
 from jaxrun.protocol.names import JOB_ID
 from jaxrun.text import format_bytes, format_ranks
-from jaxrun_runtime import SnapshotError, checkpoints, children, joint_calls
+from jaxrun_runtime import SnapshotError, checkpoints, joint_calls
 from jaxrun_runtime.state_snapshots import checks, leaves, placement, structure, survey
 from jaxrun_runtime.state_snapshots.checks import Check, CheckResult
 from jaxrun_runtime.state_snapshots.host_memory import file_name, read_region
@@ -67,7 +68,7 @@ def snapshot(step: int, state: Any) -> None:
     is not equal; MemoryError if a host has less than they take (at most twice the state); RuntimeError if the snapshot
     before is not whole, as a rank could not write it.
     """
-    if JOB_ID in os.environ and not children.is_child():
+    if JOB_ID in os.environ and not is_child(os.environ):
         with joint_calls.JointCall(SNAPSHOT):
             _keeper().take(step, state)
     elif wrong := [*checks.step_number(step)[1], *leaves.examine(state, has_values=True).wrong]:
@@ -85,7 +86,7 @@ def restore(like: Any) -> RestoredState | None:
     If there are snapshots but none that is whole and fits, a line says why. Raises SnapshotError, on all ranks alike,
     if `like` has a leaf that cannot be one, or is not the same on all ranks; RuntimeError if a rank cannot read.
     """
-    if JOB_ID in os.environ and not children.is_child():
+    if JOB_ID in os.environ and not is_child(os.environ):
         with joint_calls.JointCall(RESTORE):
             return _keeper().restore(like)
     if wrong := leaves.examine(like, has_values=False).wrong:

@@ -26,7 +26,7 @@ from jaxrun.frontends.pytest_plugin.fixtures import (  # noqa: F401 (pytest find
     process_index,
     shared_tmp_path,
 )
-from jaxrun.protocol.names import RANK
+from jaxrun.protocol.children import is_rank
 from jaxrun.spec.backends import BACKENDS
 
 _GROUP_HELP = """\
@@ -103,7 +103,7 @@ def read_timeout(config: pytest.Config) -> float:
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> None:
     """Start the fork server of the gangs, which imports jax while pytest imports the module."""
     config = parent.config
-    elsewhere = hasattr(config, "workerinput") or find_rank_plugin(config) is not None or RANK in os.environ
+    elsewhere = hasattr(config, "workerinput") or find_rank_plugin(config) is not None or is_rank(os.environ)
     if not (elsewhere or config.option.no_gang or config.option.collectonly or _FORK_SERVER in config.stash):
         with contextlib.suppress(OSError):  # pytest or the first gang reports it
             if _MARK in module_path.read_bytes():

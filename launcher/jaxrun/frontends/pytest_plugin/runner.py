@@ -22,7 +22,7 @@ from jaxrun.frontends.pytest_plugin.rank_sessions import RankSessions
 from jaxrun.frontends.pytest_plugin.reports import ItemInfo, Report
 from jaxrun.frontends.pytest_plugin.run_loop import RunLoop
 from jaxrun.frontends.pytest_plugin.warm_gangs import WarmGangs
-from jaxrun.protocol.names import RANK
+from jaxrun.protocol.children import is_rank
 from jaxrun.protocol.pytest_messages import RecordedWarning, RunTest
 
 _DIRECTORY_NAME_LENGTH = 30  # characters of a test's name in the name of its shared directory
@@ -46,7 +46,7 @@ class Runner:
         info = ItemInfo(item.nodeid, item.location, tuple(item.keywords))
         if isinstance(spec, str):
             return reports.not_run_reports(info, spec)
-        if RANK in os.environ:
+        if is_rank(os.environ):
             return reports.not_run_reports(info, _IN_A_JOB)
         _cancel_pytest_timeout(item)
         key = self._gangs.key(item, spec)
