@@ -60,7 +60,8 @@ def started(
     mark = f"{_MARK}={uuid.uuid4().hex}"
     plugin = () if INSTALLED else ("-p", "jaxrun.frontends.pytest_plugin.plugin")
     if not with_hypothesis:
-        plugin += ("-p", "no:hypothesispytest")  # in each process, its import takes longer than all the rest
+        # Plugins of other packages that take longer to import than all the rest, or import numpy.
+        plugin += ("-p", "no:hypothesispytest", "-p", "no:jaxtyping")
     process = subprocess.Popen(
         [sys.executable, "-m", *launcher, "pytest", *plugin, "-p", "no:cacheprovider", "--junitxml=cases.xml", *words],
         cwd=tmp_path,
