@@ -4,6 +4,7 @@ import ast
 import functools
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -150,12 +151,29 @@ def test_packages_of_the_launcher_import_only_what_stands_below_them():
     assert wrong == []
 
 
+@pytest.mark.parametrize("package", ["controller", "node", "records", "analysis", "protocol"])
+def test_files_of_a_package_import_each_other_in_no_circle(package: str) -> None:
+    """Imports for type checkers only count as well."""
+    files = {_module(path): path for path in (_LAUNCHER / "jaxrun" / package).rglob("*.py")}
+    graph = {module: {name for name in _imported_modules(path) if name in files} for module, path in files.items()}
+    assert list(TopologicalSorter(graph).static_order())
+
+
 def test_frontends_import_the_public_surface_and_no_more():
     imported = {name for path in (_LAUNCHER / "jaxrun/frontends").rglob("*.py") for name in _imports(path)}
     below = {name for name in imported if name.split(".")[0] == "jaxrun" and not name.startswith("jaxrun.frontends")}
     below = {"jaxrun.protocol" if name.startswith("jaxrun.protocol.") else name for name in below}
     below = {name.removesuffix(".RUNTIME") for name in below}
     assert below == set(_PUBLIC_SURFACE)
+
+
+def _imported_modules(path: Path) -> set[str]:
+    """The modules that the file imports: of `from package import name` the module of this name, if it is one."""
+    names = set(_imports(path))
+    for node in ast.walk(_tree(path)):
+        if isinstance(node, ast.ImportFrom) and not node.level:
+            names |= {f"{node.module}.{alias.name}" for alias in node.names} & set(_MODULES)
+    return names - {_module(path)}
 
 
 def _imports(path: Path, *, types: bool = True) -> list[str]:

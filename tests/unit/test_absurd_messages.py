@@ -16,7 +16,7 @@ from jaxrun.analysis.verdict.verdict import to_json
 from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head
 from jaxrun.controller.head.head_state import TimeLimits
-from jaxrun.controller.supervisor.executor import Dispatcher
+from jaxrun.controller.supervisor.dispatcher import Dispatcher
 from jaxrun.errors import ProtocolError
 from jaxrun.node.channel.connection import AGENT_TO_HEAD
 from jaxrun.protocol.agent_messages import (

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
+from jaxrun.controller.supervisor.attempt_context import AttemptContext
 from jaxrun.controller.supervisor.connections import AgentConnection, AgentConnections
 from jaxrun.controller.supervisor.host_watches import HostWatches
 from jaxrun.errors import ProtocolError
@@ -28,9 +28,6 @@ from jaxrun.protocol.agent_messages import (
 )
 from jaxrun.records.event_log.events import AgentTurnedAway, BadMessage, PeersDropped, check_event
 from jaxrun.text import format_ranks
-
-if TYPE_CHECKING:
-    from jaxrun.controller.supervisor.attempts import AttemptContext
 
 OnMessage = Callable[[AgentId, AgentConnection, AgentToHead], None]
 OnLost = Callable[[AgentId, AgentConnection], None]

@@ -11,9 +11,8 @@ verdict/decide.py makes the verdict and the exit code of the last one's outcome.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from jaxrun.analysis.diagnosis.outcome import JobOutcome
@@ -24,7 +23,8 @@ from jaxrun.clock import Clock
 from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head
 from jaxrun.controller.head.head_state import TimeLimits
-from jaxrun.controller.supervisor.executor import Dispatcher
+from jaxrun.controller.supervisor.attempt_context import AttemptContext, Supervision
+from jaxrun.controller.supervisor.dispatcher import Dispatcher
 from jaxrun.controller.supervisor.job_report import describe_restart, open_output, report_verdict
 from jaxrun.controller.supervisor.parent_link import ParentLink
 from jaxrun.controller.supervisor.terminal import Terminal, why_no_terminal
@@ -38,7 +38,6 @@ from jaxrun.protocol.env import attempt_nonce
 from jaxrun.protocol.shared_memory import remove_all_of_job
 from jaxrun.records.event_log.event_log import LoggedEvent
 from jaxrun.records.event_log.events import AttemptEnded, AttemptStarted
-from jaxrun.records.output.output import Output
 from jaxrun.records.output.screen import HeldScreen
 from jaxrun.records.rundir.rundir import RunDir
 from jaxrun.spec.job.plan import Plan
@@ -47,34 +46,6 @@ if TYPE_CHECKING:
     from jaxrun.controller.head.agent_registry import AgentRegistry
     from jaxrun.controller.supervisor.local import LocalAgent
     from jaxrun.controller.supervisor.remote import RemoteAgents
-
-
-@dataclass(frozen=True, slots=True)
-class Supervision:
-    """What all attempts of a job share; `clock` returns seconds since the epoch."""
-
-    environ: Mapping[str, str]
-    directory: RunDir
-    output: Output
-    signals: SignalPipe
-    clock: Callable[[], float]
-    guard: Guard
-    terminal: Terminal
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptContext(Supervision):
-    """What the agents work with during one attempt.
-
-    plan:      of this attempt
-    log_dir:   where its logs and flight recorders go, None for nowhere
-    parent:    the process that the launcher works for, if it is one that says more than by signals
-    """
-
-    plan: Plan
-    log_dir: Path | None
-    dispatcher: Dispatcher
-    parent: ParentLink | None
 
 
 def run_attempts(

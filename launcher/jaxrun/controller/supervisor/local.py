@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
 from jaxrun.analysis.verdict.restarts import Stop
+from jaxrun.controller.supervisor.attempt_context import AttemptContext
 from jaxrun.controller.supervisor.executor import Executor
 from jaxrun.node.agent.agent import Agent
 from jaxrun.node.agent.process_tree import kill_all
@@ -24,7 +25,6 @@ from jaxrun.records.rundir.rundir import RunDir
 from jaxrun.spec.job.plan import Plan
 
 if TYPE_CHECKING:
-    from jaxrun.controller.supervisor.attempts import AttemptContext
     from jaxrun.node.agent.gpus import GpuMemory
 
 

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from jaxrun.controller.supervisor.attempt_context import AttemptContext
 from jaxrun.controller.supervisor.connections import AgentConnections
 from jaxrun.controller.supervisor.launch_process import LaunchProcess
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import AgentSignalled, StartFailed
 from jaxrun.records.event_log.events import AgentLost, Event
-
-if TYPE_CHECKING:
-    from jaxrun.controller.supervisor.attempts import AttemptContext
 
 EXIT_GRACE_S = 0.05  # wait for the launch command's exit status before the agent that vanished is blamed
 LONG_EXIT_GRACE_S = 0.5  # the same where it may be ending those that it has started, before itself

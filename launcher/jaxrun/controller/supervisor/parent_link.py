@@ -16,7 +16,7 @@ import signal
 from collections.abc import Mapping
 from typing import Any
 
-from jaxrun.controller.supervisor.executor import Dispatcher
+from jaxrun.controller.supervisor.dispatcher import Dispatcher
 from jaxrun.errors import UsageError
 from jaxrun.protocol.names import CONTROL_FD
 from jaxrun.records.event_log.actions import Action, PrintLine

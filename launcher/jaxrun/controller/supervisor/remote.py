@@ -14,6 +14,7 @@ from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
 from jaxrun.analysis.verdict.restarts import Stop
 from jaxrun.controller.head.agent_registry import AgentRegistry
 from jaxrun.controller.head.worker_assignment import Told
+from jaxrun.controller.supervisor.attempt_context import AttemptContext
 from jaxrun.controller.supervisor.engine_commands import EngineCommands
 from jaxrun.controller.supervisor.executor import Executor
 from jaxrun.controller.supervisor.host_search import HostSearch
@@ -40,7 +41,6 @@ from jaxrun.spec.job.plan import Plan
 from jaxrun.terminal import print_notice
 
 if TYPE_CHECKING:
-    from jaxrun.controller.supervisor.attempts import AttemptContext
     from jaxrun.controller.supervisor.staging import Staged
 
 

@@ -7,18 +7,15 @@ MPI_Init in the real ranks would wait for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from jaxrun.controller.head.agent_registry import AgentRegistry
+from jaxrun.controller.supervisor.attempt_context import AttemptContext
 from jaxrun.controller.supervisor.connections import AgentConnections
 from jaxrun.controller.supervisor.launch_process import LaunchProcess
 from jaxrun.errors import JaxrunError, NotUniformError, UnavailableError
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import AgentReport, StartWorkers
 from jaxrun.records.event_log.events import SpareLost, SpareReported
-
-if TYPE_CHECKING:
-    from jaxrun.controller.supervisor.attempts import AttemptContext
 
 
 class SpareAgents:
