@@ -102,7 +102,7 @@ class Relay:
 
 
 def frame(name: str, **content: object) -> bytes:
-    body = json.dumps({"v": 1, "type": name, **content}).encode()
+    body = json.dumps({"v": 2, "type": name, **content}).encode()
     return struct.pack("!I", len(body)) + body
 
 

@@ -27,7 +27,7 @@ from jaxrun.protocol.agent_messages import (
     WorkerExited,
     WorkerSpawned,
 )
-from jaxrun.protocol.codec import MessageDecoder, encode
+from jaxrun.protocol.codec import FRAME_VERSION, MessageDecoder, encode
 from jaxrun.protocol.probe_messages import FabricFacts, Gpus, Machine
 from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, ProgramDetailsRequest, RankQuery, RankReply
 from jaxrun.protocol.worker_messages import CoordinatorReady, Done
@@ -140,7 +140,9 @@ def messages_of(kind):
                 values[name] = st.just(rank)
             else:
                 values[name] = NAMED[name] if name in NAMED else VALUES[annotation]
-        content = st.fixed_dictionaries(values).map(lambda content: {"v": 1, "type": kind.__name__, **content})
+        content = st.fixed_dictionaries(values).map(
+            lambda content: {"v": FRAME_VERSION, "type": kind.__name__, **content}
+        )
         return st.tuples(st.just(rank), content)
 
     return RANKS.flatmap(one)

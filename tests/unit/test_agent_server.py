@@ -37,7 +37,7 @@ from jaxrun.protocol.agent_messages import (
     WorkerExited,
 )
 from jaxrun.protocol.auth import ClientHandshake
-from jaxrun.protocol.codec import encode
+from jaxrun.protocol.codec import FRAME_VERSION, encode
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.probe_messages import Machine
 from jaxrun.protocol.snapshot_messages import RankReply
@@ -225,7 +225,7 @@ def test_of_two_connections_of_an_agent_that_counts_on_which_it_speaks(server, u
 
 NONSENSE = {
     "no JSON": (struct.pack("!I", 1) + b"{", "a frame is not JSON"),
-    "an unknown type": (frame({"v": 1, "type": "Shell", "command": "true"}), "of no known type"),
+    "an unknown type": (frame({"v": FRAME_VERSION, "type": "Shell", "command": "true"}), "of no known type"),
     "a giant": (struct.pack("!I", 2**32 - 1), "announces 4294967295 bytes"),
     "the end of another rank": (encode(Done(0, 1.0)), "a Done for another rank than 1, its own"),
     "another rank's calls": (encode(RankReply(0, 7)), "a RankReply for another rank than 1"),

@@ -35,7 +35,7 @@ from jaxrun.node.channel.listener import listen_on_tcp
 from jaxrun.protocol import auth
 from jaxrun.protocol.addresses import Address
 from jaxrun.protocol.auth import ChallengeResponse, Rejected, Welcome
-from jaxrun.protocol.codec import encode
+from jaxrun.protocol.codec import FRAME_VERSION, encode
 from jaxrun.records.event_log.events import PeersDropped
 
 LOOPBACK_6 = HostAddress("lo", "::1")
@@ -52,7 +52,7 @@ STRANGERS = {
     "a giant": struct.pack("!I", 2**32 - 1),
     "a frame too long by one": struct.pack("!I", 4097),
     "no JSON": frame(b"hello"),
-    "a message of later": frame({"v": 1, "type": "Done", "rank": 0, "time": 0.0}),
+    "a message of later": frame({"v": FRAME_VERSION, "type": "Done", "rank": 0, "time": 0.0}),
     "a message of the head's": encode(Welcome("")),
     "a proof that is none": encode(ChallengeResponse(0, "n", "p")),
     "a rank that is none": encode(ChallengeResponse(-(10**400), "n", "p")),

@@ -19,6 +19,7 @@ from jaxrun.analysis.diagnosis.snapshot import Overview, Snapshot
 from jaxrun.errors import ProtocolError
 from jaxrun.node.channel.connection import AGENT_TO_HEAD, HEAD_TO_AGENT
 from jaxrun.protocol import auth
+from jaxrun.protocol.agent_messages import OutputChunk
 from jaxrun.protocol.codec import FRAME_VERSION, MAX_FRAME_BYTES, MessageDecoder, encode, message_types
 from jaxrun.protocol.flight import (
     CallTiming,
@@ -134,7 +135,7 @@ def test_no_message_type_is_accepted_in_the_wrong_direction():
         strange = next(kind for kind in KINDS if kind not in known.values() and fields(kind))
         example = {field.name: 0 for field in fields(strange)}
         with pytest.raises(ProtocolError, match="of no known type"):
-            MessageDecoder(known).feed(frame({"v": 1, "type": strange.__name__, **example}))
+            MessageDecoder(known).feed(frame({"v": FRAME_VERSION, "type": strange.__name__, **example}))
 
 
 def test_every_message_of_the_worker_passes_through_the_agent():
@@ -170,6 +171,12 @@ def of_type(kind, **content):
     return {"v": FRAME_VERSION, "type": kind, **content}
 
 
+def with_bytes(size, said=5):
+    """The body of a frame with so many bytes, of which its JSON says something."""
+    content = of_type("OutputChunk", rank=0, stream="out", data={"\0": said})
+    return json.dumps(content).encode() + bytes(1 + size)
+
+
 ANSWER = {"number": 0, "nonce": "", "proof": "", "purpose": "join"}
 REFUSED = [
     (b"GET / HTTP/1.1", "not JSON"),
@@ -191,6 +198,9 @@ REFUSED = [
     (of_type("ChallengeResponse", number=0, nonce=""), "ChallengeResponse lacks its field proof"),
     (of_type("ChallengeResponse", **ANSWER | {"number": "0"}), "ChallengeResponse.number must be of type int, not '0'"),
     (of_type("ChallengeResponse", **ANSWER | {"proof": None}), "ChallengeResponse.proof must be of type str, not None"),
+    (with_bytes(4), "4 bytes behind its JSON, which says 5"),
+    (with_bytes(6, -1), "says -1"),
+    (with_bytes(6, [0]), "6 bytes behind its JSON, which says .0."),
     (of_type("Join"), "Join lacks its field address"),
     (of_type("Join", address=1), "Join.address must be of type str, not 1"),
     (of_type("Done", rank=True, time=1), "Done.rank must be of type int, not True"),
@@ -290,3 +300,9 @@ def test_of_a_group_that_no_job_can_have_only_the_ranks_of_the_job_are_listed(te
         assert tracemalloc.get_traced_memory()[1] < 2**20
     finally:
         tracemalloc.stop()
+
+
+def test_bytes_travel_as_they_are():
+    chunk = OutputChunk(0, "out", bytes(range(256)) * 256)
+    assert len(encode(chunk)) < len(chunk.data) + 100
+    assert MessageDecoder(ALL).feed(encode(chunk)) == [chunk]

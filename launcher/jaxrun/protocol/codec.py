@@ -1,13 +1,16 @@
 """Messages as bytes: a length of four bytes (big-endian), then JSON {"v": version, "type": class name, ...fields}.
 
-A message is a frozen dataclass. Its fields are int, float, bool, str, bytes (as base64), string enums, dataclasses of
-these (as objects), tuples of these (as lists), mappings from strings, ranks or agents to these (as objects), each of
+The bytes of a message's fields follow its JSON as they are, in their order and behind a zero byte, which JSON never
+contains. In the JSON, {"\\u0000": size} stands for each.
+
+A message is a frozen dataclass. Its fields are int, float, bool, str, bytes, string enums, dataclasses of these (as
+objects), tuples of these (as lists), mappings from strings, ranks or agents to these (as objects), each of
 them optional (as null), and what has its own `to_content` and `from_content`. A field of type Any is whatever JSON has.
 A field with the metadata ANY_MESSAGE holds a message of any type of a union, which is written with its own "type".
 
 No pickle, nothing is evaluated, a frame has a maximal length, and every field is checked against its annotation: bytes
 that a stranger sends end in a ProtocolError that says what was wrong with them. Files of JSON are written and read in
-the same way: `json.dumps(value, default=to_content)` and `from_content`.
+the same way, but for bytes, which are base64 there: `json.dumps(value, default=to_content)` and `from_content`.
 """
 
 from __future__ import annotations
@@ -28,9 +31,11 @@ from jaxrun.errors import ProtocolError
 if TYPE_CHECKING:
     from .message_tags import Tags  # whose imports a worker's start need not pay for
 
-FRAME_VERSION = 1
+FRAME_VERSION = 2
 MAX_FRAME_BYTES = 4 * 2**20
 _LENGTH = struct.Struct("!I")
+_SEPARATOR = b"\0"
+_ATTACHED = "\0"
 _RANK = re.compile(r"[0-9]{1,9}")
 ANY_MESSAGE = {"any message": True}
 
@@ -46,7 +51,17 @@ def encode(message: Any) -> bytes:
     """Return the frame of a message. Raises ProtocolError if it is longer than a frame may be."""
     kind = type(message).__name__
     content = {"v": FRAME_VERSION, "type": kind, **field_values(message)}
-    body = _ENCODER.encode(content).encode()
+    attached: list[bytes] = []
+
+    def attach(value: Any) -> Any:
+        if not isinstance(value, bytes):
+            return to_content(value)
+        attached.append(value)
+        return {_ATTACHED: len(value)}
+
+    body = json.JSONEncoder(default=attach, separators=(",", ":")).encode(content).encode()
+    if attached:
+        body = b"".join((body, _SEPARATOR, *attached))
     if len(body) > MAX_FRAME_BYTES:
         raise ProtocolError(f"a {kind} message of {len(body)} bytes is longer than {MAX_FRAME_BYTES}")
     return _LENGTH.pack(len(body)) + body
@@ -79,9 +94,6 @@ def to_content(value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
     return value.to_content() if hasattr(value, "to_content") else field_values(value)
-
-
-_ENCODER = json.JSONEncoder(default=to_content, separators=(",", ":"))
 
 
 class MessageDecoder(Generic[M]):
@@ -128,8 +140,21 @@ class MessageDecoder(Generic[M]):
 
 
 def _parse(body: bytes, kinds: Mapping[str, type[M]]) -> M:
+    text, separator, attached = body.partition(_SEPARATOR)
+    end = 0
+
+    def detach(value: dict[str, Any]) -> Any:
+        nonlocal end
+        if value.keys() != {_ATTACHED}:
+            return value
+        size = value[_ATTACHED]
+        if type(size) is not int or not 0 <= size <= len(attached) - end:
+            raise ProtocolError(f"a frame has {len(attached)} bytes behind its JSON, which says {size!r:.80}")
+        end += size
+        return attached[end - size : end]
+
     try:
-        content = json.loads(body)
+        content = json.loads(text, object_hook=detach if separator else None)
     except (ValueError, RecursionError):
         raise ProtocolError(f"a frame is not JSON: {body[:80]!r}") from None
     if not isinstance(content, dict) or content.pop("v", None) != FRAME_VERSION:
@@ -228,6 +253,6 @@ _READERS: dict[Any, Reader] = {
     bool: functools.partial(_expect, bool),
     str: functools.partial(_expect, str),
     float: lambda value: float(value if type(value) is float else _expect(int, value)),
-    bytes: lambda value: base64.b64decode(_expect(str, value), validate=True),
+    bytes: lambda value: value if type(value) is bytes else base64.b64decode(_expect(str, value), validate=True),
     Any: lambda value: value,
 }
