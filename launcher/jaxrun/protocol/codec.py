@@ -51,6 +51,20 @@ def encode(message: Any) -> bytes:
     """Return the frame of a message. Raises ProtocolError if it is longer than a frame may be."""
     kind = type(message).__name__
     content = {"v": FRAME_VERSION, "type": kind, **field_values(message)}
+    try:
+        body = _ENCODER.encode(content).encode()
+    except _BytesFound:
+        body = _encode_with_bytes(content)
+    if len(body) > MAX_FRAME_BYTES:
+        raise ProtocolError(f"a {kind} message of {len(body)} bytes is longer than {MAX_FRAME_BYTES}")
+    return _LENGTH.pack(len(body)) + body
+
+
+class _BytesFound(Exception):
+    """A message holds bytes, which follow its JSON."""
+
+
+def _encode_with_bytes(content: dict[str, Any]) -> bytes:
     attached: list[bytes] = []
 
     def attach(value: Any) -> Any:
@@ -59,24 +73,23 @@ def encode(message: Any) -> bytes:
         attached.append(value)
         return {_ATTACHED: len(value)}
 
-    body = json.JSONEncoder(default=attach, separators=(",", ":")).encode(content).encode()
-    if attached:
-        body = b"".join((body, _SEPARATOR, *attached))
-    if len(body) > MAX_FRAME_BYTES:
-        raise ProtocolError(f"a {kind} message of {len(body)} bytes is longer than {MAX_FRAME_BYTES}")
-    return _LENGTH.pack(len(body)) + body
+    text = json.JSONEncoder(default=attach, separators=(",", ":")).encode(content)
+    return b"".join((text.encode(), _SEPARATOR, *attached))
 
 
 def field_values(value: Any) -> dict[str, Any]:
-    return {
-        name: _typed_content(getattr(value, name)) if is_message else getattr(value, name)
-        for name, is_message in _field_names(type(value))  # type: ignore[arg-type]
-    }
+    names, messages = _field_names(type(value))  # type: ignore[arg-type]
+    values = {name: getattr(value, name) for name in names}
+    for name in messages:
+        values[name] = _typed_content(values[name])
+    return values
 
 
 @functools.cache
-def _field_names(kind: type[Any]) -> tuple[tuple[str, bool], ...]:
-    return tuple((each.name, _holds_any_message(each)) for each in fields(kind))
+def _field_names(kind: type[Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of all fields, and of those that hold a message of any type."""
+    found = fields(kind)
+    return tuple(each.name for each in found), tuple(each.name for each in found if _holds_any_message(each))
 
 
 def _holds_any_message(field: Field[Any]) -> bool:
@@ -94,6 +107,15 @@ def to_content(value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
     return value.to_content() if hasattr(value, "to_content") else field_values(value)
+
+
+def _to_content_without_bytes(value: Any) -> Any:
+    if isinstance(value, bytes):
+        raise _BytesFound
+    return to_content(value)
+
+
+_ENCODER = json.JSONEncoder(default=_to_content_without_bytes, separators=(",", ":"))
 
 
 class MessageDecoder(Generic[M]):
