@@ -55,6 +55,10 @@ def test_a_spec_becomes_a_job(spec, expected):
 SIZES = [(name, value) for name in ("processes", "devices", "hosts") for value in (0, -1, True, 1.0, "2")]
 REFUSED = [
     *(({name: value}, f"{name} of a gang must be a whole number from 1, not {value!r}") for name, value in SIZES),
+    *(
+        ({"env": {name: "x"}}, f"must not be empty, nor contain '=': env of a gang has '{name}'")
+        for name in ("", "A=B")
+    ),
     *(({"env": env}, r"env of a gang must map names to strings, not \{") for env in ({"A": 1}, {2: "x"}, {"A": None})),
     *(({"options": options}, "options of a gang") for options in ("--env 'A", ["--grace", 5], 5)),
 ]

@@ -39,8 +39,12 @@ _REMOVED_PLUGINS = ("terminal", "faulthandler")  # they report to a terminal, or
 _MARKS_ONLY_PLUGINS = ("rerunfailures", "timeout")
 
 
-def run_session(settings: SessionSettings) -> tuple[int, str]:
-    """Run tests until the parent ends the call. Returns pytest's exit status and its internal error, "" if none."""
+def run_session(settings: SessionSettings) -> tuple[int, str, str]:
+    """Run tests until the parent ends the call.
+
+    Returns pytest's exit status, its internal error, and the KeyboardInterrupt or pytest.exit() that has ended it;
+    "" where there is none.
+    """
     parent = calls.current_call()
     sys.path[:] = settings.path
     with _measure_coverage(settings.coverage, settings.environ):
@@ -49,7 +53,7 @@ def run_session(settings: SessionSettings) -> tuple[int, str]:
         plugin = RankPlugin(config, parent, settings, shares_files)
         config.pluginmanager.register(plugin, RANK_PLUGIN)
         status = config.hook.pytest_cmdline_main(config=config)
-    return int(status or 0), plugin.internal_error
+    return int(status or 0), plugin.internal_error, plugin.interruption
 
 
 def _configure(settings: SessionSettings, parent: CallerConnection, shares_files: bool) -> pytest.Config:
@@ -83,6 +87,7 @@ class RankPlugin:
     shared:          the running test's directory for shared_tmp_path
     shares_files:    whether this rank sees the parent's temporary files
     internal_error:  pytest's, as text; empty without one
+    interruption:    the KeyboardInterrupt or pytest.exit() that has ended the session, as text; empty without one
     """
 
     def __init__(
@@ -92,6 +97,7 @@ class RankPlugin:
         self.shared = ""
         self.shares_files = shares_files
         self.internal_error = ""
+        self.interruption = ""
         self._config = config
         self._parent = parent
         self._settings = settings
@@ -188,6 +194,12 @@ class RankPlugin:
     def pytest_internalerror(self, excrepr: Any) -> bool:
         self.internal_error = str(excrepr)
         return True  # pytest need not print it
+
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        error = excinfo.value
+        self.interruption = (
+            f"pytest.exit({error.msg!r})" if isinstance(error, pytest.exit.Exception) else excinfo.exconly()
+        )
 
 
 def _redirect_capture(plugins: Any, path: str) -> tuple[str, str] | None:

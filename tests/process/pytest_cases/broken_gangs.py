@@ -48,6 +48,21 @@ def test_ends_its_process(gang):
 
 
 @two
+def test_leaves_as_if_all_were_well():
+    os._exit(0)
+
+
+@two
+def test_calls_pytest_exit():
+    pytest.exit("no more")
+
+
+@two
+def test_is_interrupted():
+    raise KeyboardInterrupt
+
+
+@two
 def test_is_out_of_step(gang):
     collective()
     if gang.rank == 1:

@@ -38,7 +38,7 @@ class WorkerDied(GangError):
 
     rank, host:  of the rank that died first; `ranks`: all that died in the same way
     signal:      the signal that killed it, or None
-    status:      its exit status as a shell shows it: 128 + the number of the signal
+    status:      its exit status as a shell shows it: 128 + the number of the signal; 0 after os._exit(0)
     """
 
     def __init__(self, text: str, ranks: Sequence[int], hosts: Mapping[int, str], status: int) -> None:
@@ -46,7 +46,7 @@ class WorkerDied(GangError):
         self.ranks = tuple(ranks)
         self.rank = self.ranks[0] if self.ranks else None
         self.host = hosts.get(self.rank, "") if self.rank is not None else ""
-        self.status = self.exit_code = status
+        self.status, self.exit_code = status, status or 1
         self.signal: signals.Signals | int | None = None
 
     @classmethod

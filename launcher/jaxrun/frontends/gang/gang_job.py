@@ -210,7 +210,7 @@ class GangJob:
             f"{which} of this gang ended with os._exit(0) (exit status 0, no exception), which also loses what "
             "they knew; a function that a gang runs should return, or raise"
         )
-        return WorkerDied(text, sorted(quiet), hosts, 1)
+        return WorkerDied(text, sorted(quiet), hosts, 0)
 
     def shut_down(self) -> None:
         """Let the ranks end by themselves, and with them the job."""

@@ -38,6 +38,8 @@ class GangSpec:
         env = dict(self.env or {})
         if not all(isinstance(part, str) for pair in env.items() for part in pair):
             raise UsageError(f"env of a gang must map names to strings, not {env!r}")
+        if wrong := [name for name in env if not name or "=" in name]:
+            raise UsageError(f"a variable's name must not be empty, nor contain '=': env of a gang has {wrong[0]!r}")
         object.__setattr__(self, "env", env)
         object.__setattr__(self, "options", split_options(self.options))
         if self.run_dir is not None:

@@ -141,7 +141,7 @@ class RankSessions:
                     if captured is not None:
                         self._captured[rank] = captured
                 case Returned(rank) as returned:
-                    raise SessionError(f"on rank {rank} pytest did not start:\n{session_error(returned)}")
+                    raise SessionError(f"on rank {rank} pytest did not start:\n{why_session_ended(returned)}")
                 case Disconnected():
                     raise SessionError(f"while pytest started, a rank ended:\n{self.call.explain_death()}")
                 case LauncherOutput() as output:
@@ -155,8 +155,16 @@ def session_error(returned: Returned) -> str:
     """The error with which a rank's session has ended; empty if it ended well."""
     if returned.error is not None:
         return returned.error.traceback or f"{returned.error.error}: {returned.error.message}"
-    _, internal_error = returned.value()
+    _, internal_error, _ = returned.value()
     return str(internal_error)
+
+
+def why_session_ended(returned: Returned) -> str:
+    """Why a rank's session has ended before the parent ended it."""
+    if error := session_error(returned):
+        return error
+    _, _, interruption = returned.value()
+    return f"its pytest session was ended by {interruption}" if interruption else "its pytest session has ended"
 
 
 # ---- the settings

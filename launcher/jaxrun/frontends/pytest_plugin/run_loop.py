@@ -21,7 +21,7 @@ from jaxrun.analysis.verdict.stack_text import find_place
 from jaxrun.frontends.gang.call_events import Disconnected, LauncherOutput, Printed, RankMessage, Returned
 from jaxrun.frontends.gang.exceptions import WorkerDied
 from jaxrun.frontends.pytest_plugin.rank_results import PhaseState, RankResult, RunResult
-from jaxrun.frontends.pytest_plugin.rank_sessions import RankSessions, session_error
+from jaxrun.frontends.pytest_plugin.rank_sessions import RankSessions, why_session_ended
 from jaxrun.frontends.pytest_plugin.run_state import RunState
 from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.pytest_messages import RecordedWarning, RunTest
@@ -154,7 +154,7 @@ class RunLoop:
             case Disconnected(rank):
                 self._state.handle_disconnect(rank, now)
             case Returned(rank):
-                self._state.handle_disconnect(rank, now, session_error(event) or "its pytest session has ended")
+                self._state.handle_disconnect(rank, now, why_session_ended(event))
 
     # ---- the result
 
