@@ -1,5 +1,6 @@
 """What a rank's children are told, and which of their calls of jax.distributed.initialize mean a job of their own."""
 
+import ast
 import importlib.util
 import json
 import os
@@ -80,3 +81,14 @@ def test_the_screen_shows_once_for_each_rank_what_all_its_children_say():
     assert screen.remove(b"a\n" + line + b"b\n" + line) == b"a\n" + line + b"b\n"
     assert screen.remove(line) == b""
     assert NoiseFilter().remove(line) == line
+
+
+def test_the_childs_side_is_python_3_6():
+    """A Python that cannot read it prints an error each time it starts, and leaves the user's sitecustomize out."""
+    tree = ast.parse((children.SITE / "sitecustomize.py").read_text(), feature_version=(3, 7))
+    futures = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    arguments = [argument for node in functions for argument in ast.walk(node.args) if isinstance(argument, ast.arg)]
+    evaluated = [node.returns for node in functions] + [argument.annotation for argument in arguments]
+    assert futures == []
+    assert [ast.unparse(node) for node in evaluated if isinstance(node, ast.BinOp | ast.Subscript)] == []

@@ -9,11 +9,10 @@ a sitecustomize. That reaches subprocesses, multiprocessing's spawn and forkserv
 trace in the Python environment, as a .pth file would be, nor JAX. It does not reach a Python that ignores PYTHONPATH
 (-I, -E), or one that is started with another PYTHONPATH.
 
-This file stands alone: the child may run another Python, without jaxrun. It costs a child that imports no jax 0.1 ms. A
-sitecustomize of the user's own runs after it, as if this one were not there.
+This file stands alone: the child may run another Python, without jaxrun. Tools of an older system run Python 3.6, so
+nothing here is newer, not even in annotations. It costs a child that imports no jax 0.1 ms. A sitecustomize of the
+user's own runs after it, as if this one were not there.
 """
-
-from __future__ import annotations
 
 import os
 import sys
@@ -34,19 +33,20 @@ _is_told = False
 class _Watch:
     """A finder that guards jax.distributed.initialize once that module is imported; finds nothing else."""
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+    def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "ModuleSpec | None":
         if name != _PUBLIC:
             return None
         others = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
-        spec = next((found for finder in others if (found := finder.find_spec(name, path, target))), None)
+        specs = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((found for found in specs if found), None)
         loader: Any = getattr(spec, "loader", None)
         if hasattr(loader, "exec_module"):
             loader.exec_module = _guarding(loader.exec_module)
         return spec
 
 
-def _guarding(execute: Callable[[Any], None]) -> Callable[[Any], None]:
-    def exec_module(module: Any) -> None:
+def _guarding(execute: "Callable[[Any], None]") -> "Callable[[Any], None]":
+    def exec_module(module: "Any") -> None:
         execute(module)
         original = module.initialize
         module.initialize = guard_initialize(original)
@@ -57,14 +57,14 @@ def _guarding(execute: Callable[[Any], None]) -> Callable[[Any], None]:
     return exec_module
 
 
-def guard_initialize(original: Callable[..., None]) -> Callable[..., None]:
+def guard_initialize(original: "Callable[..., None]") -> "Callable[..., None]":
     """Return what stands for jax.distributed.initialize in a child, `original` in all other processes."""
     import functools
     import inspect
     import json
 
     @functools.wraps(original)
-    def initialize(*args: Any, **kwargs: Any) -> None:
+    def initialize(*args: "Any", **kwargs: "Any") -> None:
         parent = json.loads(os.environ.get(_CHILD_OF, "null"))
         if parent is None or parent["pid"] == os.getpid():
             original(*args, **kwargs)
@@ -81,7 +81,7 @@ def guard_initialize(original: Callable[..., None]) -> Callable[..., None]:
     return initialize
 
 
-def is_own_job(address: str | None, environ: Mapping[str, str], parent: Mapping[str, Any]) -> bool:
+def is_own_job(address: "str | None", environ: "Mapping[str, str]", parent: "Mapping[str, Any]") -> bool:
     """Return whether a child's call of initialize means a JAX job of its own, rather than the rank's.
 
     address:  the argument coordinator_address, or None
