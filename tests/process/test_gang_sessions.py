@@ -167,6 +167,47 @@ def test_a_fork_of_it_has_no_gang_and_ends_none(session):
 
 
 @pytest.mark.extended
+def test_a_child_that_multiprocessing_spawns_may_have_a_gang_for_functions_of_the_main_file(session):
+    out, err = session("""
+        import multiprocessing
+
+        class Trouble(Exception):
+            pass
+
+        def fail():
+            raise Trouble(rank())
+
+        def use_a_gang():
+            with jaxrun.Gang(processes=1) as gang:
+                try:
+                    gang.run(fail)
+                except Trouble as error:
+                    print(error, gang.run(rank), flush=True)
+
+        if __name__ == "__main__":
+            child = multiprocessing.get_context("spawn").Process(target=use_a_gang)
+            child.start()
+            child.join()
+            print(child.exitcode)
+    """).end()
+    assert (out.splitlines(), err) == (["0 (0,)", "0"], "")
+
+
+@pytest.mark.extended
+def test_one_that_is_started_in_a_directory_that_has_been_deleted_says_so(session):
+    out, err = session("""
+        os.mkdir("gone")
+        os.chdir("gone")
+        os.rmdir("../gone")
+        try:
+            jaxrun.Gang(processes=1)
+        except Exception as error:
+            print(error)
+    """).end()
+    assert (out, err) == ("the working directory has been deleted; go to one that is there: cd DIRECTORY\n", "")
+
+
+@pytest.mark.extended
 def test_a_rank_may_have_a_gang_of_its_own(session):
     out, _ = session("""
         from unittest import mock

@@ -39,6 +39,13 @@ def test_what_a_launch_command_has_said_stays_whole_where_the_job_is_started_aga
     assert describe_restart(verdict, Restart(3), None) == wanted
 
 
+def test_of_a_rank_that_crashed_no_line_of_its_stack_passes_for_its_error():
+    stack = 'Stack (most recent call last):\n  File "train.py", line 3, in <module>\n'
+    verdict = Verdict("killed", 134, {}, headline="rank 1 of 2 was aborted by SIGABRT (6).", traceback=stack)
+    wanted = "jaxrun: attempt 1 of 3 failed: rank 1 of 2 was aborted by SIGABRT (6); restarting"
+    assert describe_restart(verdict, Restart(3), None) == wanted
+
+
 class StuckOutput:
     """An Output whose terminal has received everything at the call of `close` with this number."""
 

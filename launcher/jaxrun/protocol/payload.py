@@ -26,6 +26,7 @@ _ALIGNMENT = 64
 _MMAP_NEEDS_NO_DESCRIPTOR: bool = sys.version_info >= (3, 13)
 _MMAP_WITHOUT_DESCRIPTOR: dict[str, Any] = {"trackfd": False}
 _CLOUDPICKLE_FILE_NAME = "<dynamic-code>"  # of all code that cloudpickle 3.1.3 pickles
+_MAIN_OF_SPAWNED = "__mp_main__"  # the main file in a child of multiprocessing's spawn; no other process can import it
 Reduce = Callable[[Any], Any]
 
 
@@ -107,6 +108,9 @@ def dump(value: Any, *, share: bool, reduce: Reduce | None = None, file: OwnedDe
 @functools.cache
 def _pickler() -> Any:
     import cloudpickle  # 24 ms, which a rank that is never sent a function need not pay
+
+    if _MAIN_OF_SPAWNED in sys.modules:
+        cloudpickle.register_pickle_by_value(sys.modules[_MAIN_OF_SPAWNED])
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         reduce_first: Reduce | None = None

@@ -72,6 +72,7 @@ def describe_restart(verdict: Verdict, restart: Restart, run_dir: Path | None, n
     if verdict.outcome == EndReason.GROWN:
         text = f"attempt {verdict.attempt} is over: {verdict.headline}; starting on more hosts"
     last = verdict.traceback.rstrip("\n").rpartition("\n")[2]
+    last = "" if last.lstrip().startswith('File "') else last  # the stack of a rank that crashed ends with no error
     where = f"its log: {run_dir / verdict.log}" if run_dir is not None and verdict.log else ""
     more = "; ".join(filter(None, (last, where, *news)))
     return f"jaxrun: {text}" + (f"\n  {more}" if more else "")

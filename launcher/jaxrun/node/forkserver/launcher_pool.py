@@ -21,6 +21,7 @@ from jaxrun.protocol.codec import encode
 from jaxrun.protocol.forkserver_messages import ForkDeclined, ForkServerMessageDecoder, LauncherStarted, StartLauncher
 from jaxrun.protocol.names import SHUTDOWN_BYTE
 from jaxrun.spec.job.environment import interpreter_variables
+from jaxrun.spec.job.program import working_directory
 
 _RECEIVE_BYTES = 65536
 _MAX_REQUEST_BYTES = 2**17
@@ -55,7 +56,7 @@ class LauncherPool:
         Raises UnavailableError if jax, or anything, is missing.
         """
         wanted = {**environ, **interpreter_variables(environ)}
-        frame = encode(StartLauncher(tuple(words), os.getcwd(), *difference(self._environ, wanted)))
+        frame = encode(StartLauncher(tuple(words), working_directory(), *difference(self._environ, wanted)))
         if len(frame) > _MAX_REQUEST_BYTES:
             raise UnavailableError(
                 f"the command line and what has changed in the environment take {len(frame)} bytes; "
