@@ -158,15 +158,21 @@ def exchange(name: str, rank: int, size: int, text: str) -> list[str]:
     return [str(client.blocking_key_value_get(f"{name}/{other}", _DAY_MS)) for other in range(size)]
 
 
+def runtime_error() -> type[Exception]:
+    """The class of what JAX's native code raises."""
+    found = getattr(_lookup("jax", "errors"), "JaxRuntimeError", None)
+    return found if isinstance(found, type) else RuntimeError
+
+
 def meet(name: str, rank: int, ranks: Iterable[int]) -> None:
-    """Wait until all these ranks have come to the meeting of this name, which is used once.
+    """Wait until all these ranks have come to the meeting of this name; a rank may come to it more than once.
 
     Without a table of key-values, returns at once.
     """
     client = getattr(_lookup("jax._src.distributed", "global_state"), "client", None)
     if not all(hasattr(client, call) for call in _KEY_VALUE_CALLS):
         return
-    client.key_value_set(f"{name}/{rank}", "")  # type: ignore[union-attr]
+    client.key_value_set(f"{name}/{rank}", "", True)  # type: ignore[union-attr]
     for other in ranks:
         client.blocking_key_value_get(f"{name}/{other}", _DAY_MS)  # type: ignore[union-attr]
 

@@ -84,6 +84,40 @@ def test_gloo_does_not_count_while_a_rank_is_late_nor_while_a_program_computes(s
     assert late.out == f"before set()\n{on_time.out}"
 
 
+# A handler's exception comes while rank 0 waits for rank 1, which will make the same calls.
+_INTERRUPTED = """
+import os, signal, threading
+
+class Alarm(Exception):
+    pass
+
+def raise_alarm(*_):
+    raise Alarm
+
+def send():
+    client.blocking_key_value_get(f"jaxrun/gloo/{everybody}/0", 60_000)
+    os.kill(os.getpid(), signal.SIGALRM)
+    client.key_value_set("sent", "")
+
+if rank == 0:
+    signal.signal(signal.SIGALRM, raise_alarm)
+    threading.Thread(target=send).start()
+else:
+    client.blocking_key_value_get("sent", 60_000)
+try:
+    multihost_utils.sync_global_devices("first")
+except Alarm:
+    print("alarm")
+multihost_utils.sync_global_devices("second")
+print("met")
+"""
+
+
+def test_an_exception_of_a_signals_handler_leaves_the_ranks_in_step(start, script):
+    first, second = start([script(_TABLE + _INTERRUPTED)], 2, env=_ONE_DEVICE).run()
+    assert (first.out, second.out) == ("alarm\nmet\n", "met\n")
+
+
 @pytest.mark.extended
 def test_a_rank_may_be_later_than_gloo_would_wait(start, script):
     late = "if rank == 1: time.sleep(33)\nmultihost_utils.sync_global_devices('late'); print('met')"

@@ -25,6 +25,7 @@ from jaxrun_runtime.lockstep import jax_hooks, program_facts
 
 _log = logging.getLogger("jaxrun")
 _KEY_PREFIX = "jaxrun/gloo"
+_MAX_INTERRUPTIONS = 100
 
 
 def open_before_first_use(env: WorkerEnv) -> None:
@@ -43,12 +44,20 @@ class GlooConnections:
         self._open: set[tuple[int, ...]] = set()
 
     def execute(self, original: Callable[..., Any], executed: Any, args: tuple[Any, ...]) -> Any:
-        """Run a program that Python dispatches; before its first run, open what it needs."""
+        """Run a program that Python dispatches; before its first run, open what it needs.
+
+        An exception that a signal's handler raises meanwhile is raised once the program has been dispatched, as it is
+        without jaxrun: the other ranks make this call, too.
+        """
+        held: BaseException | None = None
         if executed not in self._seen:
             for devices in self._new_groups(executed):
-                self._open_group(devices)
+                held = self._open_group(devices) or held
             self._seen.add(executed)
-        return original(executed, *args)
+        result = original(executed, *args)
+        if held is not None:
+            raise held
+        return result
 
     def _new_groups(self, executed: Any) -> list[Sequence[Any]]:
         """The program's groups of several processes, this one among them, that are not open; in the program's order."""
@@ -68,18 +77,42 @@ class GlooConnections:
     def _needs_opening(self, ranks: set[int], group: Sequence[Any]) -> bool:
         return self._rank in ranks and len(ranks) > 1 and _ids(group) not in self._open
 
-    def _open_group(self, devices: Sequence[Any]) -> None:
-        """Wait until all ranks of the group have come here, and connect them. Raises JAX's error if that fails."""
+    def _open_group(self, devices: Sequence[Any]) -> BaseException | None:
+        """Wait until all ranks of the group have come here, and connect them. Raises JAX's error if that fails.
+
+        Returns the exception that a signal's handler has raised meanwhile, if one has.
+        """
         ids = _ids(devices)
         with self._locks.setdefault(ids, threading.Lock()):
             if ids in self._open:
-                return
+                return None
             connect = jax_private.compile_all_reduce(devices)
             ranks = sorted({device.process_index for device in devices})
-            jax_private.meet(f"{_KEY_PREFIX}/{','.join(map(str, ids))}", self._rank, ranks)
+            name = f"{_KEY_PREFIX}/{','.join(map(str, ids))}"
+            held = _finish(lambda: jax_private.meet(name, self._rank, ranks))
+            self._open.add(ids)
             if connect is not None:
                 connect()
-            self._open.add(ids)
+            return held
+
+
+def _finish(step: Callable[[], None]) -> BaseException | None:
+    """Run a step of JAX's until it returns; returns the exception of a signal's handler that has interrupted it.
+
+    Python calls a handler once the step's native code has returned. So the step, which may be repeated, is complete
+    the next time. Raises JAX's errors, and what comes at each of several times.
+    """
+    held: BaseException | None = None
+    for _ in range(_MAX_INTERRUPTIONS):
+        try:
+            step()
+            return held
+        except jax_private.runtime_error():
+            raise
+        except BaseException as error:
+            held = error
+    assert held is not None
+    raise held
 
 
 def _ids(devices: Sequence[Any]) -> tuple[int, ...]:
