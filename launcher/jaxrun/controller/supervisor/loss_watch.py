@@ -38,7 +38,7 @@ class LossWatch:
         """`handle` tells the head; `attached`: another program started this process beside the agents.
 
         deadline:          when held events are passed on at the latest; None while no event is held
-        reported:          the agents that have reported
+        reported:          the agents with ranks that have reported
         failure_reported:  the ranks whose worker has reported why it fails
         """
         self._dispatcher = context.dispatcher
@@ -49,6 +49,7 @@ class LossWatch:
         self._handle = handle
         self._probe_timeout_s = _ATTACHED_PROBE_TIMEOUT_S if attached else _PROBE_TIMEOUT_S
         self._held: list[Event] = []
+        self._lost_agents = 0  # whose loss is held
         self._probed = False
         self.deadline: float | None = None
         self.reported: set[AgentId] = set()
@@ -56,7 +57,7 @@ class LossWatch:
 
     @property
     def all_reported(self) -> bool:
-        return not self.unreported_agents
+        return len(self.reported) == len(self._connections.agents) - len(self._connections.waiting)
 
     @property
     def unreported_agents(self) -> set[AgentId]:
@@ -68,8 +69,7 @@ class LossWatch:
         """Whether it starts the agents still, or several of them are lost that do not outlive it."""
         if not self.all_reported:
             return True
-        lost = sum(isinstance(event, AgentLost) for event in self._held)
-        return lost > 1 and self._launch.status is None and not self._launch.command.agent_hosts
+        return self._lost_agents > 1 and self._launch.status is None and not self._launch.command.agent_hosts
 
     @property
     def _reported_ranks(self) -> set[int]:
@@ -88,6 +88,7 @@ class LossWatch:
     def hold(self, *events: Event, probe: bool) -> None:
         """Hold these events of an agent until its end is explained; `probe`, once, whether all hosts still answer."""
         self._held += events
+        self._lost_agents += sum(isinstance(event, AgentLost) for event in events)
         wait = LONG_EXIT_GRACE_S if self._launch_may_be_ending else EXIT_GRACE_S
         if probe and self.reported and not self._probed:
             self._connections.probe()
@@ -110,7 +111,7 @@ class LossWatch:
             launch_killed=launch.was_killed and launch_end is not None,
             all_reported=self.all_reported,
         )
-        held, self._held = self._held, []
+        held, self._held, self._lost_agents = self._held, [], 0
         self.deadline, self._probed = None, False
         for event in explain_losses(held, evidence, f"its host has not answered for {self._probe_timeout_s:g} s"):
             self._handle(event)

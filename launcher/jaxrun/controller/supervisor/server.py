@@ -211,8 +211,9 @@ class AgentServer:
             case AgentSignalled():
                 self._losses.hold(event, probe=True)
             case AgentReport():
-                self._losses.reported.add(event.agent)
-                for rank in self._agents.get(event.agent, ()):
+                ranks = self._agents.get(event.agent, ())
+                self._losses.reported |= {event.agent} if ranks else set()
+                for rank in ranks:
                     self._dispatcher.record(RecordClock(rank, self._clock() - event.time))
                 self._launch.launch_id = self._launch.launch_id or event.launch_id
                 self._executor.handle(event)
