@@ -47,6 +47,8 @@ INTEL = env(
     "HYDRA_LAUNCH_TYPE=2 I_MPI_HYDRA_UUID=cb280000-0070-d1cb-c060-0600856e1035 MPI_LOCALNRANKS=1 "
     "MPI_LOCALRANKID=0 PMI_FD=9 PMI_RANK=2 PMI_SIZE=3"
 )
+KUBEFLOW = env("JAX_PROCESS_ID=2 JAX_NUM_PROCESSES=3 JAX_COORDINATOR_ADDRESS=train-node-0-0.train:29500")
+AXLEARN = env("PROCESS_ID=2 NUM_PROCESSES=3 DISTRIBUTED_COORDINATOR=train-job-0-0.train:8080")
 # The step in which mpirun starts its daemons, inside of: salloc -N2 mpirun -n 4
 DAEMONS_STEP = env(
     "SLURM_GTIDS=1 SLURM_JOB_ID=12 SLURM_JOB_NODELIST=h[1-2] SLURM_JOB_NUM_NODES=2 SLURM_LOCALID=0 "
@@ -214,7 +216,16 @@ def test_a_batch_script_is_no_task_of_the_step_in_which_it_was_submitted():
     assert find_rank_info(DAEMONS_STEP | OPEN_MPI_5, BELOW_BATCH) == RankInfo("open-mpi", 2, 3, "prterun-h1-8271@1")
 
 
-ENGINE_AND_ENV = {"open-mpi": OPEN_MPI_5, "hydra": MPICH, "mvapich": MVAPICH, "flux": FLUX, "pals": PALS, "slurm": TASK}
+ENGINE_AND_ENV = {
+    "open-mpi": OPEN_MPI_5,
+    "hydra": MPICH,
+    "mvapich": MVAPICH,
+    "flux": FLUX,
+    "pals": PALS,
+    "slurm": TASK,
+    "kubeflow": KUBEFLOW,
+    "axlearn": AXLEARN,
+}
 
 
 ENGINES = pytest.mark.parametrize("engine", CLUSTER_ENVS, ids=lambda engine: engine.key)
@@ -241,6 +252,19 @@ def test_a_rank_is_less_than_the_size(engine, rank, size):
     else:
         with pytest.raises(UnavailableError, match=f"{engine.rank_variable}={rank}, .* {engine.size_variable}={size}"):
             read_rank_info(engine.key, environ)
+
+
+@pytest.mark.parametrize(
+    ("environ", "head"), [(KUBEFLOW, "train-node-0-0.train:29500"), (AXLEARN, "train-job-0-0.train:8080")]
+)
+def test_a_pod_that_is_one_process_has_its_rank_and_the_head_in_three_variables(environ, head):
+    info = detect_rank_info(environ)
+    assert (info.rank, info.size, info.job_key, info.head) == (2, 3, head, head)
+    assert all(find_rank_info({key: text for key, text in environ.items() if key != name}) is None for name in environ)
+    with pytest.raises(UsageError, match=r"type: jaxrun attach x\.py\. If each .*: jaxrun -n 1 x\.py$"):
+        refuse_task_of_several(environ, tuple, ["x.py"])
+    inside = detect_rank_info(environ | OPEN_MPI_5)
+    assert (inside.engine, inside.head) == ("open-mpi", "")
 
 
 def test_an_unknown_engine_is_a_protocol_error():

@@ -13,6 +13,7 @@ from jaxrun.protocol.names import GANG_ADDRESS, GANG_TOKEN
 from jaxrun.protocol.settings import CACHE_AUTO, CACHE_OFF, options_of
 from jaxrun.spec.backends import ATTACH, HOSTS, check_options, understands
 from jaxrun.spec.job.job import Job
+from jaxrun.spec.job.options import HOSTS_AUTO
 from jaxrun.text import parse_ranks
 
 # Where nobody watches, or where ranks that wait for each other are to be reported.
@@ -31,6 +32,8 @@ def make_job(
     default_env:  variables for the workers, to which --env-file and --env add
     """
     given = _given(values)
+    if given.get("hosts") == HOSTS_AUTO:
+        _resolve_hosts(given, environ)
     if "host_rank" in given:
         if given.get("backend", "local") != "local":
             raise UsageError(f"--host-rank is for hosts without --backend {given['backend']}; leave one of them out")
@@ -59,7 +62,8 @@ def make_job(
 def without_effect(values: Mapping[str, Any], defaults: Collection[str]) -> set[str]:
     """Those of `defaults`, names of values from elsewhere, that contradict the others or that the backend ignores."""
     given = _given(values)
-    backend = HOSTS if "host_rank" in given else given.get("backend", Job.__dataclass_fields__["backend"].default)
+    has_host_rank = "host_rank" in given or given.get("hosts") == HOSTS_AUTO
+    backend = HOSTS if has_host_rank else given.get("backend", Job.__dataclass_fields__["backend"].default)
     ignored = {field.name for field, option in options_of(Job) if not understands(backend, option)}
     found = ignored & given.keys() & set(defaults)
     if "host_rank" in given and "host_rank" not in defaults:
@@ -72,6 +76,22 @@ def without_effect(values: Mapping[str, Any], defaults: Collection[str]) -> set[
 
 def _given(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None and value is not False}
+
+
+def _resolve_hosts(given: dict[str, Any], environ: Mapping[str, str]) -> None:
+    """Replace --hosts auto by what the pod or the cloud has set. Raises UsageError, too where an option contradicts."""
+    from jaxrun.spec.job.host_env import find_host_info
+
+    if given.get("backend", "local") != "local":
+        raise UsageError(f"--hosts auto and --backend {given['backend']} contradict; leave one of them out")
+    found = find_host_info(environ)
+    if given.setdefault("host_rank", found.index) != found.index:
+        raise UsageError(f"--host-rank {given['host_rank']}, but by its variables this is host {found.index}")
+    given["hosts"] = found.count
+    if found.head:
+        given.setdefault("head", found.head)
+    if found.processes and not given.keys() & {"processes", "processes_per_host", "processes_per_node"}:
+        given["processes_per_host"] = found.processes
 
 
 def _resolve_processes_per_node(given: dict[str, Any]) -> None:

@@ -74,18 +74,21 @@ class Time(click.ParamType):  # type: ignore[type-arg]  # click 8.1 has none
         return seconds
 
 
-class ProcessesPerNode(click.ParamType):  # type: ignore[type-arg]  # click 8.1 has none
-    """A number, or one of the words that torchrun takes for it; AUTOMATIC and PER_GPU stay words."""
+class NumberOrWord(click.ParamType):  # type: ignore[type-arg]  # click 8.1 has none
+    """A number, or one of a few words, which stay words."""
 
     name = "number"
 
+    def __init__(self, words: Sequence[str]) -> None:
+        self._words = words
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
-        if value in (AUTOMATIC, PER_GPU):
+        if value in self._words:
             return str(value)
         try:
             return int(value)
         except ValueError:
-            self.fail(f"{value!r} is neither a number nor {AUTOMATIC} or {PER_GPU}", param, ctx)
+            self.fail(f"{value!r} is neither a number nor {' or '.join(self._words)}", param, ctx)
 
 
 class RunDirectory(click.Path):
@@ -110,7 +113,7 @@ def split_words(text: str, option: str) -> list[str]:
         raise UsageError(f"{option} {text!r} cannot be split into words: {str(error).lower()}") from None
 
 
-_TYPES = {"int": int, "float": Time(), "int | str": ProcessesPerNode()}  # by annotation; others are texts
+_TYPES = {"int": int, "float": Time()}  # by annotation; others are texts
 _METAVARS = {"int": "N", "float": "TIME"}
 
 
@@ -148,8 +151,9 @@ def _words() -> list[JobOption]:
     env_file = "The same from a file of NAME=VALUE lines; --env wins."
     dry_run = "Print what would be started, and start nothing."
     several, once = "tuple[str, ...]", {"configurable": False, "attach": False, "doctor": False}
+    words = (AUTOMATIC, PER_GPU)
     return [
-        _own("processes_per_node", "int | str", "--nproc-per-node", per_node, SHAPE, metavar="N", attach=False),
+        _own("processes_per_node", "int", "--nproc-per-node", per_node, SHAPE, words=words, attach=False),
         _own("assignments", several, "--env", env, START, metavar="NAME[=VALUE]"),
         _own("env_files", several, "--env-file", env_file, START, metavar="FILE"),
         _own("dry_run", "bool", "--dry-run", dry_run, START, main=True, **once),
@@ -186,6 +190,8 @@ def _make(name: str, annotation: str, declared: Option, default: Any = None) -> 
         attributes = {"is_flag": True}
     elif declared.choices:
         attributes = {"type": click.Choice(tuple(declared.choices))}
+    elif declared.words:
+        attributes = {"type": NumberOrWord(declared.words)}
     return JobOption(
         [*declared.flags, name],
         declared,

@@ -44,6 +44,7 @@ class Option:
     help:          for people; {default} stands for the default
     group:         the section of --help-all
     choices:       all values that people may give, if they are few
+    words:         words that people may give in place of a number; cli/make_job.py makes numbers of them
     check:         completes "--grace …" for a value that is wrong; empty for any other. Without it, `choices` decides
     main:          --help shows it, too
     aliases:       names that other launchers have for it, which no page of help shows
@@ -58,6 +59,7 @@ class Option:
     group: str
     metavar: str | None = None
     choices: Collection[str] = ()
+    words: tuple[str, ...] = ()
     check: Callable[[Any], str] | None = None
     main: bool = False
     aliases: tuple[str, ...] = ()

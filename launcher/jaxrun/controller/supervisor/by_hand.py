@@ -79,6 +79,7 @@ def attach(
     info = cluster_env.detect_rank_info(environ, command_lines_above(), rank, size)
     if info.engine == BY_OPTIONS and not (head or directory):
         raise UsageError("--rank and --size need --head HOST:PORT, where rank 0 listens; give the same on all ranks")
+    head = head or ("" if directory else info.head)
     rendezvous = Rendezvous.of(environ, head, rendezvous_file(info, directory or Path.cwd()))
     if info.rank == 0:  # its agent is started as those of all other ranks are
         plan = plan_attached(job, info, environ, os.urandom(16).hex())

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from jaxrun.errors import ProtocolError, UnavailableError, UsageError
-from jaxrun.protocol.names import RESERVED_PREFIX
+from jaxrun.protocol.names import COORDINATOR_ADDRESS, NUM_PROCESSES, PROCESS_ID, RESERVED_PREFIX
 from jaxrun.text import format_columns
 
 BY_OPTIONS = "by hand"  # the engine of a rank that only --rank and --size tell
@@ -56,10 +56,11 @@ class CancelCommand:
 class ClusterEnv:
     """What starts processes (the engine `key`), and the variables by which they know their rank.
 
-    command:  what people type to start processes, to which they add -n
+    command:  what people type to start processes, to which they add -n; empty where they type nothing
     rank_variable, size_variable:  the variables of the numbers
     job_variables:     variables whose values together are alike in all ranks of a job, and differ between jobs
     marker_variables:  what must be set besides the rank, to tell the engine's processes from those of others
+    head_variable:     the variable that has "host:port", on the host of rank 0; empty where there is none
     applies:           whether these variables, where they are set, are meant for this process
     launch_id:         how the engine calls the processes that it started together; empty where no command takes that
     cancel:            the command that takes it; None where the engine has none
@@ -72,6 +73,7 @@ class ClusterEnv:
     size_variable: str
     job_variables: tuple[str, ...]
     marker_variables: tuple[str, ...] = ()
+    head_variable: str = ""
     applies: Callable[[Mapping[str, str]], bool] = lambda environ: True
     launch_id: Callable[[Mapping[str, str]], str] = lambda environ: ""
     cancel: CancelCommand | None = None
@@ -109,18 +111,44 @@ CLUSTER_ENVS = (
             ("scancel", "--signal=KILL"), "Slurm's step", too_late=("already complet", "Invalid job id")
         ),
     ),
+    # Pods that are a process each. What is started within one inherits its variables.
+    ClusterEnv(
+        "kubeflow",
+        "Kubeflow Trainer's JAX runtime",
+        "",
+        PROCESS_ID,
+        NUM_PROCESSES,
+        (COORDINATOR_ADDRESS,),
+        (NUM_PROCESSES, COORDINATOR_ADDRESS),
+        COORDINATOR_ADDRESS,
+    ),
+    ClusterEnv(
+        "axlearn",
+        "AXLearn",
+        "",
+        "PROCESS_ID",
+        "NUM_PROCESSES",
+        ("DISTRIBUTED_COORDINATOR",),
+        ("NUM_PROCESSES", "DISTRIBUTED_COORDINATOR"),
+        "DISTRIBUTED_COORDINATOR",
+    ),
 )
 _BY_KEY = {engine.key: engine for engine in CLUSTER_ENVS}
 
 
 @dataclass(frozen=True, slots=True)
 class RankInfo:
-    """The rank of one process; `job_key` tells its job from others, and is empty where nothing does."""
+    """The rank of one process.
+
+    job_key:  tells its job from others; empty where nothing does
+    head:     "host:port" on the host of rank 0; empty if the engine names none
+    """
 
     engine: str
     rank: int
     size: int
     job_key: str = ""
+    head: str = ""
 
 
 def read_rank_info(key: str, environ: Mapping[str, str]) -> RankInfo:
@@ -165,12 +193,11 @@ def refuse_task_of_several(
     if found is None or found.size == 1:
         return
     engine = _BY_KEY[found.engine]
-    command, typed = engine.command, shlex.join(words)
+    typed, prefix = shlex.join(words), f"{engine.command} -n {found.size} " if engine.command else ""
     raise UsageError(
         f"{engine.title} has started this process as number {found.rank} of {found.size} "
         f"({engine.rank_variable}={found.rank}), and each would run a job of its own. For one job of all, type: "
-        f"{command} -n {found.size} jaxrun attach {typed}. If each is to run one, say of how many processes: "
-        f"{command} -n {found.size} jaxrun -n 1 {typed}"
+        f"{prefix}jaxrun attach {typed}. If each is to run one, say of how many processes: {prefix}jaxrun -n 1 {typed}"
     )
 
 
@@ -242,7 +269,8 @@ def _rank_info(engine: ClusterEnv, environ: Mapping[str, str], ancestors: Iterab
         )
     parts = [environ.get(name) for name in engine.job_variables]
     job = ".".join(part or "0" for part in parts) if any(parts) else ""
-    return RankInfo(engine.key, rank, size, job or (_control_port(ancestors) if engine.key == "hydra" else ""))
+    job = job or (_control_port(ancestors) if engine.key == "hydra" else "")
+    return RankInfo(engine.key, rank, size, job, environ.get(engine.head_variable, ""))
 
 
 def _read_number(engine: ClusterEnv, name: str, environ: Mapping[str, str]) -> int:

@@ -35,6 +35,7 @@ SIGNAL_GRACE_S = 30.0  # after SIGTERM, or KeyboardInterrupt
 HOST_TIMEOUT_S = 2.0
 GROW_S = 600.0  # a stop and a start cost seconds to two minutes
 RESTART_ON = ("failure", "lost", "stall")  # any failure; lost hosts and signals; a stall
+HOSTS_AUTO = "auto"  # the pod or the cloud says how many hosts there are, and which is this one
 PLATFORMS = ("auto", "cpu", "gpu", "cuda", "rocm", "tpu")
 
 
@@ -102,7 +103,10 @@ class JobOptions(WorkerSettings):
     )
     hosts: int | None = _shape(
         "-N/--hosts",
-        "How many hosts to run on, with {backends} or --host-rank.",
+        "How many hosts to run on, with {backends} or --host-rank. auto: read the number of hosts, this one's and host "
+        "0's address from what the pod or the cloud has set.",
+        metavar="N|auto",
+        words=(HOSTS_AUTO,),
         aliases=("--nnodes",),
         check=at_least(1),
         needs="hosts",
