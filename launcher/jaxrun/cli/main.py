@@ -21,7 +21,7 @@ from jaxrun.cli.make_job import make_job, without_effect
 from jaxrun.cli.options import attach_parameters, doctor_parameters, job_options, parameters
 from jaxrun.errors import EXIT_SIGNAL_BASE, EXIT_UNAVAILABLE, JaxrunError, describe_shortage
 from jaxrun.protocol.names import GANG_ADDRESS, SUBCOMMANDS
-from jaxrun.spec.backends import ATTACH, HOSTS
+from jaxrun.spec.backends import ATTACH, HOSTS, KUBERNETES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -130,6 +130,8 @@ def _run(dry_run: bool, **values: Any) -> int:
     context = click.get_current_context()
     invocation: _Invocation = context.obj
     job = _make_job(context, values, environ)
+    if job.backend == KUBERNETES and (job.manifest or job.submit or dry_run):
+        return _run_manifest(job, dry_run=dry_run)  # the program is in the image
     job, source = check_program(job, os.getcwd(), SUBCOMMANDS)
     _warn_of_misplaced(context, job, source)
     if job.sbatch or job.submit:
@@ -208,6 +210,26 @@ def _run_sbatch(job: Job, words: Sequence[str], environ: Mapping[str, str], *, d
     submit.write_script(path, text)
     for name in (name for name, value in secrets.items() if environ.get(name) != value):
         print(f"jaxrun: {path} does not hold the value of {name}; before sbatch: export {name}=…", file=sys.stderr)
+    return 0
+
+
+def _run_manifest(job: Job, *, dry_run: bool) -> int:
+    """Write the manifest of the job, and with --submit hand it to kubectl; --dry-run shows it without its secrets."""
+    from pathlib import Path
+
+    from jaxrun.protocol.auth import new_token
+    from jaxrun.spec.backends import kubectl, kubernetes
+
+    name = kubernetes.object_name(job, os.urandom(2).hex())
+    path = job.manifest or Path(f"{name}.yaml")
+    if dry_run:
+        click.echo(os.fsencode(kubernetes.manifest(job, None, name=name, file=str(path))), nl=False)
+        return 0
+    kubectl.write_manifest(path, kubernetes.manifest(job, new_token(), name=name, file=str(path)))
+    if job.submit:
+        kubectl.apply(path, name, job.namespace)
+    else:
+        print(f"jaxrun: {path} written; hand it to the cluster with: kubectl apply -f {path}", file=sys.stderr)
     return 0
 
 

@@ -18,12 +18,13 @@ from jaxrun.errors import UsageError
 from jaxrun.protocol.flight_file import LOCKSTEP_MODES, LOCKSTEP_RECORD
 
 # The sections of --help-all, in its order.
-SHAPE, START, BY_HAND, MPIRUN, SLURM, OUTPUT, FAILURE, ABOUT = GROUPS = (
+SHAPE, START, BY_HAND, MPIRUN, SLURM, KUBERNETES, OUTPUT, FAILURE, ABOUT = GROUPS = (
     "The job's shape",
     "Backends and environment",
     "One command on each host, without MPI or Slurm",
     "mpirun",
     "Slurm",
+    "Kubernetes",
     "Output",
     "Failure",
     "About",

@@ -32,11 +32,15 @@ class Backend:
 
 
 HOST_OPTIONS = ("hosts", "network")
+_REQUESTS = ("GPUs", "submit")  # of a scheduler
+
+KUBERNETES = "kubernetes"
 
 BACKENDS = {
     "local": Backend("jaxrun.spec.backends.local", ("simulated hosts",)),
     "mpirun": Backend("jaxrun.spec.backends.mpirun", (*HOST_OPTIONS, "host list", "spares", "fewer hosts", "mpirun")),
-    "slurm": Backend("jaxrun.spec.backends.slurm", (*HOST_OPTIONS, "spares", "fewer hosts", "slurm")),
+    "slurm": Backend("jaxrun.spec.backends.slurm", (*HOST_OPTIONS, "spares", "fewer hosts", "slurm", *_REQUESTS)),
+    KUBERNETES: Backend("jaxrun.spec.backends.kubernetes", (*HOST_OPTIONS, "fewer hosts", "kubernetes", *_REQUESTS)),
 }
 ATTACH = "attach"  # `jaxrun attach`, whose processes somebody else has started
 HOSTS = "hosts"  # a command on each host, which --host-rank tells apart

@@ -46,7 +46,7 @@ def _needs(job: Job) -> Iterator[tuple[bool, str]]:
     by_hand, restarts = job.host_rank is not None, job.max_restarts > 0
     again = "needs --max-restarts or --host-check: a job that has lost a host is started again"
     replaces = restarts or job.host_check
-    is_handed_over = job.sbatch is not None or job.submit
+    is_handed_over = job.sbatch is not None or job.manifest is not None or job.submit
     yield by_hand and job.hosts is None, f"--host-rank {job.host_rank} needs --hosts: how many there are"
     text = f"--head {job.head} needs --host-rank: which of the --hosts this one is, from 0"
     yield bool(job.head) and not by_hand, text
@@ -54,7 +54,7 @@ def _needs(job: Job) -> Iterator[tuple[bool, str]]:
     yield job.min_hosts is not None and not replaces, f"--min-hosts {job.min_hosts} {again}"
     text = f"--grow {job.grow or 0:g} needs --min-hosts: without it, a job that has lost a host does not go on"
     yield bool(job.grow) and job.min_hosts is None, text
-    text = "--live is for a job that runs on this terminal, not for one of --sbatch or --submit"
+    text = "--live is for a job that runs on this terminal, not for one of --sbatch, --manifest or --submit"
     yield job.live and is_handed_over, text
     text = "--requeue needs the run directory, in which the job goes on; leave --no-run-dir out"
     yield job.requeue and job.no_run_dir, text

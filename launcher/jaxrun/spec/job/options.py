@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from jaxrun.protocol.settings import (
     BY_HAND,
     FAILURE,
+    KUBERNETES,
     MPIRUN,
     OUTPUT,
     SHAPE,
@@ -57,6 +58,7 @@ _by_hand = partial(option, group=BY_HAND, needs="by hand")
 _mpirun = partial(option, group=MPIRUN, needs="mpirun")
 _host_list = partial(option, group=MPIRUN, needs="host list")
 _slurm = partial(option, group=SLURM, needs="slurm")
+_kubernetes = partial(option, group=KUBERNETES, needs="kubernetes", doctor=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +209,13 @@ class JobOptions(WorkerSettings):
     cpus_per_process: int | None = _slurm(
         "--cpus-per-process", "How many cores to request for each process.", check=at_least(1)
     )
-    gpus_per_host: int | None = _slurm("--gpus-per-host", "How many GPUs to request on each host.", check=at_least(1))
+    gpus_per_host: int | None = option(
+        "--gpus-per-host",
+        "How many GPUs to request on each host. [{backends}]",
+        group=SLURM,
+        check=at_least(1),
+        needs="GPUs",
+    )
     partition: str = _slurm("--partition", "The partition to run in.", default="", metavar="NAME")
     time_limit: str = _slurm(
         "--time", "The time limit of the Slurm job, in Slurm's format: 1:30:00.", default="", metavar="TIME"
@@ -226,12 +234,15 @@ class JobOptions(WorkerSettings):
         configurable=False,
         doctor=False,
     )
-    submit: bool = _slurm(
+    submit: bool = option(
         "--submit",
-        "Submit the job to Slurm, and follow its output. Ctrl-C stops following, not the job.",
+        "Submit the job to Slurm, and follow its output. Ctrl-C stops following, not the job. With --backend "
+        "kubernetes: to kubectl.",
+        group=SLURM,
         default=False,
         configurable=False,
         doctor=False,
+        needs="submit",
     )
     requeue: bool = _slurm(
         "--requeue",
@@ -239,6 +250,20 @@ class JobOptions(WorkerSettings):
         default=False,
         configurable=False,
         doctor=False,
+    )
+    image: str = _kubernetes(
+        "--image", "The container image of each pod, with jaxrun and the program.", default="", metavar="IMAGE"
+    )
+    manifest: Path | None = _kubernetes(
+        "--manifest",
+        "Write what kubectl applies to run this job, and start nothing.",
+        metavar="FILE",
+        configurable=False,
+    )
+    jobset: bool = _kubernetes("--jobset", "Write a JobSet, not an indexed Job.", default=False)
+    queue: str = _kubernetes("--queue", "The queue of Kueue that admits the job.", default="", metavar="NAME")
+    namespace: str = _kubernetes(
+        "--namespace", "The namespace of the job. [default: kubectl's own]", default="", metavar="NAME"
     )
     run_dir: Path | None = _output(
         "--run-dir", "Directory for logs, events and the verdict. [default: a new one in jaxrun-runs]", metavar="DIR"

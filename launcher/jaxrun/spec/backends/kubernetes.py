@@ -1,0 +1,249 @@
+"""The Kubernetes backend: writes the manifest of a job, which kubectl applies. It asks no API, and needs no rights.
+
+An indexed Job, or a JobSet, has one pod for each host. Every pod runs the same command, `jaxrun --hosts auto …`, and
+finds its number in JOB_COMPLETION_INDEX, host 0 by the name that a headless Service gives it, and the others by the
+token in a Secret. The exit codes of jaxrun become the Job's podFailurePolicy.
+
+Sources: the API reference of Kubernetes 1.37 (batch/v1, v1) and of JobSet (jobset.x-k8s.io/v1alpha2).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from pathlib import PurePosixPath
+from typing import Any
+
+from jaxrun.errors import EXIT_NOT_UNIFORM, EXIT_PREEMPTED, EXIT_USAGE, UsageError
+from jaxrun.protocol.names import TOKEN
+from jaxrun.protocol.settings import options_of
+from jaxrun.spec.job.env_options import mask_secret
+from jaxrun.spec.job.host_env import COUNT, HEAD, HEAD_PORT
+from jaxrun.spec.job.job import Job
+from jaxrun.spec.job.plan import Plan
+from jaxrun.text import format_ranges
+
+MANIFEST_MARK = "# Written by jaxrun."
+_CONTAINER = "jaxrun"
+_REPLICATED_JOB = "host"  # of a JobSet; its pods are NAME-host-0-INDEX
+_RUNS = "/jaxrun-runs"  # where the claim of --run-dir is mounted
+_GRACE_MARGIN_S = 15  # for the verdict and the last files, after the grace of the ranks
+_MAX_NAME = 40  # of 63 letters that the name of a host has, with what Kubernetes adds
+_GPU_RESOURCE = {"rocm": "amd.com/gpu", "tpu": "google.com/tpu"}
+# What the manifest says, or each pod finds out.
+_NOT_IN_COMMAND = {"backend", "hosts", "image", "manifest", "jobset", "queue", "namespace", "submit", "gpus_per_host"}
+
+
+def plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
+    """Refuse to run a job from here, which only its pods do. Raises UsageError."""
+    raise UsageError(
+        "--backend kubernetes writes a manifest, and starts no process here; give --manifest FILE, or --submit to hand "
+        "it to kubectl"
+    )
+
+
+def manifest(job: Job, token: str | None, *, name: str, file: str) -> str:
+    """Return the text of the manifest of this job, YAML, that is to be at `file`. Raises UsageError.
+
+    name:   of the Job, its Service and its Secret
+    token:  the secret by which the pods know each other; None to show the manifest without any secret
+    """
+    if not job.image:
+        raise UsageError("--backend kubernetes needs --image: a container image that has jaxrun and your program")
+    secrets = {variable: value for variable, value in job.env.items() if mask_secret(variable, value) != value}
+    of_secret = {TOKEN: token or "", **secrets}
+    if token is None:
+        of_secret = dict.fromkeys(of_secret, "***")
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": _metadata(job, name), "stringData": of_secret}
+    job_spec = _job_spec(job, name, of_secret)
+    parts = [
+        secret,
+        *([_jobset(job, name, job_spec)] if job.jobset else [_service(job, name), _job(job, name, job_spec)]),
+    ]
+    head = [
+        f"{MANIFEST_MARK} Hand it to the cluster with:  kubectl apply -f {shlex.quote(file)}",
+        f"# and end the job, and all that belongs to it, with:  kubectl delete -f {shlex.quote(file)}",
+        "# It holds the job's secret: keep it to yourself.",
+    ]
+    return "\n".join(head) + "\n" + "---\n".join(to_yaml(part) for part in parts)
+
+
+def object_name(job: Job, suffix: str) -> str:
+    """Make a name that Kubernetes takes of the program's, with `suffix`: "train-3f9a" of "src/Train.py"."""
+    text = re.sub(r"[^a-z0-9]+", "-", (job.tag or job.name).lower()).strip("-")[: _MAX_NAME - len(suffix) - 1]
+    return f"{text.strip('-') or 'job'}-{suffix}" if text[:1].isalpha() else f"job-{text}-{suffix}".replace("--", "-")
+
+
+# ---- the objects
+
+
+def _metadata(job: Job, name: str, **labels: str) -> dict[str, Any]:
+    namespace = {"namespace": job.namespace} if job.namespace else {}
+    return {"name": name, **namespace, "labels": {**_labels(name), **labels}}
+
+
+def _labels(name: str) -> dict[str, str]:
+    return {"app.kubernetes.io/instance": name, "app.kubernetes.io/managed-by": "jaxrun"}
+
+
+def _queue(job: Job) -> dict[str, str]:
+    return {"kueue.x-k8s.io/queue-name": job.queue} if job.queue else {}
+
+
+def _service(job: Job, name: str) -> dict[str, Any]:
+    """A headless Service: each pod has a name, also before it is ready."""
+    spec = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": {"batch.kubernetes.io/job-name": name},
+        "ports": [{"name": "jaxrun", "port": HEAD_PORT}],
+    }
+    return {"apiVersion": "v1", "kind": "Service", "metadata": _metadata(job, name), "spec": spec}
+
+
+def _job(job: Job, name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": _metadata(job, name, **_queue(job)), "spec": spec}
+
+
+def _jobset(job: Job, name: str, job_spec: Mapping[str, Any]) -> dict[str, Any]:
+    spec = {
+        "network": {"enableDNSHostnames": True, "subdomain": name, "publishNotReadyAddresses": True},
+        "failurePolicy": {"maxRestarts": job.max_restarts},
+        "replicatedJobs": [{"name": _REPLICATED_JOB, "replicas": 1, "template": {"spec": job_spec}}],
+    }
+    metadata = _metadata(job, name, **_queue(job))
+    return {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": metadata, "spec": spec}
+
+
+def _job_spec(job: Job, name: str, of_secret: Mapping[str, str]) -> dict[str, Any]:
+    hosts = job.hosts or 1
+    return {
+        "completionMode": "Indexed",
+        "completions": hosts,
+        "parallelism": hosts,
+        # After a failure that jaxrun itself cannot mend, all pods end, and count each.
+        "backoffLimit": 0 if job.jobset else hosts * job.max_restarts,
+        "podReplacementPolicy": "Failed",
+        "podFailurePolicy": {
+            "rules": [
+                {"action": "FailJob", "onExitCodes": _exit_codes(EXIT_USAGE, EXIT_NOT_UNIFORM)},
+                {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+                {"action": "Ignore", "onExitCodes": _exit_codes(EXIT_PREEMPTED)},
+            ]
+        },
+        "template": {"metadata": {"labels": _labels(name)}, "spec": _pod_spec(job, name, of_secret)},
+    }
+
+
+def _exit_codes(*codes: int) -> dict[str, Any]:
+    return {"containerName": _CONTAINER, "operator": "In", "values": [*codes]}
+
+
+def _pod_spec(job: Job, name: str, of_secret: Mapping[str, str]) -> dict[str, Any]:
+    claim, path = _claim(job)
+    first = f"{name}-{_REPLICATED_JOB}-0-0" if job.jobset else f"{name}-0"
+    told = {COUNT: str(job.hosts or 1), HEAD: f"{first}.{name}:{HEAD_PORT}"}
+    plain = told | {variable: value for variable, value in job.env.items() if variable not in of_secret}
+    from_secret = [
+        {"name": variable, "valueFrom": {"secretKeyRef": {"name": name, "key": variable}}} for variable in of_secret
+    ]
+    mounts = [{"name": "shm", "mountPath": "/dev/shm"}, *([{"name": "runs", "mountPath": _RUNS}] if claim else [])]
+    container: dict[str, Any] = {
+        "name": _CONTAINER,
+        "image": job.image,
+        "command": ["jaxrun", "--hosts", "auto", *map(_literal, (*_option_words(job, path), *job.program))],
+        "env": [*({"name": variable, "value": _literal(value)} for variable, value in plain.items()), *from_secret],
+        "ports": [{"name": "jaxrun", "containerPort": HEAD_PORT, "protocol": "TCP"}],
+        "volumeMounts": mounts,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+    if job.gpus_per_host:
+        resource = _GPU_RESOURCE.get(job.platform, "nvidia.com/gpu")
+        container["resources"] = {"limits": {resource: str(job.gpus_per_host)}}
+    volumes: list[dict[str, Any]] = [{"name": "shm", "emptyDir": {"medium": "Memory"}}]
+    if claim:
+        volumes.append({"name": "runs", "persistentVolumeClaim": {"claimName": claim}})
+    subdomain = {} if job.jobset else {"subdomain": name}
+    return {
+        **subdomain,
+        "restartPolicy": "Never",  # as podFailurePolicy demands
+        "terminationGracePeriodSeconds": math.ceil(job.signal_grace) + _GRACE_MARGIN_S,
+        "containers": [container],
+        "volumes": volumes,
+    }
+
+
+def _literal(text: str) -> str:
+    """Keep Kubernetes from replacing "$(NAME)" by a variable."""
+    return text.replace("$(", "$$(")
+
+
+def _claim(job: Job) -> tuple[str, str]:
+    """Return the claim that --run-dir CLAIM/PATH names, and the path of the run directory in the pod."""
+    if job.run_dir is None:
+        return "", ""
+    claim, *below = PurePosixPath(job.run_dir).parts
+    if not re.fullmatch(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", claim) or ".." in below:
+        raise UsageError(
+            f"--run-dir {job.run_dir}: with --backend kubernetes it begins with the name of a PersistentVolumeClaim, "
+            "as in --run-dir my-claim/runs/first"
+        )
+    return claim, str(PurePosixPath(_RUNS, *below))
+
+
+def _option_words(job: Job, run_dir: str) -> Iterator[str]:
+    """The options that each pod's jaxrun gets, as words of a command line."""
+    for field, option in options_of(job):
+        value, flag = getattr(job, field.name), option.flags[-1]
+        if field.name in _NOT_IN_COMMAND or value == field.default:
+            continue
+        if field.name == "run_dir":
+            yield f"{flag}={run_dir}/{job.name}" if run_dir == _RUNS else f"{flag}={run_dir}"
+        elif value is True or option.flag_value:
+            yield flag
+        elif field.type == "Ranks":
+            yield f"{flag}={format_ranges(chain(*value), ',')}"
+        elif field.type == "tuple[str, ...]":
+            yield f"{flag}={shlex.join(value)}"
+        else:
+            for each in value if isinstance(value, tuple) else (value,):
+                yield f"{flag}={each:g}" if isinstance(each, float) else f"{flag}={each}"
+
+
+# ---- YAML
+
+_PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")
+_NOT_TEXT = {"true", "false", "yes", "no", "on", "off", "null", "y", "n"}
+
+
+def to_yaml(value: Any) -> str:
+    """Write a mapping as YAML, in blocks; texts that YAML could take for something else stand in quotes."""
+    return "\n".join(_lines(value)) + "\n"
+
+
+def _lines(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, each in value.items():
+            if isinstance(each, (dict, list)) and each:
+                yield f"{key}:"
+                yield from (f"  {line}" for line in _lines(each))
+            else:
+                yield f"{key}: {_scalar(each)}"
+        return
+    for each in value:
+        if isinstance(each, (dict, list)) and each:
+            first, *others = _lines(each)
+            yield f"- {first}"
+            yield from (f"  {line}" for line in others)
+        else:
+            yield f"- {_scalar(each)}"
+
+
+def _scalar(value: Any) -> str:
+    if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _NOT_TEXT:
+        return value
+    return json.dumps(value)
