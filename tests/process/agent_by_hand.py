@@ -37,12 +37,29 @@ from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, Hell
 SLEEPS = "run(); time.sleep(600)"
 READY = "run(); print('ready', flush=True); time.sleep(600)"
 CLEAN = "run(); done()"
+_AGENT = "import sys; from jaxrun.node.agent.__main__ import main; sys.exit(main())"
 
 
 class ByHand:
-    """A head that the test controls, and the agent of one rank, or of those that `ranks` names."""
+    """A head that the test controls, and the agent of one rank, or of those that `ranks` names.
 
-    def __init__(self, directory, job_id, *, rank=0, size=1, run_dir="", timeout=60.0, token=None, ranks="", **env):
+    `changes` are statements that the agent's process executes first.
+    """
+
+    def __init__(
+        self,
+        directory,
+        job_id,
+        *,
+        rank=0,
+        size=1,
+        run_dir="",
+        timeout=60.0,
+        token=None,
+        ranks="",
+        changes="",
+        **env,
+    ):
         self.rank, self.size, self.job_id = rank, size, job_id
         self.token = auth.new_token()
         loopback = HostAddress("lo", "127.0.0.1")
@@ -55,7 +72,7 @@ class ByHand:
         of_engine = {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": str(size)}
         words = [ranks, str(size)] if ranks else []
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "jaxrun.node.agent", *words],
+            [sys.executable, *(("-c", f"{changes}\n{_AGENT}") if changes else ("-m", "jaxrun.node.agent")), *words],
             env={**os.environ, **agent_env.to_env(), **of_engine, **write_fake_runtime(directory), **env},
             cwd=directory,
             stdout=subprocess.PIPE,

@@ -89,8 +89,8 @@ def test_a_launch_command_that_ends_during_the_job_ends_the_job(start):
 
 
 DIES = (
-    "import os; from jaxrun.node.agent import __main__, remote; "
-    "remote.make_report = lambda *words: os.kill(os.getpid(), 9); __main__.main()"
+    "import os; from jaxrun.node.agent import __main__, agent_process; "
+    "agent_process.make_report = lambda *words: os.kill(os.getpid(), 9); __main__.main()"
 )
 
 

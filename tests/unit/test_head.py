@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrun.controller.head.head import list_handlers
 from jaxrun.controller.head.head_state import JobPhase
 from jaxrun.protocol.agent_messages import StartFailed, WorkerExited, WorkerSpawned
+from jaxrun.protocol.codec import list_handlers
 from jaxrun.protocol.worker_messages import CoordinatorReady, Exit, Join, Run, StartCoordinator, ThreadFailed
 from jaxrun.records.event_log.events import Tick
 

@@ -4,6 +4,7 @@ import contextlib
 import os
 import socket
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from jaxrun.node.agent import host_staging
 from jaxrun.node.agent.host_staging import HostStaging
 from jaxrun.node.agent.spawn import WorkerSetup
 from jaxrun.node.channel.event_loop import EventLoop
-from jaxrun.node.channel.listener import listen_on_tcp
+from jaxrun.node.channel.listener import Listener, listen_on_tcp
 from jaxrun.node.staging import copies as copies_module
 from jaxrun.node.staging.copies import Copies
 from jaxrun.node.staging.directory_copy import copied_link, copy_directory, list_directory
@@ -332,13 +333,24 @@ def launcher(source, tmp_path):
         thread.join()
 
 
+@dataclass(frozen=True)
+class OnHost:
+    """An agent's part in --stage, and where others take copies from it."""
+
+    staging: HostStaging
+    listener: Listener
+
+    def copy(self, order, is_stopped):
+        return self.staging.copy(order, is_stopped, self.listener)
+
+
 @contextlib.contextmanager
 def host(tmp_path, number, port, *contents, token=TOKEN):
     """An agent of a host with a disk of its own, and where others can take copies from it."""
     (tmp_path / f"h{number}").mkdir(exist_ok=True)
     staging = HostStaging(Stage(str(tmp_path / f"h{number}"), contents), number, token, Address("127.0.0.1", port))
     with contextlib.closing(staging.listen()) as listener:
-        yield staging, f"127.0.0.1:{port_of(listener)}"
+        yield OnHost(staging, listener), f"127.0.0.1:{port_of(listener)}"
 
 
 def disk(tmp_path, number):
@@ -429,7 +441,7 @@ def test_a_host_whose_copy_has_gone_starts_no_worker_from_the_slow_file_system(l
     setup = WorkerSetup(worker_argv("python", ("train.py",)), {}, ())
     with host(tmp_path, 1, port, content) as (taker, _):
         taker.copy(CopyStaged("", 0), lambda: False)
-        assert taker.start_from_copies(setup).environ["JAXRUN_STAGED"] != "{}"
+        assert taker.staging.start_from_copies(setup).environ["JAXRUN_STAGED"] != "{}"
     with host(tmp_path, 3, port, content) as (other, _):
         with pytest.raises(UnavailableError, match=f"has no copy of {content.sources[0]} in .* any more; start again"):
-            other.start_from_copies(setup)
+            other.staging.start_from_copies(setup)

@@ -40,11 +40,26 @@ _RANK = re.compile(r"[0-9]{1,9}")
 ANY_MESSAGE = {"any message": True}
 
 M = TypeVar("M")
+Handler = TypeVar("Handler")
 Reader = Callable[[Any], Any]
 
 
 def message_types(union: Any) -> Mapping[str, type[Any]]:
     return {kind.__name__: kind for kind in (get_args(union) or (union,))}
+
+
+def list_handlers(table: Mapping[Any, Handler]) -> dict[type, Handler]:
+    """Return the handler of each kind of message; the keys are kinds, or unions of several.
+
+    Raises ValueError if a kind stands in two keys: which handler counts would depend on their order.
+    """
+    handlers: dict[type, Handler] = {}
+    for kinds, handle in table.items():
+        for kind in message_types(kinds).values():
+            if kind in handlers:
+                raise ValueError(f"{kind.__name__} has two handlers")
+            handlers[kind] = handle
+    return handlers
 
 
 def encode(message: Any) -> bytes:

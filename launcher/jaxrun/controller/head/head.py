@@ -49,7 +49,7 @@ from jaxrun.protocol.agent_messages import (
     WorkerExited,
     WorkerSpawned,
 )
-from jaxrun.protocol.codec import message_types
+from jaxrun.protocol.codec import list_handlers
 from jaxrun.protocol.debugger_messages import DebuggerMessage
 from jaxrun.protocol.flight_file import LOCKSTEP_FAIL, LOCKSTEP_OFF
 from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, RankReply, RecorderSnapshot
@@ -68,20 +68,6 @@ _CHECK_GRACE_S = 10.0  # for agents to tell how --host-check has ended
 
 
 Handler = Callable[[Any, float], list[Action]]
-
-
-def list_handlers(table: Mapping[Any, Handler]) -> dict[type, Handler]:
-    """Return the handler of each kind of event; the keys are kinds, or unions of several.
-
-    Raises ValueError if a kind stands in two keys: which handler counts would depend on their order.
-    """
-    handlers: dict[type, Handler] = {}
-    for kinds, handle in table.items():
-        for kind in message_types(kinds).values():
-            if kind in handlers:
-                raise ValueError(f"{kind.__name__} has two handlers")
-            handlers[kind] = handle
-    return handlers
 
 
 class Head:

@@ -16,7 +16,7 @@ from jaxrun.controller.supervisor.head_name import check_is_head, say_who_is_mis
 from jaxrun.controller.supervisor.remote import Endpoint
 from jaxrun.controller.supervisor.run import run
 from jaxrun.errors import JaxrunError, UsageError
-from jaxrun.node.agent import remote as agent
+from jaxrun.node.agent import agent_process
 from jaxrun.node.agent.process_tree import command_lines_above
 from jaxrun.node.channel.rendezvous import RendezvousFile, rendezvous_file
 from jaxrun.protocol import auth
@@ -92,7 +92,7 @@ def attach(
     waits = (
         say_who_is_missing(f"rank {info.rank} of {info.size}", f"rank 0 (--head {head})") if is_typed and head else None
     )
-    return agent.run(
+    return agent_process.run(
         rendezvous.find_head,
         [info.rank],
         info.size,
@@ -131,7 +131,7 @@ def _join_host_0(plan: Plan, environ: Mapping[str, str], rendezvous: Rendezvous)
     )
     said: list[str] = []
     try:
-        status = agent.run(
+        status = agent_process.run(
             rendezvous.find_head,
             ranks,
             len(plan.workers),

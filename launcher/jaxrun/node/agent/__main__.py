@@ -23,7 +23,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
-    from jaxrun.node.agent import remote
+    from jaxrun.node.agent import agent_process
     from jaxrun.protocol.addresses import parse_addresses
     from jaxrun.protocol.connect import HeadAddress
     from jaxrun.protocol.env import AgentEnv
@@ -41,7 +41,9 @@ def main() -> int:
             ranks, size = [info.rank], info.size
         on_found = _leave_place if env.stays else lambda: None
         timeout = env.init_timeout
-        return remote.run(lambda: address, ranks, size, timeout, os.environ, check=_check_parent, on_found=on_found)
+        return agent_process.run(
+            lambda: address, ranks, size, timeout, os.environ, check=_check_parent, on_found=on_found
+        )
     except JaxrunError as error:
         print(f"jaxrun: {error}", file=sys.stderr)
         return error.exit_code

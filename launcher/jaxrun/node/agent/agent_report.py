@@ -11,7 +11,6 @@ from jaxrun import __version__
 from jaxrun.node.agent.fabric_probe import collect_fabric_facts
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import AgentReport, JobInfo
-from jaxrun.protocol.connect import HeadConnection
 from jaxrun.protocol.own_files import open_own_directory
 from jaxrun.records.rundir.rundir import JOB_FILE
 from jaxrun.spec.job.cluster_env import launch_id
@@ -19,9 +18,18 @@ from jaxrun.spec.job.devices import probe_machine
 
 
 def make_report(
-    size: int, head: HeadConnection, environ: Mapping[str, str], command: tuple[str, ...], info: JobInfo, agent: AgentId
+    size: int,
+    address: str,
+    head_address: str,
+    environ: Mapping[str, str],
+    command: tuple[str, ...],
+    info: JobInfo,
+    agent: AgentId,
 ) -> AgentReport:
-    """Return what this agent is, sees and may use; `command` is what a person has typed to start it."""
+    """Return what this agent is, sees and may use; `command` is what a person has typed to start it.
+
+    `address` and `head_address` are the two ends of its connection to the head.
+    """
     machine = probe_machine(info.platforms, environ)
     gpus = machine.seen_gpus
     return AgentReport(
@@ -33,8 +41,8 @@ def make_report(
         pid=os.getpid(),
         time=time.time(),
         jaxrun_version=__version__,
-        address=plain_address(head.connection.getsockname()[0]),
-        head_address=plain_address(head.connection.getpeername()[0]),
+        address=address,
+        head_address=head_address,
         directory=os.getcwd(),
         machine=machine,
         can_write_run_dir=bool(info.run_dir) and _is_of_job(Path(info.run_dir), info.job_id),

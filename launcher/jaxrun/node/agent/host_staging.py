@@ -36,18 +36,17 @@ class HostStaging:
 
     def listen(self) -> Listener:
         """Let takers connect from now on. Raises UnavailableError if this host has no port left."""
-        self._listener = listen_on_tcp((), peer_token(self._token), everywhere=True)
-        return self._listener
+        return listen_on_tcp((), peer_token(self._token), everywhere=True)
 
-    def copy(self, order: CopyStaged, is_stopped: Callable[[], bool]) -> StagedCopied | None:
-        """Carry out the order; None if `is_stopped` before."""
+    def copy(self, order: CopyStaged, is_stopped: Callable[[], bool], listener: Listener) -> StagedCopied | None:
+        """Carry out the order, whose takers connect to `listener`; None if `is_stopped` before."""
 
         def check() -> None:
             if is_stopped():
                 raise UnavailableError("stopped")
 
         try:
-            return StagedCopied(self._agent, self._copy(order, check))
+            return StagedCopied(self._agent, self._copy(order, listener, check))
         except (OSError, ProtocolError, UnavailableError) as error:
             until = time.monotonic() + (_BLAME_S if isinstance(error, ConnectionError | ProtocolError) else 0)
             while not is_stopped():
@@ -56,7 +55,7 @@ class HostStaging:
                 time.sleep(_POLL_S)
             return None
 
-    def _copy(self, order: CopyStaged, check: Callable[[], None]) -> int:
+    def _copy(self, order: CopyStaged, listener: Listener, check: Callable[[], None]) -> int:
         where = HeadAddress(self._token, (self._head,))
         if order.giver:
             where = HeadAddress(peer_token(self._token), parse_addresses(order.giver))
@@ -68,7 +67,7 @@ class HostStaging:
                 takers.append(BlockingConnection(peer.connection, peer.tags, f"agent {peer.number}", check))
 
             loop = stack.enter_context(contextlib.closing(EventLoop()))
-            self._listener.attach(loop, 0, add, expected=order.takers)
+            listener.attach(loop, 0, add, expected=order.takers)
             while len(takers) < order.takers:
                 check()
                 loop.run_once(_POLL_S)

@@ -1,117 +1,158 @@
-"""What an agent does before its workers start: a check of its host, a report, facts, probes, copies of directories."""
+"""What an agent does before its workers start: waits for GPUs, checks its host, reports, probes, copies directories.
+
+All of it blocks, so it runs in a thread (task_thread.py): each task yields what it has found as messages to the head.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
+from jaxrun.node.agent.gpus import GpuMemory
 from jaxrun.node.agent.guard import Guard, job_marker
 from jaxrun.node.agent.spawn import WorkerSetup
-from jaxrun.node.channel.connection import Connection
 from jaxrun.protocol.addresses import Address
 from jaxrun.protocol.agent_id import AgentId
-from jaxrun.protocol.agent_messages import AgentReport, HeadToAgent, HostTask, JobInfo
+from jaxrun.protocol.agent_messages import AgentEvent, AgentReport, HostTask, JobInfo
 from jaxrun.protocol.auth import peer_token
 from jaxrun.protocol.probe_messages import ProbePeers
-from jaxrun.protocol.staging import CopyStaged
+from jaxrun.text import format_ranks
 
 if TYPE_CHECKING:
     from jaxrun.node.agent.host_probe import PeerServer
     from jaxrun.node.agent.host_staging import HostStaging
+    from jaxrun.node.channel.listener import Listener
+
+
+@dataclass(frozen=True, slots=True)
+class HostServers:
+    """Where other hosts reach this one until its workers start; None for what the job does not ask for.
+
+    peers:   answers the probes of the other agents
+    copies:  where others connect to take copies of what is staged
+    """
+
+    peers: PeerServer | None
+    copies: Listener | None
 
 
 class HostTasks:
-    """Those of one agent; `threads` ends what they have begun, before this process forks.
-
-    info:  what job this is
-    """
+    """The tasks of one agent, in all attempts of its job."""
 
     def __init__(
         self,
         agent: AgentId,
-        connection: Connection[HeadToAgent],
+        job: JobInfo,
+        head: Address,
         token: str,
         environ: Mapping[str, str],
         report: Callable[[JobInfo, AgentId], AgentReport],
     ) -> None:
+        """`head` is where the agent has found the head; `report` finds out what is there on the host."""
         self._agent = agent
-        self._connection = connection
+        self._job = job
         self._token = token
         self._environ = environ
         self._report = report
-        self.info = JobInfo("", "", ())
-        self.threads = contextlib.ExitStack()
-        self._turn: socket.socket | None = None  # to run --host-check, as one agent of each host does
-        self._peer_server: PeerServer | None = None
+        self._turn = socket.socket(socket.AF_UNIX)  # to run --host-check, as one agent of each host does
+        self._gpu_memory: GpuMemory | None = None  # as it was before the first attempt
         self._staging: HostStaging | None = None
-
-    def report(self, attempt: int, ranks: Sequence[int], is_stopped: Callable[[], bool]) -> AgentReport | None:
-        """Check the host, where that is asked for, and report what is there; None if it is stopped before.
-
-        `ranks` are those of the agent. Where something is staged, other hosts can take it here from now on.
-        """
-        failure = self._check_host(attempt, ranks, is_stopped)
-        if failure is None:
-            return None
-        report = replace(self._report(self.info, self._agent), attempt=attempt, check_failure=failure)
-        if self.info.stage is not None:
+        if job.stage is not None:
             from jaxrun.node.agent.host_staging import HostStaging
 
-            head = Address(report.head_address, self._connection.peer[1])
-            self._staging = self._staging or HostStaging(self.info.stage, self._agent, self._token, head)
-            listener = self.threads.enter_context(contextlib.closing(self._staging.listen()))
-            report = replace(report, stage_port=listener.sockets[0].getsockname()[1])
-        self._connection.send(report)
-        if self.info.probe:
-            self._send_facts(report)
-        return report
+            self._staging = HostStaging(job.stage, agent, token, head)
 
     def start_from_copies(self, setup: WorkerSetup) -> WorkerSetup:
         """The same with the copies in place of their sources, where something is staged. Raises UnavailableError."""
         return setup if self._staging is None else self._staging.start_from_copies(setup)
 
-    def _send_facts(self, report: AgentReport) -> None:
-        """Tell the head what there is on this host, and where this agent answers the others."""
-        from jaxrun.node.agent.host_probe import PeerServer, collect_facts
+    @contextlib.contextmanager
+    def serve_hosts(self) -> Iterator[HostServers]:
+        """Let other hosts reach this one. Raises UnavailableError if it has no port left."""
+        with contextlib.ExitStack() as stack:
+            peers = copies = None
+            if self._job.probe:
+                from jaxrun.node.agent.host_probe import PeerServer
 
-        self._peer_server = self.threads.enter_context(contextlib.closing(PeerServer(peer_token(self._token))))
-        seen, port = report.can_write_run_dir, self._peer_server.port
-        environ = {**self._environ, **self.info.environment}
-        self._connection.send(collect_facts(self._agent, environ, sees_run_dir=seen, port=port))
+                peers = stack.enter_context(contextlib.closing(PeerServer(peer_token(self._token))))
+            if self._staging is not None:
+                copies = stack.enter_context(contextlib.closing(self._staging.listen()))
+            yield HostServers(peers, copies)
 
-    def handle(self, task: HostTask, is_stopped: Callable[[], bool]) -> None:
-        """Do what is asked, and tell the head, unless it is stopped before."""
-        match task:
-            case ProbePeers():
-                from jaxrun.node.agent.host_probe import probe_peers
+    def begin_check(self, attempt: int, ranks: Sequence[int]) -> Guard | None:
+        """Fork the guard of --host-check if this agent is to run it; another one of its host may do so.
 
-                assert self._peer_server is not None
-                self._peer_server.start(len(task.addresses))
-                self._connection.send(probe_peers(self._agent, peer_token(self._token), task))
-            case CopyStaged():
-                assert self._staging is not None
-                if copied := self._staging.copy(task, is_stopped):
-                    self._connection.send(copied)
+        `ranks` are the agent's. An agent that waits on a spare host, for attempt 0, runs no check.
+        """
+        if self._job.host_check is None or not attempt:
+            return None
+        self._turn.close()
+        self._turn = socket.socket(socket.AF_UNIX)  # in the abstract namespace, until the next attempt
+        name = sha256(f"{self._token} {os.uname().nodename} {attempt}".encode()).hexdigest()
+        try:
+            self._turn.bind(f"\0{name}")
+        except OSError:
+            return None
+        return Guard(job_marker(self._job.job_id), ranks)
+
+    # ---- tasks
+
+    def report(
+        self,
+        attempt: int,
+        ranks: Sequence[int],
+        servers: HostServers,
+        is_stopped: Callable[[], bool],
+        *,
+        runs_check: bool,
+    ) -> Iterator[AgentEvent]:
+        """Wait for the GPUs' memory, check the host, report it, and send facts of it if the head asks for these."""
+        if self._gpu_memory is not None:
+            self._gpu_memory.wait_until_free(partial(_log, ranks), is_stopped)
+        failure = self._check_host(attempt, ranks, is_stopped) if runs_check else ""
+        if failure is None:
+            return
+        port = servers.copies.sockets[0].getsockname()[1] if servers.copies is not None else 0
+        found = self._report(self._job, self._agent)
+        yield replace(found, attempt=attempt, check_failure=failure, stage_port=port)
+        if servers.peers is not None:
+            from jaxrun.node.agent.host_probe import collect_facts
+
+            environ, seen = {**self._environ, **self._job.environment}, found.can_write_run_dir
+            yield collect_facts(self._agent, environ, sees_run_dir=seen, port=servers.peers.port)
+        if self._gpu_memory is None and found.machine.seen_gpus.names and self._job.restarts:
+            self._gpu_memory = GpuMemory(self._environ)
+
+    def handle(self, task: HostTask, is_stopped: Callable[[], bool], servers: HostServers) -> Iterator[AgentEvent]:
+        """Do what the head asks for; yield nothing if it `is_stopped` before."""
+        if isinstance(task, ProbePeers):
+            from jaxrun.node.agent.host_probe import probe_peers
+
+            assert servers.peers is not None
+            servers.peers.start(len(task.addresses))
+            yield probe_peers(self._agent, peer_token(self._token), task)
+        else:
+            assert self._staging is not None and servers.copies is not None
+            if copied := self._staging.copy(task, is_stopped, servers.copies):
+                yield copied
 
     def _check_host(self, attempt: int, ranks: Sequence[int], is_stopped: Callable[[], bool]) -> str | None:
-        """How --host-check has failed; empty if all is well or another agent of this host checks, None if stopped."""
-        check, host = self.info.host_check, os.uname().nodename
-        if check is None or not attempt:
-            return ""
-        self._turn = socket.socket(socket.AF_UNIX)  # in the abstract namespace, until the next attempt
-        try:
-            self._turn.bind(f"\0{sha256(f'{self._token} {host} {attempt}'.encode()).hexdigest()}")
-        except OSError:
-            return ""
+        """How --host-check has failed; empty if all is well, None if it is stopped before."""
         from jaxrun.node.agent.host_check import check_host
 
-        guard = Guard(job_marker(self.info.job_id), ranks)
-        try:
-            return check_host(check, self._environ, is_stopped, host=host, rank=ranks[0], attempt=attempt)
-        finally:
-            guard.disarm()
+        assert self._job.host_check is not None
+        host = os.uname().nodename
+        return check_host(self._job.host_check, self._environ, is_stopped, host=host, rank=ranks[0], attempt=attempt)
+
+
+def _log(ranks: Sequence[int], text: str) -> None:
+    """Write to the log of the engine, as agents have no other screen between two attempts."""
+    with contextlib.suppress(OSError):  # of an engine that has ended
+        print(f"jaxrun: {format_ranks(ranks)} on {os.uname().nodename}: {text}", file=sys.stderr, flush=True)

@@ -26,7 +26,6 @@ READ_BYTES = 2**18
 COALESCE_BELOW_BYTES = 2**18  # where all pipes held less, it pays to let more come together
 COALESCE_S = 0.003
 WINDOW_BYTES = 2**20  # of which the head may not have said yet that it has taken them
-_RETRY_S = 0.01
 _MAX_BYTES_AFTER_EXIT = 2**21  # to read when a worker has ended: more than a pipe holds
 
 
@@ -228,8 +227,7 @@ class Relay:
             self._connection.send(StreamEnded(rank, stream))
 
     def flush_due(self) -> float | None:
-        self._connection.flush()
-        return _RETRY_S if self._connection.unsent_bytes else None
+        return self._connection.flush_due()
 
     def print_line(self, text: str, *, status: bool = False) -> None:
         print(text, file=sys.stderr, flush=True)

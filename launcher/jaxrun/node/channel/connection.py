@@ -17,6 +17,7 @@ from jaxrun.protocol.codec import MessageDecoder, encode, message_types
 from jaxrun.protocol.message_tags import ConnectionTags, digest
 
 _RECEIVE_BYTES = 2**18
+_RETRY_S = 0.01
 _KEEPALIVE_IDLE_S = 3  # an agent sends nothing that early to a head that may be cut off (silence.py)
 _KEEPALIVE_INTERVAL_S = 1
 _KEEPALIVE_PROBES = 127  # the most that there are: silence.py decides earlier
@@ -43,7 +44,6 @@ class Connection(Generic[M]):
         self._codec: MessageDecoder[M] = MessageDecoder(received, tags=tags.received if tags is not None else None)
         self._unsent = bytearray()
         self._sent_bytes = 0
-        self._pushed_back: list[M] = []
         self.peer: tuple[Any, ...] = ("", 0)  # the address of the other end, unless that has gone already
         with contextlib.suppress(OSError):
             self.peer = connection.getpeername()
@@ -81,9 +81,14 @@ class Connection(Generic[M]):
             self._sent_bytes += count
             del self._unsent[:count]
 
+    def flush_due(self) -> float | None:
+        """Send what waits; return the seconds until the next call, None if nothing waits any more."""
+        self.flush()
+        return _RETRY_S if self._unsent else None
+
     def receive(self) -> list[M]:
         """Return what has arrived; afterwards `lost_reason` says whether that was the last. Raises ProtocolError."""
-        arrived, self._pushed_back = self._pushed_back, []
+        arrived: list[M] = []
         while True:  # also where nothing can be sent any more: what came before that still counts
             try:
                 data = self._socket.recv(_RECEIVE_BYTES)
@@ -99,14 +104,6 @@ class Connection(Generic[M]):
             if len(data) < _RECEIVE_BYTES:
                 break
         return arrived
-
-    def push_back(self, messages: list[M]) -> None:
-        self._pushed_back = messages
-
-    @property
-    def has_messages(self) -> bool:
-        """Whether some were pushed back: no descriptor announces them."""
-        return bool(self._pushed_back)
 
     @property
     def queued_bytes(self) -> int:
