@@ -25,15 +25,52 @@ class Entry:
 
 
 _SAFE = Entry(safe=True)
+_MAKES_BACKEND = "makes JAX arrays when it is imported, which starts JAX's backend and its threads"
 
-# By package, or by the package's name within a namespace that it shares with others.
+# By package, or by the package's name within a namespace that it shares with others. docs/startup.md has the versions
+# that were looked at; scripts/preload-check compares, for each, what a program sees with and without.
 PRELOADABLE: Mapping[str, Entry] = {
+    "PIL": _SAFE,
+    "absl": _SAFE,
+    "blackjax": Entry(safe=False, reason=_MAKES_BACKEND),
+    "brax": _SAFE,
     "chex": _SAFE,
+    "datasets": _SAFE,
+    "diffrax": _SAFE,
+    "distrax": _SAFE,
+    "einops": _SAFE,
     "equinox": _SAFE,
     "flax": _SAFE,
+    "grain": _SAFE,
+    "h5py": _SAFE,
+    "haiku": _SAFE,
+    "huggingface_hub": _SAFE,
+    "hydra": _SAFE,
     "jax": _SAFE,
+    "jaxopt": _SAFE,
+    "jaxtyping": _SAFE,
+    "keras": _SAFE,
+    "lineax": _SAFE,
+    "matplotlib": _SAFE,
+    "mpi4py": Entry(safe=True, modules=("mpi4py",)),  # mpi4py.MPI calls MPI_Init, once for each rank
+    "netket": Entry(safe=False, reason=f"{_MAKES_BACKEND}, and sets jax_enable_x64"),
+    "numpyro": _SAFE,
+    "omegaconf": _SAFE,
     "optax": _SAFE,
+    "optimistix": _SAFE,
     "orbax.checkpoint": _SAFE,
+    "pandas": _SAFE,
+    "pyarrow": _SAFE,
+    "safetensors": _SAFE,
+    "scipy": _SAFE,
+    "seaborn": _SAFE,
+    "sklearn": _SAFE,
+    "tensorstore": _SAFE,
+    "tokenizers": _SAFE,
+    "tqdm": _SAFE,
+    "transformers": _SAFE,
+    "tyro": _SAFE,
+    "yaml": _SAFE,
 }
 
 
