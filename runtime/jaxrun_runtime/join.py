@@ -38,7 +38,7 @@ _COORDINATOR_POLL_INTERVAL_S = 0.001  # while the coordinator does not listen ye
 _HEARTBEAT_TIMEOUT_S = 100  # JAX's; the agents notice a lost worker much earlier
 _RELEVANT_PREFIXES = ("JAX_", "XLA_", "NCCL_", "LIBTPU_")
 _RELEVANT_NAMES = ("PYTHONHASHSEED", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-_DIFFERS_BY_RANK = (COORDINATOR_ADDRESS, PROCESS_ID, "JAX_LOCAL_DEVICE_IDS", "NCCL_HOSTID")
+_DIFFERS_BY_RANK = (COORDINATOR_ADDRESS, PROCESS_ID, "JAX_LOCAL_DEVICE_IDS", "NCCL_HOSTID", "NCCL_RAS_ADDR")
 
 
 def build_hello(env: WorkerEnv, argv: list[str], environ: Mapping[str, str], started: float, key: RankKey) -> Hello:

@@ -117,6 +117,9 @@ class Simulation:
         self.flights = {}  # by rank, of the recorders that can be read; histories are the same
         self.programs = {}  # (rank, program) → ProgramDetails
         self.queries = []  # (time, detail, ranks)
+        self.nccl = None  # what NCCL's own service says
+        self.stuck_for_nccl = False  # whether the agent that is to ask it never answers
+        self.identities = {}  # rank → fields of its RankReply by which others know it
         self._clock = 0.0
         self._due = []  # (time, number, event)
         self._number = itertools.count()
@@ -290,7 +293,8 @@ class Simulation:
 
     def _answer(self, ranks, query):
         self.queries.append((self.now, query.detail, ranks))
-        for rank in ranks if self.answers else ():
+        is_stuck = self.stuck_for_nccl and "nccl" in query.detail
+        for rank in ranks if self.answers and not is_stuck else ():
             stacks = {"stacks": self.stacks.get(rank, ""), "kernel_wait": "futex_wait_queue"}
             reply = RankReply(
                 rank,
@@ -299,6 +303,8 @@ class Simulation:
                 cpu_seconds=self.cpu(self.now),
                 bytes_written=self.written(self.now),
                 flight=self.flights.get(rank, Flight()),
+                nccl=self.nccl if "nccl" in query.detail else None,
+                **self.identities.get(rank, {}),
                 **(stacks if query.detail.needs_signal else {}),
             )
             self._later(0.1 if query.detail.needs_signal else 0.002, reply)

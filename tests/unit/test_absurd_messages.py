@@ -94,6 +94,21 @@ def some(known):
     return likely | likely | st.fixed_dictionaries({}, optional={name: ODD for name in known})
 
 
+NCCL_RANKS = st.fixed_dictionaries({"number": INTS, "node": TEXTS, "pid": INTS, "rank": SMALL | INTS})
+NCCL_GROUPS = st.fixed_dictionaries({"size": SMALL | INTS, "named": st.lists(NCCL_RANKS, max_size=3)})
+NCCL_COUNTS = st.lists(st.fixed_dictionaries({"count": INTS, "ranks": NCCL_GROUPS}), max_size=3)
+NCCL_COMMUNICATORS = st.fixed_dictionaries(
+    {
+        "name": TEXTS,
+        "size": INTS,
+        "missing": NCCL_GROUPS,
+        "left": NCCL_GROUPS,
+        "operations": st.lists(st.fixed_dictionaries({"operation": TEXTS, "counts": NCCL_COUNTS}), max_size=2),
+    }
+)
+NCCL_REPORTS = st.fixed_dictionaries(
+    {"version": TEXTS, "communicators": SMALL | INTS, "differing": st.lists(NCCL_COMMUNICATORS, max_size=2)}
+)
 VALUES = {
     "int": INTS,
     "float": FLOATS,
@@ -107,6 +122,7 @@ VALUES = {
     ),
     "tuple[int, ...]": st.lists(INTS, max_size=3),
     "tuple[str, ...]": st.lists(TEXTS, max_size=2),
+    "NcclReport | None": st.none() | NCCL_REPORTS,
     "tuple[ChildProcess, ...]": st.lists(st.fixed_dictionaries(CHILD_FIELDS), max_size=2),
     "Mapping[str, str]": st.dictionaries(TEXTS, TEXTS, max_size=2),
     "Mapping[str, int]": st.dictionaries(TEXTS, st.integers(), max_size=2),

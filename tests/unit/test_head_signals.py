@@ -107,12 +107,12 @@ def test_each_request_for_stacks_gets_its_answer_and_c_frames_if_it_asks_for_the
     native, plain = RankQuery(1, RankDetail.NATIVE_STACKS), RankQuery(2, RankDetail.STACKS)
     assert job.head.handle(Requested("a", StacksRequest(native=True)), 0.0) == [Send((0,), native)]
     assert job.head.handle(Requested("b", StacksRequest()), 0.0) == [Send((0,), plain)]
-    (answered,) = job.head.handle(RankReply(0, 2, stacks=IN_JAX), 0.0)
+    (answered,) = job.head.handle(RankReply(0, 2, stacks=IN_QUEUE), 0.0)
     assert isinstance(answered, AnswerRequest) and answered.number == "b" and answered.answer.content.natives is None
-    (answered,) = job.head.handle(RankReply(0, 1, stacks=IN_JAX, native_stacks="gloo"), 0.0)
+    (answered,) = job.head.handle(RankReply(0, 1, stacks=IN_QUEUE, native_stacks="gloo"), 0.0)
     assert isinstance(answered, AnswerRequest) and answered.number == "a"
     snapshot = answered.answer.content
-    assert snapshot.natives == {0: "gloo"} and snapshot.dumps == {0: IN_JAX}
+    assert snapshot.natives == {0: "gloo"} and snapshot.dumps == {0: IN_QUEUE}
 
 
 def test_the_time_limit_ends_the_job_with_everybodys_stacks(simulate):

@@ -57,6 +57,7 @@ class Clock:
         self.debugged = set()
         self.helpers = {rank: Helpers((ChildProcess(1),)) for rank in self.ranks}  # which lives
         self.told = []  # times
+        self.in_doubt = []  # times
         self.asked = []  # whether for stacks
         self.over_at = None
         self.last = None
@@ -74,6 +75,8 @@ class Clock:
             )
             if self.last.is_told:
                 self.told.append(self.now)
+            if self.last.is_in_doubt:
+                self.in_doubt.append(self.now)
             if self.last.is_over:
                 self.over_at = self.now
                 return self
@@ -235,6 +238,13 @@ def test_a_rank_that_moves_within_jax_is_told_of_only_once_it_stays():
         job.wait(10)
     assert job.told == []
     assert job.wait(90).told
+
+
+def test_all_ranks_in_one_call_of_a_gpu_are_in_doubt_more_and_more_seldom():
+    job = Clock(POLLS, POLLS, polls=True).wait(1000)
+    assert job.told == [] and [round(at, -1) for at in job.in_doubt] == [60, 130, 270, 540]
+    assert Clock(IN_CALL, IN_CALL, polls=False).wait(1000).in_doubt == []
+    assert Clock(POLLS, LOOPS, polls=True).wait(1000).in_doubt == []
 
 
 # ---- a debugger

@@ -3,16 +3,22 @@
 What counts as a stall is in test_stall_detector.py.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import ras_answers
+from ras_answers import communicator, json_answer
 from simulation import IN_JAX, IN_QUEUE
 
+from jaxrun.analysis.diagnosis.nccl_ras import parse_answer
 from jaxrun.analysis.diagnosis.snapshot import Snapshot
-from jaxrun.analysis.verdict.stack_text import format_stall_notice
+from jaxrun.analysis.verdict.stack_text import format_snapshot, format_stall_notice
 from jaxrun.cli.make_job import make_job
 from jaxrun.controller.head.stall_detector import EarlyExitDetector
+from jaxrun.protocol.requests import StacksRequest
 from jaxrun.protocol.snapshot_messages import RankReply
+from jaxrun.records.event_log.events import Requested
 
 SILENT = {"stall": 60.0}
 IN_LOCK = IN_JAX.replace("site-packages/jax/_src/array.py", "threading.py").replace("_value", "wait")
@@ -68,6 +74,106 @@ def test_ranks_that_wait_are_told_of_and_the_job_goes_on(simulate):
         "train.py:2 <module>, and ranks 0-1 wait for it in JAX (train.py:2 <module>) · more: Ctrl-\\ (SIGQUIT)"
     )
     assert job.done(0, 1, 2).exit(0, 0, 1, 2).outcome.reason == "ok"
+
+
+# ---- what NCCL's own service says
+
+BEHIND = parse_answer(
+    json_answer(
+        communicator(
+            *(ras_answers.rank(number, 7, f"10.0.0.{number}", AllReduce=12) for number in range(2)),
+            ras_answers.rank(2, 7, "10.0.0.2", AllReduce=11),
+        )
+    )
+)
+IS_BEHIND = (
+    "in NCCL's communicator 9f3c0d5511aa70e2 (3 ranks), rank 2 (h2) has launched 11 AllReduces, and 2 ranks 12: "
+    "they wait for rank 2 (h2)"
+)
+SAME_PIDS = {rank: {"own_pid": 7, "addresses": (f"10.0.0.{rank}",)} for rank in range(3)}  # as in containers
+
+
+@pytest.fixture
+def on_gpus(simulate):
+    """on_gpus(…) → a job on three hosts whose ranks all wait in the same call."""
+
+    def start(**options):
+        job = simulate(3, platform="gpu", hosts={rank: f"h{rank}" for rank in range(3)}, **options)
+        job.join().handle(*(job.device_report(rank, platform="gpu") for rank in range(3)))
+        job.stacks, job.identities = dict.fromkeys(range(3), IN_JAX), SAME_PIDS
+        return job
+
+    return start
+
+
+def asked(job):
+    """Which ranks were asked for what, of NCCL and of who they are."""
+    return [(detail, ranks) for _, detail, ranks in job.queries if detail.startswith(("nccl", "identity"))]
+
+
+def test_all_ranks_of_gpus_in_one_call_are_told_of_if_nccl_knows_that_one_is_behind(on_gpus):
+    job = on_gpus(stall_notice=30.0)
+    job.nccl = BEHIND
+    job.wait(100)
+    ((at, text),) = job.printed
+    assert 60 <= at < 65 and text == (
+        f"no progress for 63 s: ranks 0-2 (h0, h1, h2) are at train.py:2 <module>, in JAX: _value; {IS_BEHIND} · more: "
+        "Ctrl-\\ (SIGQUIT)"
+    )
+    assert asked(job) == [("nccl", (0,)), ("identity", (0, 1, 2))]
+
+
+@pytest.mark.parametrize("says", [None, replace(BEHIND, differing=())], ids=["nothing", "no difference"])
+def test_where_nccl_knows_of_no_difference_a_long_computation_of_gpus_is_not_told_of(on_gpus, says):
+    job = on_gpus(stall_notice=30.0)
+    job.nccl = says
+    job.wait(1000)
+    assert job.printed == [] and asked(job) == [("nccl", (0,))] * 4
+
+
+def test_nccl_is_not_asked_where_a_rank_is_elsewhere_or_behind_by_its_calls(on_gpus):
+    job = on_gpus(stall_notice=30.0)
+    job.stacks[2] = IN_LOCK
+    assert len(job.wait(300).printed) > 1 and asked(job) == []
+
+
+def test_the_end_of_a_stalled_job_says_what_nccl_says(on_gpus):
+    job = on_gpus(stall=60.0)
+    job.nccl = BEHIND
+    job.wait(100)
+    assert asked(job)[-2:] == [("nccl at the end", (0,)), ("identity", (0, 1, 2))]
+    assert job.outcome.reason == "stall" and job.verdict.exit_code == 124
+    half, (details,) = job.lines[0], job.verdict.details
+    assert f"{IS_BEHIND}." in " ".join(details.split()) and f"{IS_BEHIND}." in " ".join(half.split())
+
+
+def test_a_rank_that_crashes_because_nccl_was_asked_at_the_end_is_not_to_blame(on_gpus):
+    job = on_gpus(stall=60.0)
+    job.stuck_for_nccl = True
+    job.wait(62)
+    assert asked(job)[-1] == ("nccl at the end", (0,)) and job.kills() == []
+    job.exit(-11, 1).wait(100)
+    assert job.outcome.reason == "stall" and job.verdict.exit_code == 124
+    assert job.kills()[0][1] == (0, 2)
+
+
+def test_an_agent_that_never_answers_for_nccl_delays_the_end_for_seconds(on_gpus):
+    job = on_gpus(stall=60.0)
+    job.stuck_for_nccl = True
+    job.wait(100)
+    (killed,) = job.kills()
+    assert job.outcome.reason == "stall" and 60_000 < killed[0] < 70_000
+
+
+def test_jaxrun_stacks_says_what_nccl_says(on_gpus):
+    job = on_gpus()
+    job.nccl = BEHIND
+    job.handle(Requested("a", StacksRequest())).wait(1)
+    ((_, answer),) = job.answered
+    assert f"{IS_BEHIND}." in " ".join(format_snapshot(answer.content).split())
+
+
+# ---- the options
 
 
 def test_where_ci_is_set_the_limit_is_on_and_0_turns_it_off():

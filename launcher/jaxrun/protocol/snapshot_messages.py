@@ -9,6 +9,7 @@ import enum
 from dataclasses import dataclass, field
 
 from jaxrun.protocol.flight import Flight, ProgramDetails
+from jaxrun.protocol.nccl_report import NcclReport
 
 
 class RankDetail(enum.StrEnum):
@@ -20,6 +21,9 @@ class RankDetail(enum.StrEnum):
     HISTORY = "history"  # all that its flight recorder holds
     STACKS = "stacks"  # Python stacks, with its counters and last calls
     NATIVE_STACKS = "native stacks"  # the same, with C frames
+    IDENTITY = "identity"  # by what other programs know it: its own process id, and its host's addresses
+    NCCL = "nccl"  # what NCCL's own service says of all ranks, where asking is harmless
+    NCCL_AT_END = "nccl at the end"  # the same of a job that is about to end: also where asking may crash a rank
 
     @property
     def needs_signal(self) -> bool:
@@ -67,6 +71,9 @@ class RankReply:
     gpu_percent:    for how much of the last moment its GPUs were busy, on average; -1 where that is not known
     gpu_bytes:      of their memory that are used, by whomever; -1 where that is not known
     children:       the processes that it has started, with its stacks
+    own_pid:        the number by which its process knows itself
+    addresses:      the IP addresses of its host
+    nccl:           what NCCL's own service says; None where it was not asked, or has not answered
     """
 
     rank: int
@@ -85,6 +92,9 @@ class RankReply:
     gpu_percent: float = -1.0
     gpu_bytes: int = -1
     children: tuple[ChildProcess, ...] = ()
+    own_pid: int = 0
+    addresses: tuple[str, ...] = ()
+    nccl: NcclReport | None = None
 
 
 class ProcessState(enum.StrEnum):

@@ -11,6 +11,7 @@ from jaxrun.analysis.diagnosis.helpers import Helpers
 from jaxrun.analysis.lockstep.divergence import Divergence
 from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.protocol.flight import Flight
+from jaxrun.protocol.nccl_report import NcclReport
 from jaxrun.protocol.worker_messages import Failed, ThreadFailed
 from jaxrun.spec.job.fault_spec import KILL, PAUSE, FaultSpec
 from jaxrun.text import format_signal
@@ -113,6 +114,7 @@ class JobOutcome:
     text, traceback:                 what is to be said about `reason`
     stacks, kernel_waits, flights, helpers:   by rank, what the snapshot showed that led to the end
     platform:                        of the devices then; empty where that does not matter
+    nccl:                            what NCCL's own service said then; None where it was not asked
     decided_at, run_at:              when the end was decided, and when the program was started
     divergences:                     the calls in which the ranks were seen out of step, the first one first
     unheard:                         nobody in the job listens to the signal that ended it
@@ -150,3 +152,4 @@ class JobOutcome:
     failed_checks: Mapping[int, str] = field(default_factory=dict)
     saved_step: int | None = None
     uses_mpi: bool = False
+    nccl: NcclReport | None = None

@@ -9,6 +9,7 @@ from jaxrun.analysis.diagnosis.helpers import Helpers
 from jaxrun.analysis.diagnosis.outcome import WorkerOutcome
 from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.protocol.flight import Flight
+from jaxrun.protocol.nccl_report import NcclReport
 from jaxrun.protocol.snapshot_messages import RankReply
 from jaxrun.text import format_status
 
@@ -26,6 +27,7 @@ class Snapshot:
     platform:     of the devices: "cpu", "gpu", …; empty where it is not known
     straggler:    the rank or host that holds the others up, if one does
     helpers:      the threads and processes that ranks have started; None where these were not asked for
+    nccl:         what NCCL's own service says; None where it was not asked, or has not answered
     """
 
     time: float
@@ -38,6 +40,7 @@ class Snapshot:
     straggler: Straggler | None = None
     platform: str = ""
     helpers: Mapping[int, Helpers] | None = None
+    nccl: NcclReport | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,6 +185,7 @@ def _snapshot(outcome: JobOutcome, hosts: Mapping[int, str], decided: float, fin
         platform=outcome.platform,
         helpers=outcome.helpers,
         finished=tuple(sorted(finished)),
+        nccl=outcome.nccl,
     )
 
 

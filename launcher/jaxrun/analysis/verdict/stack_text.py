@@ -11,6 +11,7 @@ from jaxrun.analysis.diagnosis.stacks import Ending, Frame, Stack, crashed_stack
 from jaxrun.analysis.lockstep.progress import format_progress
 from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.analysis.verdict.deadlocks import explain_deadlock
+from jaxrun.analysis.verdict.nccl_text import describe_nccl
 from jaxrun.protocol.flight import parse_group
 from jaxrun.protocol.snapshot_messages import ProcessState
 from jaxrun.terminal import wrap_prose
@@ -83,7 +84,8 @@ def format_snapshot(snapshot: Snapshot) -> str:
     explanations = explain_deadlock(snapshot)
     if snapshot.straggler is not None:
         lines.append(wrap_prose(f"{format_straggler(snapshot.straggler, snapshot.hosts)}."))
-    return "\n".join([*lines, *(wrap_prose(str(explanation)) for explanation in explanations)])
+    sentences = [*map(str, explanations), *describe_nccl(snapshot.nccl, snapshot.hosts)]
+    return "\n".join([*lines, *map(wrap_prose, sentences)])
 
 
 def format_stall_notice(snapshot: Snapshot, idle_s: float, run_dir: Path | None) -> str:
@@ -93,6 +95,8 @@ def format_stall_notice(snapshot: Snapshot, idle_s: float, run_dir: Path | None)
     """
     explanations = explain_deadlock(snapshot)
     what = explanations[0].what if explanations else _list_places(snapshot)
+    if snapshot.nccl is not None and snapshot.nccl.differing:
+        what += f"; {describe_nccl(snapshot.nccl, snapshot.hosts)[0].removesuffix('.')}"
     more = f"jaxrun stacks {run_dir}" if run_dir else "Ctrl-\\ (SIGQUIT)"
     return f"no progress for {idle_s:.0f} s: {what} · more: {more}"
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
-from jaxrun.analysis.diagnosis.outcome import EndReason
+from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
 from jaxrun.analysis.lockstep.joint_waits import find_missing_ranks
 from jaxrun.controller.head.divergence_detector import DivergenceDetector
 from jaxrun.controller.head.head_state import HeadState, Timeout
 from jaxrun.controller.head.queries import RankQueries, Replies
 from jaxrun.controller.head.shutdown import JobShutdown
-from jaxrun.controller.head.stall_detector import EarlyExitDetector, StallDetector
+from jaxrun.controller.head.stall_detector import EarlyExitDetector, StallCheck, StallDetector
 from jaxrun.controller.head.straggler_detector import StragglerDetector
+from jaxrun.protocol.nccl_report import NcclReport
 from jaxrun.protocol.snapshot_messages import RankDetail
 from jaxrun.records.event_log.actions import Action, PrintSnapshot, PrintStallNotice
 
@@ -68,15 +70,30 @@ class HealthChecks:
         is_held = not self._state.debugged.isdisjoint(replies)
         check = self._stall.update(replies, now, self._queries.helpers(replies, now), is_held=is_held)
         if check.is_over:
-            return self._shutdown.abort(self._queries.outcome(EndReason.STALL, replies, now), now)
+            outcome = self._queries.outcome(EndReason.STALL, replies, now)
+            self._shutdown.prepare_abort(outcome)
+            return self._queries.ask_nccl(replies, partial(self._end_stalled, outcome), now, at_end=True)
         self._state.timeouts.start(Timeout.STALL_CHECK, now + self._stall.next_check_s)
-        if check.is_half:
-            limit = f"the job is stopped after {self._stall.limit:g} s of it (--stall-timeout)"
-            heading = f"no progress for {check.idle_s:.0f} s; {limit} · "
-            return [PrintSnapshot(self._queries.snapshot(replies, now), heading)]
-        if check.is_told:
-            return [PrintStallNotice(self._queries.snapshot(replies, now), check.idle_s)]
+        if check.is_half or check.is_told or check.is_in_doubt:
+            return self._queries.ask_nccl(replies, partial(self._tell, check, replies), now)
         return []
+
+    def _end_stalled(self, outcome: JobOutcome, nccl: NcclReport | None, now: float) -> list[Action]:
+        if self._state.outcome is not outcome:  # something else has ended the job meanwhile
+            return []
+        self._state.decide(replace(outcome, nccl=nccl))
+        return self._shutdown.kill_all(now)
+
+    def _tell(self, check: StallCheck, replies: Replies, nccl: NcclReport | None, now: float) -> list[Action]:
+        """Say who waits for whom; where that is in doubt, only if NCCL knows."""
+        if not self._state.is_healthy or (check.is_in_doubt and not (nccl and nccl.differing)):
+            return []
+        assert self._stall is not None
+        snapshot = self._queries.snapshot(replies, now, nccl=nccl)
+        if not check.is_half:
+            return [PrintStallNotice(snapshot, check.idle_s)]
+        limit = f"the job is stopped after {self._stall.limit:g} s of it (--stall-timeout)"
+        return [PrintSnapshot(snapshot, f"no progress for {check.idle_s:.0f} s; {limit} · ")]
 
     def _check_early_exit(self, replies: Replies, now: float) -> list[Action]:
         if not self._state.is_healthy:

@@ -10,16 +10,26 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from jaxrun.analysis.diagnosis.helpers import Helpers, LostThread, helpers_of
+from jaxrun.analysis.diagnosis.nccl_ras import NCCL_TIMEOUT_S, ProcessIdentity, locate_ranks
 from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
+from jaxrun.analysis.diagnosis.rank_state import IN_JAX, Activity, find_rank_states
 from jaxrun.analysis.diagnosis.root_cause import own_thread_failures
 from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.diagnosis.stacks import NATIVE_STACKS_TIMEOUT_S
+from jaxrun.analysis.lockstep.compare import find_lags
+from jaxrun.analysis.lockstep.joint_waits import find_missing_ranks
 from jaxrun.controller.head.head_state import HeadState
 from jaxrun.protocol.flight import Flight
+from jaxrun.protocol.nccl_report import NcclReport
 from jaxrun.protocol.snapshot_messages import RankDetail, RankQuery, RankReply
 from jaxrun.records.event_log.actions import Action, PrintSnapshot, Send
 
 _REPLY_TIMEOUT_S = 1.5  # an agent waits for stacks for half a second at most
+_MORE_S = {
+    RankDetail.NATIVE_STACKS: NATIVE_STACKS_TIMEOUT_S,
+    RankDetail.NCCL: NCCL_TIMEOUT_S,
+    RankDetail.NCCL_AT_END: NCCL_TIMEOUT_S,
+}
 
 Replies = Mapping[int, RankReply]  # of all ranks that were asked, in their order
 Continuation = Callable[[Replies, float], list[Action]]
@@ -51,7 +61,7 @@ class RankQueries:
         if not asked:
             return then({}, now)
         number = next(self._numbers)
-        more_s = NATIVE_STACKS_TIMEOUT_S if detail is RankDetail.NATIVE_STACKS else 0.0
+        more_s = _MORE_S.get(detail, 0.0)
         replies = {rank: RankReply(rank) for rank in asked}
         self._pending[number] = _Pending(then, now + _REPLY_TIMEOUT_S + more_s, replies, set(asked))
         return [Send(asked, RankQuery(number, detail))]
@@ -65,14 +75,57 @@ class RankQueries:
 
         return self.ask(ranks, RankDetail.NATIVE_STACKS if native else RankDetail.STACKS, keep_flights, now)
 
+    def ask_nccl(
+        self,
+        stacks: Replies,
+        then: Callable[[NcclReport | None, float], list[Action]],
+        now: float,
+        *,
+        at_end: bool = False,
+    ) -> list[Action]:
+        """Ask NCCL's own service, where these `stacks` do not show already whom the ranks wait for.
+
+        One rank is asked, which knows of all. `at_end`: the job is about to end, so that it may cost what it will.
+        """
+        asked = next((rank for rank, reply in stacks.items() if reply.stacks), None)
+        if asked is None or not self._all_wait_alike(stacks, now):
+            return then(None, now)
+
+        def find_ranks(answers: Replies, now: float) -> list[Action]:
+            report = answers[asked].nccl
+            if report is None or not report.differing:
+                return then(report, now)
+
+            def locate(identities: Replies, now: float) -> list[Action]:
+                known = {rank: ProcessIdentity(one.own_pid, one.addresses) for rank, one in identities.items()}
+                return then(locate_ranks(report, known), now)
+
+            return self.ask(self._state.workers.live, RankDetail.IDENTITY, locate, now)
+
+        detail = RankDetail.NCCL_AT_END if at_end else RankDetail.NCCL
+        return self.ask((asked,), detail, find_ranks, now)
+
+    def _all_wait_alike(self, replies: Replies, now: float) -> bool:
+        """Whether all ranks wait in JAX, and no recorder shows that one is behind."""
+        flights = flights_of(replies)
+        states = find_rank_states(
+            stacks_of(replies), kernel_waits_of(replies), flights, self.helpers(replies, now)
+        ).values()
+        busy = {state.activity for state in states} - {Activity.IDLE}
+        return bool(busy) and busy <= set(IN_JAX) and not (find_lags(flights) or find_missing_ranks(flights))
+
     def show(self, now: float) -> list[Action]:
         def show(replies: Replies, now: float) -> list[Action]:
-            return [PrintSnapshot(self.snapshot(replies, now))]
+            return self.ask_nccl(
+                replies, lambda nccl, now: [PrintSnapshot(self.snapshot(replies, now, nccl=nccl))], now
+            )
 
         return self.ask_stacks(self._state.workers.working, show, now)
 
-    def snapshot(self, replies: Replies, now: float, *, native: bool = False) -> Snapshot:
-        """Where the ranks are that have replied to `ask_stacks`."""
+    def snapshot(
+        self, replies: Replies, now: float, *, native: bool = False, nccl: NcclReport | None = None
+    ) -> Snapshot:
+        """Where the ranks are that have replied to `ask_stacks`, and what `ask_nccl` has found."""
         workers = self._state.workers
         return Snapshot(
             time=now,
@@ -85,6 +138,7 @@ class RankQueries:
             straggler=self._state.straggler,
             platform=self._state.platform,
             natives={rank: reply.native_stacks for rank, reply in replies.items()} if native else None,
+            nccl=nccl,
         )
 
     def helpers(self, replies: Replies, now: float) -> dict[int, Helpers]:

@@ -13,6 +13,7 @@ from jaxrun.controller.head.queries import RankQueries, Replies, flights_of
 from jaxrun.controller.head.straggler_detector import StragglerDetector
 from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF
+from jaxrun.protocol.nccl_report import NcclReport
 from jaxrun.protocol.requests import Answer, AnswerState, OverviewRequest, ProfileRequest, StacksRequest
 from jaxrun.protocol.snapshot_messages import RankDetail
 from jaxrun.protocol.worker_messages import ProfileCalls, ProfileEnded
@@ -55,8 +56,12 @@ class Requests:
     def _answer_stacks(self, number: str, native: bool, replies: Replies, now: float) -> list[Action]:
         """Answer, and make use of the calls that came with the stacks."""
         actions = [*self._divergence.compare(replies, now), *self._stragglers.add(replies, now)]
-        snapshot = self._queries.snapshot(replies, now, native=native)
-        return [AnswerRequest(number, Answer(AnswerState.DONE, content=snapshot)), *actions]
+
+        def answer(nccl: NcclReport | None, now: float) -> list[Action]:
+            snapshot = self._queries.snapshot(replies, now, native=native, nccl=nccl)
+            return [AnswerRequest(number, Answer(AnswerState.DONE, content=snapshot))]
+
+        return [*self._queries.ask_nccl(replies, answer, now), *actions]
 
     def _answer_overview(self, number: str, replies: Replies, now: float) -> list[Action]:
         workers = self._state.workers

@@ -62,6 +62,11 @@ class JobShutdown:
         self._state.decide(outcome)
         return self.kill_all(now)
 
+    def prepare_abort(self, outcome: JobOutcome) -> None:
+        """Decide how a job ends that was healthy so far, and kill nobody yet: until `kill_all`, no failure counts."""
+        self._state.decide(outcome)
+        self._state.enter(JobPhase.STOPPING, {})
+
     def kill_all(self, now: float, *, hurry: bool = False) -> list[Action]:
         """Kill all that live, and wait for the reports of it, in a `hurry` not for long."""
         if self._all_killed_at is None:

@@ -46,12 +46,14 @@ class StallCheck:
     is_over:  for as long as --stall-timeout allows
     is_half:  for half of that, said once
     is_told:  whether people are to be told now who waits for whom
+    is_in_doubt:  whether they are to be told only if something else than stacks and recorders shows that it is a hang
     """
 
     idle_s: float
     is_over: bool = False
     is_half: bool = False
     is_told: bool = False
+    is_in_doubt: bool = False
 
 
 class StallDetector:
@@ -108,8 +110,9 @@ class StallDetector:
         half = not self._said_half and self.limit / 2 <= idle < self.limit
         self._said_half |= half
         # One snapshot does not show whether a rank moves.
-        told = had_stacks and self._is_due(idle, states, replies)
-        return StallCheck(idle, idle >= self.limit, half, told)
+        due = had_stacks and self._is_due(idle, states, replies)
+        in_doubt = due and not half and _may_wait_for_a_result(states, replies, polls=self._polls)
+        return StallCheck(idle, idle >= self.limit, half, due and not in_doubt, in_doubt)
 
     def _restart(self, now: float) -> None:
         self._progress_at = now
@@ -227,22 +230,30 @@ def _may_loop(state: RankState, reply: RankReply) -> bool:
 def _patience(states: Mapping[int, RankState], replies: Replies, *, polls: bool) -> float | None:
     """For how many times --stall-notice the ranks may do this, until people are told; None for ever.
 
-    All are to wait in JAX, for locks or for what has ended, or some in JAX for others; or some are at their end. Where
-    all wait in the same call of a device that computes by itself, they may as well wait for its result; and any rank
-    that waits for such a device may only seem to, unless recorders show that some have come to a call that others have
-    not.
+    All are to wait in JAX, for locks or for what has ended, or some in JAX for others; or some are at their end. Any
+    rank that waits for a device that computes by itself may only seem to wait for others, unless recorders show that
+    some have come to a call that others have not.
     """
-    busy = [state for state in states.values() if state.activity is not Activity.IDLE]
+    busy = _busy(states)
     kinds = {state.activity for state in busy}
     goes_on_by_itself = any(not (state.activity in _LOCKS or state.waits_for_the_dead) for state in busy)
     if not busy or (goes_on_by_itself and not kinds & {*WAITING, Activity.ENDING}):
         return None
     in_doubt = polls and bool(kinds & set(IN_JAX)) and not _some_are_behind(replies)
-    if in_doubt and kinds <= set(IN_JAX) and _is_one_place(busy):
-        return None
     factors = [1 if s.waits_for_the_dead else _PATIENCE.get(s.activity, _LONG_PATIENCE) for s in busy]
     known = [factor for factor in factors if factor is not None]
     return max(known) * (_LONG_PATIENCE if in_doubt else 1) if len(known) == len(factors) else None
+
+
+def _may_wait_for_a_result(states: Mapping[int, RankState], replies: Replies, *, polls: bool) -> bool:
+    """Whether all ranks wait in the same call of a device that computes by itself: it may be a long computation."""
+    busy = _busy(states)
+    same = {state.activity for state in busy} <= set(IN_JAX) and _is_one_place(busy)
+    return polls and same and not _some_are_behind(replies)
+
+
+def _busy(states: Mapping[int, RankState]) -> list[RankState]:
+    return [state for state in states.values() if state.activity is not Activity.IDLE]
 
 
 def _some_are_behind(replies: Replies) -> bool:

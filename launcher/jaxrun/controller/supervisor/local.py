@@ -14,7 +14,7 @@ from jaxrun.controller.supervisor.attempt_context import AttemptContext
 from jaxrun.controller.supervisor.executor import Executor
 from jaxrun.node.agent.agent import Agent
 from jaxrun.node.agent.process_tree import kill_all
-from jaxrun.node.agent.spawn import WorkerSetup
+from jaxrun.node.agent.spawn import WorkerSetup, with_own_variables
 from jaxrun.node.agent.worker_group import ForkServers, WorkerGroup
 from jaxrun.node.forkserver.client import ForkServer
 from jaxrun.protocol.agent_id import AgentId
@@ -109,7 +109,8 @@ def setup_of(plan: Plan, environ: Mapping[str, str], run_dir: str = "", flight_d
     """How the workers of a plan are started; `environ` is the launcher's own."""
     token = new_token()
     told = tuple(replace(plan.worker_env(worker, run_dir=run_dir), rank_token=token) for worker in plan.workers)
-    return WorkerSetup(plan.argv, plan.base_env(environ), told, flight_dir, plan.job.wrap)
+    shared = with_own_variables(plan.base_env(environ))
+    return WorkerSetup(plan.argv, shared, told, flight_dir, plan.job.wrap)
 
 
 class LocalLink:

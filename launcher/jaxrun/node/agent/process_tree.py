@@ -24,6 +24,15 @@ TRACKER_GRACE_S = 1.0  # for trackers to end by themselves, once the processes t
 _TRACKER_CODE = re.compile(rb"^from [\w.]*resource_tracker import main", re.MULTILINE)
 
 
+def pid_in_namespace(pid: int) -> int:
+    """What a process calls itself: in a process namespace of its own, as containers have, it is another number."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as file:
+        for line in file:
+            if line.startswith("NSpid:"):
+                return int(line.split()[-1])
+    return pid
+
+
 def children(pid: int) -> set[int]:
     """The direct children, as the kernel lists them; empty where it does not."""
     found: set[int] = set()

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxrun.analysis.diagnosis.stacks import NATIVE_STACKS_TIMEOUT_S, Frame
+from jaxrun.node.agent.process_tree import pid_in_namespace
 
 _MAX_NAME = 90  # characters of a C++ name
 _YAMA = "/proc/sys/kernel/yama/ptrace_scope"
@@ -125,15 +126,6 @@ def _why_not(err: str, pid: int) -> str:
     lines = [line.strip() for line in err.partition("Stack backtrace")[0].splitlines() if line.strip()]
     said = [re.sub(r"^(?:Error|\d+): ", "", line) for line in lines[:1] + lines[-1:]]  # what failed, and its root
     return f"py-spy could not look into process {pid}: {': '.join(dict.fromkeys(said)) or 'it said nothing'}"
-
-
-def pid_in_namespace(pid: int) -> int:
-    """What a process calls itself: in a process namespace of its own, as containers have, it is another number."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as file:
-        for line in file:
-            if line.startswith("NSpid:"):
-                return int(line.split()[-1])
-    return pid
 
 
 def _content(fd: int) -> str:

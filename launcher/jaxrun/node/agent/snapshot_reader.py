@@ -1,4 +1,4 @@
-"""Finds out what the workers of one host are doing: Python stacks, C frames, CPU time, output, flight recorders."""
+"""Finds out what the workers of one host are doing: stacks, C frames, CPU time, output, flight recorders, NCCL."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING
 from jaxrun.node.agent.child_processes import describe_children
 from jaxrun.node.agent.gpus import GpuWatch
 from jaxrun.node.agent.pipes import OutputSink
+from jaxrun.node.agent.process_tree import pid_in_namespace
 from jaxrun.node.agent.worker_group import WorkerGroup
 from jaxrun.node.agent.worker_process import WorkerProcess
+from jaxrun.node.channel.host_addresses import list_addresses
 from jaxrun.protocol.env import FAULT_HANDLER_SIGNAL, STACKS_SIGNAL
 from jaxrun.protocol.snapshot_messages import RankDetail, RankQuery, RankReply
 
 if TYPE_CHECKING:
+    from jaxrun.node.agent.nccl_service import NcclInquiry
     from jaxrun.node.agent.pyspy import PySpy
 
 # Which signals a worker gets for its stacks, and for how many seconds each may take. It answers the first within some
@@ -47,10 +50,11 @@ class SnapshotReader:
         self._clock = clock
         self._requested: dict[int, _StacksRequest] = {}  # by rank
         self._native: list[tuple[RankReply, PySpy]] = []
+        self._inquiries: list[tuple[RankReply, NcclInquiry]] = []
         self._gpus = GpuWatch(workers.setup)
 
     def request(self, rank: int, query: RankQuery) -> list[RankReply]:
-        """Begin to answer a query; without stacks the reply is returned at once, any other by `poll`."""
+        """Begin to answer a query; stacks, and what NCCL says, are returned by `poll`, any other reply at once."""
         worker = self._workers[rank]
         match query.detail:
             case RankDetail.PROGRESS:
@@ -62,13 +66,19 @@ class SnapshotReader:
                 return [RankReply(rank, query.number, time.time(), core_wait_s=wait_s, flight=worker.flight.brief())]
             case RankDetail.HISTORY:
                 return [RankReply(rank, query.number, time.time(), flight=worker.flight.history())]
+            case RankDetail.IDENTITY:
+                pid, addresses = pid_in_namespace(worker.pid), tuple(address.ip for address in list_addresses())
+                return [RankReply(rank, query.number, time.time(), own_pid=pid, addresses=addresses)]
+            case RankDetail.NCCL | RankDetail.NCCL_AT_END:
+                self._begin_inquiry(worker, query)
+                return self._poll_inquiries(self._clock())
         self._request_stacks(worker, query)
         return []
 
     def deadline(self) -> float | None:
         """When `poll` is to be called at the latest."""
         times = [request.due for request in self._requested.values()] + [dump.deadline for _, dump in self._native]
-        return min(times, default=None)
+        return min((*times, *(inquiry.due for _, inquiry in self._inquiries)), default=None)
 
     def poll(self) -> list[RankReply]:
         """Return the replies that are complete. To be called at the `deadline`, and when a child has ended."""
@@ -90,10 +100,24 @@ class SnapshotReader:
         for reply, dump in [item for item in self._native if item[1].has_ended(now)]:
             self._native.remove((reply, dump))
             complete.append(replace(reply, native_stacks=dump.text()))
-        return complete
+        return [*complete, *self._poll_inquiries(now)]
+
+    def _begin_inquiry(self, worker: WorkerProcess, query: RankQuery) -> None:
+        from jaxrun.node.agent.nccl_service import NcclInquiry  # rarely wanted
+
+        is_end, environ = query.detail is RankDetail.NCCL_AT_END, self._workers.setup.environ
+        inquiry = NcclInquiry(worker.pid, environ, self._clock(), whatever_it_costs=is_end)
+        self._inquiries.append((RankReply(worker.rank, query.number, time.time()), inquiry))
+
+    def _poll_inquiries(self, now: float) -> list[RankReply]:
+        ended = [one for one in self._inquiries if one[1].has_ended(now)]
+        self._inquiries = [one for one in self._inquiries if one not in ended]
+        return [replace(reply, nccl=inquiry.report()) for reply, inquiry in ended]
 
     def close(self) -> None:
         self._gpus.close()
+        for _, inquiry in self._inquiries:
+            inquiry.close()
         for _, dump in self._native:
             dump.close()
 

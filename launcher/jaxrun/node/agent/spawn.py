@@ -27,7 +27,7 @@ from jaxrun.protocol.names import JOB_ID
 from jaxrun.protocol.own_files import open_own_directory
 from jaxrun.protocol.settings import STDIN_RANK_0
 from jaxrun.protocol.worker_command import worker_argv
-from jaxrun.spec.job.environment import inherited_job_variables
+from jaxrun.spec.job.environment import PLATFORMS_VARIABLE, inherited_job_variables
 
 _PIPE_BYTES = 2**20
 _F_SETPIPE_SZ = 1031
@@ -104,11 +104,20 @@ def setup_of_orders(starts: Sequence[StartWorker], environ: Mapping[str, str], r
     kept = {name: value for name, value in environ.items() if name not in unset}
     return WorkerSetup(
         argv=worker_argv(sys.executable, first.program),
-        environ={**kept, **first.environment, JOB_ID: first.worker.job_id},
+        environ=with_own_variables({**kept, **first.environment, JOB_ID: first.worker.job_id}),
         workers=tuple(replace(start.worker, rank_token=rank_token) for start in starts),
         flight_dir=_make_log_dir(first.log_dir),
         wrap=first.wrap,
     )
+
+
+def with_own_variables(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """Add what an agent chooses for its own ranks: on NVIDIA's GPUs, where NCCL's own service listens."""
+    if environ.get(PLATFORMS_VARIABLE, "").split(",")[0].strip() != "cuda":
+        return environ
+    from jaxrun.node.agent.nccl_service import own_address
+
+    return {**environ, **own_address(environ)}
 
 
 def _make_log_dir(name: str) -> Path | None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from jaxrun.analysis.diagnosis.nccl_ras import NCCL_TIMEOUT_S
 from jaxrun.analysis.diagnosis.snapshot import Overview, Snapshot
 from jaxrun.analysis.diagnosis.stacks import NATIVE_STACKS_TIMEOUT_S
 from jaxrun.analysis.verdict import stack_text
@@ -169,7 +170,7 @@ def request_overview(job: RunningJob) -> Overview:
 
 def request_snapshot(job: RunningJob, *, native: bool = False) -> Snapshot:
     """Where all ranks are now; with `native`, with C frames. Raises UnavailableError if no answer comes."""
-    timeout = ANSWER_TIMEOUT_S + (NATIVE_STACKS_TIMEOUT_S if native else 0.0)
+    timeout = ANSWER_TIMEOUT_S + NCCL_TIMEOUT_S + (NATIVE_STACKS_TIMEOUT_S if native else 0.0)
     return _parse(Snapshot, ask(job, StacksRequest(native), timeout))
 
 
