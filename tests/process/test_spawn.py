@@ -11,7 +11,7 @@ import pytest
 from harness import kill, wait_until
 
 from jaxrun.controller.supervisor.launch_process import LOG_NAME, LaunchProcess
-from jaxrun.controller.supervisor.local import setup_of
+from jaxrun.controller.supervisor.local_job import setup_of
 from jaxrun.node.agent import spawn
 from jaxrun.node.agent.guard import find_marked, job_marker
 from jaxrun.node.forkserver import client

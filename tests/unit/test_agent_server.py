@@ -5,17 +5,16 @@ import socket
 import struct
 import threading
 import time
-from dataclasses import fields
-from types import SimpleNamespace
+from dataclasses import fields, replace
 
 import pytest
 from listener_thread import frame, wait_until
 
 from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
-from jaxrun.controller.supervisor import loss_watch
-from jaxrun.controller.supervisor.executor import Executor
+from jaxrun.controller.supervisor import losses
+from jaxrun.controller.supervisor.attempt_loop import AttemptLoop, Supervision
 from jaxrun.controller.supervisor.launch_process import LaunchProcess
-from jaxrun.controller.supervisor.server import AgentServer
+from jaxrun.controller.supervisor.remote_agents import Entrance, LaunchedAgents, RemoteAgents
 from jaxrun.controller.supervisor.spare_agents import SpareAgents
 from jaxrun.node.channel.connection import HEAD_TO_AGENT, Connection
 from jaxrun.node.channel.host_addresses import HostAddress
@@ -42,9 +41,10 @@ from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.probe_messages import Machine
 from jaxrun.protocol.snapshot_messages import RankReply
 from jaxrun.protocol.worker_messages import Done, Run
-from jaxrun.records.event_log.actions import Finish, RecordClock, Send, SendToAgents
-from jaxrun.records.event_log.events import AgentLost, AgentTurnedAway, BadMessage, SpareReported
-from jaxrun.spec.backends.remote_plan import agents_by_rank
+from jaxrun.records.event_log.actions import Finish, Send, SendToAgents
+from jaxrun.records.event_log.events import AgentLost, AgentTurnedAway, BadMessage, SpareLost, SpareReported, Tick
+from jaxrun.spec.backends.remote_plan import agents_by_rank, plan_remote
+from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import LaunchCommand
 
 TOKEN = auth.new_token()
@@ -74,85 +74,122 @@ def worker_of(rank):
     return StartWorker(WorkerEnv("ab" * 16, rank, 2, 0, 1, "h1"), ("train.py",), {})
 
 
-def prepare(reports):
-    return [worker_of(one.agent) for one in reports]
+class Registry:
+    """An AgentRegistry in which all that is needed has reported."""
+
+    complete = True
+
+    def check_installation(self, report):
+        """All are alike."""
+
+    def prepare(self, reports):
+        return [worker_of(one.agent) for one in reports]
 
 
-class Orders:
-    """Actions of the head, which the server takes from the process that has started it."""
+class Head:
+    """Collects events; at a Tick it wants what a test has ordered, in another thread."""
 
     def __init__(self):
+        self.hosts = {0: "h1", 1: "h2"}
+        self.events = []
         self.ours, self._theirs = socket.socketpair()
-        self._actions = []
+        self._orders = []
 
-    def give(self, *actions):
-        self._actions.append(actions)
+    def order(self, *actions):
+        self._orders.append(list(actions))
         self._theirs.send(b".")
 
-    def fileno(self):
-        return self.ours.fileno()
-
-    def receive(self):
+    def handle(self, event, now):
+        if not isinstance(event, Tick):
+            self.events.append(event)
+            return []
         self.ours.recv(1)
-        return self._actions.pop(0)
+        return self._orders.pop(0)
+
+    def deadline(self):
+        return None
 
     def close(self):
         self.ours.close()
         self._theirs.close()
 
 
-class Server:
-    """AgentServers of one attempt after the other, which run in a thread; a head that only collects events."""
+class Log:
+    """A RunDir that keeps what the head does not see."""
 
     def __init__(self):
-        self.events, self.records, self.printed = [], [], []
+        self.records = []
+
+    def record(self, logged):
+        if isinstance(logged.message, AgentTurnedAway | BadMessage | SpareReported | SpareLost):
+            self.records.append(logged.message)
+
+
+class Screen:
+    """An Output without ranks."""
+
+    congested = False
+
+    def __init__(self):
+        self.printed = []
+
+    def flush_due(self):
+        return None
+
+    def print_line(self, text):
+        self.printed.append(text)
+
+
+class Nobody:
+    """A Terminal and a Guard to which nothing happens."""
+
+    def attach(self, loop, order, call):
+        """Nothing happens."""
+
+
+class Server:
+    """The RemoteAgents of one attempt after the other, in a thread each; a head that only collects events."""
+
+    def __init__(self):
         self._quiet = socket.socketpair()
-        self._orders = Orders()
-        dispatcher = SimpleNamespace(
-            hosts={0: "h1", 1: "h2"},
-            handle=lambda event: self.events.append(event) or [],
-            record=lambda message: isinstance(message, RecordClock) or self.records.append(message),
-            deadline=lambda: None,
-        )
-        self._launch = LaunchProcess(LaunchCommand("slurm", "srun", ("/bin/sleep", "600")), {}, None)
-        self._context = SimpleNamespace(
-            plan=SimpleNamespace(
-                attempt=1,
-                agents=agents_by_rank(2),
-                launch_command=None,
-                is_started_by_hand=False,
-                job=SimpleNamespace(verbose=False),
-            ),
-            dispatcher=dispatcher,
-            output=SimpleNamespace(congested=False, flush_due=lambda: None, print_line=self.printed.append),
-            signals=self._quiet[0],
-            clock=time.time,
-            parent=self._orders,
-            terminal=SimpleNamespace(attach=lambda *words: None),
-            guard=SimpleNamespace(attach=lambda *words: None),
-        )
+        self.head, self._log, self._screen, nobody = Head(), Log(), Screen(), Nobody()
+        self._shared = Supervision({}, self._log, self._screen, self._quiet[0], time.time, nobody, nobody, started=0.0)
+        command = LaunchCommand("slurm", "srun", ("/bin/sleep", "600"), agent_hosts=("h1", "h2", "h3"))
+        job = Job(program=("train.py",), processes=2, backend="slurm")
+        self._plan = plan_remote(job, {}, "ab" * 16, command, ["h1", "h2"])
+        self.spares = SpareAgents(command.agent_hosts)
+        self._launched = LaunchedAgents(LaunchProcess(command, {}, None), self.spares)
         self.listener = listen_on_tcp([HostAddress("lo", "127.0.0.1")], TOKEN, everywhere=False)
-        registry = SimpleNamespace(complete=True, check_installation=lambda report: None, prepare=prepare)
-        self.spares = SpareAgents(("h1", "h2", "h3"), registry)
         self._clients = []
         self._begin(None)
 
+    @property
+    def events(self):
+        return self.head.events
+
+    @property
+    def records(self):
+        return self._log.records
+
+    @property
+    def printed(self):
+        return self._screen.printed
+
     def _begin(self, earlier):
-        executor = Executor(self._context)
-        self.server = AgentServer(
-            executor,
-            self.listener,
-            self._launch,
-            JOB_INFO,
-            self.spares,
-            None,
-            earlier,
+        attempt = AttemptLoop(self._shared, self.head, self._plan.attempt)
+        attempt.loop.add_reader(self.head.ours.fileno(), 0, lambda: attempt.handle(Tick()))
+        entrance, shared = Entrance(self.listener, JOB_INFO), self._shared
+        self.agents = RemoteAgents(
+            attempt, self._plan, entrance, self._launched, Registry(), shared.output, shared.clock, None, earlier
         )
-        self._thread = threading.Thread(target=executor.run, args=(self.server,))
+        self._thread = threading.Thread(target=self._run, args=(attempt, self.agents))
         self._thread.start()
 
+    def _run(self, attempt, agents):
+        agents.complete(attempt.run(agents))
+
     def order(self, *actions):
-        self._orders.give(*actions)
+        self.head.order(*actions)
 
     def end_attempt(self):
         self.order(Finish(JobOutcome(EndReason.FAILED)))
@@ -162,10 +199,8 @@ class Server:
         """End the attempt, unless it has ended, and begin the next."""
         if self._thread.is_alive():
             self.end_attempt()
-        self._context.plan.attempt += 1
-        self._context.plan.agents = agents or agents_by_rank(2)
-        self.server.close_loop()
-        self._begin(self.server.connections)
+        self._plan = replace(self._plan, attempt=self._plan.attempt + 1, agents=agents or agents_by_rank(2))
+        self._begin(self.agents)
 
     def connect(self, rank):
         """An agent's connection, to which the head has said its first word."""
@@ -187,18 +222,17 @@ class Server:
     def close(self):
         if self._thread.is_alive():
             self.end_attempt()
-        self.server.close(wait=False)
+        self.agents.close(wait=False)
         self.listener.close()
-        self._orders.close()
-        self._launch.ask_to_end()
-        self._launch.stop(hurry=True)
-        for one in (*self._clients, *self._quiet, self._launch):
+        self._launched.launch.ask_to_end()
+        self._launched.launch.stop(hurry=True)
+        for one in (*self._clients, *self._quiet, self.head, self._launched.launch):
             one.close()
 
 
 @pytest.fixture
 def server(monkeypatch):
-    monkeypatch.setattr(loss_watch, "_PROBE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(losses, "_PROBE_TIMEOUT_S", 0.05)
     with contextlib.closing(Server()) as made:
         yield made
 
@@ -215,7 +249,7 @@ def test_of_two_connections_of_an_agent_that_counts_on_which_it_speaks(server, u
     paths = [server.connect(0)[0] for _ in range(2)]
     report(server, paths[used], 0)
     paths[1 - used].close()
-    wait_until(lambda: len(list(server.server.connections)) == 1)
+    wait_until(lambda: len(list(server.agents.connections)) == 1)
     server.order(SendToAgents((0,), start_of()), Send((0,), SignalWorker(2)))
     assert server.received(paths[used], 2) == [start_of(), SignalWorker(2)]
     paths[used].close()
@@ -256,7 +290,7 @@ def test_nonsense_of_an_agent_ends_its_own_connection_with_its_rank(server, sent
 def test_an_agent_that_ends_before_it_has_reported_is_lost_if_it_has_said_that_it_uses_this_connection(server):
     unused, used = server.connect(1)[0], server.connect(1)[0]
     unused.close()
-    wait_until(lambda: len(list(server.server.connections)) == 1)
+    wait_until(lambda: len(list(server.agents.connections)) == 1)
     used.send(AgentConnected(1, "h2"))
     wait_until(lambda: server.events)
     used.close()
@@ -270,7 +304,7 @@ def test_orders_go_to_the_connection_of_the_rank_and_the_end_is_told_to_all(serv
     server.order(Send((0,), SignalWorker(2)))
     assert server.received(speaks) == [SignalWorker(2)]
     server.end_attempt()
-    server.server.shut_down_agents(0)
+    server.agents.shut_down(0)
     assert server.received(speaks) == server.received(silent) == [Shutdown(0)]
 
 
@@ -360,10 +394,10 @@ def test_an_agent_that_waits_takes_the_rank_of_a_lost_one(server):
     assert server.records == [SpareReported(2, "h3", 7)] and not server.events
     report(server, first, 0)
     report(server, second, 1)
-    assert server.server.usable_agents == {0, 1, 2}
+    assert server.agents.usable_agents == {0, 1, 2}
     second.close()
     wait_until(lambda: len(server.events) == 3)
-    assert (type(server.events[2]), server.events[2].agent, server.server.usable_agents) == (AgentLost, 1, {0, 2})
+    assert (type(server.events[2]), server.events[2].agent, server.agents.usable_agents) == (AgentLost, 1, {0, 2})
     server.begin_next_attempt({0: (0,), 2: (1,)})
     assert server.received(first) == [NextAttempt(3, (0,))] and server.received(waiting) == [NextAttempt(3, (1,))]
     server.events.clear()

@@ -10,8 +10,7 @@ import pytest
 from listener_thread import wait_until
 from test_silence import LIMIT, Clock
 
-from jaxrun.controller.supervisor.connections import AgentConnections, RemoteOutput
-from jaxrun.controller.supervisor.host_watches import HostWatches
+from jaxrun.controller.supervisor.connections import AgentConnections, HostWatches, RemoteOutput
 from jaxrun.errors import ProtocolError
 from jaxrun.node.agent.pipes import READ_BYTES
 from jaxrun.node.channel.connection import AGENT_TO_HEAD, HEAD_TO_AGENT, Connection
@@ -222,26 +221,26 @@ def test_a_host_has_answered_a_probe_also_where_more_is_on_its_way(loop, ends, c
 
 def test_beats_keep_a_host_busy_that_reads_and_reach_nobody(ends, connections):
     head, agent = ends
-    watches = HostWatches(LIMIT, clock := Clock(), print)
+    watches = HostWatches(LIMIT, clock := Clock())
     for _ in range(3):
         sent = head.queued_bytes
-        assert watches.check(connections) == [] and head.queued_bytes > sent
+        assert watches.check(connections) == ([], "") and head.queued_bytes > sent
         wait_until(lambda: head.acknowledged_bytes() == head.queued_bytes)
         sent = head.queued_bytes
-        assert watches.check(connections) == [] and head.queued_bytes == sent  # not yet due
+        assert watches.check(connections) == ([], "") and head.queued_bytes == sent  # not yet due
         clock.now += LIMIT.beat_interval
     connections.send((3,), OutputCredit(1))
     assert receive(agent) == [OutputCredit(1)]
     while not head.unsent_bytes:  # the agent is stopped
         connections.send((3,), LARGE)
     sent = head.queued_bytes
-    assert watches.check(connections) == [] and head.queued_bytes == sent
+    assert watches.check(connections) == ([], "") and head.queued_bytes == sent
     watches.close()
 
 
 def test_many_agents_get_beats_less_often(ends, connections):
     head, _ = ends
-    watches = HostWatches(SilenceLimit.of_head(2.0, 1001), clock := Clock(), print)
+    watches = HostWatches(SilenceLimit.of_head(2.0, 1001), clock := Clock())
     sent = []
     for _ in range(3):
         watches.check(connections)
@@ -253,16 +252,21 @@ def test_many_agents_get_beats_less_often(ends, connections):
 
 
 def test_the_head_loses_a_silent_host_and_says_where_probes_are_of_no_use(ends, connections, monkeypatch):
-    head, said = ends[0], []
-    watches = HostWatches(LIMIT, clock := Clock(), said.append)
+    head = ends[0]
+    watches = HostWatches(LIMIT, clock := Clock())
     monkeypatch.setattr(socket.socket, "connect_ex", lambda self, address: errno.EINPROGRESS)  # a firewall drops it
-    while not said:
-        assert watches.check(connections) == []
+    notice = ""
+    while not notice:
+        lost, notice = watches.check(connections)
+        assert lost == []
         clock.now = watches.next_check
     monkeypatch.setattr(Connection, "silence_s", lambda self: 8.0)
-    assert watches.check(connections) == [(3, head)] and head.lost_reason == "nothing was heard from its host for 8 s"
+    assert (
+        watches.check(connections) == ([(3, head)], "")
+        and head.lost_reason == "nothing was heard from its host for 8 s"
+    )
     reason = "such a host is lost after 8 s of silence, not after 2 s"
-    assert said == [f"jaxrun: 127.0.0.1 answers no probes, as behind a firewall: {reason}"]
+    assert notice == f"jaxrun: 127.0.0.1 answers no probes, as behind a firewall: {reason}"
     watches.close()
 
 

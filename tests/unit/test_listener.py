@@ -26,7 +26,7 @@ from listener_thread import (
     wait_until,
 )
 
-from jaxrun.controller.supervisor.agent_receiver import DroppedPeers
+from jaxrun.controller.supervisor.connections import DroppedPeers
 from jaxrun.errors import UnavailableError
 from jaxrun.node.channel import listener as listener_module
 from jaxrun.node.channel.event_loop import EventLoop
@@ -308,18 +308,16 @@ def test_some_descriptors_are_for_no_peer(monkeypatch):
 
 
 def test_the_first_that_was_dropped_is_logged_at_once_and_all_others_of_a_minute_in_one_line():
-    lines, now = [], [1000.0]
-    peers = DroppedPeers(lines.append, lambda: now[0])
+    peers = DroppedPeers(lambda: 1000.0)
     assert peers.deadline() is None
     peers.add("a peer at 10.0.0.9 is not a process of jaxrun: " + "x" * 5000)
-    assert peers.deadline() <= now[0]
-    peers.log()
+    assert peers.deadline() <= 1000.0
+    one = peers.take()
     assert peers.deadline() is None
     for number in range(10_000):
         peers.add(f"a peer at 10.0.0.{number % 9} said nothing")
     assert peers.deadline() == 1060.0
-    peers.log()
-    peers.log()  # nothing more
-    one, many = lines
+    many = peers.take()
+    assert peers.take() is None
     assert one.count == 1 and len(one.reason) == 200
     assert many == PeersDropped(10_000, "a peer at 10.0.0.0 said nothing")

@@ -1,10 +1,9 @@
 """The supervisor finds out why agents end: of many losses the cause is passed on first."""
 
-from types import SimpleNamespace
-
 import pytest
+from simulation import Clock
 
-from jaxrun.controller.supervisor.loss_watch import Evidence, LossWatch, explain_losses
+from jaxrun.controller.supervisor.losses import Evidence, LossWatch, explain_losses
 from jaxrun.protocol.agent_messages import AgentSignalled, StartFailed, WorkerExited
 from jaxrun.records.event_log.events import AgentLost
 from jaxrun.spec.job.plan import LaunchCommand
@@ -18,45 +17,73 @@ def evidence(**changes):
     return Evidence(**{**values, "launch_failed": False, "launch_killed": False, **changes})
 
 
-def make_losses(launch_status=None, *, agents_stay=False):
-    """A LossWatch of a job of one rank; `told` are the events that reach its head, `probes` counts those of hosts."""
-    launch = SimpleNamespace(
-        status=launch_status, failed=True, was_killed=False, describe_failure=lambda *known: ENDED.text
-    )
-    launch.command = LaunchCommand("", "mpirun", (), agents_stay=agents_stay)
-    watch = LossWatch(
-        SimpleNamespace(dispatcher=SimpleNamespace(hosts={0: "h1"}), clock=lambda: watch.now),
-        launch,
-        SimpleNamespace(
-            probe=lambda: watch.probes.append(watch.now), unanswered_agents=list, agents={0: (0,)}, waiting=frozenset()
-        ),
-        lambda event: watch.told.append(event),
-        attached=False,
-    )
-    watch.now, watch.told, watch.probes, watch.reported, watch.launch = 100.0, [], [], {0}, launch
-    return watch
+class Launch:
+    """A LaunchProcess of one rank that has ended with this status, or runs."""
+
+    failed, was_killed = True, False
+
+    def __init__(self, status, *, agents_stay):
+        self.status = status
+        self.command = LaunchCommand("", "mpirun", (), agents_stay=agents_stay)
+
+    def describe_failure(self, hosts, reported):
+        return ENDED.text
+
+
+class OneConnection:
+    """The AgentConnections of one agent; `probes` has the times at which its host was probed."""
+
+    agents, waiting = {0: (0,)}, frozenset()
+
+    def __init__(self, clock):
+        self._clock = clock
+        self.probes = []
+
+    def probe(self):
+        self.probes.append(self._clock.now)
+
+    def unanswered_agents(self):
+        return []
+
+
+class Losses:
+    """A LossWatch of a job of one rank; `told` are the events that reach its head."""
+
+    def __init__(self, launch_status=None, *, agents_stay=False):
+        self.clock = Clock()
+        self.launch = Launch(launch_status, agents_stay=agents_stay)
+        self.connections = OneConnection(self.clock)
+        self.watch = LossWatch(self.launch, self.connections, self.clock, attached=False)
+        self.watch.reported = {0}
+        self.told = []
+
+    def hold(self, *events, probe):
+        self.watch.hold(*events, probe=probe)
+
+    def tell(self):
+        self.told += self.watch.explain({0: "h1"})
 
 
 @pytest.fixture
 def losses():
-    return make_losses()
+    return Losses()
 
 
 def test_a_lost_agent_is_passed_on_after_a_moment(losses):
     losses.hold(AgentLost(3, CLOSED), probe=False)
-    assert 100.0 < losses.deadline < 100.1
+    assert 100.0 < losses.watch.deadline < 100.1
     losses.tell()
     losses.tell()
-    assert losses.told == [AgentLost(3, CLOSED)] and losses.deadline is None
-    losses.reported = set()
+    assert losses.told == [AgentLost(3, CLOSED)] and losses.watch.deadline is None
+    losses.watch.reported = set()
     losses.hold(AgentLost(3, CLOSED), probe=False)
-    assert losses.deadline == 100.5
+    assert losses.watch.deadline == 100.5
 
 
 def test_a_launch_command_that_ends_one_agent_after_the_other_is_given_the_time_to_end(losses):
     for lost in LOST[:2]:
         losses.hold(lost, probe=False)
-    assert losses.deadline == 100.5
+    assert losses.watch.deadline == 100.5
     losses.launch.status = 9
     losses.hold(probe=True)
     losses.tell()
@@ -64,9 +91,9 @@ def test_a_launch_command_that_ends_one_agent_after_the_other_is_given_the_time_
 
 
 def test_hosts_are_probed_once_and_given_the_time_to_answer(losses):
-    for losses.now in (100.0, 100.2):
+    for losses.clock.now in (100.0, 100.2):
         losses.hold(AgentSignalled(0, 15), probe=True)
-    assert losses.probes == [100.0] and losses.deadline == 101.0
+    assert losses.connections.probes == [100.0] and losses.watch.deadline == 101.0
 
 
 def test_the_end_of_a_launch_command_is_the_end_of_a_job_whose_agents_do_not_stay(losses):
@@ -78,7 +105,7 @@ def test_the_end_of_a_launch_command_is_the_end_of_a_job_whose_agents_do_not_sta
 
 @pytest.mark.parametrize("ended_before", [True, False], ids=["in an earlier attempt", "in this one"])
 def test_a_launch_command_that_agents_outlive_is_no_cause_of_what_is_lost_later(ended_before):
-    losses = make_losses(1 if ended_before else None, agents_stay=True)
+    losses = Losses(1 if ended_before else None, agents_stay=True)
     if not ended_before:
         losses.launch.status = 1
         losses.hold(probe=True)
@@ -89,7 +116,7 @@ def test_a_launch_command_that_agents_outlive_is_no_cause_of_what_is_lost_later(
 
 
 def test_agents_that_are_lost_with_the_launch_command_went_with_it():
-    losses = make_losses(agents_stay=True)
+    losses = Losses(agents_stay=True)
     losses.launch.status = 1
     losses.hold(*LOST[:2], probe=True)
     losses.tell()

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from jaxrun.controller.supervisor.launch_process import LaunchProcess
-from jaxrun.controller.supervisor.local import setup_of
+from jaxrun.controller.supervisor.local_job import setup_of
 from jaxrun.errors import UsageError
 from jaxrun.node.agent.spawn import spawn
 from jaxrun.protocol.agent_messages import AgentConnected

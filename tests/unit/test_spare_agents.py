@@ -1,56 +1,48 @@
-"""The commands that start the agents of spare hosts one by one; test_agent_server.py has what these agents say."""
+"""The agents that wait, and the commands that start them one by one; test_agent_server.py has what they say."""
 
 import os
-from types import SimpleNamespace
 
 import pytest
 from listener_thread import wait_until
+from simulation import make_registry, report
 
 from jaxrun.controller.supervisor.launch_process import LaunchProcess
 from jaxrun.controller.supervisor.spare_agents import SpareAgents
-from jaxrun.errors import UnavailableError
-from jaxrun.records.event_log.events import SpareLost
 from jaxrun.spec.job.plan import LaunchCommand
 
 
 @pytest.fixture
 def spares():
-    """Those of a job on h1 with spare hosts; `records` and `printed` are what has become of them."""
-    made = SpareAgents(("h1", "h2", "h3"), SimpleNamespace(complete=False, check_installation=lambda report: None))
-    made.records, made.printed = [], []
-    dispatcher, output = SimpleNamespace(record=made.records.append), SimpleNamespace(print_line=made.printed.append)
-    made.attach(SimpleNamespace(waiting=frozenset()), SimpleNamespace(dispatcher=dispatcher, output=output))
-    return made
+    """The spare agents of a job on h1; the command of agent 1, on h2, ends with an error."""
+    made = SpareAgents(("h1", "h2", "h3"))
+    made.launches[1] = LaunchProcess(LaunchCommand("", "mpirun", ("/bin/sh", "-c", "exit 3")), os.environ, None)
+    yield made
+    made.launches[1].close()
 
 
-def run(number, host):
-    """A command for h3 that cannot be started, and one for h2 that ends with an error."""
-    if host == "h3":
-        raise UnavailableError("no such mpirun")
-    return LaunchProcess(LaunchCommand("", "mpirun", ("/bin/sh", "-c", "exit 3")), os.environ, None)
+def reap(spares):
+    """What is lost by the time at which the command has ended."""
+    lost = {}
+    wait_until(lambda: lost.update(spares.reap()) or spares.launches[1].status is not None)
+    return lost
 
 
-def has_ended(spares, number):
-    spares.on_child_exit()
-    return spares.launches[number].status is not None
-
-
-def test_a_spare_host_whose_command_fails_is_lost_and_said_once(spares):
-    spares.start((1, 2), run)
-    wait_until(lambda: has_ended(spares, 1))
-    spares.on_child_exit()
-    spares.launches[1].close()
-    assert spares.lost_hosts == {"h2": "mpirun ended with status 3", "h3": "no such mpirun"}
-    failed = SpareLost(2, "h3", "no such mpirun"), SpareLost(1, "h2", "mpirun ended with status 3")
-    assert spares.records == list(failed)
-    assert spares.printed == [f"jaxrun: spare host {one.host} is lost: {one.reason}" for one in failed]
+def test_a_spare_host_whose_command_fails_is_lost_once(spares):
+    assert reap(spares) == {1: "mpirun ended with status 3"} and spares.reap() == {}
+    assert spares.lose(2, "no such mpirun") and spares.lose(1, "mpirun ended with status 3")
+    assert not spares.lose(1, "its connection, too")
+    assert spares.lost_hosts == {"h3": "no such mpirun", "h2": "mpirun ended with status 3"}
 
 
 def test_the_command_of_an_agent_that_has_reported_may_end(spares):
-    spares.start((1,), run)
-    spares.on_report(report := SimpleNamespace(agent=1, host="h2", pid=7, check_failure=""))
-    wait_until(lambda: has_ended(spares, 1))
-    spares.launches[1].close()
-    assert spares.ready == {1} and not spares.lost_hosts and not spares.printed
-    spares.on_lost(1, "silence")
-    assert spares.lost_hosts == {"h2": "silence"} and spares.reported == {"h2": report}
+    assert spares.add_report(said := report(1, "h2", 2), make_registry(2)) == ""
+    assert reap(spares) == {}
+    assert spares.ready == {1} and not spares.lost_hosts
+    assert spares.lose(1, "silence")
+    assert not spares.ready and spares.lost_hosts == {"h2": "silence"} and spares.reported == {"h2": said}
+
+
+def test_an_agent_that_cannot_be_used_takes_no_rank(spares):
+    sick = report(1, "h2", 2, check_failure="no GPU")
+    assert spares.add_report(sick, make_registry(2)) == "failed --host-check: no GPU"
+    assert not spares.ready and spares.reported == {"h2": sick}

@@ -1,11 +1,11 @@
 """The supervisor hears its parent, ends an attempt, prints the verdict, and waits for the terminal."""
 
+import contextlib
 import os
 import select
 import signal
 import socket
 import time
-from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +14,7 @@ from jaxrun.analysis.verdict.decide import decide
 from jaxrun.analysis.verdict.restarts import Restart
 from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.controller.head.head_state import JobPhase
-from jaxrun.controller.supervisor.executor import Executor
+from jaxrun.controller.supervisor.attempt_loop import AttemptLoop, Supervision
 from jaxrun.controller.supervisor.job_report import describe_restart, open_output, report_verdict
 from jaxrun.controller.supervisor.parent_link import ParentLink
 from jaxrun.errors import UsageError
@@ -22,7 +22,7 @@ from jaxrun.node.agent.signals import SignalPipe
 from jaxrun.protocol.agent_messages import SignalWorker
 from jaxrun.protocol.names import CONTROL_FD
 from jaxrun.protocol.probe_messages import Machine
-from jaxrun.records.event_log.actions import Finish, PrintLine, SignalRanks
+from jaxrun.records.event_log.actions import Finish, PrintLine, Send, SignalRanks
 from jaxrun.records.event_log.events import FaultRequested, LauncherSignalled, ParentExited, SignalRequested
 from jaxrun.records.rundir.rundir import RunDir
 from jaxrun.spec.backends.local import plan
@@ -109,48 +109,97 @@ def test_verbose_names_the_variables_that_the_program_does_not_see(verbose, capf
     assert (line in capfd.readouterr().err) == verbose
 
 
-def make_executor(signals, *actions):
-    """One whose head wants these actions whatever happens."""
-    nobody = SimpleNamespace(attach=lambda *words: None)
-    return Executor(
-        SimpleNamespace(
-            dispatcher=SimpleNamespace(handle=lambda event: actions, deadline=lambda: None),
-            output=SimpleNamespace(congested=False, flush_due=lambda: None),
-            signals=signals,
-            clock=time.time,
-            parent=None,
-            terminal=nobody,
-            guard=nobody,
-        )
-    )
+class StubbornHead:
+    """A Head that wants these actions whatever happens, at the first event."""
+
+    def __init__(self, *actions):
+        self.hosts = {0: "box"}
+        self._actions = list(actions)
+
+    def handle(self, event, now):
+        actions, self._actions = self._actions, []
+        return actions
+
+    def deadline(self):
+        return None
+
+
+class Agents:
+    """An AgentLink: `sent` are the orders for ranks, `signalled` the signals; each of those is an event."""
+
+    def __init__(self, attempt):
+        self._attempt = attempt
+        self.sent, self.signalled = [], []
+
+    def send(self, ranks, order):
+        self.sent.append((ranks, order))
+
+    def on_signal(self, signum):
+        self.signalled.append(signum)
+        self._attempt.handle(LauncherSignalled(signum))
+
+
+class QuietOutput:
+    congested = False
+
+    def flush_due(self):
+        return None
+
+
+class NothingToServe:
+    """The Guard and the Terminal of nobody."""
+
+    def attach(self, loop, order, call):
+        """Nothing happens to it."""
+
+
+@contextlib.contextmanager
+def attempt_of(*actions):
+    """(an AttemptLoop whose head wants these actions, its signals)."""
+    with SignalPipe((signal.SIGCHLD, signal.SIGINT)) as signals:
+        nobody, output = NothingToServe(), QuietOutput()
+        shared = Supervision({}, RunDir(None), output, signals, time.time, nobody, nobody, started=0.0)
+        made = AttemptLoop(shared, StubbornHead(*actions), 1)
+        yield made, signals
+        made.loop.close()
 
 
 def test_all_stand_still_before_the_first_is_killed():
     kills = [SignalRanks(ranks, signal.SIGKILL) for ranks in ((0, 2), (1,))]
-    sent = []
-    link = SimpleNamespace(complete=lambda outcome: outcome, send=lambda *order: sent.append(order))
-    with SignalPipe((signal.SIGCHLD,)) as signals:
-        executor = make_executor(signals, *kills, Finish(JobOutcome(EndReason.OK)))
-        link.start = lambda: executor.handle(LauncherSignalled(signal.SIGINT))
-        executor.run(link)
+    with attempt_of(*kills, Finish(JobOutcome(EndReason.OK))) as (attempt, _):
+        agents = Agents(attempt)
+        attempt.handle(LauncherSignalled(signal.SIGINT))
+        attempt.run(agents)
     stop, kill = SignalWorker(signal.SIGSTOP), SignalWorker(signal.SIGKILL)
-    assert sent == [((0, 2, 1), stop), ((0, 2), kill), ((1,), kill)]
+    assert agents.sent == [((0, 2, 1), stop), ((0, 2), kill), ((1,), kill)]
+
+
+def test_actions_are_executed_when_the_callback_that_caused_them_has_returned():
+    reading, writing = os.pipe()
+    with attempt_of(Send((0,), SignalWorker(signal.SIGUSR1)), Finish(JobOutcome(EndReason.OK))) as (attempt, _):
+        agents, seen = Agents(attempt), []
+
+        def on_readable():
+            attempt.handle(LauncherSignalled(signal.SIGINT))
+            seen.append(list(agents.sent))
+
+        attempt.loop.add_reader(reading, 0, on_readable)
+        attempt.loop.add_reader(writing_end := os.dup(reading), 1, lambda: seen.append(list(agents.sent)))
+        os.write(writing, b"x")
+        attempt.run(agents)
+    for fd in (reading, writing, writing_end):
+        os.close(fd)
+    assert seen == [[], [((0,), SignalWorker(signal.SIGUSR1))]]
 
 
 def test_a_signal_that_comes_as_an_attempt_ends_is_for_the_next():
     over = Finish(JobOutcome(EndReason.OK))
-    link = SimpleNamespace(complete=lambda outcome: outcome, seen=[])
-    with SignalPipe((signal.SIGCHLD, signal.SIGINT)) as signals:
-        executor = make_executor(signals, over)
-
-        def on_signal(signum):
-            link.seen.append(signum)
-            executor.handle(LauncherSignalled(signum))
-
-        link.on_signal = on_signal
-        link.start = lambda: [os.kill(os.getpid(), signum) for signum in (signal.SIGCHLD, signal.SIGINT)]
-        assert executor.run(link) == over.outcome
-        assert link.seen == [signal.SIGCHLD] and signals.stop_requested
+    with attempt_of(over) as (attempt, signals):
+        agents = Agents(attempt)
+        for signum in (signal.SIGCHLD, signal.SIGINT):
+            os.kill(os.getpid(), signum)
+        assert attempt.run(agents) == over.outcome
+        assert agents.signalled == [signal.SIGCHLD] and signals.stop_requested
         assert signals.receive() == [signal.SIGINT]
 
 

@@ -22,7 +22,7 @@ from jaxrun.spec.job.environment import interpreter_variables
 _MAX_REQUEST_BYTES = 2**18
 _IMPORTED_BY_EVERY_JOB = (
     "jaxrun.cli.main",
-    "jaxrun.controller.supervisor.local",
+    "jaxrun.controller.supervisor.local_job",
     "jaxrun.controller.supervisor.run",
     "jaxrun.controller.supervisor.attempts",
     "jaxrun.spec.backends.local",

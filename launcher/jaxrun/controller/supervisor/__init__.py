@@ -4,14 +4,18 @@
 |-------------------------------------|---------------------------------------------------------------------------|
 | run                                 | entry: limits, run directory, guard, fork server; then `supervise`        |
 | attempts                            | the flow of every job, attempt by attempt                                 |
-| executor                            | one attempt: events to the head and the event log, actions executed       |
-| local                               | the agent of a job on this machine, in this process                       |
-| remote, server, connections         | agents on other hosts: started by a launch command, served as they connect|
-| agent_receiver, spare_agents        | which of their messages count; those that wait on spare hosts             |
-| next_attempt_hosts, host_search     | where the next attempt runs; which lost hosts are there again             |
-| launch_process                      | the running mpirun or srun                                                |
-| loss_watch                          | whether it, a host or an agent went first                                 |
+| local_job                           | runs the attempts of a job whose agent is in this process                 |
+| remote_job                          | runs the attempts of a job whose agents are on other hosts                |
+| attempt_loop, dispatcher            | one attempt: events to the head and the event log, actions executed       |
+| remote_agents                       | the agents of one attempt on other hosts: admitted, heard, told           |
+| connections                         | their connections, which hosts are silent, what output comes              |
+| spare_agents                        | those that wait on spare hosts                                            |
+| losses                              | of all that went away, what went first                                    |
+| next_attempt_hosts                  | where the next attempt runs                                               |
+| quarantine_decision                 | which lost hosts are avoided from now on                                  |
+| engine_commands, launch_process     | commands of mpirun or srun: for agents, and to find lost hosts again      |
 | parent_link, terminal               | orders of the Python process that started the launcher; what is typed     |
 | job_report                          | the first line, the verdict, the exit status                              |
-| by_hand                             | `jaxrun attach`, and one command per host: this process as a part of a job|
+| by_hand, head_name                  | `jaxrun attach`, and one command per host: this process as a part of a job|
+| staging                             | the launcher's part in --stage                                            |
 """

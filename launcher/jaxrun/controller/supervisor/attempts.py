@@ -1,17 +1,18 @@
 """Supervises a job from its first process to its exit code, in attempts, each with a head of its own.
 
-    LocalAgent    (local.py)    one agent in this process, with all workers    ─┐
-                                                                                ├─▶ Executor ─▶ Dispatcher ─▶ Head
-    RemoteAgents  (remote.py)   mpirun or srun starts agents, which connect    ─┘
+    LocalJob   (local_job.py)    one agent in this process, with all workers    ─┐
+                                                                                 ├─▶ AttemptLoop ─▶ Dispatcher ─▶ Head
+    RemoteJob  (remote_job.py)   a launch command starts agents, which connect  ─┘
 
-The Finish action of the head ends an attempt; verdict/restarts.py decides whether there is another, and
-verdict/decide.py makes the verdict and the exit code of the last one's outcome.
+The head's Finish action ends an attempt; verdict/restarts.py decides whether there is another, and verdict/decide.py
+makes the verdict and the exit code of the last attempt's outcome.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -20,21 +21,13 @@ from jaxrun.analysis.verdict import decide
 from jaxrun.analysis.verdict.restarts import AttemptEnd, Restart, Stop, decide_restart, summarize_end
 from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.clock import Clock
-from jaxrun.controller.head.consistency import Expected
-from jaxrun.controller.head.head import Head
-from jaxrun.controller.head.head_state import TimeLimits
-from jaxrun.controller.supervisor.attempt_context import AttemptContext, Supervision
-from jaxrun.controller.supervisor.dispatcher import Dispatcher
+from jaxrun.controller.supervisor.attempt_loop import Supervision
 from jaxrun.controller.supervisor.job_report import describe_restart, open_output, report_verdict
-from jaxrun.controller.supervisor.parent_link import ParentLink
 from jaxrun.controller.supervisor.terminal import Terminal, why_no_terminal
 from jaxrun.errors import EXIT_SOFTWARE
 from jaxrun.node.agent.guard import Guard
 from jaxrun.node.agent.process_tree import become_subreaper, kill_all
 from jaxrun.node.agent.signals import LAUNCHER_SIGNALS, SignalPipe
-from jaxrun.protocol.addresses import loopback_address
-from jaxrun.protocol.codec import field_values
-from jaxrun.protocol.env import attempt_nonce
 from jaxrun.protocol.shared_memory import remove_all_of_job
 from jaxrun.records.event_log.event_log import LoggedEvent
 from jaxrun.records.event_log.events import AttemptEnded, AttemptStarted
@@ -43,30 +36,65 @@ from jaxrun.records.rundir.rundir import RunDir
 from jaxrun.spec.job.plan import Plan
 
 if TYPE_CHECKING:
-    from jaxrun.controller.head.agent_registry import AgentRegistry
-    from jaxrun.controller.supervisor.local import LocalAgent
-    from jaxrun.controller.supervisor.remote import RemoteAgents
+    from jaxrun.controller.supervisor.local_job import LocalJob
+    from jaxrun.controller.supervisor.remote_job import RemoteJob
 
 
-def run_attempts(
-    plan: Plan, shared: Supervision, agents: LocalAgent | RemoteAgents, started: float
-) -> tuple[Verdict, JobOutcome]:
-    """Run the job, begun at `started` (seconds since the epoch), until it has ended well or is not to go on.
+@contextlib.contextmanager
+def supervision(
+    plan: Plan,
+    environ: Mapping[str, str],
+    directory: RunDir,
+    guard: Guard,
+    started: float,
+    held: HeldScreen | None = None,
+) -> Iterator[Supervision]:
+    """Open what the attempts of a job share; in the end nothing of the job is left on this host.
+
+    started:  when the job began, in seconds since the epoch
+    held:     the screen where another process has it
+    """
+    with SignalPipe(LAUNCHER_SIGNALS) as signals:
+        become_subreaper()
+        try:
+            output = open_output(plan, environ, directory, held)
+            if plan.job.pdb and (why := why_no_terminal(plan)):
+                output.print_line(f"jaxrun: --pdb does nothing: {why}")
+            yield Supervision(environ, directory, output, signals, Clock(), guard, Terminal(output), started)
+        finally:
+            kill_all(keep=(guard.pid,))
+            remove_all_of_job(plan.job_id)
+            guard.disarm()
+
+
+def supervise(plan: Plan, shared: Supervision, job: LocalJob | RemoteJob) -> int:
+    """Run a job to its end, and say how it ended; returns the exit status of `jaxrun`."""
+    exit_code = EXIT_SOFTWARE
+    try:
+        verdict, outcome = run_attempts(plan, shared, job)
+        exit_code = report_verdict(verdict, outcome, shared.directory, shared.output, shared.signals)
+    finally:
+        job.stop(exit_code)
+    return exit_code
+
+
+def run_attempts(plan: Plan, shared: Supervision, job: LocalJob | RemoteJob) -> tuple[Verdict, JobOutcome]:
+    """Run the job until it has ended well or is not to go on.
 
     Returns the verdict on the job, and the outcome of its last attempt.
     """
-    job, first = plan.job, plan.attempt
+    asked, first, started = plan.job, plan.attempt, shared.started
     history: tuple[AttemptEnd, ...] = ()
     earlier = shared.directory.earlier
     began = started
     while True:
-        verdict, outcome = _run_attempt(plan, shared, agents, began, began - started)
+        verdict, outcome = _run_attempt(plan, shared, job, began)
         history = (*history, summarize_end(outcome, has_run_before=any(v.run is not None for v in earlier)))
-        decision = decide_restart(history, job.max_restarts, job.restart_on, first_attempt=first)
+        decision = decide_restart(history, asked.max_restarts, asked.restart_on, first_attempt=first)
         began = time.time()
-        if isinstance(decision, Restart) and job.timeout is not None and began >= started + job.timeout:
+        if isinstance(decision, Restart) and asked.timeout is not None and began >= started + asked.timeout:
             decision = Stop("--timeout is over, which counts over all attempts")
-        following = agents.next_plan(plan, outcome) if isinstance(decision, Restart) else decision
+        following = job.next_plan(plan, outcome) if isinstance(decision, Restart) else decision
         if isinstance(following, Stop):
             return replace(verdict, earlier=earlier, no_restart=following.why), outcome
         assert isinstance(decision, Restart)
@@ -85,85 +113,16 @@ def run_attempts(
 
 
 def _run_attempt(
-    plan: Plan, shared: Supervision, agents: LocalAgent | RemoteAgents, began: float, before: float
+    plan: Plan, shared: Supervision, job: LocalJob | RemoteJob, began: float
 ) -> tuple[Verdict, JobOutcome]:
-    """Run one attempt; `before` is how many seconds after the start of the job it has begun."""
-    directory, output = shared.directory, shared.output
+    directory, before = shared.directory, began - shared.started
     log_dir = directory.make_attempt_directory(plan.attempt)
     if before:
-        output.begin_attempt(log_dir)
-    attempt = AttemptStarted(agents.listen_addresses, plan.restart_reason, len(plan.hosts), plan.agents)
+        shared.output.begin_attempt(log_dir)
+    attempt = AttemptStarted(job.listen_addresses, plan.restart_reason, len(plan.hosts), plan.agents)
     directory.record(LoggedEvent(began, attempt, plan.attempt))
-    head = _make_head(plan, agents.make_registry(plan), began, before)
-    dispatcher = Dispatcher(head, directory, shared.clock, plan.attempt)
-    parent = ParentLink.from_env(shared.environ, dispatcher)
-    outcome = agents.run(
-        AttemptContext(**field_values(shared), plan=plan, log_dir=log_dir, dispatcher=dispatcher, parent=parent)
-    )
-    verdict = decide.decide(outcome, dispatcher.hosts, started=began, ended=time.time(), timeout=plan.job.timeout)
+    result = job.run_attempt(plan, began)
+    outcome = result.outcome
+    verdict = decide.decide(outcome, result.hosts, started=began, ended=time.time(), timeout=plan.job.timeout)
     verdict = replace(verdict, details=(*verdict.details, *(f"{note}." for note in plan.host_notes)))
     return replace(verdict, attempt=plan.attempt, before=before, left_out=plan.left_out), outcome
-
-
-def _make_head(plan: Plan, registry: AgentRegistry | None, began: float, before: float) -> Head:
-    """Make the head; a `registry` decides the devices and the coordinator's interface once all agents report."""
-    job = plan.job
-    nonce = attempt_nonce(plan.job_id, plan.attempt)
-    expected = Expected(len(plan.workers), nonce, job.platform, plan.local_devices)
-    limits = TimeLimits(
-        init=job.init_timeout,
-        job=None if job.timeout is None else job.timeout - before,
-        grace=job.failure_grace,
-        signal_grace=job.signal_grace,
-        stall=job.stall_timeout,
-        stall_notice=job.stall_notice,
-        save=job.save_time,
-        ends_at=plan.ends_at,
-        unhurried=bool(job.wrap) and job.grace is None,
-        grow=job.grow_after if plan.is_smaller else None,
-    )
-    interface = "" if registry else loopback_address()
-    return Head(
-        plan.host_of,
-        expected,
-        limits,
-        interface,
-        began,
-        registry,
-        lockstep=job.lockstep,
-        chaos=job.chaos,
-        no_terminal=why_no_terminal(plan),
-        agents=plan.agents,
-        requeue=job.requeue,
-    )
-
-
-def supervise(
-    plan: Plan,
-    environ: Mapping[str, str],
-    directory: RunDir,
-    guard: Guard,
-    agents: LocalAgent | RemoteAgents,
-    started: float,
-    held: HeldScreen | None = None,
-) -> int:
-    """Supervise the job that was begun at `started`, seconds since the epoch; returns the exit status of `jaxrun`.
-
-    `held` is the screen where another process has it.
-    """
-    exit_code = EXIT_SOFTWARE
-    with SignalPipe(LAUNCHER_SIGNALS) as signals:
-        become_subreaper()
-        try:
-            output = open_output(plan, environ, directory, held)
-            if plan.job.pdb and (why := why_no_terminal(plan)):
-                output.print_line(f"jaxrun: --pdb does nothing: {why}")
-            shared = Supervision(environ, directory, output, signals, Clock(), guard, Terminal(output))
-            verdict, outcome = run_attempts(plan, shared, agents, started)
-            exit_code = report_verdict(verdict, outcome, directory, output, signals)
-        finally:
-            agents.stop(exit_code)
-            kill_all(keep=(guard.pid,))
-            remove_all_of_job(plan.job_id)
-            guard.disarm()
-    return exit_code

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jaxrun.controller.supervisor.head_name import check_is_head, say_who_is_missing
-from jaxrun.controller.supervisor.remote import Endpoint
+from jaxrun.controller.supervisor.remote_job import Endpoint
 from jaxrun.controller.supervisor.run import run
 from jaxrun.errors import JaxrunError, UsageError
 from jaxrun.node.agent import agent_process

@@ -1,16 +1,20 @@
-"""The connections to all agents of a job, and the output that comes on them."""
+"""The connections to the agents of a job on other hosts: what is sent, which hosts are silent, what output comes.
+
+Nothing here knows what a message means; remote_agents.py does.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import select
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
 from jaxrun.errors import ProtocolError
 from jaxrun.node.channel.connection import Connection
 from jaxrun.node.channel.event_loop import EventLoop
+from jaxrun.node.channel.silence import LONGEST_SILENCE_S, HostWatch, SilenceLimit
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import (
     BEAT,
@@ -24,6 +28,7 @@ from jaxrun.protocol.agent_messages import (
 )
 from jaxrun.protocol.codec import encode
 from jaxrun.protocol.worker_messages import Failed
+from jaxrun.records.event_log.events import PeersDropped
 from jaxrun.records.output.output import Output
 
 AgentConnection = Connection[AgentToHead]
@@ -202,3 +207,89 @@ class RemoteOutput:
     def forget(self, connection: AgentConnection) -> None:
         self._unacknowledged.pop(connection, None)
         self._to_acknowledge.discard(connection)
+
+
+_CHECK_INTERVAL_S = 0.1  # the least; hosts are many
+
+
+class HostWatches:
+    """A HostWatch for each address from which agents have connected; the ports of these connections refuse probes."""
+
+    def __init__(self, limit: SilenceLimit, clock: Callable[[], float]) -> None:
+        self._limit = limit
+        self._clock = clock
+        self._watches: dict[str, HostWatch] = {}
+        self._next_beat = 0.0
+        self._has_said_firewall = False
+        self.next_check = 0.0
+
+    def check(self, connections: AgentConnections) -> tuple[list[tuple[AgentId, AgentConnection]], str]:
+        """Do what is due; return the connections that are lost from now on, with their agents, and a line for people.
+
+        The line is empty where there is nothing to say.
+        """
+        now, items, notice = self._clock(), connections.items(), ""
+        if now >= self._next_beat:
+            self._next_beat = now + self._limit.beat_interval
+            for _, connection in items:
+                connection.send_beat()
+        hosts: dict[str, list[AgentConnection]] = {}
+        for _, connection in items:
+            hosts.setdefault(connection.peer[0], []).append(connection)
+        self.next_check = self._next_beat
+        for ip, of_host in hosts.items():
+            if ip not in self._watches:
+                self._watches[ip] = HostWatch(self._limit, of_host[0].peer, self._clock)
+            self.next_check = min(self.next_check, now + max(self._watches[ip].poll(of_host), _CHECK_INTERVAL_S))
+            if self._watches[ip].probes.in_vain(self._limit) and self._limit.timeout < LONGEST_SILENCE_S:
+                notice = notice or self._describe_firewall(ip)
+        return [(agent, connection) for agent, connection in items if connection.lost_reason], notice
+
+    def close(self) -> None:
+        for watch in self._watches.values():
+            watch.close()
+
+    def _describe_firewall(self, ip: str) -> str:
+        """What people are told of the first such host."""
+        if self._has_said_firewall:
+            return ""
+        self._has_said_firewall = True
+        return (
+            f"jaxrun: {ip.removeprefix('::ffff:')} answers no probes, as behind a firewall: such a host is "
+            f"lost after {LONGEST_SILENCE_S:g} s of silence, not after {self._limit.timeout:g} s"
+        )
+
+
+_INTERVAL_S = 60.0  # between two lines of the log
+_MAX_TEXT = 200  # characters; the text may hold what a stranger has sent
+
+
+class DroppedPeers:
+    """Counts peers that were turned away at the port, for one line of the log a minute; the first one comes at once.
+
+    So no stranger fills the run directory. `clock` returns seconds since the epoch.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._count = 0
+        self._last = ""
+        self._next_line = 0.0
+
+    def add(self, text: str) -> None:
+        """Count one more; `text` is what became of it."""
+        self._count += 1
+        self._last = text[:_MAX_TEXT]
+
+    def deadline(self) -> float | None:
+        """When the next line is due, if there is anything to say."""
+        return self._next_line if self._count else None
+
+    def take(self) -> PeersDropped | None:
+        """How many there were since the last call, with what became of the last one; None if there were none."""
+        if not self._count:
+            return None
+        dropped = PeersDropped(self._count, self._last)
+        self._count = 0
+        self._next_line = self._clock() + _INTERVAL_S
+        return dropped

@@ -1,4 +1,4 @@
-"""Decides which hosts a job adds to the file of --quarantine: those against which there is evidence. Pure.
+"""Decides which hosts a job adds to the file of --quarantine, against which there is evidence; and writes it.
 
 A host that is not heard from may be well, and what should reach it ill: mpirun, ssh, or the network of the launcher's
 own host. So a host counts as lost only where its own agent has reported before, or an agent on another host has; and
@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from jaxrun.analysis.diagnosis.outcome import JobOutcome
 from jaxrun.analysis.diagnosis.root_cause import find_culprits
+from jaxrun.spec.backends.quarantine import add_to_quarantine
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +58,40 @@ def decide_quarantine(
         )
     blamed = {host: why for host, why in lost.items() if host not in spared}
     return Quarantine({**blamed, **failed}, {host: why for host, why in spared.items() if host not in failed})
+
+
+class QuarantineFile:
+    """Adds the hosts that are to be avoided to the file of --quarantine, each once in a job."""
+
+    def __init__(self, path: Path | None) -> None:
+        """`path`: None without the option."""
+        self._path = path
+        self._quarantined: set[str] = set()
+        self._spared: set[str] = set()  # the lost hosts of which it is said that they are not added
+
+    def update(
+        self, hosts: Mapping[int, str], outcome: JobOutcome, lost_spares: Mapping[str, str], heard: HostsHeard
+    ) -> list[str]:
+        """Add the hosts that an attempt has lost; returns lines for people."""
+        if self._path is None:
+            return []
+        decided = decide_quarantine(hosts, outcome, lost_spares, heard)
+        spared = {host: why for host, why in decided.spared.items() if host not in self._spared}
+        self._spared.update(spared)
+        lines = []
+        for why in dict.fromkeys(spared.values()):
+            named = ", ".join(host for host, each in spared.items() if each == why)
+            lines.append(f"{named} not added to {self._path} (--quarantine): {why}")
+        found = {host: why for host, why in decided.hosts.items() if host not in self._quarantined}
+        self._quarantined.update(found)
+        if found:
+            lines.append(self._add(self._path, found))
+        return lines
+
+    @staticmethod
+    def _add(path: Path, found: Mapping[str, str]) -> str:
+        try:
+            add_to_quarantine(path, found)
+        except OSError as error:
+            return f"{', '.join(found)} could not be added to {path} (--quarantine): {error.strerror}"
+        return f"{', '.join(found)} added to {path} (--quarantine); to use a host again, delete its line there"

@@ -25,7 +25,7 @@ from jaxrun.records.rundir import rundir
 from jaxrun.spec.job.plan import Plan
 
 if TYPE_CHECKING:
-    from jaxrun.controller.supervisor.remote import Endpoint
+    from jaxrun.controller.supervisor.remote_job import Endpoint
 
 
 def run(
@@ -57,11 +57,11 @@ def _run_local(plan: Plan, environ: Mapping[str, str], started: float, early_ser
     guard = Guard(job_marker(plan.job_id), job_id=plan.job_id)  # forks, so it comes before any thread
     fork_server = early.server_for(plan.argv, plan.base_env(environ), early_server, fork=plan.fork)
 
-    from jaxrun.controller.supervisor.attempts import supervise
-    from jaxrun.controller.supervisor.local import LocalAgent
+    from jaxrun.controller.supervisor.attempts import supervise, supervision
+    from jaxrun.controller.supervisor.local_job import LocalJob
 
-    agents = LocalAgent(environ, directory, fork_server)
-    return supervise(plan, environ, directory, guard, agents, started, held)
+    with supervision(plan, environ, directory, guard, started, held) as shared:
+        return supervise(plan, shared, LocalJob(shared, fork_server))
 
 
 def _run_remote(plan: Plan, environ: Mapping[str, str], started: float, endpoint: Endpoint | None) -> int:
@@ -80,11 +80,12 @@ def _run_remote(plan: Plan, environ: Mapping[str, str], started: float, endpoint
     # For no agent: each has a guard of its own.
     guard = Guard(launch_mark=job_marker(plan.job_id), sigterm=sigterm)
 
-    from jaxrun.controller.supervisor.attempts import supervise
-    from jaxrun.controller.supervisor.remote import RemoteAgents
+    from jaxrun.controller.supervisor.attempts import supervise, supervision
+    from jaxrun.controller.supervisor.remote_job import HeadPort, RemoteJob
 
-    agents = RemoteAgents(plan, environ, directory, addresses, endpoint, staged)
-    return supervise(plan, environ, directory, guard, agents, started, held)
+    port = HeadPort.open(plan.job.interface, addresses, endpoint)
+    with supervision(plan, environ, directory, guard, started, held) as shared:
+        return supervise(plan, shared, RemoteJob(shared, plan, port, staged))
 
 
 def _find_end(plan: Plan, environ: Mapping[str, str], now: float) -> float | None:

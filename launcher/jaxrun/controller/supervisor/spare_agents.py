@@ -1,114 +1,96 @@
 """The agents that wait: on spare hosts, or, started by hand, on a host that a smaller job may take back.
 
+They report as the others do, and keep a process that has imported jax. They have no rank, and the head knows nothing
+of them: they hold up no start, and the loss of a spare agent does not count as a failure.
+
 Each spare agent of an mpirun gets its own mpirun: started by the job's mpirun it would count as an MPI rank, and
 MPI_Init in the real ranks would wait for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 
 from jaxrun.controller.head.agent_registry import AgentRegistry
-from jaxrun.controller.supervisor.attempt_context import AttemptContext
-from jaxrun.controller.supervisor.connections import AgentConnections
 from jaxrun.controller.supervisor.launch_process import LaunchProcess
-from jaxrun.errors import JaxrunError, NotUniformError, UnavailableError
+from jaxrun.errors import NotUniformError, UnavailableError
 from jaxrun.protocol.agent_id import AgentId
-from jaxrun.protocol.agent_messages import AgentReport, StartWorkers
-from jaxrun.records.event_log.events import SpareLost, SpareReported
+from jaxrun.protocol.agent_messages import AgentReport, StartWorker
 
 
 class SpareAgents:
-    """The agents of one launch command that wait.
-
-    They report as the others do, and keep a process that has imported jax. They have no rank, and the head knows
-    nothing of them: they hold up no start, and the loss of a spare agent does not count as a failure.
+    """What is known of the agents of one launch command that wait.
 
     hosts:       the host of each agent, as the launch command was told to place it; empty where people start them
-    registry:    where the agents with ranks report
+    launches:    the commands that have started the agents that have a command of their own
     lost_hosts:  spare hosts whose agent has gone, and why
     reported:    what the agents on each host have reported, the lost ones too
-    launches:    the commands that have started the agents that have a command of their own
     """
 
-    def __init__(self, hosts: Sequence[str], registry: AgentRegistry) -> None:
+    def __init__(self, hosts: Sequence[str]) -> None:
         self.hosts = hosts
-        self.registry = registry
-        self._reports: dict[AgentId, AgentReport] = {}
-        self._prepared: set[AgentId] = set()
+        self.launches: dict[AgentId, LaunchProcess] = {}
         self.lost_hosts: dict[str, str] = {}
         self.reported: dict[str, AgentReport] = {}
-        self.launches: dict[AgentId, LaunchProcess] = {}
-
-    def attach(self, connections: AgentConnections, context: AttemptContext) -> None:
-        """They are served by these connections from now on."""
-        self._connections = connections
-        self._record = context.dispatcher.record
-        self._print_line = context.output.print_line
+        self._reports: dict[AgentId, AgentReport] = {}
+        self._prepared: set[AgentId] = set()
 
     @property
     def ready(self) -> set[AgentId]:
         """The agents that have reported, and can take a rank."""
         return set(self._reports)
 
-    def start(self, agents: Sequence[AgentId], run: Callable[[AgentId, str], LaunchProcess]) -> None:
-        """Start the agents that have a command of their own; `run` is called with each agent and its host."""
-        for agent in agents:
-            try:
-                self.launches[agent] = run(agent, self.hosts[agent])
-            except JaxrunError as error:
-                self.on_lost(agent, str(error))
-
-    def on_child_exit(self) -> None:
-        """Give up those whose command has ended before they have reported."""
-        for agent, launch in self.launches.items():
-            is_known = agent in self._reports or self.hosts[agent] in self.lost_hosts
-            if launch.status is None and launch.reap() and not is_known:
-                self.on_lost(agent, launch.describe_end() + launch.log_note)
-
     def host_of(self, agent: AgentId) -> str:
         if agent < len(self.hosts):
             return self.hosts[agent]
         return self._reports[agent].host if agent in self._reports else "?"
 
-    def on_report(self, report: AgentReport) -> None:
-        """Count on an agent that can be used."""
-        self._record(SpareReported(report.agent, report.host, report.pid))
+    def reap(self) -> dict[AgentId, str]:
+        """Agents of hosts that are lost since the last call, as their command ended before they reported, and how."""
+        lost: dict[AgentId, str] = {}
+        hosts = {*self.lost_hosts}
+        for agent, launch in self.launches.items():
+            is_known = agent in self._reports or self.hosts[agent] in hosts
+            if launch.status is None and launch.reap() and not is_known:
+                lost[agent] = launch.describe_end() + launch.log_note
+                hosts.add(self.hosts[agent])
+        return lost
+
+    def add_report(self, report: AgentReport, registry: AgentRegistry) -> str:
+        """Count on an agent that can be used in the job of the `registry`; returns why it cannot, else nothing."""
         self.reported[self.hosts[report.agent] if self.hosts else report.host] = report
         reason = report.check_failure and f"failed --host-check: {report.check_failure}"
         try:
-            self.registry.check_installation(report)
+            registry.check_installation(report)
             if not self.hosts:
-                self.registry.check_command(report)
+                registry.check_command(report)
         except (UnavailableError, NotUniformError) as error:
             reason = reason or str(error)
-        if reason:
-            self._print_line(f"jaxrun: spare host {report.host} cannot be used: {reason}")
-        else:
+        if not reason:
             self._reports[report.agent] = report
-        self.prepare()
+        return reason
 
-    def on_lost(self, agent: AgentId, reason: str) -> None:
+    def lose(self, agent: AgentId, reason: str) -> bool:
+        """Count on an agent no longer; returns whether its host is lost by that."""
         host = self.host_of(agent)
         self._reports.pop(agent, None)
-        self._record(SpareLost(agent, host, reason))
-        if host not in self.lost_hosts:
-            self.lost_hosts[host] = reason
-            self._print_line(f"jaxrun: spare host {host} is lost: {reason}")
+        is_news = host not in self.lost_hosts
+        self.lost_hosts.setdefault(host, reason)
+        return is_news
 
-    def prepare(self) -> None:
-        """Tell those that wait what to prepare for, once, and as soon as that is known."""
-        waiting = self._connections.waiting
-        if not self.registry.complete or not self.hosts:
-            return
+    def take_starts(self, waiting: Collection[AgentId], registry: AgentRegistry) -> list[tuple[AgentId, StartWorker]]:
+        """What agents that wait are to prepare for, each once, as soon as that is known."""
+        starts: list[tuple[AgentId, StartWorker]] = []
+        if not registry.complete or not self.hosts:
+            return starts
         for host in {self.host_of(agent) for agent in self.ready.intersection(waiting) - self._prepared}:
             agents = sorted(agent for agent in waiting if self.host_of(agent) == host)
             if not all(agent in self._reports for agent in agents):
                 continue
             self._prepared.update(agents)
             try:
-                starts = self.registry.prepare([self._reports[agent] for agent in agents])
+                prepared = registry.prepare([self._reports[agent] for agent in agents])
             except NotUniformError:  # the attempt in which it takes a rank says why
                 continue
-            for agent, start in zip(agents, starts, strict=True):
-                self._connections.send_to_agents((agent,), StartWorkers((start,), waits=True))
+            starts += zip(agents, prepared, strict=True)
+        return starts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import selectors
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -58,6 +58,11 @@ class EventLoop:
 
     def run_once(self, limit: float | None = None) -> None:
         """Wait until something is ready or due, for at most `limit` seconds or an hour, and call back."""
+        for _ in self.steps(limit):
+            pass
+
+    def steps(self, limit: float | None = None) -> Iterator[None]:
+        """As `run_once`, in steps: each has called back once, so that what follows from it can be done."""
         waits = [limit, *(poll() for poll in self._pollers)]
         first = min((at for deadline, _ in self._timers if (at := deadline()) is not None), default=None)
         if first is not None:
@@ -73,14 +78,13 @@ class EventLoop:
         ready.sort(key=itemgetter(0))
         for _, callback in ready:
             callback()
+            yield
         if first is not None and first <= self._clock():
-            self._run_timers()
-
-    def _run_timers(self) -> None:
-        for deadline, callback in self._timers:
-            at = deadline()
-            if at is not None and at <= self._clock():
-                callback()
+            for deadline, callback in self._timers:
+                at = deadline()
+                if at is not None and at <= self._clock():
+                    callback()
+                    yield
 
     def close(self) -> None:
         self._selector.close()

@@ -1,4 +1,4 @@
-"""The agent in the launcher's own process, which starts all workers of a job on this machine, and the link to it."""
+"""A job on this machine: the agent is in the launcher's own process, and starts all workers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
 from jaxrun.analysis.verdict.restarts import Stop
-from jaxrun.controller.supervisor.attempt_context import AttemptContext
-from jaxrun.controller.supervisor.executor import Executor
+from jaxrun.controller.supervisor.attempt_loop import AttemptLoop, AttemptResult, Supervision, make_head
 from jaxrun.node.agent.agent import Agent
 from jaxrun.node.agent.process_tree import kill_all
 from jaxrun.node.agent.spawn import WorkerSetup, with_own_variables
@@ -21,64 +20,74 @@ from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import AgentOrder, HostCheck, RankOrder
 from jaxrun.protocol.auth import new_token
 from jaxrun.records.event_log.events import LauncherSignalled
-from jaxrun.records.rundir.rundir import RunDir
 from jaxrun.spec.job.plan import Plan
 
 if TYPE_CHECKING:
     from jaxrun.node.agent.gpus import GpuMemory
 
 
-class LocalAgent:
-    """Agents of attempts.py: one, in this process."""
+class LocalJob:
+    """Runs the attempts of a job whose workers are all on this machine."""
 
-    listen_addresses = ""
+    listen_addresses = ""  # there is nothing to listen for
 
-    def __init__(self, environ: Mapping[str, str], directory: RunDir, fork_server: ForkServer | None) -> None:
+    def __init__(self, shared: Supervision, fork_server: ForkServer | None) -> None:
         """`fork_server` is the process that imports jax for all workers, if there is one."""
-        self._environ = environ
-        self._directory = directory
+        self._shared = shared
         self._fork_servers = ForkServers(fork_server)
         self._forks = fork_server is not None
         self._gpu_memory: GpuMemory | None = None
 
-    def make_registry(self, plan: Plan) -> None:
-        """There is none: this machine is known."""
+    def run_attempt(self, plan: Plan, began: float) -> AttemptResult:
+        """Run the workers to their end; nothing that they started is left, and all their output is handed over.
+
+        began:  when the attempt did, in seconds since the epoch
+        """
+        shared = self._shared
+        if (check := plan.host_check) and (failure := self._check_hosts(check, plan)):
+            return AttemptResult(failure, plan.host_of)
+        self._wait_for_gpus(plan)
+        attempt = AttemptLoop(shared, make_head(plan, shared, began), plan.attempt)
+        workers = self._prepare_workers(plan)
+        agent = Agent(attempt.loop, workers, shared.output, attempt.receive, shared.clock)
+        agent.start()
+        outcome = attempt.run(LocalLink(agent, attempt))
+        self._forks = self._forks and not workers.declined
+        kill_all(keep=(shared.guard.pid, *self._fork_servers.pids))
+        agent.close()
+        attempt.loop.close()
+        return AttemptResult(outcome, attempt.hosts)
 
     def next_plan(self, plan: Plan, outcome: JobOutcome) -> Plan | Stop:
+        """The plan of another attempt, which is the same one."""
         return Stop() if outcome.failed_checks else plan
 
-    def run(self, context: AttemptContext) -> JobOutcome:
-        """Run the workers to their end; nothing that they started is left, and all their output is handed over."""
-        plan, guard = context.plan, context.guard
-        if (check := plan.host_check) and (failure := self._check_hosts(check, context)):
-            return failure
-        self._wait_for_gpus(context)
-        setup = setup_of(plan, self._environ, self._directory.name, context.log_dir)
+    def stop(self, exit_code: int) -> None:
+        """Let go of what was kept for another attempt."""
+        self._fork_servers.close()
+
+    def _prepare_workers(self, plan: Plan) -> WorkerGroup:
+        """The workers of an attempt, not yet started, with the fork server that is there for them."""
+        directory, guard = self._shared.directory, self._shared.guard
+        log_dir = directory.make_attempt_directory(plan.attempt)
+        setup = setup_of(plan, self._shared.environ, directory.name, log_dir)
         server = self._fork_servers.take(setup, start=self._forks and plan.attempt > 1)
         # Workers of an inherited fork server lack the mark in their environment by which the guard finds others.
         unmarked = server is not None and server.inherited
-        workers = WorkerGroup(
+        return WorkerGroup(
             setup,
             server,
             guard.add if unmarked else None,
             successors=self._fork_servers if self._forks and plan.job.max_restarts else None,
         )
-        executor = Executor(context)
-        agent = Agent(executor.loop, workers, context.output, executor.receive, context.clock)
-        outcome = executor.run(LocalLink(agent, executor))
-        self._forks = self._forks and not workers.declined
-        kill_all(keep=(guard.pid, *self._fork_servers.pids))
-        agent.close()
-        executor.loop.close()
-        return outcome
 
-    def _check_hosts(self, check: HostCheck, context: AttemptContext) -> JobOutcome | None:
+    def _check_hosts(self, check: HostCheck, plan: Plan) -> JobOutcome | None:
         """Run --host-check for each of the hosts that this machine acts as; how the job ends if one fails."""
         from jaxrun.controller.head.agent_registry import HostCheckError
         from jaxrun.node.agent.host_check import check_host
 
-        plan, hosts, failed = context.plan, context.plan.host_of, dict[int, str]()
-        env, attempt, signals = plan.base_env(self._environ), plan.attempt, context.signals
+        hosts, failed = plan.host_of, dict[int, str]()
+        env, attempt, signals = plan.base_env(self._shared.environ), plan.attempt, self._shared.signals
         for rank in (worker.rank for worker in plan.workers if worker.local_rank == 0):
             host = hosts[rank]
             failure = check_host(check, env, lambda: signals.stop_requested, host=host, rank=rank, attempt=attempt)
@@ -87,22 +96,19 @@ class LocalAgent:
             return None
         return JobOutcome(EndReason.UNAVAILABLE, text=str(HostCheckError(failed, hosts)), failed_checks=failed)
 
-    def _wait_for_gpus(self, context: AttemptContext) -> None:
+    def _wait_for_gpus(self, plan: Plan) -> None:
         """Before the first of several attempts, note how much of the GPUs is used; before the others, wait for it."""
-        plan, signals = context.plan, context.signals
+        output, signals = self._shared.output, self._shared.signals
         if not plan.job.max_restarts or not plan.device_names:
             return
         if self._gpu_memory is None:
             from jaxrun.node.agent.gpus import GpuMemory
 
-            self._gpu_memory = GpuMemory({**self._environ, **plan.job.env})
+            self._gpu_memory = GpuMemory({**self._shared.environ, **plan.job.env})
             return
         self._gpu_memory.wait_until_free(
-            lambda text: context.output.print_line(f"jaxrun: {text}"), lambda: signals.stop_requested
+            lambda text: output.print_line(f"jaxrun: {text}"), lambda: signals.stop_requested
         )
-
-    def stop(self, exit_code: int) -> None:
-        self._fork_servers.close()
 
 
 def setup_of(plan: Plan, environ: Mapping[str, str], run_dir: str = "", flight_dir: Path | None = None) -> WorkerSetup:
@@ -116,12 +122,9 @@ def setup_of(plan: Plan, environ: Mapping[str, str], run_dir: str = "", flight_d
 class LocalLink:
     """AgentLink to the agent in this process."""
 
-    def __init__(self, agent: Agent, executor: Executor) -> None:
+    def __init__(self, agent: Agent, attempt: AttemptLoop) -> None:
         self._agent = agent
-        self._executor = executor
-
-    def start(self) -> None:
-        self._agent.start()
+        self._attempt = attempt
 
     def send(self, ranks: tuple[int, ...], order: RankOrder) -> None:
         self._agent.execute(ranks, order)
@@ -136,7 +139,4 @@ class LocalLink:
         if signum == signal.SIGCHLD:
             self._agent.on_child_exit()
         else:
-            self._executor.handle(LauncherSignalled(signum))
-
-    def complete(self, outcome: JobOutcome) -> JobOutcome:
-        return outcome
+            self._attempt.handle(LauncherSignalled(signum))

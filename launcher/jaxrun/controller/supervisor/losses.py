@@ -7,10 +7,9 @@ then the cause is passed on first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from jaxrun.controller.supervisor.attempt_context import AttemptContext
 from jaxrun.controller.supervisor.connections import AgentConnections
 from jaxrun.controller.supervisor.launch_process import LaunchProcess
 from jaxrun.protocol.agent_id import AgentId
@@ -27,26 +26,18 @@ class LossWatch:
     """Tracks which agents of one attempt, and whether their launch command, have disappeared, and which went first."""
 
     def __init__(
-        self,
-        context: AttemptContext,
-        launch: LaunchProcess,
-        connections: AgentConnections,
-        handle: Callable[[Event], None],
-        *,
-        attached: bool,
+        self, launch: LaunchProcess, connections: AgentConnections, clock: Callable[[], float], *, attached: bool
     ) -> None:
-        """`handle` tells the head; `attached`: another program started this process beside the agents.
+        """`attached`: another program started this process beside the agents.
 
         deadline:          when held events are passed on at the latest; None while no event is held
         reported:          the agents with ranks that have reported
         failure_reported:  the ranks whose worker has reported why it fails
         """
-        self._dispatcher = context.dispatcher
-        self._now = context.clock
+        self._clock = clock
         self._launch = launch
         self._needs_launch = launch.status is None  # else agents have outlived it already
         self._connections = connections
-        self._handle = handle
         self._probe_timeout_s = _ATTACHED_PROBE_TIMEOUT_S if attached else _PROBE_TIMEOUT_S
         self._held: list[Event] = []
         self._lost_agents = 0  # whose loss is held
@@ -78,12 +69,14 @@ class LossWatch:
     def _has_reported_failure(self, agent: AgentId) -> bool:
         return not self.failure_reported.isdisjoint(self._connections.agents[agent])
 
-    def handle_or_hold(self, event: Event) -> None:
-        """Hold the end of a worker while the cause of other ends is sought: the launch command may have ended them."""
+    def hold_if_asking(self, event: Event) -> bool:
+        """Hold the end of a worker while hosts are asked whether they live: the launch command may have ended them all.
+
+        Returns whether it is held.
+        """
         if self._probed:
             self.hold(event, probe=False)
-        else:
-            self._handle(event)
+        return self._probed
 
     def hold(self, *events: Event, probe: bool) -> None:
         """Hold these events of an agent until its end is explained; `probe`, once, whether all hosts still answer."""
@@ -93,16 +86,16 @@ class LossWatch:
         if probe and self.reported and not self._probed:
             self._connections.probe()
             self._probed, wait = True, self._probe_timeout_s
-        self.deadline = max(self.deadline or 0.0, self._now() + wait)
+        self.deadline = max(self.deadline or 0.0, self._clock() + wait)
 
-    def tell(self) -> None:
-        """Hand all that was held to the head, after its likeliest cause; nothing is held then."""
+    def explain(self, hosts: Mapping[int, str]) -> list[Event]:
+        """Return all that was held, after its likeliest cause; nothing is held then. `hosts` are the ranks' hosts."""
         unanswered = self._connections.unanswered_agents() if self._probed else []
         launch, launch_end = self._launch, None
         if launch.command.agents_stay and launch.status is not None and self.all_reported:
             self._needs_launch &= bool(unanswered) or any(isinstance(event, AgentLost) for event in self._held)
         if launch.status is not None and self._needs_launch:
-            launch_end = StartFailed(launch.describe_failure(self._dispatcher.hosts, self._reported_ranks))
+            launch_end = StartFailed(launch.describe_failure(hosts, self._reported_ranks))
         evidence = Evidence(
             unanswered=unanswered,
             failure_reported=frozenset(filter(self._has_reported_failure, self._connections.agents)),
@@ -113,8 +106,7 @@ class LossWatch:
         )
         held, self._held, self._lost_agents = self._held, [], 0
         self.deadline, self._probed = None, False
-        for event in explain_losses(held, evidence, f"its host has not answered for {self._probe_timeout_s:g} s"):
-            self._handle(event)
+        return explain_losses(held, evidence, f"its host has not answered for {self._probe_timeout_s:g} s")
 
 
 @dataclass(frozen=True, slots=True)

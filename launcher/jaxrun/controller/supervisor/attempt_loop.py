@@ -1,0 +1,239 @@
+"""The loop of one attempt: the head hears what happens, and its actions are executed, here and nowhere else.
+
+    agents, signals ─── handle(event) ──▶ Dispatcher ──▶ Head
+                                              │ actions wait in a queue
+    agents, screen, terminal ◀── run(agents) ─┘
+
+Events are handled at once. Their actions are executed when the callback that has noticed the event returns: so nothing
+that an action causes happens in the midst of a callback, and the agents need not exist when the loop is made.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from jaxrun.analysis.diagnosis.outcome import JobOutcome
+from jaxrun.controller.head.agent_registry import AgentRegistry
+from jaxrun.controller.head.consistency import Expected
+from jaxrun.controller.head.head import Head
+from jaxrun.controller.head.head_state import TimeLimits
+from jaxrun.controller.supervisor.dispatcher import Dispatcher
+from jaxrun.controller.supervisor.parent_link import ParentLink
+from jaxrun.controller.supervisor.terminal import Terminal, why_no_terminal
+from jaxrun.node.agent.agent import SIGNALS
+from jaxrun.node.agent.guard import Guard
+from jaxrun.node.agent.signals import SignalPipe
+from jaxrun.node.channel.event_loop import EventLoop
+from jaxrun.protocol.addresses import loopback_address
+from jaxrun.protocol.agent_id import AgentId
+from jaxrun.protocol.agent_messages import (
+    AgentMessage,
+    AgentOrder,
+    FirstOutput,
+    ForkingDeclined,
+    RankOrder,
+    SignalWorker,
+)
+from jaxrun.protocol.env import attempt_nonce
+from jaxrun.records.event_log.actions import (
+    Action,
+    Finish,
+    LookForHosts,
+    PrintLine,
+    ReadTerminalLine,
+    Send,
+    SendToAgents,
+    ShowTerminalText,
+    SignalRanks,
+    Suspend,
+)
+from jaxrun.records.event_log.event_log import LoggedMessage
+from jaxrun.records.event_log.events import Event, FreshInterpreters, Resumed, TerminalLine
+from jaxrun.records.output.output import Output
+from jaxrun.records.rundir.rundir import RunDir
+from jaxrun.spec.job.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Supervision:
+    """What all attempts of a job share.
+
+    started:  when the job began, in seconds since the epoch
+    clock:    returns seconds since the epoch
+    """
+
+    environ: Mapping[str, str]
+    directory: RunDir
+    output: Output
+    signals: SignalPipe
+    clock: Callable[[], float]
+    guard: Guard
+    terminal: Terminal
+    started: float
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptResult:
+    """How an attempt ended; `hosts` has the host of each rank, as far as it was known then."""
+
+    outcome: JobOutcome
+    hosts: Mapping[int, str]
+
+
+class AgentLink(Protocol):
+    """The way to the agents of one attempt."""
+
+    def send(self, ranks: tuple[int, ...], order: RankOrder) -> None:
+        """Send an order about these ranks to their agents."""
+
+    def send_to_agents(self, agents: tuple[AgentId, ...], order: AgentOrder) -> None:
+        """Send an order to these agents."""
+
+    def look_for_hosts(self) -> None:
+        """Look for hosts that the job lacks; HostsFound follows."""
+
+    def on_signal(self, signum: int) -> None:
+        """This process has got a signal."""
+
+
+class AttemptLoop:
+    """The event loop of one attempt, with the head behind its dispatcher, signals, the terminal and the screen."""
+
+    def __init__(self, shared: Supervision, head: Head, attempt: int) -> None:
+        """`attempt` is its number, for the log. Raises what ParentLink.from_env raises."""
+        self.loop = loop = EventLoop(shared.clock)
+        self._dispatcher = dispatcher = Dispatcher(head, shared.directory, shared.clock, attempt)
+        self._output = shared.output
+        self._terminal = shared.terminal
+        self._signals = shared.signals
+        self._arrived: deque[int] = deque()  # signals that nobody has handled yet
+        self._due: deque[Sequence[Action]] = deque()
+        self._outcome: JobOutcome | None = None
+        loop.add_reader(shared.signals.fileno(), SIGNALS, lambda: self._arrived.extend(self._signals.receive()))
+        if (parent := ParentLink.from_env(shared.environ, dispatcher)) is not None:
+            loop.add_reader(parent.fileno(), SIGNALS, lambda: self._due.append(parent.receive()))
+        shared.terminal.attach(loop, SIGNALS, lambda line: self.handle(TerminalLine(line)))
+        shared.guard.attach(loop, SIGNALS, lambda text: self._output.print_line(f"jaxrun: {text}"))
+        loop.add_poller(self._output.flush_due)
+        loop.add_timer(dispatcher.deadline, lambda: self._due.append(dispatcher.handle_timeouts()))
+
+    @property
+    def hosts(self) -> Mapping[int, str]:
+        """The host of each rank, as far as it is known."""
+        return self._dispatcher.hosts
+
+    def run(self, agents: AgentLink) -> JobOutcome:
+        """Serve the attempt until the head says that it is over.
+
+        Signals that arrive after that stay in the pipe, for whatever follows the attempt.
+        """
+        self._execute_due(agents)
+        while self._outcome is None:
+            for _ in self.loop.steps():
+                self._execute_due(agents)
+                while self._arrived and self._outcome is None:
+                    agents.on_signal(self._arrived.popleft())
+                    self._execute_due(agents)
+        if self._arrived:
+            self._signals.put_back(self._arrived)
+        return self._outcome
+
+    def handle(self, event: Event) -> None:
+        """Tell the head; its actions follow once the present callback of the loop has returned."""
+        self._due.append(self._dispatcher.handle(event))
+
+    def receive(self, message: AgentMessage) -> None:
+        """Tell the head what an agent reports, unless only the log has a use for it."""
+        match message:
+            case FirstOutput():
+                self.record(message)
+            case ForkingDeclined():
+                self.record(FreshInterpreters(message.reason))
+            case _:
+                self.handle(message)
+
+    def record(self, message: LoggedMessage) -> None:
+        """Log what the head need not know."""
+        self._dispatcher.record(message)
+
+    def _execute_due(self, agents: AgentLink) -> None:
+        while self._due:
+            self._execute_all(self._due.popleft(), agents)
+
+    def _execute_all(self, actions: Iterable[Action], agents: AgentLink) -> None:
+        actions = list(actions)
+        killed = [action for action in actions if isinstance(action, SignalRanks) and action.signum == signal.SIGKILL]
+        if killed:
+            # All stand still before the first is killed, or they would see each other die, and complain.
+            ranks = tuple(rank for action in killed for rank in action.ranks)
+            agents.send(ranks, SignalWorker(signal.SIGSTOP))
+        for action in actions:
+            self._execute(action, agents)
+
+    def _execute(self, action: Action, agents: AgentLink) -> None:
+        match action:
+            case Send():
+                agents.send(action.ranks, action.message)
+            case SendToAgents():
+                agents.send_to_agents(action.agents, action.message)
+            case SignalRanks():
+                agents.send(action.ranks, SignalWorker(action.signum))
+            case PrintLine():
+                self._output.print_line(f"jaxrun: {action.text}" if action.text else "", status=action.status)
+            case ShowTerminalText():
+                self._terminal.show(action.text)
+            case ReadTerminalLine():
+                self._terminal.read_line()
+            case LookForHosts():
+                agents.look_for_hosts()
+            case Suspend():
+                self._suspend()
+            case Finish():
+                self._outcome = action.outcome
+
+    def _suspend(self) -> None:
+        began = time.monotonic()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self.handle(Resumed(time.monotonic() - began))
+
+
+def make_head(plan: Plan, shared: Supervision, began: float, registry: AgentRegistry | None = None) -> Head:
+    """Make the head of an attempt that began at this time, in seconds since the epoch.
+
+    A `registry` decides the devices and the coordinator's interface once all agents report.
+    """
+    job, before = plan.job, began - shared.started
+    nonce = attempt_nonce(plan.job_id, plan.attempt)
+    expected = Expected(len(plan.workers), nonce, job.platform, plan.local_devices)
+    limits = TimeLimits(
+        init=job.init_timeout,
+        job=None if job.timeout is None else job.timeout - before,
+        grace=job.failure_grace,
+        signal_grace=job.signal_grace,
+        stall=job.stall_timeout,
+        stall_notice=job.stall_notice,
+        save=job.save_time,
+        ends_at=plan.ends_at,
+        unhurried=bool(job.wrap) and job.grace is None,
+        grow=job.grow_after if plan.is_smaller else None,
+    )
+    interface = "" if registry else loopback_address()
+    return Head(
+        plan.host_of,
+        expected,
+        limits,
+        interface,
+        began,
+        registry,
+        lockstep=job.lockstep,
+        chaos=job.chaos,
+        no_terminal=why_no_terminal(plan),
+        agents=plan.agents,
+        requeue=job.requeue,
+    )

@@ -1,0 +1,248 @@
+"""A job on other hosts: a launch command, mpirun or srun, starts agents there, which connect to this process.
+
+Agents stay for the next attempt where all that it needs are there; else the launch command is run again.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jaxrun.analysis.diagnosis.fabric import relevant_variables
+from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
+from jaxrun.analysis.verdict.restarts import Stop
+from jaxrun.controller.head.agent_registry import AgentRegistry
+from jaxrun.controller.head.worker_assignment import Told
+from jaxrun.controller.supervisor.attempt_loop import AttemptLoop, AttemptResult, Supervision, make_head
+from jaxrun.controller.supervisor.engine_commands import EngineCommands, HostSearch
+from jaxrun.controller.supervisor.launch_process import LaunchProcess, abort_job
+from jaxrun.controller.supervisor.next_attempt_hosts import AgentsLeft, plan_new_agents, plan_next_attempt
+from jaxrun.controller.supervisor.quarantine_decision import QuarantineFile
+from jaxrun.controller.supervisor.remote_agents import Entrance, LaunchedAgents, RemoteAgents
+from jaxrun.controller.supervisor.spare_agents import SpareAgents
+from jaxrun.errors import JaxrunError
+from jaxrun.node.channel.host_addresses import HostAddress, describe_addresses
+from jaxrun.node.channel.listener import Listener, listen_on_tcp
+from jaxrun.node.channel.rendezvous import RendezvousFile
+from jaxrun.node.channel.silence import reserve_port
+from jaxrun.protocol import auth
+from jaxrun.protocol.addresses import format_addresses
+from jaxrun.protocol.agent_id import AgentId
+from jaxrun.protocol.agent_messages import JobInfo
+from jaxrun.records.rundir.rundir import attempt_directory
+from jaxrun.spec.job.layout import wanted_platforms
+from jaxrun.spec.job.options import HOST_TIMEOUT_S
+from jaxrun.spec.job.plan import Plan
+from jaxrun.terminal import print_notice
+
+if TYPE_CHECKING:
+    from jaxrun.controller.supervisor.staging import Staged
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where agents connect and what they must know.
+
+    port:          0 for any
+    rendezvous:    the file that leads them here, in a job that somebody else started (`jaxrun attach`)
+    on_listening:  is called once they can connect, after the last fork of the launcher: it may start a thread
+    """
+
+    token: str
+    port: int = 0
+    rendezvous: RendezvousFile | None = None
+    on_listening: Callable[[], None] = lambda: None
+
+
+@dataclass(frozen=True, slots=True)
+class HeadPort:
+    """The port at which the head listens.
+
+    description:  its addresses, as text for people
+    token:        by which the agents that are started first are known
+    closed_port:  a port at which nothing listens, for probes
+    """
+
+    listener: Listener
+    description: str
+    token: str
+    rendezvous: RendezvousFile | None
+    closed_port: socket.socket
+
+    @classmethod
+    def open(cls, interface: str, offered: Sequence[HostAddress], endpoint: Endpoint | None) -> HeadPort:
+        """Listen; agents are offered these addresses. Raises UnavailableError where that is not possible.
+
+        interface:  the --interface, to which to listen only; empty for all
+        """
+        endpoint = endpoint or Endpoint(auth.new_token())
+        listener = listen_on_tcp(offered, endpoint.token, everywhere=not interface, port=endpoint.port)
+        description = describe_addresses(listener.addresses, offered)
+        made = cls(listener, description, endpoint.token, endpoint.rendezvous, reserve_port())
+        endpoint.on_listening()
+        return made
+
+    def close(self) -> None:
+        self.listener.close()
+        self.closed_port.close()
+
+
+class RemoteJob:
+    """Runs the attempts of a job whose agents a launch command starts, one for each rank or for each host."""
+
+    def __init__(self, shared: Supervision, plan: Plan, port: HeadPort, staged: Staged | None = None) -> None:
+        self._shared = shared
+        self._port = port
+        self._by_hand = plan.is_started_by_hand
+        self._user_env = {**shared.environ, **plan.job.env}
+        self._entrance = Entrance(port.listener, self._make_job_info(plan, staged), staged)
+        addresses = format_addresses(port.listener.addresses)
+        self._commands = EngineCommands(shared.environ, shared.directory.path, addresses, port.token)
+        self._quarantine = QuarantineFile(plan.job.quarantine)
+        self._agents: RemoteAgents | None = None  # of the latest attempt, unless their launch command is to end
+        self._agents_stay = False  # in the next attempt
+        self._retired: list[LaunchProcess] = []  # of earlier attempts; they have been told to end
+
+    @property
+    def listen_addresses(self) -> str:
+        return self._port.description
+
+    def run_attempt(self, plan: Plan, began: float) -> AttemptResult:
+        """Serve the agents until the head says that the attempt is over: those that are there, or others, started now.
+
+        All of them are started anew where one that is needed is gone, or what has started them.
+
+        began:  when the attempt did, in seconds since the epoch
+        """
+        registry = self._make_registry(plan)
+        attempt = AttemptLoop(self._shared, make_head(plan, self._shared, began, registry), plan.attempt)
+        try:
+            agents = self._agents = self._serve_agents(plan, attempt, registry)
+        except JaxrunError as error:
+            return AttemptResult(JobOutcome(EndReason.UNAVAILABLE, text=str(error)), attempt.hosts)
+        outcome = agents.complete(attempt.run(agents))
+        self._retired += agents.end_search()
+        if outcome.reason is not EndReason.INTERRUPTED:  # a second Ctrl-C waits for no host
+            lost_spares = agents.launched.spares.lost_hosts
+            for line in self._quarantine.update(plan.host_of, outcome, lost_spares, agents.heard()):
+                self._shared.output.print_line(f"jaxrun: {line}")
+        return AttemptResult(outcome, attempt.hosts)
+
+    def next_plan(self, plan: Plan, outcome: JobOutcome) -> Plan | Stop:
+        """The plan of another attempt, without the hosts that were lost where others can take their places."""
+        agents, environ = self._agents, self._shared.environ
+        left = agents.left() if agents is not None else AgentsLeft()
+        following = plan_next_attempt(plan, outcome, left, environ)
+        if isinstance(following, Stop):
+            return following
+        same_command = following.launch_command == plan.launch_command
+        self._agents_stay = agents is not None and same_command and left.serve(following)
+        try:
+            return following if self._agents_stay else plan_new_agents(following, environ)
+        except JaxrunError as error:
+            return Stop(f"its agents cannot be started again: {error}")
+
+    def stop(self, exit_code: int) -> None:
+        """Dismiss the agents: they end with 0, or, where somebody else started them, with `exit_code`.
+
+        It is the last that a job does, as mpirun may kill all processes, this one too, once the first has ended.
+        """
+        if self._port.rendezvous is not None:
+            self._port.rendezvous.remove()
+        launches, agents = self._retired, self._agents
+        if agents is not None:
+            launch = agents.launched.launch
+            agents.shut_down(exit_code if self._by_hand else 0)
+            launch.stop(hurry=exit_code != 0 or launch.has_silent)
+            agents.close()
+            self._retire_spares(agents)
+            launches = [*self._retired, launch]
+        for retired in self._retired:
+            retired.stop(hurry=True)
+        for launch in launches:
+            print_notice(launch.close())
+        self._port.close()
+        if agents is not None and agents.launched.launch.command.attached_to and agents.silent_ranks - {0}:
+            print_notice(abort_job(agents.launched.launch.command, exit_code, self._shared.environ))
+
+    def _make_job_info(self, plan: Plan, staged: Staged | None) -> JobInfo:
+        job = plan.job
+        return JobInfo(
+            plan.job_id,
+            self._shared.directory.name,
+            wanted_platforms(job, self._user_env),
+            job.max_restarts > 0,
+            job.probe_hosts,
+            staged.stage if staged is not None else None,
+            relevant_variables(job.env),
+            job.host_timeout or HOST_TIMEOUT_S,
+            self._port.closed_port.getsockname()[1],
+            host_check=plan.host_check,
+        )
+
+    def _make_registry(self, plan: Plan) -> AgentRegistry:
+        directory = self._shared.directory
+        log_dir = str(attempt_directory(Path(directory.name), plan.attempt)) if directory.path else ""
+        return AgentRegistry(
+            plan,
+            Told(self._user_env, directory.name, log_dir),
+            directory="" if self._by_hand else os.getcwd(),
+            listen_addresses=self.listen_addresses,
+        )
+
+    def _serve_agents(self, plan: Plan, attempt: AttemptLoop, registry: AgentRegistry) -> RemoteAgents:
+        """The agents of this attempt: those that stay, or others, started now. Raises UnavailableError."""
+        shared = self._shared
+        earlier = self._agents if self._agents_stay else None
+        launched = earlier.launched if earlier is not None else self._run_launch_command(plan)
+        search = None if self._by_hand else HostSearch(attempt.loop, shared.clock, plan, shared.environ, self._commands)
+        agents = RemoteAgents(
+            attempt, plan, self._entrance, launched, registry, shared.output, shared.clock, search, earlier
+        )
+        if earlier is None and launched.launch.command.agents_stay:
+            self._start_spares(plan, agents)
+        return agents
+
+    def _run_launch_command(self, plan: Plan) -> LaunchedAgents:
+        """Run the launch command, in place of one that has run before. Raises UnavailableError."""
+        port, commands, output = self._port, self._commands, self._shared.output
+        if self._agents is not None:
+            output.print_line(f"jaxrun: starting {self._agents.launched.launch.title} again", dim=True)
+            self._retire(self._agents)
+            commands.token = auth.new_token()  # an agent of before that is late finds no way in
+            port.listener.renew(commands.token)
+        elif plan.job.verbose:
+            output.print_line(f"jaxrun: listening at {port.description}")
+        if port.rendezvous is not None:
+            port.rendezvous.write(commands.token, commands.addresses)
+        launch = commands.start_agents(plan, self._shared.guard)
+        return LaunchedAgents(launch, SpareAgents(launch.command.agent_hosts))
+
+    def _start_spares(self, plan: Plan, agents: RemoteAgents) -> None:
+        """Start the agents that have a command of their own."""
+        command, spares = agents.launched.launch.command, agents.launched.spares
+        for agent in map(AgentId, range(command.size, plan.agent_count)):
+            try:
+                launch = self._commands.start_spare(plan, self._shared.guard, agent, spares.hosts[agent])
+            except JaxrunError as error:
+                agents.lose_spare(agent, str(error))
+            else:
+                spares.launches[agent] = launch
+
+    def _retire(self, agents: RemoteAgents) -> None:
+        """Have the agents and the launch command end, and wait for neither: they may be stuck with a lost host."""
+        agents.shut_down(0, job_goes_on=True)
+        agents.close(wait=False)
+        agents.launched.launch.ask_to_end()
+        self._retired.append(agents.launched.launch)
+        self._agents = None
+        self._retire_spares(agents)
+
+    def _retire_spares(self, agents: RemoteAgents) -> None:
+        for launch in agents.launched.spares.launches.values():
+            launch.ask_to_end()
+            self._retired.append(launch)
