@@ -26,10 +26,7 @@ if TYPE_CHECKING:
     from jaxrun.frontends.gang.pool import launch as launch
     from jaxrun.frontends.gang.pool import pool as pool
     from jaxrun.protocol.map_messages import NotTraceable as NotTraceable
-
-__version__ = "0.1.0"
-
-RUNTIME = "jaxrun_runtime"  # the package that runs in every worker; the launcher only names it
+    from jaxrun.protocol.names import VERSION as __version__  # noqa: F401
 
 _HOMES = {
     "Gang": "frontends.gang.gang",
@@ -58,6 +55,8 @@ def unload_ipython_extension(shell: "Any") -> None:
 
 def __getattr__(name: str) -> "Any":
     # Loaded when asked for: the command needs none of it.
+    if name == "__version__":
+        return str(import_module(f"{__name__}.protocol.names").VERSION)
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from jaxrun_runtime.checkpoints import saved as saved
     from jaxrun_runtime.data import batches as batches
     from jaxrun_runtime.data import shard as shard
+    from jaxrun_runtime.exceptions import DivergenceError as DivergenceError
+    from jaxrun_runtime.exceptions import SnapshotError as SnapshotError
     from jaxrun_runtime.state_snapshots.snapshots import restore as restore
     from jaxrun_runtime.state_snapshots.snapshots import snapshot as snapshot
     from jaxrun_runtime.stopping import should_stop as should_stop
@@ -47,18 +49,7 @@ if TYPE_CHECKING:
     is_main: bool
 
 
-class DivergenceError(RuntimeError):
-    """With --lockstep strict: the processes would make different cross-process calls. The text says how they differ."""
-
-
-class SnapshotError(TypeError, ValueError):
-    """snapshot or restore was called with something that it cannot keep or use. The text names every leaf.
-
-    All ranks raise it alike, and jaxrun does not start the job again after it: the next attempt would do the same.
-    """
-
-
-_FUNCTIONS = {
+_HOMES = {
     "batches": "data",
     "shard": "data",
     "should_stop": "stopping",
@@ -66,14 +57,16 @@ _FUNCTIONS = {
     "attempt": "checkpoints",
     "snapshot": "state_snapshots.snapshots",
     "restore": "state_snapshots.snapshots",
+    "DivergenceError": "exceptions",
+    "SnapshotError": "exceptions",
 }
 _NAMES = ("rank", "size", "local_rank", "local_size", "host", "run_dir", "is_main")
 
 
 def __getattr__(name: str) -> Any:
     # Read at each use, not at import: workers are forked from a process that has imported this package.
-    if name in _FUNCTIONS:
-        found = getattr(importlib.import_module(f"{__name__}.{_FUNCTIONS[name]}"), name)
+    if name in _HOMES:
+        found = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
         globals()[name] = found  # so that the next use costs nothing
         return found
     if name not in _NAMES:
@@ -82,7 +75,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*_NAMES, *_FUNCTIONS, "DivergenceError", "SnapshotError"]
+    return [*_NAMES, *_HOMES]
 
 
 def _identity() -> dict[str, Any]:

@@ -19,8 +19,6 @@ from jaxrun.protocol.flight_file import LOCKSTEP_OFF
 from jaxrun.protocol.settings import CACHE_OFF, COMPILE_EACH, MAKE_MESH_JAXRUN
 from jaxrun.protocol.worker_messages import Interrupted, Join, Run, StartCoordinator, WorkerStage
 from jaxrun_runtime import (
-    DivergenceError,
-    SnapshotError,
     checkpoints,
     children,
     coordinator_tls,
@@ -40,6 +38,7 @@ from jaxrun_runtime import (
     unsupported,
 )
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
+from jaxrun_runtime.exceptions import DivergenceError, SnapshotError
 from jaxrun_runtime.gloo import connections
 
 _FORK_SERVER_POLL_INTERVAL_S = 0.001  # while the fork server, this worker's first parent, exits

@@ -74,7 +74,7 @@ def test_a_host_that_is_off_is_named(typed: Typed, bed: Bed) -> None:
 
 OTHER_JAXRUN = f"""
 mkdir {ENVIRONMENT}/path && cp -r {Path(str(jaxrun.__file__)).parent} {ENVIRONMENT}/path/jaxrun
-echo '__version__ = "9.9"' >>{ENVIRONMENT}/path/jaxrun/__init__.py
+echo 'VERSION = "9.9"' >>{ENVIRONMENT}/path/jaxrun/protocol/names.py
 """
 
 

@@ -2,74 +2,33 @@
 
 import ast
 import functools
+import re
 import subprocess
 import sys
+from collections.abc import Collection
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+
+from jaxrun.spec.backends import BACKENDS
 
 _ROOT = Path(__file__).parents[2]
 _LAUNCHER = _ROOT / "launcher"
 _RUNTIME = _ROOT / "runtime"
 _BANNED = ("jax", "jaxlib", "numpy", "jaxrun_runtime")
 _SHARED = ("jaxrun.protocol", "jaxrun.errors", "jaxrun.text")
+_BY_STRING = ("import_module", "__import__")
 # A floor of the launcher imports only itself and those that stand after it.
 _ORDER = (
     "cli", "frontends", "controller", "node", "records", "analysis", "spec", "protocol",
     "text", "terminal", "errors", "clock",
 )  # fmt: skip
 
-# All that frontends may import of other floors: the public surface, on which other tools could stand as well.
-_PUBLIC_SURFACE = {
-    "jaxrun": "the name of the runtime",
-    "jaxrun.errors": "errors and exit codes",
-    "jaxrun.text": "ranks, times and sizes as text",
-    "jaxrun.terminal": "width and colours",
-    "jaxrun.protocol": "messages and variables, of gangs, tests and debuggers too",
-    # The command line, and how a job ends
-    "jaxrun.node.forkserver.launcher_pool": "starts `jaxrun WORDS` at once",
-    "jaxrun.spec.job.job": "which options there are",
-    "jaxrun.spec.job.fault_spec": "which faults can be injected",
-    "jaxrun.spec.job.devices": "devices of this machine, for a pool",
-    "jaxrun.spec.job.layout": "the same",
-    "jaxrun.spec.job.plan": "what the job of a doctor will be; it is run by its caller",
-    "jaxrun.spec.backends": "which backends there are",
-    "jaxrun.spec.backends.slurm_allocation": "what Slurm has given, for the doctor",
-    "jaxrun.records.history.job_log": "the event log, by attempt",
-    "jaxrun.analysis.verdict.verdict": "how a job has ended",
-    "jaxrun.analysis.verdict.report": "the same in one line",
-    "jaxrun.analysis.diagnosis.findings": "what a check of hosts finds",
-    "jaxrun.analysis.diagnosis.fabric": "by which network NCCL sends",
-    "jaxrun.analysis.diagnosis.consequences": "which errors only follow the end of another rank",
-    # The event log, and the other files of a run directory
-    "jaxrun.records.event_log.event_log": "one event",
-    "jaxrun.records.event_log.actions": "messages of the launcher's own",
-    "jaxrun.records.event_log.events": "the same, that it was told",
-    "jaxrun.records.rundir.recorded_files": "reads event log and verdict",
-    "jaxrun.records.rundir.rundir": "names of files",
-    "jaxrun.records.output.rank_logs": "where a rank's output is",
-    "jaxrun.records.output.noise": "which of its lines say nothing",
-    # What a running job answers, and what that means
-    "jaxrun.records.rundir.running_job": "asks it",
-    "jaxrun.analysis.diagnosis.snapshot": "the answers",
-    "jaxrun.analysis.diagnosis.rank_state": "what a rank waits for",
-    "jaxrun.analysis.diagnosis.stacks": "a rank's frames",
-    "jaxrun.analysis.verdict.stack_text": "places and stragglers in words",
-    "jaxrun.analysis.lockstep.progress": "who has come how far",
-    "jaxrun.analysis.lockstep.compare": "who is behind",
-    "jaxrun.analysis.lockstep.joint_waits": "who waits in jaxrun itself",
-    "jaxrun.analysis.lockstep.report": "the same in words",
-    # The other end of a gang's connections; what an agent tells of its host
-    "jaxrun.node.channel.listener": "lets ranks in that know the token",
-    "jaxrun.node.channel.event_loop": "reads from all of them",
-    "jaxrun.node.channel.host_addresses": "where they can reach this host",
-    "jaxrun.node.agent.host_probe": "facts of this host, for the doctor",
-}  # fmt: skip
-
 
 def _module(path: Path) -> str:
-    parts = path.relative_to(_LAUNCHER).with_suffix("").parts
+    top = _RUNTIME if path.is_relative_to(_RUNTIME) else _LAUNCHER
+    parts = path.relative_to(top).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
@@ -151,29 +110,54 @@ def test_packages_of_the_launcher_import_only_what_stands_below_them():
     assert wrong == []
 
 
-@pytest.mark.parametrize("package", ["controller", "node", "records", "analysis", "protocol"])
-def test_files_of_a_package_import_each_other_in_no_circle(package: str) -> None:
-    """Imports for type checkers only count as well."""
-    files = {_module(path): path for path in (_LAUNCHER / "jaxrun" / package).rglob("*.py")}
-    graph = {module: {name for name in _imported_modules(path) if name in files} for module, path in files.items()}
+@pytest.mark.parametrize("top", [_LAUNCHER / "jaxrun", _RUNTIME / "jaxrun_runtime"], ids=["launcher", "runtime"])
+def test_files_import_each_other_in_no_circle(top: Path) -> None:
+    """Imports within functions, and for type checkers only, count as well; so do the backends, named in a table."""
+    files = {_module(path): path for path in top.rglob("*.py")}
+    graph = {module: _imported_modules(path, files) for module, path in files.items()}
+    if planning := graph.get("jaxrun.spec.backends.planning"):
+        planning.update(filter(None, (backend.module for backend in BACKENDS.values())))
     assert list(TopologicalSorter(graph).static_order())
 
 
-def test_frontends_import_the_public_surface_and_no_more():
+def test_a_module_is_imported_by_a_string_only_where_a_table_or_a_message_names_it() -> None:
+    importers = {
+        _module(path)
+        for path in (_LAUNCHER / "jaxrun").rglob("*.py")
+        for node in ast.walk(_tree(path))
+        if isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node).split(".")[-1] in _BY_STRING
+    }
+    assert importers == {
+        "jaxrun",  # what the package offers is loaded when it is asked for
+        "jaxrun.spec.backends.planning",  # the table of backends
+        "jaxrun.protocol.payload",  # a function of the runtime that a message names
+        "jaxrun.cli.idle_launcher",  # what the next command line will need is loaded before it comes
+    }
+
+
+def test_frontends_import_the_public_surface_and_no_more() -> None:
+    """docs/how-it-works.md lists it."""
+    _, _, rest = (_ROOT / "docs" / "how-it-works.md").read_text().partition("\n## The public surface\n")
+    table = [line.split("|")[1] for line in rest.partition("\n## ")[0].splitlines() if line.startswith("| `")]
+    surface = {f"jaxrun.{name}" for cell in table for name in re.findall("`([a-z_.]+)`", cell)}
     imported = {name for path in (_LAUNCHER / "jaxrun/frontends").rglob("*.py") for name in _imports(path)}
     below = {name for name in imported if name.split(".")[0] == "jaxrun" and not name.startswith("jaxrun.frontends")}
     below = {"jaxrun.protocol" if name.startswith("jaxrun.protocol.") else name for name in below}
-    below = {name.removesuffix(".RUNTIME") for name in below}
-    assert below == set(_PUBLIC_SURFACE)
+    assert below == surface
 
 
-def _imported_modules(path: Path) -> set[str]:
-    """The modules that the file imports: of `from package import name` the module of this name, if it is one."""
-    names = set(_imports(path))
+def _imported_modules(path: Path, modules: Collection[str]) -> set[str]:
+    """Which of these modules the file imports: of `from package import name` the module of this name, if it is one."""
+    names = set[str]()
     for node in ast.walk(_tree(path)):
-        if isinstance(node, ast.ImportFrom) and not node.level:
-            names |= {f"{node.module}.{alias.name}" for alias in node.names} & set(_MODULES)
-    return names - {_module(path)}
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = _module(path).split(".")[: len(_module(path).split(".")) - node.level + (path.stem == "__init__")]
+            package = ".".join([*(above if node.level else ()), *filter(None, [node.module])])
+            found = {f"{package}.{alias.name}" for alias in node.names}
+            names |= {name if name in modules else package for name in found}
+    return names & set(modules) - {_module(path)}
 
 
 def _imports(path: Path, *, types: bool = True) -> list[str]:

@@ -15,7 +15,7 @@ from harness_worker import IPV6, RANK_THREADS
 
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, StartCoordinator
-from jaxrun.spec.job.environment import common_variables
+from jaxrun.spec.job.worker_variables import common_variables
 from jaxrun_runtime import jax_private, join
 from jaxrun_runtime.coordinator_tls import RankKey
 from jaxrun_runtime.join import PortReservation

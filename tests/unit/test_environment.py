@@ -22,9 +22,10 @@ from jaxrun.protocol.forkserver_messages import (
 from jaxrun.protocol.probe_messages import Gpus, Machine
 from jaxrun.spec.backends.local import plan
 from jaxrun.spec.job.binding import RankCores, choose_cores
-from jaxrun.spec.job.environment import common_variables, inherited_job_variables
+from jaxrun.spec.job.environment import inherited_job_variables
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.render import render_plan
+from jaxrun.spec.job.worker_variables import common_variables
 from jaxrun.text import format_ranges
 
 POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")

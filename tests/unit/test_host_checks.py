@@ -15,7 +15,7 @@ from jaxrun.errors import UsageError
 from jaxrun.protocol.agent_messages import AgentConnected
 from jaxrun.records.event_log.actions import Finish, PrintLine, SendToAgents
 from jaxrun.records.event_log.events import Tick
-from jaxrun.spec.backends import make_plan
+from jaxrun.spec.backends.planning import make_plan
 from jaxrun.spec.backends.quarantine import add_to_quarantine, excluded_hosts
 from jaxrun.spec.backends.remote_plan import leave_out
 from jaxrun.spec.backends.sbatch import sbatch_options

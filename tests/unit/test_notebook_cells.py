@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxrun.frontends.notebook import ipython
-from jaxrun.frontends.notebook.ipython import NotebookSources
+from jaxrun.frontends.gang import ipython
+from jaxrun.frontends.gang.ipython import NotebookSources
 from jaxrun.protocol.gang_messages import CellOutput, GangMessageKind, pack
 from jaxrun_runtime.gang import notebook_cells
 

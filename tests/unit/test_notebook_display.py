@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from jaxrun.frontends.gang.call_events import Printed
 from jaxrun.frontends.gang.exceptions import RemoteFailure
-from jaxrun.frontends.notebook.display import (
+from jaxrun.frontends.gang.notebook_display import (
     NotebookDisplay,
     Transcript,
     fold,
@@ -75,7 +75,7 @@ def test_a_line_is_shown_when_it_ends():
 
 
 def test_there_is_an_end_to_what_is_shown(monkeypatch):
-    monkeypatch.setattr("jaxrun.frontends.notebook.display._MAX_LINES", 3)
+    monkeypatch.setattr("jaxrun.frontends.gang.notebook_display._MAX_LINES", 3)
     transcript = transcript_of((0, "1\n2\n3\n4\n5\n"), (1, "2\n6\n"))
     assert transcript.omitted_lines == 3
     assert plain(transcript) == "[0] 1\n[0-1] 2\n[0] 3"
@@ -133,7 +133,7 @@ class FakeNotebook:
         self._outputs = {}
         self.display_pub = self
         self.now = 1000.0
-        self.outcomes = {}
+        self.returned = {}
         self.running = (0, 1)
         self._display = NotebookDisplay(self)
 
@@ -150,7 +150,7 @@ class FakeNotebook:
         return list(self._outputs.values())
 
     def returns(self, *ranks):
-        self.outcomes |= dict.fromkeys(ranks)
+        self.returned |= dict.fromkeys(ranks)
         self.running = tuple(r for r in self.running if r not in ranks)
 
     def prints(self, rank, text):
@@ -168,7 +168,7 @@ class FakeNotebook:
 @pytest.fixture
 def fake(monkeypatch):
     notebook = FakeNotebook()
-    monkeypatch.setattr("jaxrun.frontends.notebook.display.time", notebook)
+    monkeypatch.setattr("jaxrun.frontends.gang.notebook_display.time", notebook)
     notebook.now += 100  # between the start and the first call
     return notebook
 

@@ -12,7 +12,7 @@ from collections.abc import Collection
 
 import click
 
-from jaxrun.cli.options import JobOption, job_options
+from jaxrun.cli.job_option import JobOption, job_options
 from jaxrun.terminal import PROSE_WIDTH
 
 _USAGE = """\

@@ -17,8 +17,9 @@ import click
 
 from jaxrun.cli.defaults import Defaults, read_defaults, used_defaults
 from jaxrun.cli.help import ATTACH_USAGE, COMPLETION_VARIABLE, DOCTOR_USAGE, Command, command_to_complete
+from jaxrun.cli.job_option import job_options
 from jaxrun.cli.make_job import make_job, without_effect
-from jaxrun.cli.options import attach_parameters, doctor_parameters, job_options, parameters
+from jaxrun.cli.options import attach_parameters, doctor_parameters, parameters
 from jaxrun.errors import EXIT_SIGNAL_BASE, EXIT_UNAVAILABLE, JaxrunError, describe_shortage
 from jaxrun.protocol.names import GANG_ADDRESS, SUBCOMMANDS
 from jaxrun.spec.backends import ATTACH, HOSTS, KUBERNETES
@@ -123,7 +124,7 @@ def _command(name: str) -> click.Command:
 
 
 def _run(dry_run: bool, **values: Any) -> int:
-    from jaxrun.spec.backends import make_plan
+    from jaxrun.spec.backends.planning import make_plan
     from jaxrun.spec.job.program import check_program
 
     environ = dict(os.environ)
@@ -257,7 +258,7 @@ def _attach(
 def _doctor(as_json: bool, **values: Any) -> int:
     from jaxrun.frontends.doctor import report
     from jaxrun.frontends.doctor.examine import INIT_TIMEOUT_S, PROGRAM, TIMEOUT_S, examine
-    from jaxrun.spec.backends import make_plan
+    from jaxrun.spec.backends.planning import make_plan
     from jaxrun.terminal import TerminalFormat
 
     environ = dict(os.environ)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from jaxrun.cli.job_option import JobOption
 from jaxrun.errors import UsageError
-from jaxrun.protocol.names import SUBCOMMANDS
+from jaxrun.protocol.names import SUBCOMMANDS, VERSION
 from jaxrun.protocol.settings import (
     ABOUT,
     FAILURE,
@@ -31,35 +32,6 @@ if TYPE_CHECKING:
 
 PER_GPU = "gpu"  # a process for each GPU
 AUTOMATIC = "auto"  # as jaxrun does without the option
-
-
-class JobOption(click.Option):
-    """An option that knows how it was declared; further names of it are understood, and no page of help shows them."""
-
-    def __init__(self, names: Sequence[str], declared: Option, **attributes: Any) -> None:
-        super().__init__(names, **attributes)
-        self.declared = declared
-
-    @property
-    def parameter(self) -> str:
-        assert self.name is not None
-        return self.name
-
-    @property
-    def long_name(self) -> str:
-        """ "stall-timeout" of --stall-timeout; the letter alone of an option that has no long name."""
-        return max(self.opts, key=len).lstrip("-")
-
-    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
-        super().add_to_parser(parser, ctx)
-        if self.declared.aliases:
-            parser.add_option(
-                obj=self, opts=list(self.declared.aliases), dest=self.name, action="store", nargs=self.nargs
-            )
-
-
-def job_options(command: click.Command) -> list[JobOption]:
-    return [param for param in command.params if isinstance(param, JobOption)]
 
 
 class Time(click.ParamType):  # type: ignore[type-arg]  # click 8.1 has none
@@ -236,9 +208,7 @@ def _about() -> Iterable[JobOption]:
 
 def _version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
     if wanted:
-        from jaxrun import __version__
-
-        click.echo(f"jaxrun {__version__}")
+        click.echo(f"jaxrun {VERSION}")
         ctx.exit()
 
 

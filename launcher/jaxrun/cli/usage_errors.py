@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from jaxrun.cli.defaults import Defaults
-from jaxrun.cli.options import JobOption, job_options
+from jaxrun.cli.job_option import JobOption, job_options
 from jaxrun.protocol.settings import SHAPE
 
 _READ_BYTES = 2**20  # of a program

@@ -1,5 +1,7 @@
 """Names of variables, files and a plugin. Apart from env.py, as the first lines of a start need no dataclass."""
 
+VERSION = "0.1.0"  # of jaxrun, alike on all hosts of a job
+RUNTIME = "jaxrun_runtime"  # the package that runs in every worker; the launcher only names it
 RESERVED_PREFIX = "JAXRUN_"
 JOB_ID = f"{RESERVED_PREFIX}JOB_ID"
 TOKEN = f"{RESERVED_PREFIX}TOKEN"

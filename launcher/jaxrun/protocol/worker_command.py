@@ -12,8 +12,9 @@ import importlib.util
 import os
 from collections.abc import Sequence
 
-from jaxrun import RUNTIME
 from jaxrun.errors import UnavailableError
+
+from .names import RUNTIME
 
 _WORDS_BEFORE_PROGRAM = 2
 

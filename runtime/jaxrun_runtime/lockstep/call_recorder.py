@@ -22,8 +22,9 @@ from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.flight_file import COMPILATIONS, COMPILE, EVERY_CALL, FIRST_CALLS, LOCKSTEP_STRICT, ORDERS_WORD
 from jaxrun.protocol.worker_messages import Call, CallMismatch
 from jaxrun.text import format_ranges
-from jaxrun_runtime import DivergenceError, agent_channel, joint_calls, stack_dumps
+from jaxrun_runtime import agent_channel, joint_calls, stack_dumps
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
+from jaxrun_runtime.exceptions import DivergenceError
 from jaxrun_runtime.lockstep import jax_hooks
 from jaxrun_runtime.lockstep.call_profiler import CallProfiler
 from jaxrun_runtime.lockstep.call_sites import CallEntries, CallSites

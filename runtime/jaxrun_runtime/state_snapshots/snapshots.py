@@ -34,7 +34,8 @@ from jaxrun.protocol.flight_file import RESTORE, SNAPSHOT
 from jaxrun.protocol.message_tags import digest
 from jaxrun.protocol.names import JOB_ID
 from jaxrun.text import format_bytes, format_ranks
-from jaxrun_runtime import SnapshotError, checkpoints, joint_calls
+from jaxrun_runtime import checkpoints, joint_calls
+from jaxrun_runtime.exceptions import SnapshotError
 from jaxrun_runtime.state_snapshots import checks, leaves, placement, structure, survey
 from jaxrun_runtime.state_snapshots.checks import Check, CheckResult
 from jaxrun_runtime.state_snapshots.host_memory import file_name, read_region

@@ -6,13 +6,13 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from jaxrun import __version__
 from jaxrun.analysis.diagnosis.fabric import check_fabric
 from jaxrun.controller.head.consistency import describe_unknown_rank
 from jaxrun.controller.head.worker_assignment import Assignment, Told, assign_workers, group_by_host, prepare_workers
 from jaxrun.errors import NotUniformError, UnavailableError
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import AgentReport, StartWorker
+from jaxrun.protocol.names import VERSION
 from jaxrun.spec.job.plan import Plan
 from jaxrun.text import format_columns, format_ranks, format_ranks_on_hosts
 
@@ -86,9 +86,9 @@ class AgentRegistry:
 
     def check_installation(self, report: AgentReport) -> None:
         """Raises UnavailableError if this agent cannot start workers of the job."""
-        if report.jaxrun_version != __version__:
+        if report.jaxrun_version != VERSION:
             raise UnavailableError(
-                f"{report.host} has jaxrun {report.jaxrun_version}, but the launcher has jaxrun {__version__}\n"
+                f"{report.host} has jaxrun {report.jaxrun_version}, but the launcher has jaxrun {VERSION}\n"
                 "install the same version on every host, or start it from a directory that all share"
             )
         if self._directory and report.directory != self._directory:

@@ -16,9 +16,9 @@ from jaxrun.protocol.addresses import LOOPBACK, LOOPBACK_6
 from jaxrun.protocol.agent_messages import AgentReport, StartWorker
 from jaxrun.protocol.env import attempt_nonce
 from jaxrun.spec.job.binding import RankCores, choose_cores
-from jaxrun.spec.job.environment import worker_variables
 from jaxrun.spec.job.layout import FORKED_PLATFORMS, Layout, decide_layout
 from jaxrun.spec.job.plan import Plan, Worker
+from jaxrun.spec.job.worker_variables import worker_variables
 from jaxrun.text import plural
 
 Reports = Mapping[int, AgentReport]  # by rank: of its agent

@@ -18,8 +18,8 @@ from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.env import AgentEnv
 from jaxrun.protocol.names import RESERVED_PREFIX
 from jaxrun.protocol.settings import STDIN_NONE
+from jaxrun.spec.backends.planning import command_on
 from jaxrun.spec.backends.quarantine import excluded_hosts
-from jaxrun.spec.backends.remote_plan import command_on
 from jaxrun.spec.job.plan import AGENT_ARGV, LaunchCommand, Plan
 
 

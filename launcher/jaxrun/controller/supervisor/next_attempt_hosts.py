@@ -11,12 +11,12 @@ from jaxrun.analysis.verdict.restarts import Stop
 from jaxrun.errors import JaxrunError
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.spec.backends.by_hand import replan_by_hand
+from jaxrun.spec.backends.planning import replan
 from jaxrun.spec.backends.remote_plan import (
     agents_by_rank,
     assign_agents,
     describe_size,
     replace_hosts,
-    replan,
     take_back,
 )
 from jaxrun.spec.job.plan import Plan

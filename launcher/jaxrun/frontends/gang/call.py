@@ -20,7 +20,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -122,6 +122,11 @@ class GangCall:
     def running(self) -> tuple[int, ...]:
         """The ranks on which the function still runs."""
         return tuple(rank for rank in self._ranks if rank not in self.outcomes and rank not in self.disconnected)
+
+    @property
+    def returned(self) -> Collection[int]:
+        """The ranks on which the function has ended."""
+        return self.outcomes.keys()
 
     @property
     def failures(self) -> list[RemoteFailure]:

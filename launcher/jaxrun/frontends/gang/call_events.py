@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import Any, Protocol, TextIO
 
 from jaxrun.frontends.gang.exceptions import RemoteFailure
 from jaxrun.protocol.gang_messages import GangMessage
-
-if TYPE_CHECKING:
-    from jaxrun.frontends.gang.call import GangCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +61,29 @@ CallEvent = RankMessage | Printed | Returned | Disconnected | LauncherOutput
 # ---- where output is shown
 
 
+class ShownCall(Protocol):
+    """What a display needs to know of a call (call.py)."""
+
+    main_rank: int
+
+    @property
+    def running(self) -> tuple[int, ...]:
+        """The ranks on which the function still runs."""
+
+    @property
+    def returned(self) -> Collection[int]:
+        """The ranks on which the function has ended."""
+
+
 class Display(Protocol):
     """Shows what ranks print during a call."""
 
     def show(self, printed: Printed) -> None: ...
 
-    def refresh(self, call: GangCall) -> float | None:
+    def refresh(self, call: ShownCall) -> float | None:
         """Show what is due; returns the seconds until there may be more to show, None for never."""
 
-    def end_call(self, call: GangCall, error: BaseException | None, *, healthy: bool) -> None:
+    def end_call(self, call: ShownCall, error: BaseException | None, *, healthy: bool) -> None:
         """Show the rest. `error` is what ended the call early, if anything; `healthy`: the gang can be used on."""
 
 
@@ -95,18 +106,10 @@ class TerminalDisplay:
             self._unfinished[key] = rest
         stream.flush()
 
-    def refresh(self, call: GangCall) -> None:
+    def refresh(self, call: ShownCall) -> None:
         """Nothing is ever due."""
 
-    def end_call(self, call: GangCall, error: BaseException | None, *, healthy: bool) -> None:
+    def end_call(self, call: ShownCall, error: BaseException | None, *, healthy: bool) -> None:
         """Print the lines that have no end."""
         for rank, stream in tuple(self._unfinished):
             self.show(Printed(rank, stream, b"\n"))
-
-
-def make_display() -> Display:
-    """The notebook's display where this process is a notebook's kernel, else the terminal's."""
-    # By name, as the package notebook stands above this one.
-    notebook = import_module("jaxrun.frontends.notebook.display") if "IPython" in sys.modules else None
-    found: Display | None = notebook.find_display() if notebook is not None else None
-    return found or TerminalDisplay()

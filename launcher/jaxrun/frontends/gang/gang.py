@@ -13,10 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
-from jaxrun import RUNTIME
 from jaxrun.errors import UsageError
 from jaxrun.frontends.gang.call import GangCall, Results, check_timeout
-from jaxrun.frontends.gang.call_events import make_display
+from jaxrun.frontends.gang.call_events import Display, TerminalDisplay
 from jaxrun.frontends.gang.exceptions import GangError
 from jaxrun.frontends.gang.gang_job import GangJob, GangWorker
 from jaxrun.frontends.gang.map import map_items
@@ -24,6 +23,7 @@ from jaxrun.frontends.gang.rank_connections import remove_directories
 from jaxrun.frontends.gang.spec import GangSpec
 from jaxrun.node.forkserver.launcher_pool import begin_process_end, close_all
 from jaxrun.protocol.flight_file import LOCKSTEP_RECORD
+from jaxrun.protocol.names import RUNTIME
 from jaxrun.protocol.payload import FunctionReference
 from jaxrun.spec.job.fault_spec import FAULT_KINDS
 
@@ -65,7 +65,7 @@ class Gang:
         options: str | Sequence[str] = (),
     ) -> None:
         self.spec = GangSpec(processes, devices, hosts, backend, platform, env, lockstep, run_dir, options)
-        self._display = make_display()
+        self._display = _make_display()
         self._lock = threading.RLock()  # held by the thread that uses the ranks
         self._yields = threading.Condition(self._lock)
         self._open_call: GangCall | None = None
@@ -357,3 +357,12 @@ def _close_all() -> None:
 
 
 atexit.register(_close_all)
+
+
+def _make_display() -> Display:
+    """The notebook's display where this process is a notebook's kernel, else the terminal's."""
+    if "IPython" in sys.modules:
+        from jaxrun.frontends.gang.notebook_display import find_display
+
+        return find_display() or TerminalDisplay()
+    return TerminalDisplay()

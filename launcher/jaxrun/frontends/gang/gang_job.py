@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -126,9 +125,11 @@ class GangJob:
         self, number: int, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> GangMessage:
         """Return the message that has the ranks call `fn(*args, **kwargs)` as call `number`."""
-        # The package notebook stands above this one; outside of IPython there are no cells.
-        notebook = import_module("jaxrun.frontends.notebook.ipython") if "IPython" in sys.modules else None
-        cells = notebook.find_sources() if notebook is not None else None
+        cells = None
+        if "IPython" in sys.modules:  # outside of it there are no cells
+            from jaxrun.frontends.gang.ipython import find_sources
+
+            cells = find_sources()
         reduce = cells.reduce if cells is not None else None
         task = pack(GangMessageKind.CALL, number, (fn, args, kwargs), share=self.shares_memory, reduce=reduce)
         note = {

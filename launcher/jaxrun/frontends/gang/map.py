@@ -10,19 +10,16 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from jaxrun import RUNTIME
 from jaxrun.errors import UsageError, add_note
 from jaxrun.frontends.gang.call import GangCall
 from jaxrun.frontends.gang.call_events import Disconnected, LauncherOutput, Printed, RankMessage, Returned
 from jaxrun.frontends.gang.map_items import MapItems, parse_items
 from jaxrun.protocol.map_messages import PARTS_AHEAD, MapTask, Part, map_leaves
 from jaxrun.protocol.message_tags import digest
+from jaxrun.protocol.names import RUNTIME
 from jaxrun.protocol.payload import FunctionReference, OwnedDescriptor, dump, make_memory_file
-
-if TYPE_CHECKING:
-    from jaxrun.frontends.gang.gang import Gang
 
 _ON_DEVICES = FunctionReference(f"{RUNTIME}.gang.map", "serve_on_devices")
 _AS_PYTHON = FunctionReference(f"{RUNTIME}.gang.map", "serve_python")
@@ -30,8 +27,17 @@ _PART_BYTES = 2**21  # of arrays: while one part is computed, the next ones are 
 _PYTHON_PARTS = 16  # for each rank, which take very different times
 
 
+class Caller(Protocol):
+    """What a map uses of a gang."""
+
+    @property
+    def processes(self) -> int: ...
+
+    def start_call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> GangCall: ...
+
+
 def map_items(
-    gang: Gang,
+    gang: Caller,
     f: Callable[..., Any],
     xs: Any,
     *,
@@ -58,7 +64,7 @@ def map_items(
 
 
 def _map_as_python(
-    gang: Gang, f: Callable[..., Any], xs: list[Any], chunk: int | None, static: Mapping[str, Any], unpack_items: bool
+    gang: Caller, f: Callable[..., Any], xs: list[Any], chunk: int | None, static: Mapping[str, Any], unpack_items: bool
 ) -> list[Any]:
     size = chunk or max(1, math.ceil(len(xs) / _PYTHON_PARTS / gang.processes))
     parts = (Part(start, xs[start : start + size]) for start in range(0, len(xs), size))
@@ -71,7 +77,12 @@ def _map_as_python(
 
 
 def _map_on_devices(
-    gang: Gang, f: Callable[..., Any], items: MapItems, chunk: int | None, static: Mapping[str, Any], unpack_items: bool
+    gang: Caller,
+    f: Callable[..., Any],
+    items: MapItems,
+    chunk: int | None,
+    static: Mapping[str, Any],
+    unpack_items: bool,
 ) -> Any:
     import numpy  # noqa: TID251
 

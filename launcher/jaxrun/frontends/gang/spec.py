@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxrun import RUNTIME
 from jaxrun.errors import UsageError
 from jaxrun.protocol.flight_file import LOCKSTEP_RECORD
+from jaxrun.protocol.names import RUNTIME
 
 _RANK_PROGRAM = f"{RUNTIME}.gang"
 _GRACE_S = 1.0  # between SIGTERM and SIGKILL; a gang that is told to end has nothing to save

@@ -1,1 +1,1 @@
-"""Gangs in notebooks: %gang and %%gang, and the display of the ranks' output, progress and errors."""
+"""Gangs in notebooks: %gang and %%gang. How a notebook shows what the ranks print is in gang/notebook_display.py."""

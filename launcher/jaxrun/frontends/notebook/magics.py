@@ -19,16 +19,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jaxrun import RUNTIME
 from jaxrun.errors import JaxrunError, UsageError
 from jaxrun.frontends.gang.call import GangCall, check_timeout
 from jaxrun.frontends.gang.exceptions import CallTimeout, GangError, RemoteError, WorkerDied
 from jaxrun.frontends.gang.gang import Gang
 from jaxrun.frontends.gang.gang_job import check_start
+from jaxrun.frontends.gang.ipython import cell_name, publish, to_python
+from jaxrun.frontends.gang.notebook_display import MimeBundle, format_failures, merge_by_rank
 from jaxrun.frontends.gang.spec import GangSpec
 from jaxrun.frontends.notebook.arguments import HELP, MagicArguments, parse_arguments
-from jaxrun.frontends.notebook.display import MimeBundle, format_failures, merge_by_rank
-from jaxrun.frontends.notebook.ipython import cell_name, publish, to_python
+from jaxrun.protocol.names import RUNTIME
 from jaxrun.protocol.payload import FunctionReference
 from jaxrun.text import format_ranks, format_seconds
 

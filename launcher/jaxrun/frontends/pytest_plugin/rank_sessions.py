@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from jaxrun import RUNTIME
 from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.errors import JaxrunError, UsageError
 from jaxrun.frontends.gang.call_events import Disconnected, LauncherOutput, RankMessage, Returned
 from jaxrun.frontends.gang.gang import Gang
+from jaxrun.protocol.names import RUNTIME
 from jaxrun.protocol.payload import FunctionReference
 from jaxrun.protocol.pytest_messages import SessionReady, SessionSettings
 from jaxrun.records.event_log.actions import RecordDivergence

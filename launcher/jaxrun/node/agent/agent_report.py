@@ -7,10 +7,10 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from jaxrun import __version__
 from jaxrun.node.agent.fabric_probe import collect_fabric_facts
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import AgentReport, JobInfo
+from jaxrun.protocol.names import VERSION
 from jaxrun.protocol.own_files import open_own_directory
 from jaxrun.records.rundir.rundir import JOB_FILE
 from jaxrun.spec.job.cluster_env import launch_id
@@ -40,7 +40,7 @@ def make_report(
         boot_id=Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
         pid=os.getpid(),
         time=time.time(),
-        jaxrun_version=__version__,
+        jaxrun_version=VERSION,
         address=address,
         head_address=head_address,
         directory=os.getcwd(),

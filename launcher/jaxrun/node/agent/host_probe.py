@@ -19,7 +19,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
 
-from jaxrun import __version__
 from jaxrun.node.agent.fabric_probe import collect_fabric_facts
 from jaxrun.node.agent.oom import memory_limit, own_memory_cgroup
 from jaxrun.node.channel.event_loop import EventLoop
@@ -28,6 +27,7 @@ from jaxrun.node.channel.listener import listen_on_tcp
 from jaxrun.protocol.addresses import parse_addresses
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.connect import ConnectionAttempt, describe_error
+from jaxrun.protocol.names import VERSION
 from jaxrun.protocol.probe_messages import GpuFacts, HostFacts, PeerResults, ProbePeers
 from jaxrun.spec.job.devices import amd_cards, cuda_gpus, rocm_gpus
 from jaxrun.spec.job.nvml import NO_DRIVER, NvmlReading, ask_nvml, has_driver
@@ -79,7 +79,7 @@ def collect_facts(agent: AgentId, environ: Mapping[str, str], *, sees_run_dir: b
 
 def _versions() -> Iterator[tuple[str, str]]:
     yield "Python", platform.python_version()
-    yield "jaxrun", __version__
+    yield "jaxrun", VERSION
     for name in (*_PACKAGES, *_PLUGINS):
         try:
             yield name, metadata.version(name)

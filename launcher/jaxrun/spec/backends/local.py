@@ -14,10 +14,11 @@ from jaxrun.protocol.worker_command import worker_argv
 from jaxrun.spec.job.binding import RankCores, choose_cores
 from jaxrun.spec.job.combinations import check_rank_options
 from jaxrun.spec.job.devices import probe_machine
-from jaxrun.spec.job.environment import inherited_job_variables, worker_variables
+from jaxrun.spec.job.environment import inherited_job_variables
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.layout import FORKED_PLATFORMS, Layout, decide_layout, wanted_platforms
 from jaxrun.spec.job.plan import Plan, Worker
+from jaxrun.spec.job.worker_variables import worker_variables
 
 
 def plan(job: Job, environ: Mapping[str, str], job_id: str, machine: Machine | None = None) -> Plan:

@@ -9,13 +9,10 @@ import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from jaxrun.errors import UsageError
 from jaxrun.spec.backends.slurm_allocation import expand_node_list
-
-if TYPE_CHECKING:
-    from jaxrun.spec.job.job import Job
+from jaxrun.spec.job.job import Job
 
 
 def excluded_hosts(job: Job) -> dict[str, str]:

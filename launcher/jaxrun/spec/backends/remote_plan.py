@@ -15,13 +15,11 @@ from dataclasses import dataclass, replace
 
 from jaxrun.errors import UsageError
 from jaxrun.protocol.agent_id import AgentId
-from jaxrun.protocol.settings import STDIN_NONE
 from jaxrun.protocol.worker_command import worker_argv
-from jaxrun.spec.backends import make_plan
 from jaxrun.spec.job.combinations import check_rank_options
 from jaxrun.spec.job.environment import inherited_job_variables
 from jaxrun.spec.job.job import Job
-from jaxrun.spec.job.plan import AGENT_ARGV, LaunchCommand, Plan, Worker
+from jaxrun.spec.job.plan import LaunchCommand, Plan, Worker
 from jaxrun.text import UNKNOWN_HOST, plural
 
 
@@ -104,38 +102,6 @@ def describe_left_out(job: Job, left_out: Sequence[str]) -> str:
     """`without h3 (bad-hosts: lost); to use a host again, delete its line in bad-hosts`."""
     again = f"; to use a host again, delete its line in {job.quarantine}" if job.quarantine else ""
     return f"without {', '.join(f'{host} ({job.excluded[host]})' for host in left_out)}{again}"
-
-
-def replan(plan: Plan, placement: Sequence[str], spares: Sequence[str], environ: Mapping[str, str]) -> Plan:
-    """The plan of the same job with its ranks on these hosts, by rank. Raises what the backend's `plan` raises."""
-    job = replace(
-        plan.job,
-        placement=tuple(placement),
-        spare_hosts=tuple(spares),
-        processes=len(placement),
-        hosts=None,
-        processes_per_host=None,
-        spares=0,
-    )
-    made = make_plan(job, environ, plan.job_id)
-    return replace(
-        plan,
-        job=replace(made.job, spares=plan.job.spares),
-        workers=made.workers,
-        launch_command=made.launch_command,
-        spare_hosts=tuple(spares),
-        agents=made.agents,
-    )
-
-
-def command_on(plan: Plan, host: str, words: Sequence[str], environ: Mapping[str, str]) -> LaunchCommand:
-    """The command of the engine that runs these words on a host. Raises what the backend's `plan` raises."""
-    of_job = {"processes": 1, "hosts": None, "processes_per_host": None, "spares": 0, "min_hosts": None, "grow": None}
-    of_ranks = {"chaos": (), "quiet_ranks": (), "only_ranks": (), "stdin": STDIN_NONE}
-    job = replace(plan.job, placement=(host,), spare_hosts=(), **of_job, **of_ranks)  # type: ignore[arg-type]
-    command = make_plan(job, environ, plan.job_id).launch_command
-    assert command is not None
-    return replace(command, argv=(*command.argv[: -len(AGENT_ARGV)], *words))
 
 
 def count_without_spares(job: Job, there: int) -> int:

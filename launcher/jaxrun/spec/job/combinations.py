@@ -6,23 +6,22 @@ What is wrong with one value alone is said where its option is declared (job.py,
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from jaxrun.errors import UsageError
+from jaxrun.protocol.settings import options_of
+from jaxrun.spec.backends import BACKENDS, HOSTS, backends_with, understands
+from jaxrun.spec.job.options import JobOptions
 
-if TYPE_CHECKING:
-    from jaxrun.spec.job.job import Job
 
-
-def check_combinations(job: Job) -> None:
-    """Raise UsageError if the options of a job do not fit each other."""
-    _check_program(job.program, job.module)
+def check_combinations(job: JobOptions, program: tuple[str, ...]) -> None:
+    """Raise UsageError if the options of a job do not fit each other, or its program."""
+    _check_program(program, job.module)
     for is_wrong, text in (*_counts(job), *_needs(job), *_contradictions(job)):
         if is_wrong:
             raise UsageError(text)
 
 
-def _counts(job: Job) -> Iterator[tuple[bool, str]]:
+def _counts(job: JobOptions) -> Iterator[tuple[bool, str]]:
     """The numbers that do not come out even, or leave nothing."""
     n, hosts, each, rank = job.processes, job.hosts, job.processes_per_host, job.host_rank
     if n is not None and hosts is not None:
@@ -41,7 +40,7 @@ def _counts(job: Job) -> Iterator[tuple[bool, str]]:
         yield job.save_time >= job.timeout, f"{least}; give a shorter --save-time"
 
 
-def _needs(job: Job) -> Iterator[tuple[bool, str]]:
+def _needs(job: JobOptions) -> Iterator[tuple[bool, str]]:
     """Options that mean something only with another one, or where the job runs in a certain way."""
     by_hand, restarts = job.host_rank is not None, job.max_restarts > 0
     again = "needs --max-restarts or --host-check: a job that has lost a host is started again"
@@ -60,7 +59,7 @@ def _needs(job: Job) -> Iterator[tuple[bool, str]]:
     yield job.requeue and job.no_run_dir, text
 
 
-def _contradictions(job: Job) -> Iterator[tuple[bool, str]]:
+def _contradictions(job: JobOptions) -> Iterator[tuple[bool, str]]:
     """Options of which a job has one at most."""
     for is_wrong, both in (
         (job.pdb and job.max_restarts, f"--pdb and --max-restarts {job.max_restarts}"),
@@ -71,7 +70,7 @@ def _contradictions(job: Job) -> Iterator[tuple[bool, str]]:
         yield bool(is_wrong), f"{both} contradict; give one of them"
 
 
-def check_rank_options(job: Job, size: int) -> None:
+def check_rank_options(job: JobOptions, size: int) -> None:
     """Raise UsageError if an option names a rank that a job of `size` processes does not have."""
     chaos = tuple(span for fault in job.chaos for span in fault.ranks)
     stdin = (range(int(job.stdin), int(job.stdin) + 1),) if job.stdin.isdigit() else ()
@@ -80,6 +79,20 @@ def check_rank_options(job: Job, size: int) -> None:
         last = max((span[-1] for span in ranks), default=0)
         if last >= size:
             raise UsageError(f"{option} names rank {last}, but the ranks of this job are 0 to {size - 1}")
+
+
+def check_options(job: JobOptions) -> None:
+    """Raise UsageError if `job` has an option that its backend does not understand; this machine is one host."""
+    for field, option in options_of(job):
+        if understands(job.backend, option) or (field.name == "hosts" and job.hosts == 1):
+            continue
+        if getattr(job, field.name) not in (None, "", 0, False, ()):
+            fitting = [f"--backend {name}" for name in backends_with(option)]
+            if understands(HOSTS, option):
+                fitting.append("--host-rank on each host")
+            chosen = f"--backend {job.backend}" if job.backend in BACKENDS else "--host-rank"
+            wanted = " or ".join(filter(None, (", ".join(fitting[:-1]), fitting[-1])))
+            raise UsageError(f"{option.title} is for {wanted}, not for {chosen}; leave one of them out")
 
 
 def _check_program(program: tuple[str, ...], module: bool) -> None:

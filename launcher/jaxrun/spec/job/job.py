@@ -34,7 +34,7 @@ class Job(JobOptions):
 
     def __post_init__(self) -> None:
         check_values(self)
-        check_combinations(self)
+        check_combinations(self, self.program)
 
     @property
     def worker_settings(self) -> WorkerSettings:

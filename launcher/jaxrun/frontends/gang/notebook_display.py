@@ -12,11 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import jaxrun
-from jaxrun.frontends.gang.call import GangCall
-from jaxrun.frontends.gang.call_events import Printed
+from jaxrun.frontends.gang.call_events import Printed, ShownCall
 from jaxrun.frontends.gang.exceptions import RemoteFailure, group_failures
-from jaxrun.frontends.notebook.ipython import find_kernel_shell, publish
+from jaxrun.frontends.gang.ipython import find_kernel_shell, publish
 from jaxrun.text import format_ranges, format_ranks, plural
 
 MimeBundle = dict[str, str]  # a display: content by MIME type
@@ -26,7 +24,7 @@ _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\
 _REFRESH_INTERVAL_S = 0.25  # at least, between two changes of what is shown
 _MAX_CHARS_PER_S = 400_000  # of what is shown again and again; Jupyter drops more than a megabyte a second
 _PROGRESS_DELAY_S = 2.0  # after which a call has a line that says which ranks run
-_LAUNCHER_DIR = str(Path(jaxrun.__file__).parent) + os.sep
+_LAUNCHER_DIR = str(Path(__file__).parents[2]) + os.sep
 _CELL = re.compile(r'^( *)File "(In\[\d+\])", line', re.MULTILINE)
 
 
@@ -48,7 +46,7 @@ class NotebookDisplay:
         """Add what a rank has printed; `refresh` shows it."""
         self._transcript.add(printed.rank, printed.stream, printed.data.decode(errors="replace"))
 
-    def refresh(self, call: GangCall) -> float:
+    def refresh(self, call: ShownCall) -> float:
         """Show what has changed. Returns the seconds until the next refresh."""
         now = time.monotonic()
         if self._started_at is None:
@@ -59,10 +57,10 @@ class NotebookDisplay:
         interval = max(_REFRESH_INTERVAL_S, sum(map(len, self._shown.values())) / _MAX_CHARS_PER_S)
         if now - self._shown_at >= interval:
             self._shown_at = now
-            self._show(format_progress(tuple(call.outcomes), call.running, running) if late else "")
+            self._show(format_progress(tuple(call.returned), call.running, running) if late else "")
         return interval if late else min(interval, _PROGRESS_DELAY_S - running)
 
-    def end_call(self, call: GangCall, error: BaseException | None, *, healthy: bool) -> None:
+    def end_call(self, call: ShownCall, error: BaseException | None, *, healthy: bool) -> None:
         """Show the rest of a call that has ended, perhaps by an `error`; after an interrupt, its consequences."""
         self._transcript.finish()
         omitted = self._transcript.omitted_lines
@@ -90,7 +88,7 @@ def find_display() -> NotebookDisplay | None:
     return NotebookDisplay(shell) if shell is not None else None
 
 
-def _describe_interrupt(call: GangCall, healthy: bool) -> str:
+def _describe_interrupt(call: ShownCall, healthy: bool) -> str:
     stuck = f"{format_ranks(call.running)} could not be interrupted; " if call.running else ""
     if healthy:
         return "jaxrun: interrupted; the gang goes on, its ranks know what they knew"

@@ -1,0 +1,39 @@
+"""An option of jaxrun's commands, as click knows it: one that knows how it was declared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from jaxrun.protocol.settings import Option
+
+
+class JobOption(click.Option):
+    """An option that knows how it was declared; further names of it are understood, and no page of help shows them."""
+
+    def __init__(self, names: Sequence[str], declared: Option, **attributes: Any) -> None:
+        super().__init__(names, **attributes)
+        self.declared = declared
+
+    @property
+    def parameter(self) -> str:
+        assert self.name is not None
+        return self.name
+
+    @property
+    def long_name(self) -> str:
+        """ "stall-timeout" of --stall-timeout; the letter alone of an option that has no long name."""
+        return max(self.opts, key=len).lstrip("-")
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        super().add_to_parser(parser, ctx)
+        if self.declared.aliases:
+            parser.add_option(
+                obj=self, opts=list(self.declared.aliases), dest=self.name, action="store", nargs=self.nargs
+            )
+
+
+def job_options(command: click.Command) -> list[JobOption]:
+    return [param for param in command.params if isinstance(param, JobOption)]

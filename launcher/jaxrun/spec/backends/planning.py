@@ -1,0 +1,53 @@
+"""Has the backend of a job decide what to start: the first attempt, a later one, or a command on one host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib import import_module
+
+from jaxrun.protocol.settings import STDIN_NONE
+from jaxrun.spec.backends import backend_of
+from jaxrun.spec.backends.quarantine import excluded_hosts
+from jaxrun.spec.job.job import Job
+from jaxrun.spec.job.plan import AGENT_ARGV, LaunchCommand, Plan
+
+
+def make_plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
+    """Let the backend of `job` decide what to start. Raises what its `plan` raises."""
+    if (job.exclude_hosts or job.quarantine) and not job.placement:
+        job = replace(job, excluded=excluded_hosts(job))
+    plan: Plan = import_module(backend_of(job.backend).module).plan(job, environ, job_id)
+    return plan
+
+
+def replan(plan: Plan, placement: Sequence[str], spares: Sequence[str], environ: Mapping[str, str]) -> Plan:
+    """The plan of the same job with its ranks on these hosts, by rank. Raises what the backend's `plan` raises."""
+    job = replace(
+        plan.job,
+        placement=tuple(placement),
+        spare_hosts=tuple(spares),
+        processes=len(placement),
+        hosts=None,
+        processes_per_host=None,
+        spares=0,
+    )
+    made = make_plan(job, environ, plan.job_id)
+    return replace(
+        plan,
+        job=replace(made.job, spares=plan.job.spares),
+        workers=made.workers,
+        launch_command=made.launch_command,
+        spare_hosts=tuple(spares),
+        agents=made.agents,
+    )
+
+
+def command_on(plan: Plan, host: str, words: Sequence[str], environ: Mapping[str, str]) -> LaunchCommand:
+    """The command of the engine that runs these words on a host. Raises what the backend's `plan` raises."""
+    of_job = {"processes": 1, "hosts": None, "processes_per_host": None, "spares": 0, "min_hosts": None, "grow": None}
+    of_ranks = {"chaos": (), "quiet_ranks": (), "only_ranks": (), "stdin": STDIN_NONE}
+    job = replace(plan.job, placement=(host,), spare_hosts=(), **of_job, **of_ranks)  # type: ignore[arg-type]
+    command = make_plan(job, environ, plan.job_id).launch_command
+    assert command is not None
+    return replace(command, argv=(*command.argv[: -len(AGENT_ARGV)], *words))
