@@ -39,9 +39,12 @@ _FLAG_OF_PLATFORM = re.compile("--xla_(cpu|gpu|tpu)_")
 
 
 class EnvWatch:
-    """Watches the environment while the program runs; `notify` gets a line for each variable that is set too late."""
+    """Watches the environment while the program runs; `notify` gets a line for each variable that is set too late.
 
-    def __init__(self, notify: Callable[[str], None]) -> None:
+    jax_is_imported: the program has imported jax from its start
+    """
+
+    def __init__(self, notify: Callable[[str], None], *, jax_is_imported: bool = False) -> None:
         import jax
 
         self._notify = notify
@@ -51,10 +54,12 @@ class EnvWatch:
         self._places: dict[str, str] = {}
         self._told: set[str] = set()
         self._owner = os.getpid()
+        self._jax_is_imported = jax_is_imported
         self._import = ImportWatch("jax", lambda jax: self._apply_options())
 
     def start(self) -> None:
-        self._import.start()
+        if not self._jax_is_imported:
+            self._import.start()
         original = os.putenv
 
         @functools.wraps(original)

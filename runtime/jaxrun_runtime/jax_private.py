@@ -13,6 +13,7 @@ jax that has been imported.
 | before a program needs them    | jax._src.compiler.get_compile_options    | to a first collective          |
 | no warning about proxies       | the flag jax_check_proxy_envs            | the warning                    |
 | initialize() by the program    | jax._src.distributed.initialize          | only jax.distributed's is empty |
+| whether a backend exists       | jax._src.xla_bridge._backends            | nothing is imported before the fork |
 | variables set in the program   | jax.config.values, jax.config.meta       | they do nothing                |
 | its coordinator's TLS          | the option jax_mtls_cert_file and others | the coordinator is open        |
 | a mesh over several hosts      | jax._src.sharding_impls.make_mesh        | only jax.make_mesh lays it     |
@@ -74,6 +75,11 @@ def set_gloo_address(address: str) -> bool:
 
     sys.modules["jaxlib._jax"].make_gloo_tcp_collectives = make  # type: ignore[attr-defined]
     return True
+
+
+def has_backend() -> bool:
+    """Whether this process has a backend of JAX, after which it must not be forked; True where nobody can tell."""
+    return bool(_lookup("jax._src.xla_bridge", "_backends") != {})
 
 
 def uses_gloo() -> bool:

@@ -11,7 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Set
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from jaxrun.errors import EXIT_SOFTWARE
 from jaxrun.protocol.env import WorkerEnv
@@ -41,19 +41,25 @@ from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
 from jaxrun_runtime.exceptions import DivergenceError, SnapshotError
 from jaxrun_runtime.gloo import connections
 
+if TYPE_CHECKING:
+    from jaxrun_runtime.forkserver.preload import Preloader
+
 _FORK_SERVER_POLL_INTERVAL_S = 0.001  # while the fork server, this worker's first parent, exits
 
 
-def run_worker(env: WorkerEnv, argv: list[str], started: float, forked_by: int = 0) -> NoReturn:
+def run_worker(
+    env: WorkerEnv, argv: list[str], started: float, forked_by: int = 0, preloader: Preloader | None = None
+) -> NoReturn:
     """Run the program `argv` as the worker that `env` describes. Never returns.
 
     started:    when this process started, in seconds since the epoch
     forked_by:  the fork server's process id; 0 without one
+    preloader:  what the fork server has imported for the program
     """
     channel = AgentChannel(env.channel_fd)
     try:
         linux.set_process_title(f"jaxrun rank {env.rank}", f"jaxrun rank {env.rank}: {program.short_name(argv)}")
-        _run_stages(env, argv, started, forked_by, channel)
+        _run_stages(env, argv, started, forked_by, channel, preloader)
     except AgentDisconnected:
         pass
     except BaseException:
@@ -62,7 +68,14 @@ def run_worker(env: WorkerEnv, argv: list[str], started: float, forked_by: int =
     shutdown.exit_now(EXIT_SOFTWARE)
 
 
-def _run_stages(env: WorkerEnv, argv: list[str], started: float, forked_by: int, channel: AgentChannel) -> NoReturn:
+def _run_stages(
+    env: WorkerEnv,
+    argv: list[str],
+    started: float,
+    forked_by: int,
+    channel: AgentChannel,
+    preloader: Preloader | None,
+) -> NoReturn:
     stage = WorkerStage.START
     try:
         cores = os.sched_getaffinity(0)
@@ -87,7 +100,7 @@ def _run_stages(env: WorkerEnv, argv: list[str], started: float, forked_by: int,
         nccl_network.watch(env, devices.platform)
         stage = WorkerStage.PROGRAM
         interrupts.raise_in_program(lambda: _report_interrupt(env, channel))
-        _run_program(env, argv)
+        _run_program(env, argv, preloader)
     except AgentDisconnected:
         raise
     except BaseException as error:
@@ -99,12 +112,16 @@ def _run_stages(env: WorkerEnv, argv: list[str], started: float, forked_by: int,
     shutdown.exit_now(failure_report.EXIT_INTERRUPTED)
 
 
-def _run_program(env: WorkerEnv, argv: list[str]) -> None:
+def _run_program(env: WorkerEnv, argv: list[str], preloader: Preloader | None) -> None:
     from jaxrun_runtime.env_watch import EnvWatch
 
     children.tell_children(env, os.environ)
-    watch = EnvWatch(functools.partial(_warn, env))
+    # Where the program imports jax before all else, no variable that it sets comes before that import.
+    is_imported = preloader is not None and preloader.imports_jax
+    watch = EnvWatch(functools.partial(_warn, env), jax_is_imported=is_imported)
     watch.start()
+    if preloader is not None:
+        preloader.begin_program()
     try:
         program.run(argv)
     finally:

@@ -28,6 +28,7 @@ from jaxrun.protocol.agent_messages import (
     WorkerSpawned,
 )
 from jaxrun.protocol.codec import FRAME_VERSION, MessageDecoder, encode
+from jaxrun.protocol.forkserver_messages import Preloaded
 from jaxrun.protocol.probe_messages import FabricFacts, Gpus, Machine
 from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, ProgramDetailsRequest, RankQuery, RankReply
 from jaxrun.protocol.worker_messages import CoordinatorReady, Done
@@ -164,7 +165,7 @@ def messages_of(kind):
     return RANKS.flatmap(one)
 
 
-_NOT_FOR_HEAD = (OutputChunk, StreamEnded, FirstOutput, ForkingDeclined)
+_NOT_FOR_HEAD = (OutputChunk, StreamEnded, FirstOutput, ForkingDeclined, Preloaded)
 KINDS = {name: kind for name, kind in AGENT_TO_HEAD.items() if kind not in _NOT_FOR_HEAD}
 MESSAGES = st.one_of(*map(messages_of, KINDS.values()))
 LAUNCHER_EVENTS = st.one_of(

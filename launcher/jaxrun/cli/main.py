@@ -141,9 +141,10 @@ def _run(dry_run: bool, **values: Any) -> int:
     job_id = invocation.early_server.job_id if invocation.early_server else os.urandom(16).hex()
     plan = make_plan(job, environ, job_id)
     if dry_run:
+        from jaxrun.spec.job.leading_imports import preloaded_modules
         from jaxrun.spec.job.render import render_plan
 
-        click.echo(os.fsencode(render_plan(plan, environ)), nl=False)
+        click.echo(os.fsencode(render_plan(plan, environ, preloaded_modules(plan, os.getcwd()))), nl=False)
         return 0
     if job.requeue:
         from jaxrun.spec.backends.slurm_job import run_requeued

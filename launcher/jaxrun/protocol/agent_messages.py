@@ -7,6 +7,7 @@
                                                                 (probe_messages.py, staging.py, where the job
                                                                 asks for it)
                           ◀──────────    StartWorkers           (once all agents have reported)
+    Preloaded             ──────────▶                           (of --preload)
     WorkerSpawned         ──────────▶
     FirstOutput, OutputChunk, StreamEnded ─▶
                           ◀──────────    OutputCredit           (how much more output may be sent)
@@ -38,6 +39,7 @@ from dataclasses import dataclass, field
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.codec import ANY_MESSAGE
 from jaxrun.protocol.env import WorkerEnv
+from jaxrun.protocol.forkserver_messages import Preloaded
 from jaxrun.protocol.probe_messages import FabricFacts, HostFacts, Machine, PeerResults, ProbePeers
 from jaxrun.protocol.snapshot_messages import (
     ProgramDetailsReply,
@@ -152,6 +154,7 @@ class StartWorker:
     show_output:  whether the agent sends what is for the screen
     fork:         whether it may be forked from a process that has imported jax
     wrap:         the words of the command inside which it is started (--wrap)
+    preload:      what is imported before the fork (--preload)
     """
 
     worker: WorkerEnv
@@ -161,6 +164,7 @@ class StartWorker:
     show_output: bool = True
     fork: bool = False
     wrap: tuple[str, ...] = ()
+    preload: str = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +332,7 @@ class ToRanks:
     order: RankOrder = field(metadata=ANY_MESSAGE)
 
 
-AgentMessage = WorkerEvent | FirstOutput | ForkingDeclined | WorkerToAgent  # wherever the head is
+AgentMessage = WorkerEvent | FirstOutput | ForkingDeclined | Preloaded | WorkerToAgent  # wherever the head is
 AgentToHead = AgentEvent | AgentMessage | OutputChunk | StreamEnded
 HeadToAgent = JobInfo | AgentRefused | AgentOrder | RankOrder | ToRanks | OutputCredit | NextAttempt | Shutdown
 BEAT = OutputCredit(0)  # says nothing: what counts is that the agent's kernel confirms it

@@ -41,7 +41,14 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from jaxrun.errors import ProtocolError
-from jaxrun.protocol.names import JOB_ID, NUM_PROCESSES, PROCESS_ID, RESERVED_PREFIX, TORCH_VARIABLES
+from jaxrun.protocol.names import (
+    COORDINATOR_ADDRESS,
+    JOB_ID,
+    NUM_PROCESSES,
+    PROCESS_ID,
+    RESERVED_PREFIX,
+    TORCH_VARIABLES,
+)
 from jaxrun.protocol.settings import WorkerSettings
 
 # At the first signal a worker writes the stacks of its threads to JAXRUN_STACKS_FD as soon as it has Python's GIL; at
@@ -87,6 +94,12 @@ class WorkerEnv(WorkerSettings):
             numbers = (self.rank, self.size, self.local_rank, self.local_size)
             values |= dict(zip(TORCH_VARIABLES, map(str, numbers), strict=False))
         return values
+
+    @classmethod
+    def names_by_rank(cls, *, torch_env: bool) -> tuple[str, ...]:
+        """The variables that a worker has and the processes around it have not, or not with these values."""
+        own = (*(_variable_name(field.name) for field in fields(cls)), NUM_PROCESSES, PROCESS_ID, COORDINATOR_ADDRESS)
+        return (*own, *TORCH_VARIABLES) if torch_env else own
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> WorkerEnv:

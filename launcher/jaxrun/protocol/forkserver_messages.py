@@ -4,6 +4,8 @@ One that forks the workers of a job answers the agent; each ForkWorker goes with
 
     agent                                  fork server
     ConfigureForkServer   ──────────▶      (once)
+    Preload               ──────────▶      (before all workers, if at all)
+                          ◀──────────      Preloaded
     ForkWorker            ──────────▶
                           ◀──────────      WorkerForked | ForkDeclined
     ForkSuccessor         ──────────▶      (with a descriptor: the channel of the successor, which needs no configuring)
@@ -36,6 +38,66 @@ class ConfigureForkServer:
     environment: Mapping[str, str]
     unset: tuple[str, ...]
     directory: str
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedName:
+    """A module to import, as a line of the program does.
+
+    name:    "optax" for `import optax`, "flax:nnx,linen" for `from flax import nnx, linen`
+    file:    the file with that line; empty where the user has named the module
+    line:    its number
+    within:  the `__name__` of the module of that file
+    """
+
+    name: str
+    file: str = ""
+    line: int = 0
+    within: str = "__main__"
+
+    @property
+    def title(self) -> str:
+        """The same for people: "optax", "flax (nnx, linen)"."""
+        module, _, names = self.name.partition(":")
+        return f"{module} ({names.replace(',', ', ')})" if names else module
+
+
+@dataclass(frozen=True, slots=True)
+class Preload:
+    """Import what the program will import first, before the workers are forked.
+
+    imports:  in the program's order
+    main:     the program's file, as its modules will see it in `__main__`; empty where it is not known
+    folder:   where the program's own modules stand; empty where it is not known
+    by_rank:  variables that will differ by rank, which no module may read before the fork
+    """
+
+    imports: tuple[ImportedName, ...]
+    main: str = ""
+    folder: str = ""
+    by_rank: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Preloaded:
+    """What has been imported before the fork, in so many seconds, and why the rest is left to the program."""
+
+    names: tuple[str, ...]
+    left_out: Mapping[str, str]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class UnfinishedPreload:
+    """What a fork server hands to the one that takes its place, where a module was unsafe.
+
+    program:   as in ConfigureForkServer
+    left_out:  what is not to be imported, and why
+    """
+
+    program: tuple[str, ...]
+    order: Preload
+    left_out: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +156,9 @@ class SuccessorForked:
 LAUNCHER_DESCRIPTORS = ("stderr", "control")
 FORK_DESCRIPTORS = ("stdin", "stdout", "stderr", "channel", "stacks", "flight")
 
-_ToForkServer = ConfigureForkServer | ForkWorker | ForkSuccessor | StartLauncher
-ForkServerMessage = _ToForkServer | WorkerForked | ForkDeclined | SuccessorForked | LauncherStarted
+_ToForkServer = ConfigureForkServer | Preload | ForkWorker | ForkSuccessor | StartLauncher
+_OfForkServer = Preloaded | UnfinishedPreload | WorkerForked | ForkDeclined | SuccessorForked | LauncherStarted
+ForkServerMessage = _ToForkServer | _OfForkServer
 
 
 class ForkServerMessageDecoder(MessageDecoder[ForkServerMessage]):

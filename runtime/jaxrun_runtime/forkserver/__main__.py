@@ -14,7 +14,7 @@ from typing import NoReturn
 
 
 def main() -> NoReturn:
-    _, fd, role, *modules = sys.argv
+    _, fd, role, *arguments = sys.argv
     channel = socket.socket(fileno=int(fd))
     os.set_inheritable(channel.fileno(), False)
     if role == "workers":
@@ -22,14 +22,19 @@ def main() -> NoReturn:
 
         die_with_maker(channel)
         from jaxrun_runtime.forkserver import workers
+        from jaxrun_runtime.forkserver.again import take_unfinished
+        from jaxrun_runtime.forkserver.preload import Preloader
 
         workers.import_stdlib()
+        if (unfinished := take_unfinished(arguments)) is not None:
+            workers.continue_preload(channel, unfinished, workers.import_jax(channel))
         program = workers.configure(channel)
-        workers.serve(channel, program, workers.import_jax(channel))
+        jax = workers.import_jax(channel)
+        workers.serve(channel, program, jax, Preloader(jax.blas_threads))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # srun sends it to all processes of a step; the Python process decides
     from jaxrun_runtime.forkserver import launchers
 
-    launchers.serve(channel, modules, with_jax=role == "launchers")
+    launchers.serve(channel, arguments, with_jax=role == "launchers")
 
 
 if __name__ == "__main__":

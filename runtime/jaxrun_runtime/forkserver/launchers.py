@@ -27,6 +27,8 @@ from jaxrun.protocol.own_files import remove_directory
 from jaxrun_runtime import linux
 from jaxrun_runtime.forkserver import workers
 from jaxrun_runtime.forkserver.parent import die_with_maker
+from jaxrun_runtime.forkserver.preload import Preloader
+from jaxrun_runtime.forkserver.workers import ImportedJax
 
 _MAX_REQUEST_BYTES = 2**18
 _REAP_INTERVAL_S = 1.0
@@ -51,14 +53,14 @@ def serve(channel: socket.socket, modules: Sequence[str], *, with_jax: bool) -> 
     with_jax: import jax and `modules`, and give each launcher a fork server
     """
     parent = linux.peer_pid(channel)  # not getppid: it may have died while this interpreter started
-    obstacle = None
+    jax = None
     if with_jax and os.getppid() == parent:
-        obstacle = workers.import_jax(channel)
+        jax = workers.import_jax(channel)
         for name in (*_IMPORTED_BY_RANKS, *modules):
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
         gc.freeze()  # as what was imported before
-    idle = _fork_launcher(channel, obstacle) if os.getppid() == parent else None
+    idle = _fork_launcher(channel, jax) if os.getppid() == parent else None
     while os.getppid() == parent:
         channel.settimeout(_REAP_INTERVAL_S if idle else _PRESTART_DELAY_S)
         request = None
@@ -66,14 +68,14 @@ def serve(channel: socket.socket, modules: Sequence[str], *, with_jax: bool) -> 
             request, descriptors, _, _ = socket.recv_fds(channel, _MAX_REQUEST_BYTES, len(LAUNCHER_DESCRIPTORS))
         if request is None:
             # Outside of an `except`: else TimeoutError would be the context of what the ranks raise.
-            idle = idle or _fork_launcher(channel, obstacle)
+            idle = idle or _fork_launcher(channel, jax)
             _reap()
             continue
         if request == SHUTDOWN_BYTE:
             os._exit(0)
         if not request:
             break
-        _start(idle or _fork_launcher(channel, obstacle), request, descriptors, channel)
+        _start(idle or _fork_launcher(channel, jax), request, descriptors, channel)
         idle = None
     if idle is not None:
         idle.channel.close()
@@ -92,7 +94,7 @@ def _start(idle: _IdleLauncher, request: bytes, descriptors: list[int], channel:
         os.close(descriptor)
 
 
-def _fork_launcher(channel: socket.socket, obstacle: str | None) -> _IdleLauncher:
+def _fork_launcher(channel: socket.socket, jax: ImportedJax | None) -> _IdleLauncher:
     server_pid = os.getpid()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
@@ -100,7 +102,7 @@ def _fork_launcher(channel: socket.socket, obstacle: str | None) -> _IdleLaunche
         try:
             channel.close()
             ours.close()
-            _become_launcher(theirs, server_pid, obstacle)
+            _become_launcher(theirs, server_pid, jax)
         except BaseException:
             traceback.print_exc()
         os._exit(1)
@@ -108,21 +110,21 @@ def _fork_launcher(channel: socket.socket, obstacle: str | None) -> _IdleLaunche
     return _IdleLauncher(pid, os.pidfd_open(pid), ours)
 
 
-def _become_launcher(channel: socket.socket, server_pid: int, obstacle: str | None) -> NoReturn:
-    """Fork the launcher's own fork server (unless jax is not there: `obstacle` None), then exec the launcher."""
+def _become_launcher(channel: socket.socket, server_pid: int, jax: ImportedJax | None) -> NoReturn:
+    """Fork the launcher's own fork server (unless jax is not there), then exec the launcher."""
     os.setsid()
     linux.die_with_parent()
     if os.getppid() != server_pid:
         os._exit(0)
     argv = [sys.executable, "-P", "-m", "jaxrun.cli.idle_launcher", str(channel.fileno())]
-    if obstacle is not None:
+    if jax is not None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         fork_server = os.fork()
         if fork_server == 0:
             ours.close()
             channel.close()
             die_with_maker(theirs)
-            workers.serve(theirs, workers.configure(theirs), obstacle)
+            workers.serve(theirs, workers.configure(theirs), jax, Preloader(jax.blas_threads))
         os.set_inheritable(ours.fileno(), True)
         argv.append(f"{ours.fileno()}:{fork_server}")
     os.set_inheritable(channel.fileno(), True)

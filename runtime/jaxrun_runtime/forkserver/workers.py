@@ -13,8 +13,8 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from jaxrun.protocol.codec import encode
@@ -26,11 +26,16 @@ from jaxrun.protocol.forkserver_messages import (
     ForkServerMessageDecoder,
     ForkSuccessor,
     ForkWorker,
+    Preload,
     SuccessorForked,
+    UnfinishedPreload,
     WorkerForked,
 )
 from jaxrun_runtime import failure_report, worker
+from jaxrun_runtime.forkserver.again import start_again
+from jaxrun_runtime.forkserver.fork_state import CUDA_DEVICES, count_threads, open_files
 from jaxrun_runtime.forkserver.parent import die_with_adopter
+from jaxrun_runtime.forkserver.preload import Preloader
 
 _MAX_REQUEST_BYTES = 2**18
 _MAX_REASON_CHARS = 500
@@ -58,7 +63,6 @@ _IMPORTED_AT_FIRST_USE = (
     "jaxlib.mlir._mlir_libs._mlirHlo",
     "encodings.idna",
 )
-_CUDA_DEVICES = ("/dev/nvidia-uvm", "/dev/dxg")  # on Linux, and under Windows
 # Variables that JAX has turned into options when it was imported.
 _OPTION_OF_VARIABLE: dict[str, tuple[str, Callable[[str], Any]]] = {
     "JAX_NUM_CPU_DEVICES": ("jax_num_cpu_devices", int),
@@ -96,17 +100,26 @@ def configure(channel: socket.socket) -> Sequence[str]:
     return order.program
 
 
-def import_jax(channel: socket.socket) -> str:
-    """Import all that the workers need; returns why forking would not be safe, empty if it is.
+@dataclass(frozen=True, slots=True)
+class ImportedJax:
+    """What the import of jax has left behind.
 
-    If jax cannot be imported, reports that on `channel` and ends this process.
+    obstacle:      why forking would not be safe; empty if it is
+    blas_threads:  the threads of numpy's BLAS
     """
-    threads_before = _count_threads() - 1
+
+    obstacle: str = ""
+    blas_threads: int = 0
+
+
+def import_jax(channel: socket.socket) -> ImportedJax:
+    """Import all that the workers need. If jax cannot be imported, report that on `channel` and end this process."""
+    threads_before = count_threads() - 1
     gc.disable()  # 60 ms less for the import
     try:
         import numpy  # noqa: F401
 
-        threads_of_numpy = _count_threads()  # OpenBLAS's are among them; they stop themselves around a fork
+        threads_of_numpy = count_threads()  # OpenBLAS's are among them; they stop themselves around a fork
         import jax.numpy  # noqa: F401
 
         from jaxrun_runtime import env_watch  # noqa: F401
@@ -123,14 +136,15 @@ def import_jax(channel: socket.socket) -> str:
         os._exit(1)
     gc.freeze()  # what is imported stays in pages that the workers share; a collection first would cost 60 ms
     gc.enable()
-    started = threads_before + _count_threads() - threads_of_numpy
+    started = threads_before + count_threads() - threads_of_numpy
+    obstacle = "something opened a GPU before the fork" if _has_opened_gpu() else ""
     if started:
-        return f"{started} thread{'s' if started > 1 else ''} ran before the fork"
-    return "something opened a GPU before the fork" if _has_opened_gpu() else ""
+        obstacle = f"{started} thread{'s' if started > 1 else ''} ran before the fork"
+    return ImportedJax(obstacle, threads_of_numpy - threads_before - 1)
 
 
-def serve(channel: socket.socket, program: Sequence[str], obstacle: str) -> NoReturn:
-    """Fork a worker that runs `program` for each request, until `channel` is closed; with an `obstacle`, decline.
+def serve(channel: socket.socket, program: Sequence[str], jax: ImportedJax, preloader: Preloader) -> NoReturn:
+    """Fork a worker that runs `program` for each request, until `channel` is closed; decline where `jax` forbids it.
 
     A successor, which is forked on request, serves another channel in the same way.
     """
@@ -139,10 +153,14 @@ def serve(channel: socket.socket, program: Sequence[str], obstacle: str) -> NoRe
         request, descriptors, _, _ = socket.recv_fds(channel, _MAX_REQUEST_BYTES, len(FORK_DESCRIPTORS))
         if not request:
             os._exit(0)
-        if obstacle:
-            channel.send(encode(ForkDeclined(obstacle, "")))
-            os._exit(0)
         (order,) = ForkServerMessageDecoder().feed(request)
+        if isinstance(order, Preload):
+            if not jax.obstacle:
+                _preload(channel, program, order, preloader)
+            continue
+        if jax.obstacle:
+            channel.send(encode(ForkDeclined(jax.obstacle, "")))
+            os._exit(0)
         assert isinstance(order, (ForkWorker, ForkSuccessor))
         try:
             pid = os.fork()
@@ -151,7 +169,8 @@ def serve(channel: socket.socket, program: Sequence[str], obstacle: str) -> NoRe
             os._exit(1)
         if pid == 0 and isinstance(order, ForkWorker):
             channel.close()
-            _become_worker(order, dict(zip(FORK_DESCRIPTORS, descriptors, strict=True)), program, server_pid)
+            ends = dict(zip(FORK_DESCRIPTORS, descriptors, strict=True))
+            _become_worker(order, ends, program, server_pid, preloader)
         if pid == 0:
             channel.close()
             channel, first_parent, server_pid = socket.socket(fileno=descriptors[0]), server_pid, os.getpid()
@@ -164,7 +183,24 @@ def serve(channel: socket.socket, program: Sequence[str], obstacle: str) -> NoRe
         channel.send(encode(answer))
 
 
-def _become_worker(order: ForkWorker, descriptors: dict[str, int], program: Sequence[str], server_pid: int) -> NoReturn:
+def continue_preload(channel: socket.socket, unfinished: UnfinishedPreload, jax: ImportedJax) -> NoReturn:
+    """Serve as the fork server whose place this one has taken: import the rest of what that one was to import."""
+    preloader = Preloader(jax.blas_threads, dict(unfinished.left_out))
+    if not jax.obstacle:
+        _preload(channel, unfinished.program, unfinished.order, preloader)
+    serve(channel, unfinished.program, jax, preloader)
+
+
+def _preload(channel: socket.socket, program: Sequence[str], order: Preload, preloader: Preloader) -> None:
+    def leave_out(left_out: Mapping[str, str], environ: Mapping[str, str]) -> NoReturn:
+        start_again(channel, "workers", UnfinishedPreload(tuple(program), order, left_out), environ)
+
+    channel.send(encode(preloader.load(order, program, leave_out)))
+
+
+def _become_worker(
+    order: ForkWorker, descriptors: dict[str, int], program: Sequence[str], server_pid: int, preloader: Preloader
+) -> NoReturn:
     started_at = time.time()
     os.setsid()
     for target, name in enumerate(("stdin", "stdout", "stderr")):
@@ -177,17 +213,9 @@ def _become_worker(order: ForkWorker, descriptors: dict[str, int], program: Sequ
     # Python reseeds `random` after a fork; numpy's legacy generator would give every rank the same numbers.
     sys.modules["numpy"].random.seed()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    worker.run_worker(env, list(program), started_at, forked_by=server_pid)
+    worker.run_worker(env, list(program), started_at, forked_by=server_pid, preloader=preloader)
 
 
 def _has_opened_gpu() -> bool:
     """Whether this process may have called cuInit, after which CUDA works in no fork. NVML opens the same files."""
-    for descriptor in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # closed meanwhile
-            if os.readlink(f"/proc/self/fd/{descriptor}") in _CUDA_DEVICES:
-                return True
-    return False
-
-
-def _count_threads() -> int:
-    return len(os.listdir("/proc/self/task"))
+    return any(file.partition(" ")[2] in CUDA_DEVICES for file in open_files())

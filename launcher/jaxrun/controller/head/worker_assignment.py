@@ -157,6 +157,7 @@ def _starts(
             show_output=job.shows(rank),
             fork=layout.platform in FORKED_PLATFORMS and not job.why_no_fork,
             wrap=job.wrap,
+            preload=job.preload,
         )
 
 

@@ -41,6 +41,7 @@ from jaxrun.protocol.agent_messages import (
     SignalWorker,
 )
 from jaxrun.protocol.env import attempt_nonce
+from jaxrun.protocol.forkserver_messages import Preloaded
 from jaxrun.records.event_log.actions import (
     Action,
     Finish,
@@ -151,7 +152,7 @@ class AttemptLoop:
     def receive(self, message: AgentMessage) -> None:
         """Tell the head what an agent reports, unless only the log has a use for it."""
         match message:
-            case FirstOutput():
+            case FirstOutput() | Preloaded():
                 self.record(message)
             case ForkingDeclined():
                 self.record(FreshInterpreters(message.reason))

@@ -116,7 +116,7 @@ def setup_of(plan: Plan, environ: Mapping[str, str], run_dir: str = "", flight_d
     token = new_token()
     told = tuple(replace(plan.worker_env(worker, run_dir=run_dir), rank_token=token) for worker in plan.workers)
     shared = with_own_variables(plan.base_env(environ))
-    return WorkerSetup(plan.argv, shared, told, flight_dir, plan.job.wrap)
+    return WorkerSetup(plan.argv, shared, told, flight_dir, plan.job.wrap, plan.job.preload)
 
 
 class LocalLink:

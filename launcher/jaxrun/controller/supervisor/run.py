@@ -56,6 +56,8 @@ def _run_local(plan: Plan, environ: Mapping[str, str], started: float, early_ser
     held = start_screen(directory) if plan.job.live else None
     guard = Guard(job_marker(plan.job_id), job_id=plan.job_id)  # forks, so it comes before any thread
     fork_server = early.server_for(plan.argv, plan.base_env(environ), early_server, fork=plan.fork)
+    if fork_server is not None:
+        early.preload(fork_server, plan.job.preload, plan.argv, torch_env=plan.job.torch_env)
 
     from jaxrun.controller.supervisor.attempts import supervise, supervision
     from jaxrun.controller.supervisor.local_job import LocalJob

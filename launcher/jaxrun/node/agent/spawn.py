@@ -28,6 +28,7 @@ from jaxrun.protocol.own_files import open_own_directory
 from jaxrun.protocol.settings import STDIN_RANK_0
 from jaxrun.protocol.worker_command import worker_argv
 from jaxrun.spec.job.environment import PLATFORMS_VARIABLE, inherited_job_variables
+from jaxrun.spec.job.options import PRELOAD_NONE
 
 _PIPE_BYTES = 2**20
 _F_SETPIPE_SZ = 1031
@@ -79,6 +80,7 @@ class WorkerSetup:
     workers:     what each one is told besides; its descriptors are known when it is spawned
     flight_dir:  where this host can write their flight recorders; None for nowhere
     wrap:        the words of the command inside which each is started, with %r, %l and %h; none without --wrap
+    preload:     the value of --preload
     """
 
     argv: tuple[str, ...]
@@ -86,6 +88,7 @@ class WorkerSetup:
     workers: tuple[WorkerEnv, ...]
     flight_dir: Path | None = None
     wrap: tuple[str, ...] = ()
+    preload: str = PRELOAD_NONE
 
     def command_of(self, worker: WorkerEnv) -> tuple[str, ...]:
         """The whole command that starts this worker; its first word is a path, if it is to be found."""
@@ -108,6 +111,7 @@ def setup_of_orders(starts: Sequence[StartWorker], environ: Mapping[str, str], r
         workers=tuple(replace(start.worker, rank_token=rank_token) for start in starts),
         flight_dir=_make_log_dir(first.log_dir),
         wrap=first.wrap,
+        preload=first.preload,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from jaxrun.node.agent import spawn
 from jaxrun.node.agent.spawn import WorkerEnds, WorkerSetup
@@ -12,13 +13,16 @@ from jaxrun.node.agent.worker_process import WorkerProcess
 from jaxrun.node.forkserver import early
 from jaxrun.node.forkserver.client import ForkServer
 from jaxrun.protocol.agent_messages import StartFailed, WorkerEvent, WorkerSpawned
-from jaxrun.protocol.forkserver_messages import ForkDeclined, SuccessorForked, WorkerForked
+from jaxrun.protocol.forkserver_messages import Preloaded, SuccessorForked, WorkerForked
 from jaxrun.protocol.shared_memory import (
     hold_directory,
     remove_shared_directory,
     shared_directory,
     snapshot_directory,
 )
+
+if TYPE_CHECKING:
+    from jaxrun.node.forkserver.client import Answer
 
 _CONCURRENT_FORKS = 16  # requests that the fork server's socket surely holds while it still imports jax
 
@@ -78,10 +82,10 @@ class WorkerGroup:
         self._send_requests(_CONCURRENT_FORKS)
         return []
 
-    def receive_forked(self) -> list[WorkerEvent]:
+    def receive_forked(self) -> list[WorkerEvent | Preloaded]:
         """Handle the answers of the fork server. If they set `declined`, `start_fresh` must replace all workers."""
         assert self._fork_server is not None
-        events: list[WorkerEvent] = []
+        events: list[WorkerEvent | Preloaded] = []
         for answer in self._fork_server.receive():
             if self._fork_server is not None:  # else an answer before has settled everything
                 events += self._on_answer(answer)
@@ -122,7 +126,7 @@ class WorkerGroup:
         for job_id, host in {(worker.job_id, worker.host) for worker in self.setup.workers}:
             hold_directory(snapshot_directory(job_id, host))
 
-    def _on_answer(self, answer: WorkerForked | SuccessorForked | ForkDeclined | None) -> list[WorkerEvent]:
+    def _on_answer(self, answer: Answer | None) -> list[WorkerEvent | Preloaded]:
         if isinstance(answer, WorkerForked):
             self._workers[answer.rank].pid = answer.pid
             if self._on_forked is not None:
@@ -136,6 +140,8 @@ class WorkerGroup:
             self._successors.keep(self._fork_server.take_successor(answer.pid), self.setup)
             self._close_fork_server()
             return []
+        if isinstance(answer, Preloaded):
+            return [answer]
         all_forked = all(process.pid for process in self)
         self._close_fork_server()
         if all_forked:  # only the successor is missing: the next attempt starts a server of its own
@@ -178,6 +184,14 @@ class WorkerGroup:
             self._fork_server = None
 
 
+def _start_server(setup: WorkerSetup) -> ForkServer | None:
+    """A new fork server for these workers, with what they import first; None if it cannot be started."""
+    server = early.server_for(setup.argv, setup.environ)
+    if server is not None:
+        early.preload(server, setup.preload, setup.argv, torch_env=any(each.torch_env for each in setup.workers))
+    return server
+
+
 class ForkServers:
     """The fork servers of one agent, from attempt to attempt: one may wait for the workers of the next attempt.
 
@@ -201,14 +215,14 @@ class ForkServers:
         if server is not None and (server.has_gone or self._environ not in (None, setup.environ)):
             server.close()
             server = None
-        return early.server_for(setup.argv, setup.environ) if server is None and start else server
+        return _start_server(setup) if server is None and start else server
 
     def keep(self, server: ForkServer, setup: WorkerSetup) -> None:
         self._waiting, self._environ = server, setup.environ
 
     def prepare(self, setup: WorkerSetup) -> None:
         """Start the server of the next attempt, unless one waits."""
-        if self._waiting is None and (server := early.server_for(setup.argv, setup.environ)) is not None:
+        if self._waiting is None and (server := _start_server(setup)) is not None:
             self.keep(server, setup)
 
     def close(self) -> None:

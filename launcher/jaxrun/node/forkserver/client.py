@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 from jaxrun.protocol.worker_command import runtime_directory
 
 if TYPE_CHECKING:
-    from jaxrun.protocol.forkserver_messages import ForkDeclined, SuccessorForked, WorkerForked
+    from jaxrun.protocol.forkserver_messages import ForkDeclined, Preload, Preloaded, SuccessorForked, WorkerForked
 
-    Answer = WorkerForked | SuccessorForked | ForkDeclined
+    Answer = Preloaded | WorkerForked | SuccessorForked | ForkDeclined
 
 _RECEIVE_BYTES = 65536
 # Prefixes of what an interpreter, or its C library, reads when it starts, and of what jax and numpy read when they are
@@ -58,6 +58,12 @@ class ForkServer:
         self.channel.send(encode(ConfigureForkServer(tuple(program), values, unset, self._directory)))
         return True
 
+    def preload(self, order: Preload) -> None:
+        """Have these modules imported before the first worker. Raises OSError if the server has gone."""
+        from jaxrun.protocol.codec import encode
+
+        self.channel.send(encode(order))
+
     def send(self, message: bytes, descriptors: Sequence[int]) -> None:
         """Ask for a worker, which gets copies of the descriptors. Raises ConnectionError if the server has gone."""
         socket.send_fds(self.channel, [message], descriptors)
@@ -93,6 +99,7 @@ class ForkServer:
         from jaxrun.protocol.forkserver_messages import (
             ForkDeclined,
             ForkServerMessageDecoder,
+            Preloaded,
             SuccessorForked,
             WorkerForked,
         )
@@ -108,7 +115,7 @@ class ForkServer:
             if not data:
                 return [*answers, None]
             (answer,) = ForkServerMessageDecoder().feed(data)
-            assert isinstance(answer, (WorkerForked, SuccessorForked, ForkDeclined))
+            assert isinstance(answer, (Preloaded, WorkerForked, SuccessorForked, ForkDeclined))
             answers.append(answer)
 
     def close(self) -> None:

@@ -53,6 +53,17 @@ def start(arguments: Sequence[str], environ: Mapping[str, str]) -> EarlyServer |
         return None
 
 
+def preload(server: ForkServer, choice: str, argv: Sequence[str], *, torch_env: bool) -> None:
+    """Have `server`, which imports jax meanwhile, import what --preload `choice` means for this command afterwards."""
+    from jaxrun.protocol.env import WorkerEnv
+    from jaxrun.spec.job.leading_imports import preload_order
+
+    with contextlib.suppress(OSError):  # it has gone, which its channel says; or there are too many names
+        order = preload_order(choice, program_of(argv), os.getcwd(), WorkerEnv.names_by_rank(torch_env=torch_env))
+        if order is not None:
+            server.preload(order)
+
+
 def server_for(
     argv: Sequence[str], environ: Mapping[str, str], early: EarlyServer | None = None, *, fork: bool = True
 ) -> ForkServer | None:

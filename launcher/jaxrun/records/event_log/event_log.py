@@ -16,6 +16,7 @@ from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.errors import ProtocolError
 from jaxrun.protocol.agent_messages import AgentReport, FirstOutput, InjectFault, StartFailed, WorkerExited
 from jaxrun.protocol.codec import field_values, from_content, message_types, to_content
+from jaxrun.protocol.forkserver_messages import Preloaded
 from jaxrun.protocol.probe_messages import Machine
 from jaxrun.protocol.requests import ProfileRequest, StacksRequest
 from jaxrun.protocol.stop_messages import StopRequested
@@ -41,6 +42,7 @@ LoggedMessage = (
     LauncherNote
     | Event
     | FirstOutput
+    | Preloaded
     | StacksRequest
     | ProfileRequest
     | SignalRanks

@@ -50,6 +50,7 @@ def explain_run(path: Path | None, terminal: TerminalFormat = A_FILE) -> str:
         recorders.format_recorders(logs, last.hosts, divergences=not is_over),
         "" if is_over else describe_sizes(attempts),
         format_table(last),
+        _format_preloaded(last),
         _format_cores(last),
         f"(left out: {plural(events.damaged, 'unreadable line')} of {EVENTS_FILE})" if events.damaged else "",
     ]
@@ -88,6 +89,16 @@ def format_table(log: AttemptLog) -> str:
             who = format_ranks_on_hosts([rank], log.hosts) if rank in log.hosts else f"rank {rank}"
             lines.append(f"* slowest: {who}, {step} {behind:.2f} s after the median")
     return "\n".join(lines)
+
+
+def _format_preloaded(log: AttemptLog) -> str:
+    """What was imported once for all ranks of a host, and why the rest was not, in one line for each such host."""
+    lines = []
+    for preloaded in log.preloaded:
+        what = f"imported once before the fork, in {preloaded.seconds:.2f} s: {', '.join(preloaded.names) or 'nothing'}"
+        left_out = [f"{name} ({reason})" for name, reason in preloaded.left_out.items()]
+        lines.append(f"{what}; left to each rank: {', '.join(left_out)}" if left_out else what)
+    return "\n".join(dict.fromkeys(lines))
 
 
 def _format_cores(log: AttemptLog) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import InjectFault, StartFailed, WorkerExited, WorkerSpawned
+from jaxrun.protocol.forkserver_messages import Preloaded
 from jaxrun.protocol.stop_messages import CheckpointSaved, StopRequested
 from jaxrun.protocol.worker_messages import DeviceReport, Done, Failed, Hello, ProfileEnded, ThreadFailed
 from jaxrun.records.event_log.actions import RecordClock, SignalRanks
@@ -66,6 +67,7 @@ class AttemptLog:
     size:          how many hosts it had; 0 where nothing says so
     agents:        the ranks of each agent
     straggler:     the rank or host that holds the others up, as far as it was known
+    preloaded:     what was imported before the ranks were forked, and what was not; on several hosts, of each
     last:          the last event
     """
 
@@ -81,6 +83,7 @@ class AttemptLog:
     marks: list[Moment] = field(default_factory=list)
     stopped: set[int] = field(default_factory=set)
     straggler: Straggler | None = None
+    preloaded: list[Preloaded] = field(default_factory=list)
     last: LoggedEvent | None = None
 
     @property
@@ -158,6 +161,8 @@ def _add(log: AttemptLog, event: LoggedEvent) -> None:
             log.details = tuple(filter(None, (message.divergence, *message.details)))
         case Straggler():
             log.straggler = message
+        case Preloaded():
+            log.preloaded.append(message)
         case StartFailed():
             log.marks.append(Moment(time, "cannot be started", message.text, is_failure=True))
         case LauncherSignalled():

@@ -37,6 +37,7 @@ HOST_TIMEOUT_S = 2.0
 GROW_S = 600.0  # a stop and a start cost seconds to two minutes
 RESTART_ON = ("failure", "lost", "stall")  # any failure; lost hosts and signals; a stall
 HOSTS_AUTO = "auto"  # the pod or the cloud says how many hosts there are, and which is this one
+PRELOAD_AUTO, PRELOAD_NONE = "auto", "none"  # which modules are imported before the ranks are forked, besides names
 PLATFORMS = ("auto", "cpu", "gpu", "cuda", "rocm", "tpu")
 
 
@@ -47,6 +48,13 @@ def _check_processes(count: int) -> str:
 
 def _check_grace(seconds: float) -> str:
     return "" if 0 <= seconds < math.inf else f"must be 0 seconds or more, not {seconds:g}"
+
+
+def _check_preload(modules: str) -> str:
+    if modules in (PRELOAD_AUTO, PRELOAD_NONE):
+        return ""
+    wrong = [name for name in modules.split(",") if not all(part.isidentifier() for part in name.split("."))]
+    return f"must be auto, none or names of modules, as flax.nnx,optax; {wrong[0]!r} is no such name" if wrong else ""
 
 
 def _check_seconds_or_never(seconds: float) -> str:
@@ -131,6 +139,15 @@ class JobOptions(WorkerSettings):
         "the program does the same.",
         default="",
         flag_value="--no-fork was given",
+        attach=False,
+    )
+    preload: str = _start(
+        "--preload",
+        "Import these modules once for all ranks of a host, before they are forked; auto: what the program imports "
+        "first, of packages for which that is safe. [default: {default}]",
+        default=PRELOAD_AUTO,
+        metavar="auto|none|MODULE,...",
+        check=_check_preload,
         attach=False,
     )
     bind: str = _start(

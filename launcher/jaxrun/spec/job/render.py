@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from jaxrun.protocol.env import AgentEnv
 from jaxrun.protocol.names import COORDINATOR_ADDRESS, JOB_ID, MASTER_ADDR, MASTER_PORT, TOKEN, TORCH_VARIABLES
 from jaxrun.spec.job.env_options import mask_secret
 from jaxrun.spec.job.fault_spec import CHAOS_OPTION
+from jaxrun.spec.job.options import PRELOAD_NONE
 from jaxrun.spec.job.plan import LaunchCommand, Plan, Worker
 from jaxrun.text import UNKNOWN_HOST, format_columns, format_ranges, plural
 
 _UNKNOWN_YET = "?"
+_NOT_PRELOADED = ", so that --preload imports nothing"
 _COLUMNS = ("rank", "host", "local rank", "devices", "cores")
 
 
@@ -29,6 +31,12 @@ def plan_summary(plan: Plan) -> str:
     return f"{shape}{platform} {_where(plan)}{chaos}"
 
 
+def _enumerate(names: Sequence[str]) -> str:
+    """`jax, optax and flax`."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
+
+
 def _where(plan: Plan) -> str:
     command = plan.launch_command
     if plan.job.host_rank is not None:
@@ -43,13 +51,18 @@ def _where(plan: Plan) -> str:
     return f"{on}by {command.title}"
 
 
-def render_plan(plan: Plan, environ: Mapping[str, str]) -> str:
-    """Return the command, pasteable, the workers as a table, and what changes in `environ`."""
+def render_plan(plan: Plan, environ: Mapping[str, str], preloaded: Sequence[str] = ()) -> str:
+    """Return the command, pasteable, the workers as a table, and what changes in `environ`.
+
+    preloaded:  the modules that --preload has imported before a fork
+    """
     if plan.launch_command is not None:
         return _render_remote_plan(plan, plan.launch_command)
     common, own, later = _worker_variables(plan)
     changed = {name: value for name, value in plan.set_env.items() if environ.get(name) != value}
-    method = "one import of jax, then fork" if plan.fork else "a fresh interpreter each"
+    method = f"one import of {_enumerate(('jax', *preloaded))}, then fork"
+    if not plan.fork:
+        method = f"a fresh interpreter each{_NOT_PRELOADED if plan.job.preload != PRELOAD_NONE else ''}"
     lines = [shlex.join((*plan.job.wrap, *plan.argv)), ""]
     lines += [f"{plan_summary(plan)}; {method}", *_notes(plan), ""]
     lines += format_columns([_COLUMNS, *(_row(plan, worker) for worker in plan.workers)])
@@ -70,6 +83,8 @@ def _render_remote_plan(plan: Plan, command: LaunchCommand) -> str:
     later = ", ".join(name for name in AgentEnv.variable_names() if name not in (JOB_ID, TOKEN))
     lines = [shlex.join(command.argv), ""]
     lines += [f"{plan_summary(plan)}; each agent starts its worker: {shlex.join((*plan.job.wrap, *plan.argv))}"]
+    if not plan.job.why_no_fork and plan.job.preload != PRELOAD_NONE:
+        lines += [f"--preload {plan.job.preload}: on hosts where one agent starts several workers, by forks"]
     lines += [*_notes(plan), ""]
     lines += format_columns([_COLUMNS[:3], *rows])
     lines += ["", f"variables that jaxrun sets for {command.title}:"]

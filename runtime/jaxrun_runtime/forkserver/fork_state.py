@@ -1,0 +1,114 @@
+"""What this process holds that a fork would share or break, or that a program would see: compared around an import."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from jaxrun_runtime import jax_private
+
+CUDA_DEVICES = ("/dev/nvidia-uvm", "/dev/dxg")  # on Linux, and under Windows
+_BLAS = "openblas"  # whose threads stop themselves around a fork
+# Variables that JAX reads when it is imported or when its backend starts, or that the start of a process reads.
+_READ_EARLY = ("JAX_", "XLA_", "CUDA_", "NCCL_", "TF_", "PYTHON", "LD_")
+
+
+@dataclass(frozen=True, slots=True)
+class ForkState:
+    """The state at one moment.
+
+    files:     "3 socket:[1234]" for each open descriptor
+    handlers:  of signals
+    environ:   the variables of _READ_EARLY
+    """
+
+    threads: int
+    files: frozenset[str]
+    children: frozenset[int]
+    handlers: tuple[object, ...]
+    numpy_random: bytes
+    directory: str
+    environ: dict[str, str]
+    has_backend: bool
+
+    @classmethod
+    def now(cls) -> ForkState:
+        return cls(
+            threads=count_threads(),
+            files=frozenset(open_files()),
+            children=frozenset(child_processes()),
+            handlers=tuple(signal.getsignal(number) for number in signal.valid_signals()),
+            numpy_random=_numpy_random(),
+            directory=os.getcwd(),
+            environ={name: value for name, value in os.environ.items() if name.startswith(_READ_EARLY)},
+            has_backend=jax_private.has_backend(),
+        )
+
+    def difference(self, after: ForkState, blas_threads: int) -> str:
+        """What has come about until `after`; empty for nothing. `blas_threads`: of each pool of BLAS."""
+        if after.has_backend and not self.has_backend:
+            return "it makes a backend of JAX"
+        for file in sorted(after.files - self.files):
+            _, _, name = file.partition(" ")
+            if name in CUDA_DEVICES:
+                return "it opens a GPU"
+            return "it opens a socket" if name.startswith("socket:") else f"it leaves {name} open"
+        if after.threads > self.threads and after.threads > 1 + _count_blas() * blas_threads:
+            return "it starts a thread"
+        if after.children - self.children:
+            return "it starts a process"
+        if after.handlers != self.handlers:
+            return "it handles a signal"
+        if after.numpy_random != self.numpy_random:
+            return "it uses numpy's global random numbers"
+        if changed := sorted(dict(set(after.environ.items()) ^ set(self.environ.items()))):
+            return f"it sets {changed[0]}"
+        return "it changes the directory" if after.directory != self.directory else ""
+
+
+def count_threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def open_files() -> Iterator[str]:
+    """What each descriptor is, "3 /dev/null"."""
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            yield f"{descriptor} {os.readlink(f'/proc/self/fd/{descriptor}')}"
+
+
+def child_processes() -> list[int]:
+    found: list[int] = []
+    with contextlib.suppress(OSError):  # a kernel without that file
+        for task in os.listdir("/proc/self/task"):
+            with open(f"/proc/self/task/{task}/children") as file:
+                found += map(int, file.read().split())
+    return found
+
+
+def _numpy_random() -> bytes:
+    state: Any = sys.modules["numpy"].random.get_state()
+    return bytes(state[1].tobytes()) + repr(state[2:]).encode()
+
+
+def _count_blas() -> int:
+    """How many libraries of BLAS are loaded, each of which has a pool of threads."""
+    with open("/proc/self/maps") as file:
+        return len({line.rpartition(" ")[2] for line in file if _BLAS in line})
+
+
+def names_in(folder: str) -> set[str]:
+    """The modules and packages that stand in a directory."""
+    with contextlib.suppress(OSError):
+        with os.scandir(folder) as entries:
+            return {
+                entry.name.partition(".")[0]
+                for entry in entries
+                if entry.name.endswith((".py", ".so")) or os.path.exists(os.path.join(entry.path, "__init__.py"))
+            }
+    return set()

@@ -1,0 +1,179 @@
+"""Imports modules before the fork, in the program's stead, and checks that forking is as safe and as unseen as before.
+
+A module that leaves more behind than its code, such as a thread, cannot be unloaded. So this process then becomes a new
+fork server by exec, of the same process id and channel, which leaves that module to the program:
+
+    fork server ─ imports flax, bad ─ exec: fork server ─ imports flax ─ forks the ranks
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from jaxrun.protocol.forkserver_messages import ImportedName, Preload, Preloaded
+from jaxrun_runtime.forkserver import known_unsafe
+from jaxrun_runtime.forkserver.fork_state import ForkState, names_in
+from jaxrun_runtime.forkserver.preload_scene import as_the_program, import_as_line, recorded_output, recorded_reads
+from jaxrun_runtime.import_watch import ImportWatch
+
+_TIME_LIMIT_S = 30.0  # after which no further import is begun: here it counts as part of the ranks' start
+_MAX_UNSAFE = 2  # modules that are found to be unsafe one by one; of a job with more, none after those is imported
+_MAX_REASON_CHARS = 200
+# Functions that a rank replaces before the program starts, so that modules imported by the program get its own.
+_REPLACED = (
+    ("jax", "make_mesh"),
+    ("jax.distributed", "initialize"),
+    ("jax.experimental.multihost_utils", "reached_preemption_sync_point"),
+    ("signal", "signal"),
+    ("atexit", "register"),
+    ("atexit", "unregister"),
+    ("os", "putenv"),
+    ("os", "execv"),
+    ("os", "execve"),
+)
+
+
+StartAgain = Callable[[Mapping[str, str], Mapping[str, str]], NoReturn]
+
+
+@dataclass(frozen=True, slots=True)
+class _Holder:
+    """A module that has imported a function of _REPLACED by its name."""
+
+    module: str
+    key: str
+    function: Any
+    origin: str
+    name: str
+
+
+@dataclass(slots=True)
+class Preloader:
+    """What a fork server has imported for the program besides jax.
+
+    blas_threads:  the threads of one pool of BLAS
+    left_out:      what is left to the program, and why
+    names:         what has been imported
+    imports_jax:   whether one of these modules has imported jax
+    reads:         the variables that they have read
+    output:        what they have written to stdout and stderr
+    """
+
+    blas_threads: int = 0
+    left_out: dict[str, str] = field(default_factory=dict)
+    names: list[str] = field(default_factory=list)
+    imports_jax: bool = False
+    reads: set[str] = field(default_factory=set)
+    output: dict[int, bytes] = field(default_factory=lambda: {1: b"", 2: b""})
+    holders: list[_Holder] = field(default_factory=list)
+
+    def load(self, order: Preload, argv: Sequence[str], start_again: StartAgain) -> Preloaded:
+        """Import what `order` names; `argv` are the program and its arguments.
+
+        Where a module has left something behind, calls `start_again` with what is to be left out and the environment.
+        """
+        begun, environ = time.monotonic(), dict(os.environ)
+        known = known_unsafe.read()
+        gc.disable()  # saves a third of the imports
+        try:
+            with as_the_program(order.main, argv):
+                for line in order.imports:
+                    if line.name in self.names or line.name in self.left_out or _is_there(line.name):
+                        continue
+                    if time.monotonic() - begun > _TIME_LIMIT_S:
+                        self.left_out[line.name] = f"the imports before it took more than {_TIME_LIMIT_S:g} s"
+                    elif reason := known.reason(line.name):
+                        self.left_out[line.name] = f"{reason}, as an earlier job has found"
+                    elif reason := self._import(line, order):
+                        start_again(self._left_out_with(line.name, reason, order), environ)
+        finally:
+            gc.enable()
+        gc.freeze()  # as what was imported before
+        titles = {line.name: line.title for line in order.imports}
+        left_out = {titles.get(name, name): reason for name, reason in self.left_out.items()}
+        return Preloaded(tuple(titles.get(name, name) for name in self.names), left_out, time.monotonic() - begun)
+
+    def begin_program(self) -> None:
+        """In a rank: let the modules have the functions that the rank has replaced, and write what they wrote."""
+        for holder in self.holders:
+            values = vars(sys.modules[holder.module])
+            if values.get(holder.key) is holder.function:
+                values[holder.key] = getattr(sys.modules[holder.origin], holder.name)
+        for descriptor, text in self.output.items():
+            with contextlib.suppress(OSError):
+                while text:
+                    text = text[os.write(descriptor, text) :]
+
+    def _import(self, line: ImportedName, order: Preload) -> str:
+        """Import one module; returns why that has to be left to the program, empty if all is well."""
+        module = line.name.partition(":")[0]
+        before, modules = ForkState.now(), set(sys.modules)
+        imported_jax: list[bool] = []
+        watch = ImportWatch("jax", lambda _: imported_jax.append(True))
+        watch.start()
+        try:
+            with recorded_output() as output, recorded_reads() as reads:
+                import_as_line(line)
+        except BaseException as error:
+            watch.stop()
+            if isinstance(error, ModuleNotFoundError) and error.name == module and set(sys.modules) == modules:
+                self.left_out[line.name] = "there is no such module"
+                return ""
+            return f"its import failed: {type(error).__name__}: {error}"[:_MAX_REASON_CHARS]
+        watch.stop()
+        new = set(sys.modules) - modules
+        reason = before.difference(ForkState.now(), self.blas_threads)
+        if reason := reason or self._look_through(new) or _seen_by_program(new, reads, order):
+            known_unsafe.add(line.name, reason)
+            return reason
+        self.names.append(line.name)
+        self.imports_jax |= bool(imported_jax)
+        self.reads |= reads
+        for descriptor, text in output.items():
+            self.output[descriptor] += text
+        return ""
+
+    def _look_through(self, new: Iterable[str]) -> str:
+        """Note the functions of _REPLACED in new modules; returns a text if one of them keeps the process id."""
+        pid = os.getpid()
+        origins = [(sys.modules[origin], name) for origin, name in _REPLACED if origin in sys.modules]
+        functions = {id(getattr(origin, name)): (origin.__name__, name) for origin, name in origins}
+        for module in new:
+            for key, value in list(getattr(sys.modules.get(module), "__dict__", {}).items()):
+                if type(value) is int and value == pid:
+                    return f"{module} keeps the process id, as {key}"
+                if id(value) in functions and functions[id(value)] != (module, key):
+                    self.holders.append(_Holder(module, key, value, *functions[id(value)]))
+        return ""
+
+    def _left_out_with(self, name: str, reason: str, order: Preload) -> dict[str, str]:
+        """What a new server is to leave out, where this module is unsafe."""
+        left_out = {**self.left_out, name: reason}
+        if len(left_out) > _MAX_UNSAFE:
+            names = [line.name for line in order.imports]
+            later = names[names.index(name) + 1 :]
+            left_out |= {each: f"it comes after {name}" for each in later if each not in left_out}
+        return left_out
+
+
+def _is_there(name: str) -> bool:
+    """Whether the server has imported this anyway, with jax."""
+    module, _, names = name.partition(":")
+    return module in sys.modules and all(each in vars(sys.modules[module]) for each in names.split(",") if each)
+
+
+def _seen_by_program(new: Iterable[str], reads: set[str], order: Preload) -> str:
+    """What of these new modules a program would see; empty if it sees nothing."""
+    if differing := sorted(reads & set(order.by_rank)):
+        return f"it reads {differing[0]}, which differs by rank"
+    beside = names_in(order.folder) if order.folder else set()
+    if hidden := sorted({name.partition(".")[0] for name in new} & beside):
+        return f"it imports {hidden[0]}, of which the program has one of its own"
+    return ""

@@ -1,0 +1,82 @@
+"""What a module sees while it is imported before the fork: the program that imports it; and what it does meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import types
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from jaxrun.protocol.forkserver_messages import ImportedName
+
+
+def import_as_line(line: ImportedName) -> None:
+    """Import a module as a line of the program, to which Python attributes warnings. Raises what the import raises."""
+    module, _, names = line.name.partition(":")
+    statement = f"from {module} import {names}" if names else f"import {module}"
+    code = compile("\n" * (line.line - 1) + statement, line.file or "<--preload>", "exec", dont_inherit=True)
+    exec(code, {"__name__": line.within, "__file__": line.file})
+
+
+@contextlib.contextmanager
+def as_the_program(main: str, argv: Sequence[str]) -> Iterator[None]:
+    """Show the program's `sys.argv` and `__main__`; `main` is its file, `argv` what its worker runs."""
+    argv_before, main_before = list(sys.argv), sys.modules["__main__"]
+    sys.argv[:] = [main, *argv[2:]] if argv[0] == "-m" else list(argv)
+    module = types.ModuleType("__main__")
+    if main:
+        module.__file__ = main
+    sys.modules["__main__"] = module
+    try:
+        yield
+    finally:
+        sys.argv[:], sys.modules["__main__"] = argv_before, main_before
+
+
+@contextlib.contextmanager
+def recorded_output() -> Iterator[dict[int, bytes]]:
+    """Yield a table in which, at the end, stands what was written to stdout and stderr meanwhile."""
+    output: dict[int, bytes] = {}
+    with contextlib.ExitStack() as stack:
+        files = {descriptor: os.memfd_create("preload") for descriptor in (1, 2)}
+        for descriptor, file in files.items():
+            stack.callback(os.close, file)
+            kept = os.dup(descriptor)
+            stack.callback(os.close, kept)
+            stack.callback(os.dup2, kept, descriptor)
+            os.dup2(file, descriptor)
+        try:
+            yield output
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(OSError, ValueError, AttributeError):
+                    stream.flush()
+            for descriptor, file in files.items():
+                output[descriptor] = os.pread(file, os.fstat(file).st_size, 0)
+
+
+@contextlib.contextmanager
+def recorded_reads() -> Iterator[set[str]]:
+    """Yield a set of the variables that are read from os.environ meanwhile, other than by reading all of them."""
+    kind: Any = type(os.environ)
+    reads: set[str] = set()
+    passed: set[str] = set()  # which `dict(os.environ)` and the like read next
+    get, iterate = kind.__getitem__, kind.__iter__
+
+    def get_noted(environ: Any, name: Any) -> Any:
+        if isinstance(name, str):
+            (passed.discard if name in passed else reads.add)(name)
+        return get(environ, name)
+
+    def iterate_noted(environ: Any) -> Iterator[str]:
+        names = list(iterate(environ))
+        passed.update(names)
+        return iter(names)
+
+    kind.__getitem__, kind.__iter__ = get_noted, iterate_noted
+    try:
+        yield reads
+    finally:
+        kind.__getitem__, kind.__iter__ = get, iterate

@@ -1,0 +1,250 @@
+"""Modules that the fork server imports in the program's stead: once, unseen by the program, and checked one by one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from harness import TIME_LIMIT, Result, jaxrun
+from harness_worker import environment
+
+# A package of the table, made up: what it sees when it is imported, and what it leaves to the program.
+_PACKAGE = """
+import logging, multiprocessing, os, random, signal as signals, sys, uuid, warnings
+from atexit import register
+from jax import make_mesh
+from jax.distributed import initialize
+from signal import signal
+
+main = sys.modules["__main__"]
+SEEN = [sys.argv, main.__file__, getattr(main, "__spec__", None) is None, os.getcwd(), os.environ.get("FROM_ENV")]
+print("imported", __name__)
+print("on stderr", file=sys.stderr)
+os.write(1, b"from C\\n")
+warnings.warn("old", DeprecationWarning, stacklevel=2)
+warnings.filterwarnings("ignore", message="filtered")
+logging.getLogger("made_up").addHandler(logging.StreamHandler())
+with open(os.environ["COUNT"], "a") as file:
+    file.write("x")
+"""
+_PROGRAM = '''
+"""A program."""
+import json, os, sys
+import chex
+import signal, atexit, random, warnings
+import jax
+
+print(json.dumps({
+    "seen": chex.SEEN,
+    "handlers": [chex.signal is signal.signal, chex.register is atexit.register, chex.signals is signal],
+    "jax": [chex.make_mesh is jax.make_mesh, chex.initialize is jax.distributed.initialize],
+    "modules": sorted(name for name in sys.modules if name.startswith(("chex", "jax.numpy")) or name == "jax"),
+    "filters": [str(f) for f in warnings.filters],
+    "argv": sys.argv,
+    "main": [vars(sys.modules["__main__"])["__file__"], sys.modules["__main__"].chex is chex],
+}))
+with open(f"numbers-{os.environ['JAXRUN_RANK']}", "w") as file:
+    file.write(f"{random.random()} {os.getpid()}")
+import logging
+logging.getLogger("made_up").warning("to the rank's own stderr")
+chex.initialize()
+'''
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """A directory for packages, which PYTHONPATH names; jobs run in another."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "run").mkdir()
+    return tmp_path / "site"
+
+
+def _environ(site: Path, **more: str) -> dict[str, str]:
+    folder = site.parent
+    return {
+        "PYTHONPATH": str(site),
+        "XDG_CACHE_HOME": str(folder / "cache"),
+        "COUNT": str(folder / "count"),
+        **more,
+    }
+
+
+def _run(site: Path, *words: str, **more: str) -> tuple[Result, int]:
+    """How a job in the directory `run` has ended, and how often the package was imported."""
+    folder = site.parent
+    result = jaxrun(folder / "run", *words, env=_environ(site, **more))
+    kept = result.run_dir.rename(folder / f"run-{len(list(folder.iterdir()))}") if result.run_dir.exists() else Path()
+    count = folder / "count"
+    imports = len(count.read_text()) if count.exists() else 0
+    count.unlink(missing_ok=True)
+    return replace(result, run_dir=kept), imports
+
+
+def _logs(result: Result, count: int) -> list[list[str]]:
+    return [[(result.run_dir / f"rank-{rank:04}.{end}").read_text() for end in ("out", "err")] for rank in range(count)]
+
+
+def test_a_package_is_imported_once_and_a_program_sees_what_it_sees_without(site: Path) -> None:
+    (site / "chex.py").write_text(_PACKAGE)
+    (site.parent / "run" / "train.py").write_text(_PROGRAM)
+    words = ("-n3", "--env", "FROM_ENV=x", "train.py", "a b")
+    expected, imports = _run(site, "--preload", "none", *words)
+    assert (expected.code, imports) == (0, 3), expected.err
+    assert not expected.events("Preloaded")
+    numbers = [(site.parent / "run" / f"numbers-{rank}").read_text().split() for rank in range(3)]
+    result, imports = _run(site, *words)
+    assert (result.code, imports) == (0, 1), result.err
+    assert _logs(result, 3) == _logs(expected, 3)
+    (preloaded,) = result.events("Preloaded")
+    assert preloaded["names"] == ["chex"] and preloaded["left_out"] == {}
+    again = [(site.parent / "run" / f"numbers-{rank}").read_text().split() for rank in range(3)]
+    assert len({number for number, _ in (*numbers, *again)}) == 6
+    facts = json.loads(_logs(result, 1)[0][0].splitlines()[2])
+    assert facts["seen"][0][0] == "train.py" and facts["seen"][4] == "x" and facts["handlers"] == [True] * 3
+    assert "train.py:4: DeprecationWarning: old" in _logs(result, 1)[0][1]
+
+
+# ---- what a module may leave behind
+
+_CASES = {
+    "thread": (
+        "import threading, time; threading.Thread(target=time.sleep, args=(99,), daemon=True).start()",
+        "a thread",
+    ),
+    "backend": ("import jax; x = jax.numpy.ones(())", "a backend of JAX"),
+    "socket": ("import socket; x = socket.socket()", "a socket"),
+    "file": ("x = open('/etc/hosts')", "leaves /etc/hosts open"),
+    "process": ("import subprocess; x = subprocess.Popen(['sleep', '99'])", "a process"),
+    "handler": ("import signal; signal.signal(signal.SIGUSR1, print)", "handles a signal"),
+    "seed": ("import numpy; numpy.random.seed(1)", "random numbers"),
+    "variable": ("import os; os.environ['JAX_ENABLE_X64'] = '1'", "sets JAX_ENABLE_X64"),
+    "directory": ("import os; os.chdir('/')", "the directory"),
+    "pid": ("import os; x = os.getpid()", "keeps the process id, as x"),
+    "rank": ("import os; x = os.environ.get('RANK')", "reads RANK"),
+    "hides": ("import beside", "imports beside"),
+    "raises": ("raise ValueError('text')", "its import failed: ValueError: text"),
+    "exits": ("import sys; sys.exit(3)", "its import failed: SystemExit: 3"),
+    "needs": ("import no_such_module", "its import failed: ModuleNotFoundError"),
+    "absent": (None, "no such module"),
+    "fine": ("import os, random; random.random(); x = dict(os.environ); open('/etc/hosts').close(); print(1)", ""),
+    "blas": ("import scipy.linalg", ""),
+}
+_EACH_IN_A_FORK = """
+import json, os, sys
+from jaxrun.protocol.forkserver_messages import ImportedName, Preload
+from jaxrun_runtime.forkserver import workers
+from jaxrun_runtime.forkserver.preload import Preloader
+
+class Again(Exception):
+    pass
+
+def again(left_out, environ):
+    raise Again(left_out)
+
+jax = workers.import_jax(None)
+assert not jax.obstacle
+for name in json.loads(sys.argv[1]):
+    if os.fork() == 0:
+        preloader = Preloader(jax.blas_threads)
+        try:
+            order = Preload((ImportedName(name),), folder=sys.argv[2], by_rank=("RANK",))
+            left_out = preloader.load(order, ["train.py"], again).left_out
+        except Again as left:
+            left_out = left.args[0]
+        open(f"{name}.json", "w").write(json.dumps([left_out, preloader.imports_jax]))
+        os._exit(0)
+    os.wait()
+"""
+
+
+@pytest.mark.jax_version
+def test_what_a_module_leaves_behind_is_seen(site: Path) -> None:
+    for name, (text, _) in _CASES.items():
+        if text is not None:
+            (site / f"case_{name}.py").write_text(text)
+    (site / "beside.py").touch()
+    folder = site.parent / "run"
+    (folder / "beside.py").touch()
+    names = [f"case_{name}" for name in _CASES]
+    path = f"{site}:{environment()['PYTHONPATH']}"
+    words = [sys.executable, "-P", "-c", _EACH_IN_A_FORK, json.dumps(names), str(folder)]
+    env = {**environment(), **_environ(site), "PYTHONPATH": path, "RANK": "0"}
+    subprocess.run(words, cwd=site.parent, env=env, check=True, timeout=TIME_LIMIT)
+    found = {
+        name: json.loads((site.parent / f"case_{name}.json").read_text()) for name in _CASES if name != "directory"
+    }
+    found["directory"] = json.loads(Path("/case_directory.json").read_text())
+    Path("/case_directory.json").unlink()
+    for name, (_, expected) in _CASES.items():
+        left_out, imports_jax = found[name]
+        assert expected in left_out.get(f"case_{name}", "" if not expected else "imported"), (name, left_out)
+        assert bool(left_out) is bool(expected), name
+        assert not imports_jax
+
+
+# ---- jobs of which a module is left out
+
+_THREAD = "import threading, time; threading.Thread(target=time.sleep, args=(99,), daemon=True).start()\n"
+_COUNT = "import os; open(os.environ['COUNT'], 'a').write('x')\n"
+
+
+def test_an_unsafe_module_is_left_to_the_program_by_a_new_server_and_the_next_job_knows(site: Path) -> None:
+    (site / "optax.py").write_text(_THREAD + _COUNT.replace("'x'", "'o'"))
+    (site / "chex.py").write_text(_COUNT)
+    (site.parent / "run" / "train.py").write_text("import optax\nimport chex\nprint('done')\n")
+    result, imports = _run(site, "-n2", "train.py")
+    assert (result.code, imports) == (0, 1 + 2 + 1), result.err  # found out by one server, in two ranks; and chex once
+    (preloaded,) = result.events("Preloaded")
+    assert (preloaded["names"], preloaded["left_out"]) == (["chex"], {"optax": "it starts a thread"})
+    assert not result.events("FreshInterpreters")
+    explained = subprocess.run(
+        [sys.executable, "-m", "jaxrun", "explain", str(result.run_dir)], capture_output=True, text=True, check=True
+    ).stdout
+    assert "s: chex; left to each rank: optax (it starts a thread)" in explained
+
+    known, imports = _run(site, "-n2", "train.py")
+    assert (known.code, imports) == (0, 2 + 1), known.err
+    (preloaded,) = known.events("Preloaded")
+    assert preloaded["left_out"] == {"optax": "it starts a thread, as an earlier job has found"}
+
+    (site / "optax.py").write_text(_COUNT + "# another version")
+    mended, imports = _run(site, "-n2", "train.py")
+    (preloaded,) = mended.events("Preloaded")
+    assert (mended.code, imports, preloaded["names"]) == (0, 2, ["optax", "chex"])
+
+
+def test_a_module_that_cannot_be_imported_fails_in_the_program_as_without(site: Path) -> None:
+    (site / "chex.py").write_text(
+        "import jax\njax.tree_util.register_pytree_node(type('A', (), {}), print, print)\nraise ValueError('half')"
+    )
+    (site.parent / "run" / "train.py").write_text("import chex\n")
+    expected, _ = _run(site, "-n1", "--preload", "none", "train.py")
+    result, _ = _run(site, "-n1", "train.py")
+    assert result.code == expected.code == 1
+    assert _logs(result, 1) == _logs(expected, 1) and "ValueError: half" in _logs(result, 1)[0][1]
+    (preloaded,) = result.events("Preloaded")
+    assert preloaded["left_out"] == {"chex": "its import failed: ValueError: half"}
+
+
+def test_a_named_module_is_taken_at_its_word_and_ranks_of_the_next_attempt_have_it_too(site: Path) -> None:
+    (site / "own_package.py").write_text(_COUNT + "import os; SEEN = os.environ.get('RANK')")
+    program = (
+        "import os",
+        "import sys",
+        "x = 1",
+        "import own_package",
+        "sys.exit(os.environ['JAXRUN_ATTEMPT'] == '1')",
+    )
+    (site.parent / "run" / "train.py").write_text("\n".join(program))
+    words = ("--max-restarts", "1", "-n2")
+    result, imports = _run(site, *words, "--preload", "own_package,not_there", "train.py")
+    assert (result.code, imports) == (0, 1), result.err
+    (preloaded,) = result.events("Preloaded")
+    assert (preloaded["names"], preloaded["left_out"]) == (["own_package"], {"not_there": "there is no such module"})
+    by_rank, imports = _run(site, "-n2", "--torch-env", "--preload", "own_package", "train.py")
+    (preloaded,) = by_rank.events("Preloaded")
+    assert preloaded["left_out"] == {"own_package": "it reads RANK, which differs by rank"} and imports == 3
