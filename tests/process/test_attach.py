@@ -168,9 +168,12 @@ def test_the_processes_of_two_commands_are_one_job_that_is_started_again_by_the_
 
 
 def test_the_first_failure_is_the_exit_code_on_every_host(hosts, tmp_path) -> None:
-    """Beside that, a secret in the environment needs no shared directory."""
+    """Beside that, a secret in the environment needs no shared directory; each host keeps the verdict."""
     words = ["-n", "2", "by_hand.py", SLEEPS, "run(); os._exit(7)"]
-    first, second = ended(hosts(words, words, env=TOKEN | write_fake_runtime(tmp_path)))
+    logs = [tmp_path / "of-host-0", tmp_path / "of-host-1"]
+    commands = [["--termination-log", str(log), *words] for log in logs]
+    first, second = ended(hosts(*commands, env=TOKEN | write_fake_runtime(tmp_path)))
+    assert all(log.read_text().startswith("rank 1 of 2 exited with status 7") for log in logs)
     assert (first[0], second[0]) == (7, 7), (first, second)
     assert "rank 1 of 2 exited with status 7" in first[2]
     assert "the job ended with exit 7; host 0 shows why" in second[2]
@@ -185,8 +188,10 @@ def test_a_host_that_does_not_come_is_named_with_what_to_try(hosts, tmp_path) ->
 
 def test_a_host_that_finds_no_head_says_once_where_it_looked(hosts, tmp_path) -> None:
     (tmp_path / "p.py").write_text(MUST_NOT_RUN)
-    words = ["--host-rank", "1", "--init-timeout", "0.5", "-n", "4", "p.py"]
+    log = tmp_path / "termination-log"
+    words = ["--host-rank", "1", "--init-timeout", "0.5", "--termination-log", str(log), "-n", "4", "p.py"]
     ((code, _, err),) = ended(hosts(words))
+    assert "host 0 has not left its address in" in log.read_text()
     assert code == 69 and err.count("found no head") == 1
     assert "ranks 2-3 on " in err and "host 0 has not left its address in" in err and "export JAXRUN_TOKEN" in err
     with_token = hosts(words, env=TOKEN)[1:]

@@ -9,7 +9,7 @@ from typing import Any
 from jaxrun.cli.options import AUTOMATIC, PER_GPU, split_words
 from jaxrun.errors import UsageError
 from jaxrun.protocol.flight_file import LOCKSTEP_FAIL, LOCKSTEP_STRICT
-from jaxrun.protocol.names import GANG_ADDRESS, GANG_TOKEN
+from jaxrun.protocol.names import GANG_ADDRESS, GANG_TOKEN, POD_MARKER
 from jaxrun.protocol.settings import CACHE_AUTO, CACHE_OFF, options_of
 from jaxrun.spec.backends import ATTACH, HOSTS, understands
 from jaxrun.spec.job.combinations import check_options
@@ -20,7 +20,7 @@ from jaxrun.text import parse_ranks
 # Where nobody watches, or where ranks that wait for each other are to be reported.
 _UNATTENDED_STALL_TIMEOUT_S = 300.0
 # Where each host has a command of its own, which begins once its image has been pulled.
-_POD_VARIABLE, _POD_INIT_TIMEOUT_S = "KUBERNETES_SERVICE_HOST", 600.0
+_POD_INIT_TIMEOUT_S = 600.0
 # Options of which a job has one at most: a default gives way to the other one of the command line.
 _ALTERNATIVES = (("run_dir", "no_run_dir"), ("quiet_ranks", "only_ranks"), ("host_list", "hostfile"))
 
@@ -53,7 +53,7 @@ def make_job(
     unattended = environ.get("CI", "").lower() not in ("", "0", "false")
     if "stall_timeout" not in given and (unattended or given.get("lockstep") in (LOCKSTEP_FAIL, LOCKSTEP_STRICT)):
         given["stall_timeout"] = _UNATTENDED_STALL_TIMEOUT_S
-    if given.get("backend") in (HOSTS, ATTACH) and environ.get(_POD_VARIABLE):
+    if given.get("backend") in (HOSTS, ATTACH) and environ.get(POD_MARKER):
         given.setdefault("init_timeout", _POD_INIT_TIMEOUT_S)
     job = Job(**given)
     check_options(job)

@@ -309,10 +309,14 @@ class NextAttempt:
 
 @dataclass(frozen=True, slots=True)
 class Shutdown:
-    """The agent ends with this status: the job is over, or goes on with other agents."""
+    """The agent ends with this status: the job is over, or goes on with other agents.
+
+    headline:  why the job failed, in a sentence; empty if it did not, or goes on
+    """
 
     status: int
     job_goes_on: bool = False
+    headline: str = ""
 
 
 AgentEvent = AgentConnected | AgentReport | AgentSignalled | HostFacts | PeerResults | StagedCopied | ClockReply

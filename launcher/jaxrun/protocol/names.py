@@ -12,6 +12,7 @@ PROCESS_ID = "JAX_PROCESS_ID"
 CHILD_OF = f"{RESERVED_PREFIX}CHILD_OF"  # in what a rank starts: which rank, as JSON
 # What each child of a rank says that calls it, and the screen shows once a rank; its number follows.
 INITIALIZE_IN_CHILD = "jaxrun: jax.distributed.initialize() does nothing in a child of rank"
+POD_MARKER = "KUBERNETES_SERVICE_HOST"  # Kubernetes sets it in every pod
 MASTER_ADDR = "MASTER_ADDR"
 MASTER_PORT = "MASTER_PORT"
 TORCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", MASTER_ADDR, MASTER_PORT)

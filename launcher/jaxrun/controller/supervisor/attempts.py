@@ -33,6 +33,7 @@ from jaxrun.records.event_log.event_log import LoggedEvent
 from jaxrun.records.event_log.events import AttemptEnded, AttemptStarted
 from jaxrun.records.output.screen import HeldScreen
 from jaxrun.records.rundir.rundir import RunDir
+from jaxrun.records.termination_log import write_termination_log
 from jaxrun.spec.job.plan import Plan
 
 if TYPE_CHECKING:
@@ -69,12 +70,14 @@ def supervision(
 
 def supervise(plan: Plan, shared: Supervision, job: LocalJob | RemoteJob) -> int:
     """Run a job to its end, and say how it ended; returns the exit status of `jaxrun`."""
-    exit_code = EXIT_SOFTWARE
+    exit_code, headline = EXIT_SOFTWARE, ""
     try:
         verdict, outcome = run_attempts(plan, shared, job)
+        headline = verdict.headline if verdict.exit_code else ""
+        write_termination_log(plan.job.termination_log, headline, shared.environ)
         exit_code = report_verdict(verdict, outcome, shared.directory, shared.output, shared.signals)
     finally:
-        job.stop(exit_code)
+        job.stop(exit_code, headline)
     return exit_code
 
 

@@ -21,8 +21,10 @@ from jaxrun.node.agent.process_tree import command_lines_above
 from jaxrun.node.channel.rendezvous import RendezvousFile, rendezvous_file
 from jaxrun.protocol import auth
 from jaxrun.protocol.addresses import Address, parse_addresses
+from jaxrun.protocol.agent_messages import Shutdown
 from jaxrun.protocol.connect import HeadAddress
 from jaxrun.protocol.names import TOKEN
+from jaxrun.records.termination_log import write_termination_log
 from jaxrun.spec.backends.by_hand import plan_attached
 from jaxrun.spec.job import cluster_env
 from jaxrun.spec.job.cluster_env import BY_OPTIONS, RankInfo
@@ -92,7 +94,7 @@ def attach(
     waits = (
         say_who_is_missing(f"rank {info.rank} of {info.size}", f"rank 0 (--head {head})") if is_typed and head else None
     )
-    return agent_process.run(
+    end = agent_process.run(
         rendezvous.find_head,
         [info.rank],
         info.size,
@@ -102,6 +104,8 @@ def attach(
         command=job.program,
         on_failed_round=waits or (lambda why: None),
     )
+    write_termination_log(job.termination_log, end.headline, environ)
+    return end.status
 
 
 def run_host(plan: Plan, environ: Mapping[str, str]) -> int:
@@ -131,7 +135,7 @@ def _join_host_0(plan: Plan, environ: Mapping[str, str], rendezvous: Rendezvous)
     )
     said: list[str] = []
     try:
-        status = agent_process.run(
+        end = agent_process.run(
             rendezvous.find_head,
             ranks,
             len(plan.workers),
@@ -144,8 +148,10 @@ def _join_host_0(plan: Plan, environ: Mapping[str, str], rendezvous: Rendezvous)
             on_failed_round=say_who_is_missing(f"host {job.host_rank} of {job.hosts}", f"host 0 ({where})"),
         )
     except JaxrunError as error:
-        said, status = [str(error)], error.exit_code
+        said, end = [str(error)], Shutdown(error.exit_code)
     for text in said:
         print_notice(text)
+    write_termination_log(job.termination_log, "\n".join(said) or end.headline, environ)
+    status = end.status
     print_notice("done" if status == 0 else f"the job ended with exit {status}{'' if said else '; host 0 shows why'}")
     return status

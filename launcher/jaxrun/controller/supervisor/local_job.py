@@ -62,7 +62,7 @@ class LocalJob:
         """The plan of another attempt, which is the same one."""
         return Stop() if outcome.failed_checks else plan
 
-    def stop(self, exit_code: int) -> None:
+    def stop(self, exit_code: int, headline: str = "") -> None:
         """Let go of what was kept for another attempt."""
         self._fork_servers.close()
 

@@ -220,12 +220,12 @@ class RemoteAgents:
         agents = self.connections.agents
         return {*unanswered, *(rank for agent in self._losses.unreported_agents for rank in agents[agent])}
 
-    def shut_down(self, status: int, *, job_goes_on: bool = False) -> None:
-        """Tell all agents to end with `status`, and note what is known of them."""
+    def shut_down(self, status: int, *, job_goes_on: bool = False, headline: str = "") -> None:
+        """Tell all agents to end with `status`, and note what is known of them; `headline`: why the job failed."""
         launch, connections = self._launch, self.connections
         launch.all_reported = self._losses.all_reported
         launch.has_silent = bool(self.silent_ranks) or len(connections.live) < len(launch.command.agent_hosts)
-        connections.send_all(Shutdown(status, job_goes_on))
+        connections.send_all(Shutdown(status, job_goes_on, headline))
         connections.flush(_SHUTDOWN_SEND_S)
 
     def close(self, *, wait: bool = True) -> None:

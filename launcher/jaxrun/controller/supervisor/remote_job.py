@@ -146,8 +146,10 @@ class RemoteJob:
         except JaxrunError as error:
             return Stop(f"its agents cannot be started again: {error}")
 
-    def stop(self, exit_code: int) -> None:
+    def stop(self, exit_code: int, headline: str = "") -> None:
         """Dismiss the agents: they end with 0, or, where somebody else started them, with `exit_code`.
+
+        headline:  why the job failed; empty if it did not
 
         It is the last that a job does, as mpirun may kill all processes, this one too, once the first has ended.
         """
@@ -156,7 +158,7 @@ class RemoteJob:
         launches, agents = self._retired, self._agents
         if agents is not None:
             launch = agents.launched.launch
-            agents.shut_down(exit_code if self._by_hand else 0)
+            agents.shut_down(exit_code if self._by_hand else 0, headline=headline)
             launch.stop(hurry=exit_code != 0 or launch.has_silent)
             agents.close()
             self._retire_spares(agents)

@@ -41,9 +41,10 @@ def main() -> int:
             ranks, size = [info.rank], info.size
         on_found = _leave_place if env.stays else lambda: None
         timeout = env.init_timeout
-        return agent_process.run(
+        end = agent_process.run(
             lambda: address, ranks, size, timeout, os.environ, check=_check_parent, on_found=on_found
         )
+        return end.status
     except JaxrunError as error:
         print(f"jaxrun: {error}", file=sys.stderr)
         return error.exit_code

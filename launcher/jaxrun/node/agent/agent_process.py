@@ -75,8 +75,8 @@ def run(
     check: Callable[[], None] = lambda: None,
     on_found: Callable[[], None] = lambda: None,
     on_failed_round: Callable[[str], None] = lambda why: None,
-) -> int:
-    """Be the agent of `ranks` of a job of this size, at first; returns the status to end with.
+) -> Shutdown:
+    """Be the agent of `ranks` of a job of this size, at first; returns the head's last order, which has the status.
 
     `find_head` is called again for each attempt to connect, for `timeout` seconds. UnavailableError if no head is
     found, and `not_found` explains why `find_head` returns None; NotUniformError if the job has no use for this agent.
@@ -108,7 +108,7 @@ def run(
                 end = info
             if end is HEAD_LOST:
                 on_lost(f"the head at {address} was lost: its host is gone, or jaxrun there was killed")
-            return end.status
+            return end
     finally:
         kill_all()
 

@@ -337,6 +337,13 @@ class JobOptions(WorkerSettings):
         check=positive_seconds,
         needs="network",
     )
+    termination_log: Path | None = _failure(
+        "--termination-log",
+        "Write how the job ended, if it failed, to this file, at most 4,096 bytes, on every host. [default: in a pod "
+        "/dev/termination-log, which kubectl describe shows]",
+        metavar="FILE",
+        doctor=False,
+    )
     max_restarts: int = _failure(
         "--max-restarts",
         "Start the job again after a failure, up to N times. A saved step starts the count again; two equal failures "
