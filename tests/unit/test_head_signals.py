@@ -1,16 +1,18 @@
 """The head under signals and time limits, snapshots on request, and agents that do not answer SIGKILL."""
 
 import signal
+from dataclasses import replace
 
 import pytest
 from simulation import IN_JAX, IN_QUEUE
 
 from jaxrun.analysis.diagnosis.outcome import EndReason
+from jaxrun.analysis.verdict.decide import decide
 from jaxrun.analysis.verdict.report import format_report
 from jaxrun.controller.head.head_state import JobPhase
 from jaxrun.controller.head.shutdown import UNANSWERED_HURRY_S, UNANSWERED_S
 from jaxrun.protocol.requests import StacksRequest
-from jaxrun.protocol.snapshot_messages import RankDetail, RankQuery, RankReply
+from jaxrun.protocol.snapshot_messages import ProcessState, RankDetail, RankQuery, RankReply
 from jaxrun.protocol.worker_messages import Exit
 from jaxrun.records.event_log.actions import AnswerRequest, Send
 from jaxrun.records.event_log.events import LauncherSignalled, Requested, Resumed
@@ -203,6 +205,17 @@ def test_a_job_ends_without_an_agent_that_does_not_answer(simulate, limits, happ
     waited_s = {5.0: 5.0, 1 + UNANSWERED_HURRY_S: UNANSWERED_HURRY_S}.get(ended_s, UNANSWERED_S)
     report = format_report(job.verdict, None)
     assert f"rank 1 (h2) did not answer: no end was reported within {waited_s:.0f} s of SIGKILL" in report
+
+
+def test_a_process_that_no_signal_reaches_is_said_to_wait_in_the_kernel(simulate):
+    job = with_stuck_rank_1(simulate, stall=20.0).run().wait(100)
+    assert job.outcome.reason == EndReason.STALL and job.outcome.unanswered == (1,)
+    outcome = replace(job.outcome, kernel_waits={0: "futex_wait_queue", 1: ProcessState.DISK})
+    report = format_report(decide(outcome, job.head.hosts, started=0.0, ended=job.now), None)
+    assert (
+        "rank 1 (h2) did not answer: no end was reported within 10 s of SIGKILL; its process waits in the kernel for a "
+        "disk, a file server or a driver (state D), and it ends only after that." in " ".join(report.split())
+    )
 
 
 WAITING = {

@@ -103,7 +103,7 @@ class ProcessState(enum.StrEnum):
     STOPPED = "T"  # by a signal
     TRACED = "t"  # by a debugger
     ENDED = "Z"
-    DISK = "D"  # waits for a disk or a file server
+    DISK = "D"  # waits in the kernel, where no signal reaches it, for a disk, a file server or a driver
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,10 @@ from jaxrun.text import agree, format_ranks, format_ranks_on_hosts, group_alike
 _CAUSES: Mapping[Activity, tuple[str, str]] = {
     Activity.STOPPED: ("is stopped by a signal", "kill -CONT lets a process go on; its number is in events.jsonl"),
     Activity.TRACED: ("is stopped by a debugger", "let it go on there, or detach it"),
-    Activity.DISK: ("waits for a disk or a file server", "does that file system answer, as to ls?"),
+    Activity.DISK: (
+        "waits in the kernel for a disk, a file server or a driver",
+        "does the file system answer, as to ls, and the driver of a GPU, as to nvidia-smi?",
+    ),
     Activity.PROMPT: (
         "waits at a debugger's prompt",
         "type c and Enter in jaxrun's terminal, or take the breakpoint out",

@@ -22,6 +22,7 @@ from jaxrun.analysis.verdict.failure import describe_job_failure, find_told_faul
 from jaxrun.analysis.verdict.stack_text import find_place, format_snapshot, format_straggler
 from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.protocol.flight_file import DIVERGENCE_ERROR
+from jaxrun.protocol.snapshot_messages import ProcessState
 from jaxrun.text import agree, format_ranks, format_ranks_on_hosts, format_seconds, format_signal, plural
 
 _LATENESS_MATTERS = (EndReason.OK, EndReason.TIMEOUT, EndReason.INTERRUPTED, EndReason.PREEMPTED)
@@ -125,10 +126,19 @@ def _describe_lags(outcome: JobOutcome, hosts: Mapping[int, str]) -> Iterator[st
 
 
 def _describe_unanswered(outcome: JobOutcome, hosts: Mapping[int, str]) -> Iterator[str]:
-    if outcome.unanswered:
-        who = format_ranks_on_hosts(outcome.unanswered, hosts)
-        reason = next(worker.lost_reason for worker in outcome.workers if worker.rank in outcome.unanswered)
-        yield f"{who} did not answer: {reason}; an agent is stopped there, or the host hangs."
+    """A process in state D dies of SIGKILL only once the kernel has what it waits for: nobody else is to blame."""
+    in_kernel = [rank for rank in outcome.unanswered if outcome.kernel_waits.get(rank) == ProcessState.DISK]
+    others = [rank for rank in outcome.unanswered if rank not in in_kernel]
+    reasons = {worker.rank: worker.lost_reason for worker in outcome.workers}
+    if in_kernel:
+        who, is_one = format_ranks_on_hosts(in_kernel, hosts), len(in_kernel) == 1
+        process = "its process waits" if is_one else "their processes wait"
+        ends = "it ends" if is_one else "they end"
+        why = f"{process} in the kernel for a disk, a file server or a driver (state D), and {ends} only after that"
+        yield f"{who} did not answer: {reasons[in_kernel[0]]}; {why}."
+    if others:
+        who = format_ranks_on_hosts(others, hosts)
+        yield f"{who} did not answer: {reasons[others[0]]}; an agent is stopped there, or the host hangs."
 
 
 def _remarks(outcome: JobOutcome) -> Iterator[str]:

@@ -41,7 +41,7 @@ _STATES = {
     ProcessState.STOPPED: "stopped by a signal (SIGCONT lets it go on)",
     ProcessState.TRACED: "stopped by a debugger",
     ProcessState.ENDED: "dead, and about to be noticed",
-    ProcessState.DISK: "waiting for a disk or a file server (state D)",
+    ProcessState.DISK: "waiting in the kernel for a disk, a file server or a driver (state D)",
 }
 
 
