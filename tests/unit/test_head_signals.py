@@ -88,6 +88,45 @@ def test_after_ctrl_z_the_program_is_asked_before_the_earlier_end_of_timeout_and
     assert job.kills(signal.SIGTERM) == [(asked_at, (0, 1))]
 
 
+def suspend(job, seconds):
+    """Ctrl-Z, and `fg` so much later; ranks that stand still use no CPU time meanwhile."""
+    job.interrupt(signal.SIGTSTP)
+    cpu, paused_at = job.cpu, job.now
+    job.now += seconds
+    job.cpu = lambda now: cpu(now) if now < paused_at else cpu(max(paused_at, now - seconds))
+    return job.handle(Resumed(seconds))
+
+
+def test_after_ctrl_z_a_rank_that_works_in_jax_is_not_taken_for_one_that_waits_for_a_finished_one(simulate):
+    job = simulate(2).run()
+    job.stacks, job.cpu = {1: IN_JAX}, lambda now: 0.5 * now
+    job.done(0).wait(11)
+    assert job.queries[-1][1] is RankDetail.STACKS, "one snapshot was taken; the next one must agree"
+    assert suspend(job, 1000.0).wait(60).outcome is None
+
+
+def test_after_ctrl_z_a_rank_that_works_has_made_progress(simulate):
+    job = simulate(2, stall=60.0).run()
+    job.stacks, job.cpu = {0: IN_QUEUE, 1: IN_QUEUE}, lambda now: 0.5 * now
+    job.wait(16)
+    assert suspend(job, 1000.0).wait(50).outcome is None and not job.lines
+
+
+def test_after_ctrl_z_faults_come_at_the_programs_time(simulate):
+    job = simulate(3, chaos="pause:0@20s").run().wait(10)
+    suspend(job, 1000.0).wait(9)
+    assert job.injected == []
+    assert job.wait(2).injected == [(1020.0, "pause", (0,))]
+
+
+def test_after_ctrl_z_ranks_still_have_time_to_reply(simulate):
+    job = simulate(2, job=60.0).run()
+    job.stacks = {0: IN_JAX, 1: IN_JAX}
+    job.wait(60.0)
+    suspend(job, 1000.0).wait(1)
+    assert job.outcome.reason == "timeout" and job.outcome.stacks == {0: IN_JAX, 1: IN_JAX}
+
+
 def test_sigquit_shows_the_stacks_and_changes_nothing(simulate):
     job = simulate(2).run()
     job.stacks = {0: IN_JAX, 1: IN_QUEUE}

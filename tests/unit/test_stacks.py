@@ -265,8 +265,13 @@ STACKS, CALLS, NATIVE = RankDetail.STACKS, RankDetail.CALLS, RankDetail.NATIVE_S
 
 
 @pytest.fixture
-def queries():
-    return RankQueries(HeadState(WorkerTable({}), TimeLimits(60.0, None, 5.0, 30.0)), lambda rank: rank != 1)
+def state():
+    return HeadState(WorkerTable({}), TimeLimits(60.0, None, 5.0, 30.0))
+
+
+@pytest.fixture
+def queries(state):
+    return RankQueries(state, lambda rank: rank != 1)
 
 
 def ask(queries, ranks, detail, now=100.0):
@@ -281,31 +286,31 @@ def ask(queries, ranks, detail, now=100.0):
     return came
 
 
-def test_a_query_is_complete_when_all_have_replied(queries):
+def test_a_query_is_complete_when_all_have_replied(queries, state):
     came = ask(queries, (0, 3), STACKS)
-    assert 100.5 < queries.deadline() < 105.0
+    assert 100.5 < state.timers.next_at() < 105.0
     assert queries.handle(RankReply(0, 9), 100.1) == []  # of a query that nobody knows
     for reply in (RankReply(3, 1, stacks="stack"), RankReply(3, 1, stacks="again"), RankReply(2, 1)):
         assert queries.handle(reply, 100.1) == []
     assert queries.handle(RankReply(0, 1), 100.1) == [PrintLine("done")]
     assert came == [{0: RankReply(0, 1), 3: RankReply(3, 1, stacks="stack")}]
-    assert queries.deadline() is None and queries.handle(RankReply(0, 1), 100.1) == []
+    assert state.timers.next_at() is None and queries.handle(RankReply(0, 1), 100.1) == []
 
 
-def test_a_rank_that_does_not_reply_in_time_has_an_empty_reply_and_no_calls(queries):
+def test_a_rank_that_does_not_reply_in_time_has_an_empty_reply_and_no_calls(queries, state):
     came = ask(queries, (0, 3), CALLS)
     queries.handle(RankReply(3, 1), 100.1)
-    assert queries.expire(101.0) == [] and queries.expire(queries.deadline()) == [PrintLine("done")]
+    assert state.timers.fire(101.0) == [] and state.timers.fire(state.timers.next_at()) == [PrintLine("done")]
     assert came == [{0: RankReply(0), 3: RankReply(3, 1)}] and flights_of(came[0]) == {3: Flight()}
     assert queries.handle(RankReply(0, 1), 102.0) == []
 
 
-def test_c_frames_take_longer(queries):
+def test_c_frames_take_longer(queries, state):
     ask(queries, (3,), NATIVE)
-    assert queries.deadline() > 100.0 + NATIVE_STACKS_TIMEOUT_S
+    assert state.timers.next_at() > 100.0 + NATIVE_STACKS_TIMEOUT_S
 
 
-def test_where_no_rank_can_reply_nothing_is_waited_for(queries):
+def test_where_no_rank_can_reply_nothing_is_waited_for(queries, state):
     assert queries.ask((1,), STACKS, lambda replies, now: [PrintLine(f"{replies} {now}")], 7.0) == [PrintLine("{} 7.0")]
-    assert queries.deadline() is None
+    assert state.timers.next_at() is None
     assert queries.ask((1,), CALLS, lambda replies, now: [], 7.0) == [Send((1,), RankQuery(1, CALLS))]

@@ -15,6 +15,7 @@ from jaxrun.controller.head.clock_offsets import ClockOffsets
 from jaxrun.controller.head.head_state import HeadState, TimeLimits
 from jaxrun.controller.head.queries import RankQueries
 from jaxrun.controller.head.straggler_detector import StragglerDetector
+from jaxrun.controller.head.timers import Timer
 from jaxrun.controller.head.worker_table import WorkerTable
 from jaxrun.protocol.agent_messages import ClockReply
 from jaxrun.protocol.requests import StacksRequest
@@ -38,6 +39,7 @@ class Job:
 
     def __init__(self, hosts=HOSTS, clocks=None):
         self._state = HeadState(WorkerTable(hosts), TimeLimits(60.0, None, 5.0, 30.0))
+        self.timers = self._state.timers
         self.queries = RankQueries(self._state, lambda rank: True)
         self.detector = StragglerDetector(self._state, self.queries, clocks)
         self.now = 1000.0
@@ -52,10 +54,10 @@ class Job:
 
     def sample(self, flights, stacks, wait=FUTEX):
         """Reply to all that the detector asks."""
-        while (at := self.detector.deadline()) is not None:
+        while (at := self.timers.next_at()) is not None:
             self.now = max(self.now, at)
-            ((rank,), query) = (lambda send: (send.ranks, send.message))(*self.detector.take_sample(self.now))
-            assert query.detail is RankDetail.STACKS and self.detector.deadline() is None
+            ((rank,), query) = (lambda send: (send.ranks, send.message))(*self.timers.fire(self.now))
+            assert query.detail is RankDetail.STACKS and self.timers.at(Timer.SAMPLE) is None
             self.asked.append(rank)
             kernel_wait = wait(len(self.asked)) if callable(wait) else wait
             values = {"stacks": stacks.get(rank, ""), "kernel_wait": kernel_wait, "flight": flights[rank]}
@@ -92,7 +94,7 @@ def test_stacks_from_within_a_call_or_from_long_before_it_do_not_count_and_end_s
 
 def test_nobody_is_asked_where_nobody_is_late():
     job = Job().add(late(None))
-    assert job.recorded == [] and job.straggler is None and job.detector.deadline() is None
+    assert job.recorded == [] and job.straggler is None and job.timers.next_at() is None
 
 
 @pytest.mark.parametrize(("in_jax", "told"), [(24, True), (12, True), (3, False), (0, False)])

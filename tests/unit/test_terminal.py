@@ -137,6 +137,14 @@ def test_a_smaller_job_does_not_look_for_hosts_while_somebody_debugs_it(simulate
     assert len(job.handle(TerminalLine("c\n"), DebuggerClosed(0)).wait(51).searches) == 1
 
 
+def test_no_fault_of_chaos_comes_while_somebody_debugs(simulate):
+    job = simulate(2, chaos="pause:0@20s,pause:1@30s").run().wait(10)
+    prompt(stop_at_breakpoint(job, 0), 0).wait(1000)
+    assert job.injected == []
+    job.handle(TerminalLine("c\n"), DebuggerClosed(0)).wait(30)
+    assert job.injected == [(1020.0, "pause", (0,)), (1030.0, "pause", (1,))]
+
+
 def test_without_a_terminal_a_breakpoint_is_refused_and_nobody_is_asked_and_a_failure_is_not_debugged(simulate):
     job = prompt(stop_at_breakpoint(simulate(2, no_terminal="no terminal").run(), 0), 0)
     assert answers(job, DebuggerDecision) == [(0, DebuggerDecision(False, "no terminal"))]

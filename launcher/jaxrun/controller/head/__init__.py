@@ -6,7 +6,8 @@ Times are seconds since the epoch, and always passed in.
 |---------------------------------------|-----------------------------------------------------------------------------|
 | head                                  | the state machine of one attempt to run a job, made of the following        |
 | events, actions                       | what the head is told, and what it wants done                               |
-| head_state                            | the state that they share: phase, outcome, time limits                      |
+| head_state                            | the state that they share: phase, outcome, limits, timers                   |
+| timers                                | all timers: which ones run, when each is due, and what happens then         |
 | startup, agent_registry, consistency  | from the agents' reports to the first line of the program                   |
 | assignment                            | the worker that each agent starts: its devices, cores and variables         |
 | clock_offsets                         | how far the hosts' clocks are apart                                         |

@@ -13,9 +13,11 @@ others have. Programs that exchange nothing are compared by ReplicatedPrograms.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
+from jaxrun.controller.head.timers import Timer, Timers
 from jaxrun.protocol.flight import parse_group
 from jaxrun.protocol.worker_messages import Call, CallMismatch, Proceed
 from jaxrun.records.event_log.actions import Action, Send
@@ -77,16 +79,20 @@ class CallSlot:
             self._ranks_of_code.subtract(self._codes_of_rank.pop(rank, ()))
 
 
+OnMismatch = Callable[[CallSlot, float], list[Action]]
+
+
 class CallMatcher:
     """The calls of one job that not all ranks of their group have sent. Times are seconds since the epoch."""
 
-    def __init__(self, hosts: Mapping[int, str]) -> None:
-        """`hosts` holds every rank of the job."""
+    def __init__(self, hosts: Mapping[int, str], timers: Timers, then: OnMismatch) -> None:
+        """`hosts` holds every rank of the job; `then` is called for each mismatch, once it is to be handled."""
         self._hosts = hosts
+        self._timers = timers
+        self._then = then
         self._slots: dict[SlotKey, CallSlot] = {}
         self._ended: dict[int, Mapping[str, int] | None] = {}  # rank → its number of calls in each group, if known
         self._waiting: dict[int, Call] = {}
-        self._mismatches: dict[SlotKey, float] = {}  # → when it is to be handled
 
     @property
     def waiting(self) -> Mapping[int, Call]:
@@ -107,8 +113,8 @@ class CallMatcher:
         if not slot.is_matching or any(self._cannot_come(rank, slot) for rank in self._ended):
             self._add_mismatch(slot, now)
         elif not did_match:
-            self._mismatches.pop(key, None)
-        if key in self._mismatches:
+            self._timers.cancel_one(Timer.MISMATCH, key)
+        if self._is_mismatch(key):
             self._hasten_if_complete(slot, now)
         elif len(slot.calls) == len(slot.members):
             return self._proceed(slot)
@@ -146,18 +152,6 @@ class CallMatcher:
             if slot.waiting:
                 self._add_mismatch(slot, now)
 
-    def deadline(self) -> float | None:
-        return min(self._mismatches.values(), default=None)
-
-    def expire_all(self) -> None:
-        self._mismatches = dict.fromkeys(self._mismatches, 0.0)
-
-    def pop_expired(self, now: float) -> list[CallSlot]:
-        expired = [key for key, at in self._mismatches.items() if at <= now]
-        for key in expired:
-            del self._mismatches[key]
-        return [self._slots[key] for key in expired if key in self._slots]
-
     def resolve(self, slot: CallSlot, mismatch: str) -> list[Action]:
         """Send this text to the ranks that wait in the call, now or later."""
         slot.mismatch = mismatch
@@ -192,18 +186,29 @@ class CallMatcher:
         return made < slot.key[1] if made is not None else bool(slot.waiting)
 
     def _add_mismatch(self, slot: CallSlot, now: float) -> None:
-        if not slot.mismatch:
+        if slot.mismatch:
+            return
+        if not self._is_mismatch(slot.key):
             timeout = _LOWERED_MISMATCH_TIMEOUT_S if slot.lowered else _MISMATCH_TIMEOUT_S
-            self._mismatches.setdefault(slot.key, now + timeout)
-            self._hasten_if_complete(slot, now)
+            self._timers.set(Timer.MISMATCH, now + timeout, partial(self._handle_mismatch, slot.key), of=slot.key)
+        self._hasten_if_complete(slot, now)
 
     def _hasten_if_complete(self, slot: CallSlot, now: float) -> None:
         if slot.members <= slot.calls.keys() | self._ended.keys() | self._waiting.keys():
-            self._mismatches[slot.key] = min(self._mismatches[slot.key], now + MISMATCH_SETTLE_S)
+            then = partial(self._handle_mismatch, slot.key)
+            self._timers.advance(Timer.MISMATCH, now + MISMATCH_SETTLE_S, then, of=slot.key)
+
+    def _is_mismatch(self, key: SlotKey) -> bool:
+        """Whether the ranks differ in this call, which is not handled yet."""
+        return self._timers.at(Timer.MISMATCH, of=key) is not None
+
+    def _handle_mismatch(self, key: SlotKey, now: float) -> list[Action]:
+        slot = self._slots.get(key)
+        return self._then(slot, now) if slot is not None else []
 
     def _remove_oldest(self) -> None:
         """Forget the oldest call in which no rank waits."""
-        idle = (key for key, slot in self._slots.items() if not slot.waiting and key not in self._mismatches)
+        idle = (key for key, slot in self._slots.items() if not slot.waiting and not self._is_mismatch(key))
         oldest = next(idle, None)
         if oldest is not None:
             del self._slots[oldest]

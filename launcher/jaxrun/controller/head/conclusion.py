@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome, WorkerOutcome
 from jaxrun.controller.head.divergence_detector import DivergenceDetector
 from jaxrun.controller.head.fault_injection import FaultInjector
-from jaxrun.controller.head.head_state import HeadState, JobPhase, Timeout
+from jaxrun.controller.head.head_state import HeadState, JobPhase
 from jaxrun.controller.head.shutdown import JobShutdown
 from jaxrun.controller.head.straggler_detector import StragglerDetector
+from jaxrun.controller.head.timers import Timer
 from jaxrun.protocol.flight_file import LOCKSTEP_FAIL
 from jaxrun.records.event_log.actions import Action, Finish
 
@@ -33,11 +34,12 @@ class Conclusion:
             return []
         questions: list[Action] = []
         if state.phase is not JobPhase.CONCLUDING:
-            state.enter(JobPhase.CONCLUDING, {Timeout.CONCLUDE: now + CONCLUDE_TIMEOUT_S})
+            state.enter(JobPhase.CONCLUDING)
+            state.timers.set(Timer.CONCLUDE, now + CONCLUDE_TIMEOUT_S, self._divergence.give_up_waiting)
             questions = self._divergence.conclude(now, well=state.outcome.reason is EndReason.OK)
         if self._divergence.is_waiting:
             return questions
-        state.enter(JobPhase.OVER, {})
+        state.enter(JobPhase.OVER)
         recorded = self._stragglers.conclude(now)
         outcome = self._final_outcome(now)
         if outcome.reason in _ENDED_WELL and outcome.divergences and state.lockstep == LOCKSTEP_FAIL:

@@ -1,8 +1,8 @@
 """Gives the terminal to the debuggers of ranks, to one after another: a state machine without I/O.
 
 A rank has it from its breakpoint until it is continued. One that was told to step, and does not come back soon, may
-wait for a rank that waits for the terminal: then the next one gets it. While a rank is at its prompt, the clocks of
---timeout, --stall-timeout and --grow stand still; that of --save-time runs on towards the end of an allocation only.
+wait for a rank that waits for the terminal: then the next one gets it. While a rank is at its prompt, PROGRAM_CLOCKS
+stand still, and no stall is counted. The end of an allocation comes nearer all the same.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from jaxrun.controller.head.head_state import HeadState
 from jaxrun.controller.head.shutdown import JobShutdown
+from jaxrun.controller.head.timers import PROGRAM_CLOCKS, Timer
 from jaxrun.protocol.debugger_messages import (
     DebuggerClosed,
     DebuggerDecision,
@@ -42,10 +43,6 @@ class DebuggerTurns:
         self._waiting: dict[int, list[DebuggerMessage]] = {}
         self._stepping_since: float | None = None
 
-    def deadline(self) -> float | None:
-        """When the next rank gets the terminal, if its owner has not come back by then."""
-        return self._stepping_since + HANDOVER_S if self._stepping_since is not None and self._waiting else None
-
     def handle(self, message: DebuggerMessage, now: float) -> list[Action]:
         actions = self._handle(message, now)
         if isinstance(message, DebuggerClosed):
@@ -58,6 +55,7 @@ class DebuggerTurns:
         if self._owner not in (None, message.rank):
             self._state.debugged.add(message.rank)
             self._waiting.setdefault(message.rank, []).append(message)
+            self._schedule_handover()
             return []
         return [*self._give_to(message.rank, message), *self._handle_owners(message, now)]
 
@@ -66,19 +64,24 @@ class DebuggerTurns:
         if self._owner is None or self._stepping_since is not None:
             return []
         self._stepping_since = now
-        self._state.resume_clocks(now)
+        self._schedule_handover()
+        self._state.timers.resume(now, *PROGRAM_CLOCKS)
         return [Send((self._owner,), DebuggerInput(event.line))]
 
-    def hand_over(self, now: float) -> list[Action]:
-        """Let the next rank have the terminal if the step of its owner takes too long."""
-        deadline = self.deadline()
-        if deadline is None or deadline > now:
-            return []
+    def _schedule_handover(self) -> None:
+        """The next rank gets the terminal if its owner does not come back soon from a step."""
+        if self._stepping_since is not None and self._waiting:
+            self._state.timers.set(Timer.HANDOVER, self._stepping_since + HANDOVER_S, self._hand_over)
+        else:
+            self._state.timers.cancel(Timer.HANDOVER)
+
+    def _hand_over(self, now: float) -> list[Action]:
         text = f"\n>>> rank {self._owner} has not come back from that step: it may wait for another rank"
         return [ShowTerminalText(text), *self._release(now)]
 
     def remove(self, rank: int, now: float) -> list[Action]:
         self._waiting.pop(rank, None)
+        self._schedule_handover()
         return self._release(now) if rank == self._owner else []
 
     def close(self, now: float) -> list[Action]:
@@ -92,7 +95,8 @@ class DebuggerTurns:
         for messages in self._waiting.values():
             actions += [action for message in messages for action in self._refuse(message)]
         self._owner, self._waiting, self._stepping_since = None, {}, None
-        self._state.resume_clocks(now)
+        self._schedule_handover()
+        self._state.timers.resume(now, *PROGRAM_CLOCKS)
         return actions
 
     def _give_to(self, rank: int, message: DebuggerMessage) -> Iterator[Action]:
@@ -106,13 +110,14 @@ class DebuggerTurns:
 
     def _handle_owners(self, message: DebuggerMessage, now: float) -> Iterator[Action]:
         self._stepping_since = None
+        self._schedule_handover()
         match message:
             case DebuggerRequest():
                 yield Send((message.rank,), DebuggerDecision(True))
             case DebuggerOutput(text=text):
                 yield ShowTerminalText(text)
             case DebuggerReadRequest():
-                self._state.hold_clocks(now)
+                self._state.timers.hold(now, *PROGRAM_CLOCKS)
                 yield ReadTerminalLine()
             case DebuggerClosed():
                 yield from self._release(now)
@@ -122,7 +127,8 @@ class DebuggerTurns:
         if self._owner is not None:
             self._state.debugged.discard(self._owner)
         self._owner, self._stepping_since = None, None
-        self._state.resume_clocks(now)
+        self._schedule_handover()
+        self._state.timers.resume(now, *PROGRAM_CLOCKS)
         if not self._waiting:
             return []
         messages = self._waiting.pop(next(iter(self._waiting)))

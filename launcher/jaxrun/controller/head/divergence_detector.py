@@ -9,7 +9,6 @@ what is told, by divergence_reports.py, is a call whose programs differ.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -29,6 +28,7 @@ from jaxrun.controller.head.divergence_reports import DivergenceReports
 from jaxrun.controller.head.head_state import HeadState
 from jaxrun.controller.head.queries import RankQueries, Replies, flights_of
 from jaxrun.controller.head.standing_calls import StandingCalls
+from jaxrun.controller.head.timers import Timer
 from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF
 from jaxrun.protocol.snapshot_messages import RankDetail
@@ -68,12 +68,12 @@ class DivergenceDetector:
         self._queries = queries
         self._flights = state.flights
         self._read_interval_s = None if state.lockstep == LOCKSTEP_OFF else _FIRST_READ_S
-        self._matcher = CallMatcher(hosts)
-        self.reports = DivergenceReports(self._matcher, hosts)
+        self._timers = state.timers
+        self._matcher = CallMatcher(hosts, state.timers, self._handle_mismatch)
+        self.reports = DivergenceReports(self._matcher, hosts, state.timers)
         self._replicated = ReplicatedPrograms(hosts)
         self._all_ranks_wait = False
         self._standing = StandingCalls()
-        self._compilation_check_at: float | None = None
         self._announced_at = 0.0  # when a rank said last that it compiles for a call
         self._questions: list[_HistoryQuestion] = []
 
@@ -110,8 +110,8 @@ class DivergenceDetector:
             self._matcher.mark_all_waiting(now)
         if not call.is_compiled and not call.waits_for_answer:
             self._announced_at = now
-            if self._compilation_check_at is None:
-                self._compilation_check_at = now + _COMPILATION_CHECK_S
+            if self._timers.at(Timer.COMPILATION_CHECK) is None:
+                self._timers.set(Timer.COMPILATION_CHECK, now + _COMPILATION_CHECK_S, self._check_compilations)
         return actions
 
     def remove_rank(self, rank: int, now: float) -> None:
@@ -123,24 +123,13 @@ class DivergenceDetector:
         self._flights.update(flights_of(replies))
         return self._find_candidates(now)
 
-    # ---- time
-
-    def deadline(self) -> float | None:
-        deadlines = (self.reports.deadline(), self._matcher.deadline(), self._compilation_check_at)
-        return min((at for at in deadlines if at is not None), default=None)
-
-    def handle_timeouts(self, now: float) -> list[Action]:
-        actions = [action for slot in self._matcher.pop_expired(now) for action in self._handle_mismatch(slot, now)]
-        if self._compilation_check_at is not None and self._compilation_check_at <= now:
-            actions += self._check_compilations(now)
-        return [*actions, *self.reports.report_due(now)]
+    # ---- the end
 
     def conclude(self, now: float, *, well: bool) -> list[Action]:
         """All ranks have ended: ask the last questions. `well`: with status 0, so that their calls should be equal."""
         self.reports.is_concluding = True
-        self._compilation_check_at = None
-        self._matcher.expire_all()
-        actions = self.handle_timeouts(now)
+        self._timers.cancel(Timer.COMPILATION_CHECK)
+        actions = self._timers.fire_early(Timer.MISMATCH, now)
         if self.is_waiting:
             return actions
         if not self.is_enabled:
@@ -150,26 +139,26 @@ class DivergenceDetector:
         lag = next(iter(compare.find_lags(self._flights)), None) if is_unexplained else None
         return self.reports.add(self._divergence_of_lag(lag), None, now) if lag is not None else actions
 
-    def give_up_waiting(self) -> None:
+    def give_up_waiting(self, now: float) -> list[Action]:
         """No more answers will come: report what is known."""
         for question in self._questions:
             if question.known is not None:
-                self.reports.add(question.known, question.slot, 0.0)
+                self.reports.add(question.known, question.slot, now)
         self._questions.clear()
-        self.reports.report_due(math.inf)
+        self.reports.report_all(now)
+        return []
 
     # ---- while some ranks of a group compile, and others do not
 
     def _check_compilations(self, now: float) -> list[Action]:
         """Look what the ranks do of groups in which some compile for a call."""
-        self._compilation_check_at = None
         slots = [slot for slot in self._matcher.find_compilations() if not self.reports.has(slot.key[0])]
         ranks = sorted(frozenset().union(*(slot.members for slot in slots)) & set(self._workers.working))
         if not ranks or self.reports.are_enough:
             self._standing.clear()
             return []
         interval = max(_COMPILATION_CHECK_S, _COMPILATION_CHECK_PER_RANK_S * len(ranks))
-        self._compilation_check_at = now + interval
+        self._timers.set(Timer.COMPILATION_CHECK, now + interval, self._check_compilations)
         return self._queries.ask(ranks, RankDetail.CALLS, self._compare_compilations, now)
 
     def _compare_compilations(self, replies: Replies, now: float) -> list[Action]:
@@ -177,7 +166,7 @@ class DivergenceDetector:
         flights = flights_of(replies)
         is_over = not any(flight.compiled_for for flight in flights.values())  # of some the compilation has failed
         if is_over and now - self._announced_at >= _COMPILATION_CHECK_S:
-            self._compilation_check_at = None
+            self._timers.cancel(Timer.COMPILATION_CHECK)
         compilations = compare.find_compilations(flights)
         ranks = self._standing.choose(compilations)
         if self.is_waiting or not ranks:

@@ -6,12 +6,15 @@ is stuck. Of each group of ranks the first divergence is reported: most that fol
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from jaxrun.analysis.lockstep import report
 from jaxrun.analysis.lockstep.divergence import Divergence
 from jaxrun.controller.head.call_matcher import CallMatcher, CallSlot
+from jaxrun.controller.head.timers import Timer, Timers
 from jaxrun.protocol.flight import ProgramDetails
 from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, ProgramDetailsRequest
 from jaxrun.records.event_log.actions import Action, PrintLine, RecordDivergence, Send
@@ -22,11 +25,10 @@ _MAX_REPORTS = 4
 
 @dataclass(slots=True)
 class _PendingReport:
-    """A divergence whose program details are awaited until `deadline`, and the call in which ranks wait for them."""
+    """A divergence whose program details are awaited, and the call in which ranks wait for them."""
 
     divergence: Divergence
     slot: CallSlot | None
-    deadline: float
     awaited: set[tuple[int, int]]  # rank, program
     details: dict[int, ProgramDetails] = field(default_factory=dict)
 
@@ -40,7 +42,7 @@ class DivergenceReports:
     is_concluding:  whether they are not printed any more, as the verdict tells them
     """
 
-    def __init__(self, matcher: CallMatcher, hosts: Mapping[int, str]) -> None:
+    def __init__(self, matcher: CallMatcher, hosts: Mapping[int, str], timers: Timers) -> None:
         """`hosts` may be filled in later."""
         self.divergences: list[Divergence] = []
         self.shown: list[Divergence] = []
@@ -48,7 +50,9 @@ class DivergenceReports:
         self.is_concluding = False
         self._matcher = matcher
         self._hosts = hosts
-        self._pending: list[_PendingReport] = []
+        self._timers = timers
+        self._numbers = itertools.count(1)
+        self._pending: dict[int, _PendingReport] = {}
         self._told: set[int] = set()
 
     @property
@@ -70,32 +74,29 @@ class DivergenceReports:
     def add(self, divergence: Divergence, slot: CallSlot | None, now: float) -> list[Action]:
         """Ask for the details of the programs that differ; ranks may wait in the call of this `slot`."""
         awaited = {(group.recorded_by, group.program) for group in divergence.call_groups if group.name}
-        pending = _PendingReport(divergence, slot, now + _DETAILS_TIMEOUT_S, awaited)
-        self._pending.append(pending)
+        number = next(self._numbers)
+        self._pending[number] = _PendingReport(divergence, slot, awaited)
         if not awaited:
-            return self._report([pending])
+            return self._report(number, now)
+        self._timers.set(Timer.DETAILS, now + _DETAILS_TIMEOUT_S, partial(self._report, number), of=number)
         return [Send((rank,), ProgramDetailsRequest(program)) for rank, program in sorted(awaited)]
 
     def handle_details(self, reply: ProgramDetailsReply, now: float) -> list[Action]:
         key = (reply.rank, reply.program)
-        for pending in self._pending:
+        for pending in self._pending.values():
             if key in pending.awaited:
                 pending.awaited.discard(key)
                 pending.details[reply.rank] = reply.details
-        return self._report([pending for pending in self._pending if not pending.awaited])
+        complete = [number for number, pending in self._pending.items() if not pending.awaited]
+        return [action for number in complete for action in self._report(number, now)]
 
-    def deadline(self) -> float | None:
-        return min((pending.deadline for pending in self._pending), default=None)
+    def report_all(self, now: float) -> list[Action]:
+        """Report without the details that have not come yet."""
+        return [action for number in tuple(self._pending) for action in self._report(number, now)]
 
-    def report_due(self, now: float) -> list[Action]:
-        """Report without the details that have not come in time."""
-        return self._report([pending for pending in self._pending if pending.deadline <= now])
-
-    def _report(self, pending: Collection[_PendingReport]) -> list[Action]:
-        return [action for one in pending for action in self._report_one(one)]
-
-    def _report_one(self, pending: _PendingReport) -> list[Action]:
-        self._pending.remove(pending)
+    def _report(self, number: int, now: float) -> list[Action]:
+        self._timers.cancel_one(Timer.DETAILS, number)
+        pending = self._pending.pop(number)
         divergence = pending.divergence.with_program_details(pending.details)
         text = report.format_divergence(divergence, self._hosts)
         waiting = pending.slot.waiting if pending.slot is not None else ()

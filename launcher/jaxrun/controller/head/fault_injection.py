@@ -6,9 +6,11 @@ A fault then acts as if it had come by itself: only the verdict knows that it wa
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import partial
 
 from jaxrun.analysis.diagnosis.outcome import FAULT_PARTICIPLES, InjectedFault
-from jaxrun.controller.head.head_state import HeadState, JobPhase
+from jaxrun.controller.head.head_state import HeadState
+from jaxrun.controller.head.timers import Timer
 from jaxrun.protocol.agent_messages import FaultNotInjected, InjectFault
 from jaxrun.records.event_log.actions import Action, PrintLine, Send
 from jaxrun.records.event_log.events import FaultRequested
@@ -18,28 +20,23 @@ from jaxrun.text import format_ranks, format_ranks_on_hosts
 
 class FaultInjector:
     def __init__(self, state: HeadState, faults: Sequence[FaultSpec]) -> None:
-        self._remaining = sorted(faults, key=lambda fault: fault.after)
+        self._remaining = dict(enumerate(sorted(faults, key=lambda fault: fault.after)))
         self._state = state
         self._workers = state.workers
 
     @property
     def remaining(self) -> tuple[FaultSpec, ...]:
-        return tuple(self._remaining)
+        return tuple(self._remaining.values())
 
-    def deadline(self) -> float | None:
-        """When the next one is due, once the program runs: from then on their times count."""
-        state = self._state
-        if state.phase is not JobPhase.RUNNING or state.run_at is None or not self._remaining:
-            return None
-        return state.run_at + self._remaining[0].after
+    def start(self, now: float) -> None:
+        """The program runs: from now on the times of the faults count."""
+        for number, fault in self._remaining.items():
+            self._state.timers.set(Timer.FAULT, now + fault.after, partial(self._inject_next, number), of=number)
 
-    def inject_due(self, now: float) -> list[Action]:
-        actions: list[Action] = []
-        while (deadline := self.deadline()) is not None and deadline <= now:
-            fault = self._remaining.pop(0)
-            ranks = [rank for span in fault.ranks for rank in span] or self._draw_rank()
-            actions += self._inject(fault.kind, ranks, CHAOS_OPTION, now)
-        return actions
+    def _inject_next(self, number: int, now: float) -> list[Action]:
+        fault = self._remaining.pop(number)
+        ranks = [rank for span in fault.ranks for rank in span] or self._draw_rank()
+        return self._inject(fault.kind, ranks, CHAOS_OPTION, now)
 
     def _draw_rank(self) -> list[int]:
         """One of the ranks that live."""
@@ -74,5 +71,5 @@ class FaultInjector:
 
     def report_remaining(self) -> list[Action]:
         """The job has ended well: print the faults that were never due."""
-        texts = ", ".join(map(str, self._remaining))
+        texts = ", ".join(map(str, self.remaining))
         return [PrintLine(f"the job was over before {CHAOS_OPTION} {texts}")] if texts else []

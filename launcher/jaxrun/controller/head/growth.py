@@ -6,7 +6,8 @@ the attempt has run for --grow ──▶ LookForHosts ──▶ HostsFound ─�
 
 from __future__ import annotations
 
-from jaxrun.controller.head.head_state import HeadState, JobPhase, Timeout
+from jaxrun.controller.head.head_state import HeadState, JobPhase
+from jaxrun.controller.head.timers import Timer
 from jaxrun.records.event_log.actions import Action, LookForHosts, PrintLine
 from jaxrun.records.event_log.events import HostsFound
 from jaxrun.text import format_ranks
@@ -22,9 +23,9 @@ class Growth:
     def start(self, now: float) -> None:
         """The program runs; nobody looks for hosts before it has done so for a while."""
         if self._state.limits.grow is not None:
-            self._state.timeouts.start(Timeout.GROW, now + self._state.limits.grow)
+            self._state.timers.set(Timer.GROW, now + self._state.limits.grow, self._look_for_hosts)
 
-    def on_timeout(self, now: float) -> list[Action]:
+    def _look_for_hosts(self, now: float) -> list[Action]:
         if self._is_ending:
             return []
         if self._is_said and not self._state.stop.all_poll:
@@ -51,5 +52,5 @@ class Growth:
 
     def _wait(self, now: float) -> list[Action]:
         if not self._is_ending:
-            self._state.timeouts.start(Timeout.GROW, now + LOOK_INTERVAL_S)
+            self._state.timers.set(Timer.GROW, now + LOOK_INTERVAL_S, self._look_for_hosts)
         return []

@@ -29,7 +29,7 @@ from jaxrun.controller.head.debugger import DebuggerTurns
 from jaxrun.controller.head.divergence_detector import DivergenceDetector
 from jaxrun.controller.head.fault_injection import FaultInjector
 from jaxrun.controller.head.growth import Growth
-from jaxrun.controller.head.head_state import PROGRESS_INTERVAL_S, HeadState, JobPhase, TimeLimits, Timeout
+from jaxrun.controller.head.head_state import FIRST_PROGRESS_S, PROGRESS_INTERVAL_S, HeadState, JobPhase, TimeLimits
 from jaxrun.controller.head.health_checks import HealthChecks
 from jaxrun.controller.head.interruption import Interruption, InterruptionEvent
 from jaxrun.controller.head.queries import RankQueries
@@ -37,6 +37,7 @@ from jaxrun.controller.head.requests import RequestEvent, Requests
 from jaxrun.controller.head.shutdown import JobShutdown
 from jaxrun.controller.head.startup import Startup, StartupEvent
 from jaxrun.controller.head.straggler_detector import StragglerDetector
+from jaxrun.controller.head.timers import Timer
 from jaxrun.controller.head.worker_table import WorkerReport, WorkerTable
 from jaxrun.errors import NotUniformError, UnavailableError, UsageError
 from jaxrun.protocol.agent_id import AgentId
@@ -109,8 +110,7 @@ class Head:
         self._debugger = DebuggerTurns(state, shutdown)
         self._interruption = Interruption(state, shutdown, queries, divergence, self._checks)
         self._handlers = self._make_handlers()
-        state.enter(JobPhase.STARTING, limits.at_start(now))
-        self._extend_startup(now)
+        self._start_clocks(now)
 
     def _make_handlers(self) -> dict[type, Handler]:
         """Who handles which event."""
@@ -153,9 +153,7 @@ class Head:
         """When the head wants its next Tick at the latest."""
         if self.phase is JobPhase.OVER:
             return None
-        parts = (self._queries, self._divergence, self._stragglers, self._debugger, self._faults)
-        deadlines = (self._state.timeouts.deadline(), *(part.deadline() for part in parts))
-        return min((at for at in deadlines if at is not None), default=None)
+        return self._state.timers.next_at()
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """The actions for one event, to be carried out in their order."""
@@ -202,23 +200,25 @@ class Head:
         except tuple(_END_REASONS) as error:
             return self._abort(_END_REASONS[type(error)], str(error), now)
         if self._startup.is_staging:  # however long it takes: an agent that gets nothing any more says so
-            self._state.timeouts.hold(now, Timeout.STARTUP)
+            self._state.timers.hold(now, Timer.STARTUP)
         else:
-            self._state.timeouts.resume(now)
+            self._state.timers.resume(now, Timer.STARTUP)
         if not self._startup.complete:
             return actions
         self._state.enter(JobPhase.RUNNING)
         self._state.run_at = now
-        self._state.timeouts.cancel(Timeout.STARTUP, Timeout.PROGRESS)
+        self._state.timers.cancel(Timer.STARTUP, Timer.PROGRESS)
         self._state.platform = self._startup.platform
         self._checks.start(now)
         self._growth.start(now)
+        self._faults.start(now)
         return [*actions, PrintLine("", status=True), *self._stragglers.start(now)]
 
     def _extend_startup(self, now: float) -> None:
         """Each --host-check may last as long as all the rest of the start-up."""
         if self._startup.is_checking:
-            self._state.timeouts.start(Timeout.STARTUP, now + self._state.limits.init + _CHECK_GRACE_S)
+            limit = self._state.limits.init + _CHECK_GRACE_S
+            self._state.timers.set(Timer.STARTUP, now + limit, self._on_startup_timeout)
 
     def _on_start_failed(self, event: StartFailed, now: float) -> list[Action]:
         if self.phase is JobPhase.SETTLING and not is_certain(self._workers.outcomes(now)):
@@ -264,55 +264,42 @@ class Head:
         return [*self._leave_if_all_ended(now), *self._requests.remove_rank(rank)]
 
     def _leave_if_all_ended(self, now: float) -> list[Action]:
-        if self.phase not in (JobPhase.RUNNING, JobPhase.TERMINATING) or not self._workers.any_live:
+        if self.phase is JobPhase.TERMINATING:
+            return self._interruption.on_rank_ended(now)
+        if self.phase is not JobPhase.RUNNING or not self._workers.any_live:
             return []
-        is_terminating = self.phase is JobPhase.TERMINATING
-        if not self._workers.working_count or (is_terminating and not self._workers.live_not_reported):
+        if not self._workers.working_count:
             return self._shutdown.leave(now)
-        if is_terminating:
-            self._interruption.on_rank_ended(now)
-        else:
-            self._checks.start_early_exit_checks(now)
+        self._checks.start_early_exit_checks(now)
         return []
 
     # ---- time
 
-    def _on_tick(self, event: Tick, now: float) -> list[Action]:
-        actions: list[Action] = []
-        while (timeout := self._state.timeouts.pop_expired(now)) is not None:
-            actions += self._on_timeout(timeout, now)
-        actions += self._faults.inject_due(now)
-        actions += self._queries.expire(now)
-        actions += self._stragglers.take_sample(now)
-        actions += self._debugger.hand_over(now)
-        return [*actions, *self._divergence.handle_timeouts(now)]
+    def _start_clocks(self, now: float) -> None:
+        """Set the timers that run from the start of the job on."""
+        limits, timers = self._state.limits, self._state.timers
+        timers.set(Timer.STARTUP, now + limits.init, self._on_startup_timeout)
+        timers.set(Timer.PROGRESS, now + FIRST_PROGRESS_S, self._print_progress)
+        if limits.job is not None:
+            timers.set(Timer.JOB, now + limits.job, self._checks.on_job_timeout)
+        if limits.save is not None and limits.job is not None:
+            timers.set(Timer.TIME_LIMIT_NEAR, now + limits.job - limits.save, self._on_time_limit_near)
+        if limits.save is not None and limits.ends_at is not None:
+            timers.set(Timer.ALLOCATION_NEAR, limits.ends_at - limits.save, self._on_time_limit_near)
+        self._extend_startup(now)
 
-    def _on_timeout(self, timeout: Timeout, now: float) -> list[Action]:
-        match timeout:
-            case Timeout.STARTUP:
-                text = self._startup.describe_missing(self._state.limits.init)
-                return self._abort(EndReason.UNAVAILABLE, text, now)
-            case Timeout.PROGRESS:
-                self._state.timeouts.start(timeout, now + PROGRESS_INTERVAL_S)
-                is_starting = self.phase is JobPhase.STARTING
-                text = self._startup.describe_progress(now - self._started_at) if is_starting else ""
-                return [PrintLine(text or self._shutdown.describe_wait(now), status=True)]
-            case Timeout.SETTLE | Timeout.ROOT_CAUSE:
-                return self._shutdown.settle(now)
-            case Timeout.GRACE if self.phase not in (JobPhase.RUNNING, JobPhase.TERMINATING):
-                return self._shutdown.on_grace_over(now)
-            case Timeout.INTERRUPT | Timeout.GRACE | Timeout.KILL:
-                return self._interruption.on_timeout(timeout, now)
-            case Timeout.TIME_LIMIT_NEAR:
-                self._state.is_near_told = True
-                left = self._state.limits.save or 0.0
-                return self._interruption.begin_stop(f"time limit in {left:g} s", now, left)
-            case Timeout.GROW:
-                return self._growth.on_timeout(now)
-            case Timeout.UNANSWERED:
-                self._shutdown.give_up_unanswered(now)
-                return self._leave_if_all_ended(now)
-            case Timeout.CONCLUDE:
-                self._divergence.give_up_waiting()
-                return []
-        return self._checks.on_timeout(timeout, now)  # --timeout among them: the stacks come first
+    def _on_tick(self, event: Tick, now: float) -> list[Action]:
+        return self._state.timers.fire(now)
+
+    def _on_startup_timeout(self, now: float) -> list[Action]:
+        return self._abort(EndReason.UNAVAILABLE, self._startup.describe_missing(self._state.limits.init), now)
+
+    def _print_progress(self, now: float) -> list[Action]:
+        self._state.timers.set(Timer.PROGRESS, now + PROGRESS_INTERVAL_S, self._print_progress)
+        return [PrintLine(self._startup.describe_progress(now - self._started_at), status=True)]
+
+    def _on_time_limit_near(self, now: float) -> list[Action]:
+        """Ask the program to stop by itself, once, however many limits come near."""
+        self._state.timers.cancel(Timer.TIME_LIMIT_NEAR, Timer.ALLOCATION_NEAR)
+        left = self._state.limits.save or 0.0
+        return self._interruption.begin_stop(f"time limit in {left:g} s", now, left)

@@ -1,14 +1,14 @@
-"""The state of one attempt to run a job, which the head's state machines share: phase, outcome, time limits."""
+"""The state of one attempt to run a job, which the head's state machines share: phase, outcome, limits, timers."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
 from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.controller.head.stop_agreement import StopAgreement
+from jaxrun.controller.head.timers import Timers
 from jaxrun.controller.head.worker_table import WorkerTable
 from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF
@@ -29,26 +29,6 @@ class JobPhase(enum.Enum):
     STOPPING = enum.auto()
     CONCLUDING = enum.auto()
     OVER = enum.auto()
-
-
-class Timeout(enum.Enum):
-    """Where several have expired together, they are handled in this order."""
-
-    STARTUP = enum.auto()  # --init-timeout: not all ranks have joined
-    PROGRESS = enum.auto()  # the start-up, or the end, takes long: print which ranks it waits for
-    SETTLE = enum.auto()  # after a failure: the failures that came with it have arrived
-    ROOT_CAUSE = enum.auto()  # after a failure: the cause of what was only a consequence has not come
-    INTERRUPT = enum.auto()  # after Ctrl-C: KeyboardInterrupt should have been raised in all ranks
-    GRACE = enum.auto()  # --grace: workers that were asked to end have not
-    KILL = enum.auto()  # workers that are late have been sent SIGTERM
-    UNANSWERED = enum.auto()  # workers were killed, but nobody has reported their end
-    CONCLUDE = enum.auto()  # all workers have ended, but what their flight recorders hold has not come
-    JOB = enum.auto()  # --timeout
-    TIME_LIMIT_NEAR = enum.auto()  # --save-time: ask the program to stop
-    STALL_CHECK = enum.auto()  # --stall-timeout, --stall-notice: is there any progress?
-    EARLY_EXIT_CHECK = enum.auto()  # some ranks have finished: do the others wait for them?
-    DIVERGENCE_CHECK = enum.auto()  # do the flight recorders agree?
-    GROW = enum.auto()  # --grow: are there more hosts again?
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,74 +58,6 @@ class TimeLimits:
     unhurried: bool = False
     grow: float | None = None
 
-    def at_start(self, now: float) -> dict[Timeout, float]:
-        """What runs from the start of the job on, `now`, and when it expires."""
-        timeouts = {Timeout.STARTUP: now + self.init, Timeout.PROGRESS: now + FIRST_PROGRESS_S}
-        if self.job is not None:
-            timeouts[Timeout.JOB] = now + self.job
-        near = self.near(timeouts.get(Timeout.JOB))
-        return timeouts if near is None else {**timeouts, Timeout.TIME_LIMIT_NEAR: near}
-
-    def near(self, job_ends_at: float | None) -> float | None:
-        """When the program is asked to stop by itself, if `job` is over at this time; None if it never is."""
-        ends = [at for at in (job_ends_at, self.ends_at) if at is not None]
-        return min(ends) - self.save if self.save is not None and ends else None
-
-
-def grace_timeouts(now: float, grace: float) -> dict[Timeout, float]:
-    """What runs once ranks are to end within `grace` seconds."""
-    return {Timeout.GRACE: now + grace, Timeout.PROGRESS: now + FIRST_PROGRESS_S}
-
-
-class JobTimeouts:
-    def __init__(self) -> None:
-        self._at: dict[Timeout, float] = {}
-        self._held: dict[Timeout, float] = {}  # seconds that are left
-
-    def start(self, timeout: Timeout, at: float) -> None:
-        """Let `timeout` expire at this time, in place of an earlier or later one."""
-        self._at[timeout] = at
-
-    def advance(self, timeout: Timeout, at: float) -> None:
-        """Let `timeout` expire at this time if it would later."""
-        self._at[timeout] = min(at, self._at.get(timeout, at))
-
-    def at(self, timeout: Timeout) -> float | None:
-        return self._at.get(timeout)
-
-    def cancel(self, *timeouts: Timeout) -> None:
-        for timeout in timeouts:
-            self._at.pop(timeout, None)
-
-    def start_only(self, timeouts: Mapping[Timeout, float]) -> None:
-        """Of all timeouts let only these run."""
-        self._at, self._held = dict(timeouts), {}
-
-    def hold(self, now: float, *timeouts: Timeout) -> None:
-        """Let these, as far as they run, stand still until `resume`."""
-        for timeout in timeouts:
-            if timeout in self._at:
-                self._held[timeout] = self._at.pop(timeout) - now
-
-    def resume(self, now: float) -> None:
-        for timeout, seconds in self._held.items():
-            self._at[timeout] = now + seconds
-        self._held.clear()
-
-    def postpone(self, seconds: float) -> None:
-        self._at = {timeout: at + seconds for timeout, at in self._at.items()}
-
-    def deadline(self) -> float | None:
-        return min(self._at.values(), default=None)
-
-    def pop_expired(self, now: float) -> Timeout | None:
-        """One timeout that has expired, which then runs no more."""
-        for timeout in Timeout:
-            if timeout in self._at and self._at[timeout] <= now:
-                del self._at[timeout]
-                return timeout
-        return None
-
 
 @dataclass(slots=True)
 class HeadState:
@@ -159,7 +71,6 @@ class HeadState:
     flights:         what the flight recorders held when they were last read, by rank
     straggler:       the rank, or the host, for which the others wait, if there is one
     stop_requested:  somebody has asked for the end of the job, be it that it was ending already
-    is_near_told:    TIME_LIMIT_NEAR has expired, once and for all
     is_terminal_closed:  the job is being ended, so no rank gets the terminal any more
     debugged:        the ranks that a person debugs: that the job stands still meanwhile is no stall
     stop:            how the program is asked to stop by itself, which is no end of the job yet
@@ -171,12 +82,11 @@ class HeadState:
     no_terminal: str = ""
     requeue: bool = False
     platform: str = ""
-    timeouts: JobTimeouts = field(default_factory=JobTimeouts)
+    timers: Timers = field(default_factory=Timers)
     run_at: float | None = None
     flights: dict[int, Flight] = field(default_factory=dict)
     straggler: Straggler | None = None
     stop_requested: bool = False
-    is_near_told: bool = False
     is_terminal_closed: bool = False
     debugged: set[int] = field(default_factory=set)
     stop: StopAgreement = field(init=False)
@@ -205,36 +115,14 @@ class HeadState:
         """Why no rank gets the terminal now; empty if one can."""
         return "the job is being ended" if self.is_terminal_closed else self.no_terminal
 
-    def enter(self, phase: JobPhase, timeouts: Mapping[Timeout, float] | None = None) -> None:
-        """Begin a phase. Of all timeouts only these continue; all of them if None."""
+    def enter(self, phase: JobPhase) -> None:
+        """Begin a phase. The timers of the one before are cancelled, except when the program starts to run."""
         self._phase = phase
-        if timeouts is not None:
-            self.timeouts.start_only(timeouts)
+        if phase is JobPhase.OVER:
+            self.timers.cancel_all()
+        elif phase is not JobPhase.RUNNING:
+            self.timers.cancel_phase()
 
     def decide(self, outcome: JobOutcome) -> None:
         """Replace what was known of how the job ends."""
         self._outcome = outcome
-
-    def hold_clocks(self, now: float) -> None:
-        """Somebody sits at a debugger's prompt: what --timeout and --grow count stands still until `resume_clocks`."""
-        self.timeouts.hold(now, Timeout.JOB, Timeout.GROW)
-        self._reschedule_near()
-
-    def resume_clocks(self, now: float) -> None:
-        self.timeouts.resume(now)
-        self._reschedule_near()
-
-    def postpone_clocks(self, seconds: float) -> None:
-        """The job has stood still for so long; the end of an allocation has come nearer all the same."""
-        self.timeouts.postpone(seconds)
-        self._reschedule_near()
-
-    def _reschedule_near(self) -> None:
-        """Have TIME_LIMIT_NEAR follow --timeout, which may have been moved."""
-        near = self.limits.near(self.timeouts.at(Timeout.JOB))
-        if not self.is_healthy or self.is_near_told:
-            return
-        if near is None:
-            self.timeouts.cancel(Timeout.TIME_LIMIT_NEAR)
-        else:
-            self.timeouts.start(Timeout.TIME_LIMIT_NEAR, near)

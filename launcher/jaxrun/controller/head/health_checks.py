@@ -8,11 +8,12 @@ from functools import partial
 from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
 from jaxrun.analysis.lockstep.joint_waits import find_missing_ranks
 from jaxrun.controller.head.divergence_detector import DivergenceDetector
-from jaxrun.controller.head.head_state import HeadState, Timeout
+from jaxrun.controller.head.head_state import HeadState
 from jaxrun.controller.head.queries import RankQueries, Replies
 from jaxrun.controller.head.shutdown import JobShutdown
 from jaxrun.controller.head.stall_detector import EarlyExitDetector, StallCheck, StallDetector
 from jaxrun.controller.head.straggler_detector import StragglerDetector
+from jaxrun.controller.head.timers import Timer
 from jaxrun.protocol.nccl_report import NcclReport
 from jaxrun.protocol.snapshot_messages import RankDetail
 from jaxrun.records.event_log.actions import Action, PrintSnapshot, PrintStallNotice
@@ -32,33 +33,42 @@ class HealthChecks:
         limits, polls = self._state.limits, self._state.platform != "cpu"
         self._stall = StallDetector(now, limit=limits.stall, notice=limits.stall_notice, polls=polls)
         if self._stall.is_needed:
-            self._state.timeouts.start(Timeout.STALL_CHECK, now + self._stall.next_check_s)
+            self._state.timers.set(Timer.STALL_CHECK, now + self._stall.next_check_s, self._look_for_progress)
         self._schedule_divergence_check(now)
 
     def start_early_exit_checks(self, now: float) -> None:
         """A rank's program has ended while others work."""
         if self._early_exit is None:
             self._early_exit = EarlyExitDetector(now, has_calls=self._divergence.is_enabled)
-            self._state.timeouts.start(Timeout.EARLY_EXIT_CHECK, now + self._early_exit.next_check_s)
+            self._state.timers.set(Timer.EARLY_EXIT_CHECK, now + self._early_exit.next_check_s, self._look_for_waits)
 
     def discount(self, seconds: float) -> None:
-        if self._stall is not None:
-            self._stall.discount(seconds)
+        """The whole job stood still for so long because somebody wanted it."""
+        for detector in (self._stall, self._early_exit):
+            if detector is not None:
+                detector.discount(seconds)
 
-    def on_timeout(self, timeout: Timeout, now: float) -> list[Action]:
-        workers = self._state.workers
-        match timeout:
-            case Timeout.JOB:
-                return self._queries.ask_stacks(workers.working, self._end_job, now)
-            case Timeout.EARLY_EXIT_CHECK:
-                return self._queries.ask_stacks(workers.working, self._check_early_exit, now)
-            case Timeout.DIVERGENCE_CHECK:
-                calls = self._queries.ask(workers.live, RankDetail.CALLS, self._compare_calls, now)
-                return [*self._stragglers.probe_clocks(now), *calls]
-        assert timeout is Timeout.STALL_CHECK and self._stall is not None, timeout
+    # ---- time: each check begins with a query
+
+    def on_job_timeout(self, now: float) -> list[Action]:
+        """The time of --timeout is over: end the job, after its ranks have said where they are."""
+        return self._queries.ask_stacks(self._state.workers.working, self._end_job, now)
+
+    def _look_for_progress(self, now: float) -> list[Action]:
+        assert self._stall is not None
+        working = self._state.workers.working
         if self._stall.wants_stacks:
-            return self._queries.ask_stacks(workers.working, self._check_progress, now)
-        return self._queries.ask(workers.working, RankDetail.PROGRESS, self._check_progress, now)
+            return self._queries.ask_stacks(working, self._check_progress, now)
+        return self._queries.ask(working, RankDetail.PROGRESS, self._check_progress, now)
+
+    def _look_for_waits(self, now: float) -> list[Action]:
+        return self._queries.ask_stacks(self._state.workers.working, self._check_early_exit, now)
+
+    def _read_calls(self, now: float) -> list[Action]:
+        calls = self._queries.ask(self._state.workers.live, RankDetail.CALLS, self._compare_calls, now)
+        return [*self._stragglers.probe_clocks(now), *calls]
+
+    # ---- the replies
 
     def _end_job(self, replies: Replies, now: float) -> list[Action]:
         return self._shutdown.abort(self._queries.outcome(EndReason.TIMEOUT, replies, now), now)
@@ -73,7 +83,7 @@ class HealthChecks:
             outcome = self._queries.outcome(EndReason.STALL, replies, now)
             self._shutdown.prepare_abort(outcome)
             return self._queries.ask_nccl(replies, partial(self._end_stalled, outcome), now, at_end=True)
-        self._state.timeouts.start(Timeout.STALL_CHECK, now + self._stall.next_check_s)
+        self._state.timers.set(Timer.STALL_CHECK, now + self._stall.next_check_s, self._look_for_progress)
         if check.is_half or check.is_told or check.is_in_doubt:
             return self._queries.ask_nccl(replies, partial(self._tell, check, replies), now)
         return []
@@ -105,7 +115,7 @@ class HealthChecks:
         left_behind |= any(waits.missing_of(finished) for waits in joint_waits)
         if self._early_exit.check(replies, now, left_behind=left_behind):
             return self._shutdown.abort(self._queries.outcome(EndReason.EARLY_EXIT, replies, now), now)
-        self._state.timeouts.start(Timeout.EARLY_EXIT_CHECK, now + self._early_exit.next_check_s)
+        self._state.timers.set(Timer.EARLY_EXIT_CHECK, now + self._early_exit.next_check_s, self._look_for_waits)
         return []
 
     def _compare_calls(self, replies: Replies, now: float) -> list[Action]:
@@ -118,4 +128,4 @@ class HealthChecks:
     def _schedule_divergence_check(self, now: float) -> None:
         pause = self._divergence.next_read_s()
         if pause is not None:
-            self._state.timeouts.start(Timeout.DIVERGENCE_CHECK, now + pause)
+            self._state.timers.set(Timer.DIVERGENCE_CHECK, now + pause, self._read_calls)

@@ -19,10 +19,11 @@ from dataclasses import dataclass, replace
 
 from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
 from jaxrun.controller.head.divergence_detector import DivergenceDetector
-from jaxrun.controller.head.head_state import HeadState, JobPhase, Timeout, grace_timeouts
+from jaxrun.controller.head.head_state import HeadState, JobPhase
 from jaxrun.controller.head.health_checks import HealthChecks
 from jaxrun.controller.head.queries import RankQueries, Replies, kernel_waits_of, stacks_of
 from jaxrun.controller.head.shutdown import UNANSWERED_S, JobShutdown
+from jaxrun.controller.head.timers import Timer
 from jaxrun.controller.head.worker_table import WorkerTable
 from jaxrun.protocol.agent_messages import AgentSignalled
 from jaxrun.records.event_log.actions import Action, PrintLine, PrintSnapshot, SignalRanks, Suspend
@@ -82,7 +83,7 @@ class Interruption:
     def _resume(self, paused_s: float) -> list[Action]:
         """Let all ranks go on; of the time limits only that of a scheduler has run on."""
         self._checks.discount(paused_s)
-        self._state.postpone_clocks(paused_s)
+        self._state.timers.postpone(paused_s)
         ranks = self._workers.live
         return [SignalRanks(ranks, signal.SIGCONT)] if ranks else []
 
@@ -90,8 +91,7 @@ class Interruption:
         """End the job without grace; one that is ending keeps its outcome."""
         self._state.stop_requested = True
         if self._state.phase is JobPhase.CONCLUDING:
-            self._divergence.give_up_waiting()
-            return []
+            return self._divergence.give_up_waiting(now)
         hurry = not self._state.is_healthy
         if self._state.is_healthy:
             self._state.decide(JobOutcome(EndReason.INTERRUPTED, text=text, signum=signum, decided_at=now))
@@ -113,8 +113,7 @@ class Interruption:
         text = f"{reason}: asked {format_ranks(stop.polling)} to stop (should_stop)" if stop.polling else ""
         if signum:
             self._stop_signal = signum, now
-            for timeout, at in grace_timeouts(now, grace).items():
-                self._state.timeouts.start(timeout, at)
+            self._shutdown.start_grace(now, grace, self._on_grace_over)
             text += f"; {_describe_grace(grace)}"
         return [PrintLine(text), *actions] if text else actions
 
@@ -126,9 +125,9 @@ class Interruption:
         self._state.decide(JobOutcome(EndReason.INTERRUPTED, signum=signum, decided_at=now))
         ranks = self._workers.working
         if signum == signal.SIGINT:
-            interrupt = {Timeout.INTERRUPT: now + self._state.limits.grace}
-            deadlines = grace_timeouts(now, self._state.limits.signal_grace)
-            self._state.enter(JobPhase.TERMINATING, deadlines | interrupt)
+            self._state.enter(JobPhase.TERMINATING)
+            self._state.timers.set(Timer.INTERRUPT, now + self._state.limits.grace, self._end_not_interrupted)
+            self._shutdown.start_grace(now, self._state.limits.signal_grace, self._on_grace_over)
             text = f"Ctrl-C: KeyboardInterrupt in {format_ranks(ranks)}; another Ctrl-C kills at once"
             return [PrintLine(text), SignalRanks(ranks, signal.SIGINT)]
         name = signal.Signals(signum).name
@@ -142,7 +141,8 @@ class Interruption:
         """Send SIGTERM to a program that listens to it and does not poll; if it first polls later, it is told then."""
         ranks = self._workers.working
         self._state.decide(JobOutcome(EndReason.INTERRUPTED, signum=signum, decided_at=now))
-        self._state.enter(JobPhase.TERMINATING, grace_timeouts(now, grace))
+        self._state.enter(JobPhase.TERMINATING)
+        self._shutdown.start_grace(now, grace, self._on_grace_over)
         text = f"{reason}: asked {format_ranks(ranks)} to end (SIGTERM); {_describe_grace(grace)}"
         return [PrintLine(text), SignalRanks(ranks, signal.SIGTERM), *self._state.stop.request(reason)]
 
@@ -155,25 +155,33 @@ class Interruption:
             return False
         return outcome.decided_at is not None and now - outcome.decided_at < REPEATED_SIGNAL_S
 
-    def on_rank_ended(self, now: float) -> None:
-        """A rank has ended, or said that it will, and others have not."""
-        timeouts = self._state.timeouts
-        if self._state.outcome.signum != signal.SIGINT and not self._workers.listening:
-            timeouts.advance(Timeout.GRACE, now + self._state.limits.grace)  # the others do not listen
-        if self._workers.live == (0,) and self._late == (0,):
-            timeouts.start(Timeout.KILL, now + KILL_DELAY_S)  # it may go on, now that it waits for nobody any more
+    def on_rank_ended(self, now: float) -> list[Action]:
+        """A rank has ended, or said that it will, while the job is being interrupted."""
+        workers, timers = self._workers, self._state.timers
+        if not workers.any_live:
+            return []
+        if not workers.working_count or not workers.live_not_reported:
+            return self._shutdown.leave(now)
+        if self._state.outcome.signum != signal.SIGINT and not workers.listening:  # the others do not listen
+            timers.advance(Timer.GRACE, now + self._state.limits.grace, self._on_grace_over)
+        if workers.live == (0,) and self._late == (0,):  # it may go on, now that it waits for nobody any more
+            timers.set(Timer.KILL, now + KILL_DELAY_S, self._kill_late)
+        return []
 
-    def on_timeout(self, timeout: Timeout, now: float) -> list[Action]:
-        if timeout is Timeout.KILL:
-            return self._kill_late(now)
+    def _end_not_interrupted(self, now: float) -> list[Action]:
+        """KeyboardInterrupt should have been raised in all ranks by now."""
+        return self._end_late(self._workers.not_interrupted, now)
+
+    def _on_grace_over(self, now: float) -> list[Action]:
         if self._state.phase is JobPhase.RUNNING:  # a program that polls has not ended after the signal
             assert self._stop_signal is not None
             signum, asked_at = self._stop_signal
             self._state.decide(JobOutcome(EndReason.INTERRUPTED, signum=signum, decided_at=asked_at))
-            self._state.enter(JobPhase.TERMINATING, {})
-        if timeout is Timeout.INTERRUPT:  # KeyboardInterrupt should have been raised in all ranks by now
-            return self._end_late(self._workers.not_interrupted, now)
+            self._state.enter(JobPhase.TERMINATING)
         return self._end_late(self._workers.live_not_reported or self._workers.live, now)
+
+    def _give_up_unanswered(self, now: float) -> list[Action]:
+        return [*self._shutdown.give_up_unanswered(now), *self.on_rank_ended(now)]
 
     def _on_late_stacks(self, replies: Replies, now: float) -> list[Action]:
         if self._state.phase is not JobPhase.TERMINATING:
@@ -189,10 +197,10 @@ class Interruption:
         live = self._workers.live
         if set(live) <= set(self._late):
             return self._shutdown.kill_all(now)
-        self._state.timeouts.cancel(Timeout.KILL)
+        self._state.timers.cancel(Timer.KILL)
         late, self._late = self._late, tuple(rank for rank in self._late if rank == 0)
         if late != self._late:
-            self._state.timeouts.start(Timeout.UNANSWERED, now + UNANSWERED_S)
+            self._state.timers.set(Timer.UNANSWERED, now + UNANSWERED_S, self._give_up_unanswered)
         return self._shutdown.kill(tuple(rank for rank in late if rank in live and rank != 0))
 
     def _describe_late(self, late: tuple[int, ...], now: float) -> str:
@@ -206,7 +214,7 @@ class Interruption:
         if set(ranks) <= set(self._late):
             return []
         self._late = ranks
-        self._state.timeouts.start(Timeout.KILL, now + KILL_DELAY_S)
+        self._state.timers.set(Timer.KILL, now + KILL_DELAY_S, self._kill_late)
         return [*self._queries.ask_stacks(ranks, self._on_late_stacks, now), SignalRanks(ranks, signal.SIGTERM)]
 
 

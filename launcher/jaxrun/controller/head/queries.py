@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from jaxrun.analysis.diagnosis.helpers import Helpers, LostThread, helpers_of
 from jaxrun.analysis.diagnosis.nccl_ras import NCCL_TIMEOUT_S, ProcessIdentity, locate_ranks
@@ -19,6 +20,7 @@ from jaxrun.analysis.diagnosis.stacks import NATIVE_STACKS_TIMEOUT_S
 from jaxrun.analysis.lockstep.compare import find_lags
 from jaxrun.analysis.lockstep.joint_waits import find_missing_ranks
 from jaxrun.controller.head.head_state import HeadState
+from jaxrun.controller.head.timers import Timer
 from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.nccl_report import NcclReport
 from jaxrun.protocol.snapshot_messages import RankDetail, RankQuery, RankReply
@@ -37,10 +39,9 @@ Continuation = Callable[[Replies, float], list[Action]]
 
 @dataclass(slots=True)
 class _Pending:
-    """A query whose replies are awaited until `deadline`."""
+    """A query that not all ranks have answered."""
 
     then: Continuation
-    deadline: float
     replies: dict[int, RankReply]
     missing: set[int]
 
@@ -63,7 +64,8 @@ class RankQueries:
         number = next(self._numbers)
         more_s = _MORE_S.get(detail, 0.0)
         replies = {rank: RankReply(rank) for rank in asked}
-        self._pending[number] = _Pending(then, now + _REPLY_TIMEOUT_S + more_s, replies, set(asked))
+        self._pending[number] = _Pending(then, replies, set(asked))
+        self._state.timers.set(Timer.QUERY, now + _REPLY_TIMEOUT_S + more_s, partial(self._complete, number), of=number)
         return [Send(asked, RankQuery(number, detail))]
 
     def ask_stacks(self, ranks: Iterable[int], then: Continuation, now: float, *, native: bool = False) -> list[Action]:
@@ -167,15 +169,9 @@ class RankQueries:
         pending.missing.remove(reply.rank)
         return [] if pending.missing else self._complete(reply.number, now)
 
-    def deadline(self) -> float | None:
-        return min((pending.deadline for pending in self._pending.values()), default=None)
-
-    def expire(self, now: float) -> list[Action]:
-        """Go on without the replies that have not come in time."""
-        late = [number for number, pending in self._pending.items() if pending.deadline <= now]
-        return [action for number in late for action in self._complete(number, now)]
-
     def _complete(self, number: int, now: float) -> list[Action]:
+        """All have replied, or it has taken too long: continue with the replies that there are."""
+        self._state.timers.cancel_one(Timer.QUERY, number)
         pending = self._pending.pop(number)
         return pending.then(pending.replies, now)
 

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
 from jaxrun.analysis.diagnosis.root_cause import find_culprits, is_certain
 from jaxrun.controller.head.divergence_reports import DivergenceReports
-from jaxrun.controller.head.head_state import FIRST_PROGRESS_S, HeadState, JobPhase, Timeout, grace_timeouts
+from jaxrun.controller.head.head_state import FIRST_PROGRESS_S, PROGRESS_INTERVAL_S, HeadState, JobPhase
+from jaxrun.controller.head.timers import Then, Timer
 from jaxrun.protocol.agent_messages import WorkerExited
 from jaxrun.protocol.debugger_messages import DebuggerDecision
 from jaxrun.protocol.worker_messages import Exit
@@ -47,11 +48,13 @@ class JobShutdown:
 
     def leave(self, now: float) -> list[Action]:
         """All programs have ended: let the workers exit, rank 0 and its coordinator last."""
-        limits, until = self._state.limits, self._state.timeouts.at(Timeout.GRACE)
+        limits, until = self._state.limits, self._state.timers.at(Timer.GRACE)
         if not limits.unhurried:
             until = max(now + limits.grace, until or 0.0)
-        grace = {} if until is None else {Timeout.GRACE: until}
-        self._state.enter(JobPhase.LEAVING, grace | {Timeout.PROGRESS: now + FIRST_PROGRESS_S})
+        self._state.enter(JobPhase.LEAVING)
+        if until is not None:
+            self._state.timers.set(Timer.GRACE, until, self._on_grace_over)
+        self._start_progress(now)
         live = self._workers.live
         return [Send(tuple(rank for rank in live if rank != 0) or live, Exit())]
 
@@ -65,17 +68,19 @@ class JobShutdown:
     def prepare_abort(self, outcome: JobOutcome) -> None:
         """Decide how a job ends that was healthy so far, and kill nobody yet: until `kill_all`, no failure counts."""
         self._state.decide(outcome)
-        self._state.enter(JobPhase.STOPPING, {})
+        self._state.enter(JobPhase.STOPPING)
 
     def kill_all(self, now: float, *, hurry: bool = False) -> list[Action]:
         """Kill all that live, and wait for the reports of it, in a `hurry` not for long."""
         if self._all_killed_at is None:
             self._all_killed_at = now
         until = max(now, self._all_killed_at + (UNANSWERED_HURRY_S if hurry else UNANSWERED_S))
-        self._state.enter(JobPhase.STOPPING, {Timeout.UNANSWERED: until, Timeout.PROGRESS: now + FIRST_PROGRESS_S})
+        self._state.enter(JobPhase.STOPPING)
+        self._state.timers.set(Timer.UNANSWERED, until, self.give_up_unanswered)
+        self._start_progress(now)
         return self.kill(self._workers.live)
 
-    def give_up_unanswered(self, now: float) -> None:
+    def give_up_unanswered(self, now: float) -> list[Action]:
         """Count as lost the ranks whose end nobody reports; the launch command takes their agents with it."""
         all_killed_at = self._all_killed_at
         waited = now - all_killed_at if all_killed_at is not None else UNANSWERED_S
@@ -84,6 +89,7 @@ class JobShutdown:
         self.unanswered += silent
         for rank in silent:
             self._workers.add_loss(rank, reason, now)
+        return []
 
     def kill(self, ranks: tuple[int, ...]) -> list[Action]:
         self._workers.mark_killed(ranks)
@@ -95,8 +101,9 @@ class JobShutdown:
         if self._state.is_healthy:
             self._state.decide(JobOutcome(EndReason.FAILED, decided_at=now))
             wait = MISMATCH_REPORTS_WAIT_S if self._reports.was_told(rank) else SETTLE_S
-            timeouts = {Timeout.SETTLE: now + wait, Timeout.ROOT_CAUSE: now + ROOT_CAUSE_WAIT_S}
-            self._state.enter(JobPhase.SETTLING, timeouts)
+            self._state.enter(JobPhase.SETTLING)
+            self._state.timers.set(Timer.SETTLE, now + wait, self.settle)
+            self._state.timers.set(Timer.ROOT_CAUSE, now + ROOT_CAUSE_WAIT_S, self.settle)
         elif self._state.phase not in (JobPhase.SETTLING, JobPhase.DEBUGGING):
             return [Send((rank,), DebuggerDecision(False))] if rank in self._workers.waiting_for_debugger else []
         return self.settle(now, rank)
@@ -108,16 +115,16 @@ class JobShutdown:
             return []
         told = self._reports.was_told
         if rank is not None and told(rank) and not any(map(told, workers.live_without_failure)):
-            state.timeouts.cancel(Timeout.SETTLE)  # all that were told of the mismatch have raised it
-        if state.timeouts.at(Timeout.SETTLE) is not None:
+            state.timers.cancel(Timer.SETTLE)  # all that were told of the mismatch have raised it
+        if state.timers.at(Timer.SETTLE) is not None:
             return []
         news = workers.outcomes(now) if rank is None else (workers.outcome(rank, now),)
-        if state.timeouts.at(Timeout.ROOT_CAUSE) is not None and not is_certain(news):
+        if state.timers.at(Timer.ROOT_CAUSE) is not None and not is_certain(news):
             return []
         self._culprits = [worker.rank for worker in find_culprits(workers.outcomes(now))]
         waiting = [rank for rank in self._culprits if rank in workers.waiting_for_debugger]
         if waiting and not state.terminal_refusal:
-            state.enter(JobPhase.DEBUGGING, {})
+            state.enter(JobPhase.DEBUGGING)
             self._debugged = waiting[0]
             failure = workers.outcome(waiting[0], now).failure
             error = f": {failure.error}: {failure.message}" if failure is not None else ""
@@ -144,7 +151,8 @@ class JobShutdown:
         live = self._workers.live
         if len(victims) == len(live):
             return self.kill_all(now)
-        self._state.enter(JobPhase.STOPPING, grace_timeouts(now, self._state.limits.grace))
+        self._state.enter(JobPhase.STOPPING)
+        self.start_grace(now, self._state.limits.grace, self._on_grace_over)
         if live == (0,):
             return self._release_rank_0()
         if 0 in victims:
@@ -180,10 +188,24 @@ class JobShutdown:
             return self.on_failure(rank, now)
         self._fail_if_leaving(now)
         if self._state.phase is JobPhase.SETTLING:  # the other ranks of its host are lost with it
-            self._state.timeouts.start(Timeout.SETTLE, now + SETTLE_S)
+            self._state.timers.set(Timer.SETTLE, now + SETTLE_S, self.settle)
         return self._release_rank_0_if_last()
 
-    def on_grace_over(self, now: float) -> list[Action]:
+    # ---- waiting for ranks that are to end
+
+    def start_grace(self, now: float, grace: float, then: Then) -> None:
+        """Print which ranks are to end within `grace` seconds, and call `then` if some have not."""
+        self._state.timers.set(Timer.GRACE, now + grace, then)
+        self._start_progress(now)
+
+    def _start_progress(self, now: float) -> None:
+        self._state.timers.set(Timer.PROGRESS, now + FIRST_PROGRESS_S, self._print_progress)
+
+    def _print_progress(self, now: float) -> list[Action]:
+        self._state.timers.set(Timer.PROGRESS, now + PROGRESS_INTERVAL_S, self._print_progress)
+        return [PrintLine(self.describe_wait(now), status=True)]
+
+    def _on_grace_over(self, now: float) -> list[Action]:
         """Workers that were asked to end have not: kill all that live."""
         workers = self._workers
         is_stopping = self._state.phase is JobPhase.STOPPING
@@ -194,9 +216,9 @@ class JobShutdown:
 
     def describe_wait(self, now: float) -> str:
         """`waiting for ranks 2-3 (h1) to end; SIGKILL in 12 s`."""
-        killed_at = self._state.timeouts.at(Timeout.GRACE)
+        killed_at = self._state.timers.at(Timer.GRACE)
         then = f"; SIGKILL in {killed_at - now:.0f} s" if killed_at is not None else ""
-        given_up_at = self._state.timeouts.at(Timeout.UNANSWERED)
+        given_up_at = self._state.timers.at(Timer.UNANSWERED)
         if given_up_at is not None:
             then = f", which was sent SIGKILL; jaxrun gives it up in {given_up_at - now:.0f} s"
         is_stopping = self._state.phase is JobPhase.STOPPING  # and rank 0 may only be kept for the others

@@ -88,6 +88,8 @@ class StallDetector:
     def discount(self, seconds: float) -> None:
         """The whole job stood still for so long because somebody wanted it."""
         self._progress_at += seconds
+        taken_at, replies, had_stacks = self._previous
+        self._previous = (taken_at + seconds, replies, had_stacks)
 
     def update(
         self, replies: Replies, now: float, helpers: Mapping[int, Helpers] | None = None, *, is_held: bool = False
@@ -155,6 +157,13 @@ class EarlyExitDetector:
         self._finished_at = finished_at
         self._previous: tuple[float, Mapping[int, float]] | None = None  # time, CPU seconds
         self.next_check_s = _EARLY_EXIT_CHECK_WITH_CALLS_S if has_calls else _EARLY_EXIT_CHECK_S
+
+    def discount(self, seconds: float) -> None:
+        """The whole job stood still for so long because somebody wanted it."""
+        self._finished_at += seconds
+        if self._previous is not None:
+            taken_at, cpu = self._previous
+            self._previous = (taken_at + seconds, cpu)
 
     def check(self, replies: Replies, now: float, *, left_behind: bool) -> bool:
         """Whether the unfinished ranks wait in vain; `left_behind`: in a call for which a finished rank is needed."""

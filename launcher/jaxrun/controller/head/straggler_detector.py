@@ -16,6 +16,7 @@ from jaxrun.controller.head.clock_offsets import ClockOffsets
 from jaxrun.controller.head.head_state import HeadState
 from jaxrun.controller.head.queries import RankQueries, Replies, flights_of
 from jaxrun.controller.head.straggler_samples import StragglerSamples
+from jaxrun.controller.head.timers import Timer
 from jaxrun.protocol.agent_messages import ClockReply
 from jaxrun.protocol.flight import Flight, parse_group
 from jaxrun.protocol.snapshot_messages import RankDetail, RecorderSnapshot
@@ -37,7 +38,6 @@ class StragglerDetector:
         self._core_waits: dict[int, _CoreWait] = {}
         self._started_at = 0.0
         self._samples = StragglerSamples()
-        self._sample_at: float | None = None
         self._is_asking = False
         self._now = 0.0
         self._recorded: Straggler | None = None
@@ -80,15 +80,8 @@ class StragglerDetector:
         if snapshot.core_wait_s:
             self._add_core_wait(snapshot.rank, snapshot.core_wait_s, now)
 
-    def deadline(self) -> float | None:
-        """When `take_sample` is to be called."""
-        return self._sample_at
-
-    def take_sample(self, now: float) -> list[Action]:
+    def _take_sample(self, now: float) -> list[Action]:
         """Ask where the straggler is; where the others may not wait for it, ask first where one of these is."""
-        if self._sample_at is None or self._sample_at > now:
-            return []
-        self._sample_at = None
         found = self._find()
         if found is None or not self._state.is_healthy:
             return []
@@ -106,9 +99,11 @@ class StragglerDetector:
         return self._record()
 
     def _schedule_sample(self, now: float) -> None:
-        found = self._find() if self._sample_at is None and not self._is_asking else None
+        is_due = self._state.timers.at(Timer.SAMPLE) is not None
+        found = self._find() if not is_due and not self._is_asking else None
         if found is not None and len(found.ranks) == 1 and self._samples.may_add(found, self._sampled_rank(found)):
-            self._sample_at = now + _MAX_PAUSE_S * (self._samples.count * _GOLDEN_RATIO % 1)
+            pause = _MAX_PAUSE_S * (self._samples.count * _GOLDEN_RATIO % 1)
+            self._state.timers.set(Timer.SAMPLE, now + pause, self._take_sample)
 
     def _sampled_rank(self, found: Straggler) -> int:
         if found.is_proven or self._samples.waiting_share(found.ranks, found.share):
