@@ -153,6 +153,27 @@ def test_a_job_that_could_lose_a_host_outlives_its_mpirun(
     assert result.code == 0 and not result.events("AgentLost"), result
 
 
+@pytest.mark.usefixtures("mended")
+def test_a_host_that_is_cut_off_as_mpirun_ends_is_lost_after_the_host_timeout_and_no_earlier(
+    make_runner: Callable[[LaunchMode], JobRunner], tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    runner = make_runner(LaunchMode(OPEN_MPI_5, LAUNCHED))
+    options = ("--min-hosts", "2", "--max-restarts", "1", "--host-timeout", "60")
+    with runner.by_hand(*options, code=UNTIL_GO.format(str(go))) as job:
+        job.wait_for_output("ready")
+        (mpirun,) = (one.pid for one in runner.bed.job_processes() if one.command in MPIRUN)
+        runner.bed.run("cut", "h2")
+        os.kill(mpirun, signal.SIGKILL)
+        job.wait_for_event("LaunchCommandEnded")
+        time.sleep(3.0)  # the head asks whether all hosts are alive, and h2 cannot answer yet
+        runner.bed.run("mend", "h2")
+        go.touch()
+        result = job.result()
+        job.gone()
+    assert result.code == 0 and not result.events("AgentLost"), result
+
+
 MPI_PROGRAM = """
 import time
 from mpi4py import MPI

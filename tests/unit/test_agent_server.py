@@ -19,6 +19,7 @@ from jaxrun.controller.supervisor.spare_agents import SpareAgents
 from jaxrun.node.channel.connection import HEAD_TO_AGENT, Connection
 from jaxrun.node.channel.host_addresses import HostAddress
 from jaxrun.node.channel.listener import listen_on_tcp
+from jaxrun.node.channel.silence import HostWatch
 from jaxrun.protocol import auth
 from jaxrun.protocol.agent_messages import (
     AgentConnected,
@@ -150,11 +151,12 @@ class Nobody:
 class Server:
     """The RemoteAgents of one attempt after the other, in a thread each; a head that only collects events."""
 
-    def __init__(self):
+    def __init__(self, attached_to=""):
         self._quiet = socket.socketpair()
         self.head, self._log, self._screen, nobody = Head(), Log(), Screen(), Nobody()
         self._shared = Supervision({}, self._log, self._screen, self._quiet[0], time.time, nobody, nobody, started=0.0)
         command = LaunchCommand("slurm", "srun", ("/bin/sleep", "600"), agent_hosts=("h1", "h2", "h3"))
+        command = replace(command, attached_to=attached_to)
         job = Job(program=("train.py",), processes=2, backend="slurm")
         self._plan = plan_remote(job, {}, "ab" * 16, command, ["h1", "h2"])
         self.spares = SpareAgents(command.agent_hosts)
@@ -232,9 +234,28 @@ class Server:
 
 @pytest.fixture
 def server(monkeypatch):
-    monkeypatch.setattr(losses, "_PROBE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(losses, "_ASKED_GRACE_S", 0.05)
     with contextlib.closing(Server()) as made:
         yield made
+
+
+@pytest.fixture
+def attached():
+    """The same, where an srun has started the head's process beside the agents."""
+    with contextlib.closing(Server("an srun")) as made:
+        yield made
+
+
+class Answers:
+    """Whether the hosts that were asked are known to be alive."""
+
+    def __init__(self, monkeypatch):
+        self.known, self.looks = False, 0
+        monkeypatch.setattr(HostWatch, "has_answered", lambda watch, connections: self.look())
+
+    def look(self):
+        self.looks += 1
+        return self.known
 
 
 def report(server, client, rank):
@@ -432,3 +453,30 @@ def test_an_agent_that_goes_away_between_two_attempts_is_lost_at_once(server):
     clients[1].close()
     wait_until(lambda: server.events)
     assert [(type(event), event.agent) for event in server.events] == [(AgentLost, 1)]
+
+
+def test_the_end_of_agents_is_not_explained_before_it_is_known_which_hosts_are_alive(server, monkeypatch):
+    answers = Answers(monkeypatch)
+    clients = [server.connect(rank)[0] for rank in (0, 1)]
+    for rank, client in enumerate(clients):
+        report(server, client, rank)
+    server.events.clear()
+    clients[1].send(AgentSignalled(1, 15))
+    wait_until(lambda: answers.looks > 3)
+    clients[0].send(WorkerExited(0, 4))
+    wait_until(lambda: answers.looks > 6)
+    assert not server.events
+    answers.known = True
+    wait_until(lambda: len(server.events) == 2)
+    assert server.events == [AgentSignalled(1, 15), WorkerExited(0, 4)]
+
+
+def test_where_the_engine_ends_this_process_too_a_host_that_has_not_answered_soon_is_the_cause(attached, monkeypatch):
+    Answers(monkeypatch)
+    client = attached.connect(1)[0]
+    report(attached, client, 1)
+    attached.events.clear()
+    client.send(AgentSignalled(1, 15))
+    wait_until(lambda: len(attached.events) == 2)
+    silent = AgentLost(1, "nothing was heard from its host for 0.15 s")
+    assert attached.events == [silent, AgentSignalled(1, 15)]

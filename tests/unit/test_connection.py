@@ -208,15 +208,33 @@ def test_bytes_that_the_network_does_not_take_are_sent_when_it_does(loop, ends, 
     assert receive(agent, 1) == [OutputCredit(1)]
 
 
-def test_a_host_has_answered_a_probe_also_where_more_is_on_its_way(loop, ends, connections):
+def test_a_host_that_was_asked_has_answered_also_where_more_is_on_its_way(loop, ends, connections, monkeypatch):
     head, agent = ends
-    connections.probe()
-    wait_until(lambda: not connections.unanswered_agents())
+    monkeypatch.setattr(Connection, "silence_s", lambda self: 60.0)  # so only what it acknowledges counts
+    watches = HostWatches(LIMIT, Clock())
+    watches.ask(connections)
+    wait_until(lambda: not watches.unanswered(connections))
     send_much(connections)
-    assert head.acknowledged_bytes() < head.queued_bytes and connections.unanswered_agents() == []
-    connections.probe()
-    assert connections.unanswered_agents() == [3]
+    assert head.acknowledged_bytes() < head.queued_bytes and watches.unanswered(connections) == []
+    watches.ask(connections)
+    assert watches.unanswered(connections) == [(3, head)]
     assert len(receive(agent, TIMES, lambda: loop.run_once(0.001))) == TIMES
+    wait_until(lambda: not watches.unanswered(connections))
+    watches.close()
+
+
+def test_a_host_whose_agent_is_stopped_has_answered_once_anything_is_heard_of_its_kernel(connections, monkeypatch):
+    watches = HostWatches(LIMIT, clock := Clock())
+    while not connections.used()[0][1].unsent_bytes:
+        connections.send((3,), LARGE)
+    monkeypatch.setattr(Connection, "silence_s", lambda self: clock.now - heard_at)
+    heard_at = clock.now
+    watches.ask(connections)
+    clock.now += 1.0
+    assert [agent for agent, _ in watches.unanswered(connections)] == [3]
+    heard_at = clock.now
+    assert watches.unanswered(connections) == []
+    watches.close()
 
 
 def test_beats_keep_a_host_busy_that_reads_and_reach_nobody(ends, connections):

@@ -10,10 +10,11 @@ from jaxrun.spec.job.plan import LaunchCommand
 
 ENDED = StartFailed("mpirun ended with status 1 before the job was over")
 CLOSED = "the connection to its agent was closed"
+SILENT = "nothing was heard from its host for 2 s"
 
 
 def evidence(**changes):
-    values = {"unanswered": (), "failure_reported": frozenset(), "launch_end": None, "all_reported": True}
+    values = {"silent": (), "failure_reported": frozenset(), "launch_end": None, "all_reported": True}
     return Evidence(**{**values, "launch_failed": False, "launch_killed": False, **changes})
 
 
@@ -31,19 +32,25 @@ class Launch:
 
 
 class OneConnection:
-    """The AgentConnections of one agent; `probes` has the times at which its host was probed."""
+    """The AgentConnections of one agent."""
 
     agents, waiting = {0: (0,)}, frozenset()
 
+
+class Watches:
+    """The HostWatches of one host; `asked` has the times at which it was asked, `answers` whether it does."""
+
+    answers = True
+
     def __init__(self, clock):
         self._clock = clock
-        self.probes = []
+        self.asked = []
 
-    def probe(self):
-        self.probes.append(self._clock.now)
+    def ask(self, connections):
+        self.asked.append(self._clock.now)
 
-    def unanswered_agents(self):
-        return []
+    def unanswered(self, connections):
+        return [] if self.answers else [(0, "its connection")]
 
 
 class Losses:
@@ -52,16 +59,16 @@ class Losses:
     def __init__(self, launch_status=None, *, agents_stay=False):
         self.clock = Clock()
         self.launch = Launch(launch_status, agents_stay=agents_stay)
-        self.connections = OneConnection(self.clock)
-        self.watch = LossWatch(self.launch, self.connections, self.clock, attached=False)
+        self.hosts = Watches(self.clock)
+        self.watch = LossWatch(self.launch, OneConnection(), self.hosts, self.clock, attached=False)
         self.watch.reported = {0}
         self.told = []
 
-    def hold(self, *events, probe):
-        self.watch.hold(*events, probe=probe)
+    def hold(self, *events, ask):
+        self.watch.hold(*events, ask=ask)
 
-    def tell(self):
-        self.told += self.watch.explain({0: "h1"})
+    def tell(self, silent=()):
+        self.told += self.watch.explain({0: "h1"}, silent)
 
 
 @pytest.fixture
@@ -70,35 +77,46 @@ def losses():
 
 
 def test_a_lost_agent_is_passed_on_after_a_moment(losses):
-    losses.hold(AgentLost(3, CLOSED), probe=False)
+    losses.hold(AgentLost(3, CLOSED), ask=False)
     assert 100.0 < losses.watch.deadline < 100.1
     losses.tell()
     losses.tell()
     assert losses.told == [AgentLost(3, CLOSED)] and losses.watch.deadline is None
     losses.watch.reported = set()
-    losses.hold(AgentLost(3, CLOSED), probe=False)
+    losses.hold(AgentLost(3, CLOSED), ask=False)
     assert losses.watch.deadline == 100.5
 
 
 def test_a_launch_command_that_ends_one_agent_after_the_other_is_given_the_time_to_end(losses):
     for lost in LOST[:2]:
-        losses.hold(lost, probe=False)
+        losses.hold(lost, ask=False)
     assert losses.watch.deadline == 100.5
     losses.launch.status = 9
-    losses.hold(probe=True)
+    losses.hold(ask=True)
     losses.tell()
     assert losses.told == [LOST[0], AgentLost(1, CLOSED, ended_by_launch_command=True)]
 
 
-def test_hosts_are_probed_once_and_given_the_time_to_answer(losses):
+def test_hosts_are_asked_once_whether_they_are_alive_and_given_the_time_to_answer(losses):
     for losses.clock.now in (100.0, 100.2):
-        losses.hold(AgentSignalled(0, 15), probe=True)
-    assert losses.connections.probes == [100.0] and losses.watch.deadline == 101.0
+        losses.hold(AgentSignalled(0, 15), ask=True)
+    assert losses.hosts.asked == [100.0] and losses.watch.deadline == 101.0
+    assert losses.watch.unanswered() == []
+    losses.hosts.answers = False
+    assert losses.watch.unanswered() == [(0, "its connection")]
+    losses.clock.now = 101.0
+    losses.watch.wait_for_hosts()
+    assert 101.0 < losses.watch.deadline < 101.1 and not losses.told
+    assert losses.watch.hold_if_asking(WorkerExited(0, 1))
+    losses.hold(AgentLost(0, SILENT), ask=False)  # now it is lost
+    losses.tell(silent={0})
+    assert losses.told == [AgentLost(0, SILENT), *[AgentSignalled(0, 15)] * 2, WorkerExited(0, 1)]
+    assert losses.watch.unanswered() == [] and not losses.watch.hold_if_asking(WorkerExited(0, 1))
 
 
 def test_the_end_of_a_launch_command_is_the_end_of_a_job_whose_agents_do_not_stay(losses):
     losses.launch.status = 1
-    losses.hold(probe=True)
+    losses.hold(ask=True)
     losses.tell()
     assert losses.told == [ENDED]
 
@@ -108,9 +126,9 @@ def test_a_launch_command_that_agents_outlive_is_no_cause_of_what_is_lost_later(
     losses = Losses(1 if ended_before else None, agents_stay=True)
     if not ended_before:
         losses.launch.status = 1
-        losses.hold(probe=True)
+        losses.hold(ask=True)
         losses.tell()
-    losses.hold(*LOST[:2], probe=False)
+    losses.hold(*LOST[:2], ask=False)
     losses.tell()
     assert losses.told == LOST[:2]
 
@@ -118,7 +136,7 @@ def test_a_launch_command_that_agents_outlive_is_no_cause_of_what_is_lost_later(
 def test_agents_that_are_lost_with_the_launch_command_went_with_it():
     losses = Losses(agents_stay=True)
     losses.launch.status = 1
-    losses.hold(*LOST[:2], probe=True)
+    losses.hold(*LOST[:2], ask=True)
     losses.tell()
     assert losses.told == [LOST[0], AgentLost(1, CLOSED, ended_by_launch_command=True)]
 
@@ -128,10 +146,10 @@ TERM = [AgentSignalled(rank, 15) for rank in range(2)]
 FAILED = {"launch_end": ENDED, "launch_failed": True}
 # What was held, the evidence, and what is passed on, the cause first.
 CAUSES = {
-    "a host that does not answer": (
-        [TERM[0], LOST[1]],
-        {"unanswered": (4, 5), "launch_end": ENDED},
-        [*(AgentLost(rank, "its host has not answered for 1 s") for rank in (4, 5)), TERM[0], LOST[1]],
+    "hosts that are silent": (
+        [TERM[0], AgentLost(4, SILENT), LOST[1], AgentLost(5, SILENT)],
+        {"silent": {4, 5, 6}, "launch_end": ENDED},
+        [*(AgentLost(rank, SILENT) for rank in (4, 5)), TERM[0], LOST[1]],
     ),
     "a launch command that was killed": ([LOST[2]], {"launch_end": ENDED}, [ENDED, LOST[2]]),
     "the first agent that was lost, of a launch command that fails": (
@@ -160,4 +178,4 @@ CAUSES = {
 
 @pytest.mark.parametrize(("held", "known", "explained"), CAUSES.values(), ids=CAUSES)
 def test_the_cause_of_losses_is_passed_on_first(held, known, explained):
-    assert explain_losses(held, evidence(**known), "its host has not answered for 1 s") == explained
+    assert explain_losses(held, evidence(**known)) == explained

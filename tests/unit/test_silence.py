@@ -54,10 +54,18 @@ def test_where_a_firewall_drops_probes_the_connection_decides():
 
 
 class Peer:
-    """A connection on which nothing is heard for `silence` seconds."""
+    """A connection on which nothing is heard for `silence` seconds, and nothing is acknowledged."""
+
+    queued_bytes = 7
 
     def __init__(self):
         self.silence, self.given_up = 0.0, []
+
+    def send_beat(self):
+        return True
+
+    def acknowledged_bytes(self):
+        return 0
 
     def silence_s(self):
         return self.silence
@@ -82,6 +90,20 @@ def test_a_kernel_that_refuses_connections_lives():
         turns(watch, clock, peer, count=50)
         watch.close()
     assert watch.probes.answers and not peer.given_up
+
+
+def test_a_host_that_was_asked_answers_by_a_probe_too_but_not_by_one_of_before():
+    clock = Clock()
+    with reserve_port() as reserved:
+        peer = Peer()
+        watch = HostWatch(LIMIT, ("127.0.0.1", reserved.getsockname()[1]), clock)
+        turns(watch, clock, peer, count=2)
+        peer.silence = 7.0
+        watch.ask([peer])
+        assert watch.probes.answers and not watch.has_answered([peer])
+        turns(watch, clock, peer, count=2)
+        assert watch.has_answered([peer])
+        watch.close()
 
 
 def test_a_host_that_answers_no_more_is_given_up_on_all_its_connections():

@@ -17,7 +17,6 @@ from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.node.channel.silence import LONGEST_SILENCE_S, HostWatch, SilenceLimit
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import (
-    BEAT,
     AgentToHead,
     OutputChunk,
     OutputCredit,
@@ -49,7 +48,6 @@ class AgentConnections:
         self._agent_of = {rank: agent for agent, ranks in agents.items() for rank in ranks}
         self._by_agent: dict[AgentId, AgentConnection] = {}
         self._unsent: set[AgentConnection] = set()
-        self._probed: dict[AgentConnection, int] = {}  # the bytes that had been queued with the last probe
         self._others: dict[AgentConnection, AgentId] = {}  # not used by their agents; they are only told of the end
 
     def __iter__(self) -> Iterator[AgentConnection]:
@@ -58,6 +56,10 @@ class AgentConnections:
     def items(self) -> list[tuple[AgentId, AgentConnection]]:
         """All connections with their agents, first the connections that agents use."""
         return [*self._by_agent.items(), *((agent, connection) for connection, agent in self._others.items())]
+
+    def used(self) -> list[tuple[AgentId, AgentConnection]]:
+        """The connections that agents use."""
+        return [*self._by_agent.items()]
 
     @property
     def live(self) -> set[AgentId]:
@@ -112,19 +114,6 @@ class AgentConnections:
         frame = encode(message)
         for connection in self:
             self._send(connection, frame)
-
-    def probe(self) -> None:
-        """Send something to all agents: what counts is only that the other side's kernel confirms it."""
-        self.send_all(BEAT)
-        self._probed = {connection: connection.queued_bytes for connection in self._by_agent.values()}
-
-    def unanswered_agents(self) -> list[AgentId]:
-        """The agents with ranks whose host has not confirmed the last probe; later messages may be on their way."""
-        return sorted(
-            agent
-            for agent, connection in self._by_agent.items()
-            if connection.acknowledged_bytes() < self._probed.get(connection, 0) and agent not in self.waiting
-        )
 
     def flush(self, timeout: float) -> None:
         """Send what waits, for at most `timeout` seconds, without the event loop."""
@@ -233,21 +222,37 @@ class HostWatches:
             self._next_beat = now + self._limit.beat_interval
             for _, connection in items:
                 connection.send_beat()
-        hosts: dict[str, list[AgentConnection]] = {}
-        for _, connection in items:
-            hosts.setdefault(connection.peer[0], []).append(connection)
         self.next_check = self._next_beat
-        for ip, of_host in hosts.items():
-            if ip not in self._watches:
-                self._watches[ip] = HostWatch(self._limit, of_host[0].peer, self._clock)
-            self.next_check = min(self.next_check, now + max(self._watches[ip].poll(of_host), _CHECK_INTERVAL_S))
-            if self._watches[ip].probes.in_vain(self._limit) and self._limit.timeout < LONGEST_SILENCE_S:
+        for ip, of_host in _by_host(connections).items():
+            watch = self._watch(ip, of_host)
+            self.next_check = min(self.next_check, now + max(watch.poll(of_host), _CHECK_INTERVAL_S))
+            if watch.probes.in_vain(self._limit) and self._limit.timeout < LONGEST_SILENCE_S:
                 notice = notice or self._describe_firewall(ip)
         return [(agent, connection) for agent, connection in items if connection.lost_reason], notice
+
+    def ask(self, connections: AgentConnections) -> None:
+        """Ask whether all hosts are alive now."""
+        for ip, of_host in _by_host(connections).items():
+            self._watch(ip, of_host).ask(of_host)
+
+    def unanswered(self, connections: AgentConnections) -> list[tuple[AgentId, AgentConnection]]:
+        """The agents with ranks of whose hosts nothing was heard since they were asked, with their connections.
+
+        Each of these hosts will answer, or it will be lost.
+        """
+        hosts = _by_host(connections)
+        silent = {ip for ip, of_host in hosts.items() if not self._watch(ip, of_host).has_answered(of_host)}
+        used = connections.used() if silent else []
+        return [(agent, one) for agent, one in used if one.peer[0] in silent and agent not in connections.waiting]
 
     def close(self) -> None:
         for watch in self._watches.values():
             watch.close()
+
+    def _watch(self, ip: str, of_host: list[AgentConnection]) -> HostWatch:
+        if ip not in self._watches:
+            self._watches[ip] = HostWatch(self._limit, of_host[0].peer, self._clock)
+        return self._watches[ip]
 
     def _describe_firewall(self, ip: str) -> str:
         """What people are told of the first such host."""
@@ -258,6 +263,14 @@ class HostWatches:
             f"jaxrun: {ip.removeprefix('::ffff:')} answers no probes, as behind a firewall: such a host is "
             f"lost after {LONGEST_SILENCE_S:g} s of silence, not after {self._limit.timeout:g} s"
         )
+
+
+def _by_host(connections: AgentConnections) -> dict[str, list[AgentConnection]]:
+    """The connections to each address."""
+    hosts: dict[str, list[AgentConnection]] = {}
+    for _, connection in connections.items():
+        hosts.setdefault(connection.peer[0], []).append(connection)
+    return hosts
 
 
 _INTERVAL_S = 60.0  # between two lines of the log

@@ -1,16 +1,18 @@
 """Decides why agents end: whether a host, an agent, or the launch command (mpirun, srun) went first.
 
 mpirun and srun end a whole job when they lose one host or process, and then every agent is signalled or lost at once.
-So these events are held for a moment, or, once all hosts were probed, for the time in which a live host answers;
-then the cause is passed on first.
+So these events are held for a moment, or, once all hosts were asked whether they are alive, until each has answered or
+is lost, as --host-timeout says (channel/silence.py); then the cause is passed on first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from itertools import compress
+from operator import not_
 
-from jaxrun.controller.supervisor.connections import AgentConnections
+from jaxrun.controller.supervisor.connections import AgentConnection, AgentConnections, HostWatches
 from jaxrun.controller.supervisor.launch_process import LaunchProcess
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import AgentSignalled, StartFailed
@@ -18,17 +20,24 @@ from jaxrun.records.event_log.events import AgentLost, Event
 
 EXIT_GRACE_S = 0.05  # wait for the launch command's exit status before the agent that vanished is blamed
 LONG_EXIT_GRACE_S = 0.5  # the same where it may be ending those that it has started, before itself
-_PROBE_TIMEOUT_S = 1.0  # in which a live host answers
-_ATTACHED_PROBE_TIMEOUT_S = 0.15  # an mpirun or srun leaves the processes that it started, as this one, less time
+_ASKED_GRACE_S = 1.0  # wait for all that ends together, and for the answers of hosts that are alive
+ATTACHED_GRACE_S = 0.15  # an mpirun or srun leaves the processes that it started, as this one, less time
+_ASK_AGAIN_S = 0.05  # between two looks at whether a host has answered
 
 
 class LossWatch:
     """Tracks which agents of one attempt, and whether their launch command, have disappeared, and which went first."""
 
     def __init__(
-        self, launch: LaunchProcess, connections: AgentConnections, clock: Callable[[], float], *, attached: bool
+        self,
+        launch: LaunchProcess,
+        connections: AgentConnections,
+        watches: HostWatches,
+        clock: Callable[[], float],
+        *,
+        attached: bool,
     ) -> None:
-        """`attached`: another program started this process beside the agents.
+        """`watches` knows which hosts are alive; `attached`: another program started this process beside the agents.
 
         deadline:          when held events are passed on at the latest; None while no event is held
         reported:          the agents with ranks that have reported
@@ -38,10 +47,11 @@ class LossWatch:
         self._launch = launch
         self._needs_launch = launch.status is None  # else agents have outlived it already
         self._connections = connections
-        self._probe_timeout_s = _ATTACHED_PROBE_TIMEOUT_S if attached else _PROBE_TIMEOUT_S
+        self._watches = watches
+        self._asked_grace_s = ATTACHED_GRACE_S if attached else _ASKED_GRACE_S
         self._held: list[Event] = []
         self._lost_agents = 0  # whose loss is held
-        self._probed = False
+        self._asked = False
         self.deadline: float | None = None
         self.reported: set[AgentId] = set()
         self.failure_reported: set[int] = set()
@@ -74,30 +84,41 @@ class LossWatch:
 
         Returns whether it is held.
         """
-        if self._probed:
-            self.hold(event, probe=False)
-        return self._probed
+        if self._asked:
+            self.hold(event, ask=False)
+        return self._asked
 
-    def hold(self, *events: Event, probe: bool) -> None:
-        """Hold these events of an agent until its end is explained; `probe`, once, whether all hosts still answer."""
+    def hold(self, *events: Event, ask: bool) -> None:
+        """Hold these events of an agent until its end is explained; `ask`, once, whether all hosts are alive."""
         self._held += events
         self._lost_agents += sum(isinstance(event, AgentLost) for event in events)
         wait = LONG_EXIT_GRACE_S if self._launch_may_be_ending else EXIT_GRACE_S
-        if probe and self.reported and not self._probed:
-            self._connections.probe()
-            self._probed, wait = True, self._probe_timeout_s
+        if ask and self.reported and not self._asked:
+            self._watches.ask(self._connections)
+            self._asked, wait = True, self._asked_grace_s
         self.deadline = max(self.deadline or 0.0, self._clock() + wait)
 
-    def explain(self, hosts: Mapping[int, str]) -> list[Event]:
-        """Return all that was held, after its likeliest cause; nothing is held then. `hosts` are the ranks' hosts."""
-        unanswered = self._connections.unanswered_agents() if self._probed else []
+    def unanswered(self) -> list[tuple[AgentId, AgentConnection]]:
+        """The agents of which it is not known yet whether their hosts, which were asked, are alive."""
+        return self._watches.unanswered(self._connections) if self._asked else []
+
+    def wait_for_hosts(self) -> None:
+        """Hold everything for longer: a host has not answered, but is not lost yet."""
+        self.deadline = self._clock() + _ASK_AGAIN_S
+
+    def explain(self, hosts: Mapping[int, str], silent: Collection[AgentId]) -> list[Event]:
+        """Return all that was held, after its likeliest cause; nothing is held then.
+
+        hosts:   the host of each rank
+        silent:  agents that were lost because their hosts are silent
+        """
         launch, launch_end = self._launch, None
         if launch.command.agents_stay and launch.status is not None and self.all_reported:
-            self._needs_launch &= bool(unanswered) or any(isinstance(event, AgentLost) for event in self._held)
+            self._needs_launch &= any(isinstance(event, AgentLost) for event in self._held)
         if launch.status is not None and self._needs_launch:
             launch_end = StartFailed(launch.describe_failure(hosts, self._reported_ranks))
         evidence = Evidence(
-            unanswered=unanswered,
+            silent=silent,
             failure_reported=frozenset(filter(self._has_reported_failure, self._connections.agents)),
             launch_end=launch_end,
             launch_failed=launch.failed and launch_end is not None,
@@ -105,15 +126,15 @@ class LossWatch:
             all_reported=self.all_reported,
         )
         held, self._held, self._lost_agents = self._held, [], 0
-        self.deadline, self._probed = None, False
-        return explain_losses(held, evidence, f"its host has not answered for {self._probe_timeout_s:g} s")
+        self.deadline, self._asked = None, False
+        return explain_losses(held, evidence)
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """What is known when the time is up.
 
-    unanswered:        the agents whose hosts have not answered the probe; empty where none was sent
+    silent:            the agents that were lost because their hosts are silent
     failure_reported:  the agents of which a worker has reported its failure
     launch_end:        how the launch command ended, if it has
     launch_failed:     it ended of its own accord, with an error
@@ -121,7 +142,7 @@ class Evidence:
     all_reported:      every agent has reported
     """
 
-    unanswered: Sequence[AgentId]
+    silent: Collection[AgentId]
     failure_reported: frozenset[AgentId]
     launch_end: StartFailed | None
     launch_failed: bool
@@ -129,12 +150,13 @@ class Evidence:
     all_reported: bool
 
 
-def explain_losses(held: list[Event], evidence: Evidence, no_answer: str) -> list[Event]:
-    """Return all that was held, after its likeliest cause; `no_answer`: why a host that was probed in vain is lost."""
+def explain_losses(held: list[Event], evidence: Evidence) -> list[Event]:
+    """Return all that was held, after its likeliest cause."""
     signalled = {event.agent for event in held if isinstance(event, AgentSignalled)}
     launch_end: list[Event] = [evidence.launch_end] if evidence.launch_end else []
-    if evidence.unanswered:
-        return [*(AgentLost(agent, no_answer) for agent in evidence.unanswered), *held]
+    is_silent = [isinstance(event, AgentLost) and event.agent in evidence.silent for event in held]
+    if any(is_silent):  # whatever else ended went with these hosts
+        return [*compress(held, is_silent), *compress(held, map(not_, is_silent))]
     if evidence.launch_failed and not evidence.all_reported and launch_end:
         return [*launch_end, *held]  # it could not start all agents, and ended those that it had started
     if evidence.launch_failed and any(isinstance(event, AgentLost) for event in held):

@@ -25,7 +25,7 @@ from jaxrun.controller.supervisor.connections import (
 )
 from jaxrun.controller.supervisor.engine_commands import HostSearch
 from jaxrun.controller.supervisor.launch_process import LaunchProcess
-from jaxrun.controller.supervisor.losses import LossWatch
+from jaxrun.controller.supervisor.losses import ATTACHED_GRACE_S, LossWatch
 from jaxrun.controller.supervisor.next_attempt_hosts import AgentsLeft
 from jaxrun.controller.supervisor.quarantine_decision import HostsHeard
 from jaxrun.controller.supervisor.spare_agents import SpareAgents
@@ -137,7 +137,7 @@ class RemoteAgents:
         limit = SilenceLimit.of_head(entrance.job_info.host_timeout, len(plan.agents))
         self._watches = HostWatches(limit, clock)
         self._remote_output = RemoteOutput(output, self.connections)
-        self._losses = LossWatch(self._launch, self.connections, clock, attached=self._attached)
+        self._losses = LossWatch(self._launch, self.connections, self._watches, clock, attached=self._attached)
         self._dropped_peers = DroppedPeers(clock)
         self._stale: set[AgentConnection] = set()  # on which nothing but the end of the earlier attempt counts
         self._is_closed = False  # once the program runs; until then the head names agents that do not fit
@@ -366,7 +366,7 @@ class RemoteAgents:
     def _on_agent_event(self, event: AgentEvent) -> None:
         match event:
             case AgentSignalled():
-                self._losses.hold(event, probe=True)
+                self._losses.hold(event, ask=True)
             case AgentReport():
                 ranks = self.connections.agents.get(event.agent, ())
                 self._losses.reported |= {event.agent} if ranks else set()
@@ -425,10 +425,18 @@ class RemoteAgents:
         if agent in self.connections.waiting:
             self.lose_spare(agent, connection.lost_reason)
         else:
-            self._losses.hold(AgentLost(agent, connection.lost_reason), probe=False)
+            self._losses.hold(AgentLost(agent, connection.lost_reason), ask=False)
 
     def _explain_losses(self) -> None:
-        for event in self._losses.explain(self._attempt.hosts):
+        """Tell the head why agents have ended, once it is known which hosts are alive."""
+        unanswered = self._losses.unanswered()
+        if unanswered and not self._attached:
+            self._losses.wait_for_hosts()
+            return
+        for agent, connection in unanswered:  # what has started this process will end it before more can be known
+            connection.give_up(ATTACHED_GRACE_S)
+            self._on_readable(agent, connection)
+        for event in self._losses.explain(self._attempt.hosts, self._silent_agents):
             self._attempt.handle(event)
 
     def _on_launch_output(self) -> None:
@@ -455,7 +463,7 @@ class RemoteAgents:
             self._attempt.handle(LauncherSignalled(signum))  # somebody insists
         else:
             self._signalled = True
-            self._losses.hold(AgentSignalled(self.connections.agent_of(0), signum), probe=True)
+            self._losses.hold(AgentSignalled(self.connections.agent_of(0), signum), ask=True)
 
     def _on_child_exit(self) -> None:
         for agent, reason in self._spares.reap().items():
@@ -464,4 +472,4 @@ class RemoteAgents:
             self._attempt.handle(HostsFound(self._search.found))
         if self._launch.status is None and self._launch.reap():
             self._attempt.record(LaunchCommandEnded(self._launch.status or 0))
-            self._losses.hold(probe=True)
+            self._losses.hold(ask=True)

@@ -124,12 +124,18 @@ class Connection(Generic[M]):
             return float(min(_HEARD.unpack(info)) / 1000)
         return 0.0
 
-    def send_beat(self) -> None:
-        """Send what the other kernel acknowledges, unless it has to anyway, or its process reads nothing any more."""
-        if self.acknowledged_bytes() == self.queued_bytes:
-            window = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _WINDOW.stop)[_WINDOW]
-            if not window or int.from_bytes(window, sys.byteorder) >= _LEAST_WINDOW:
-                self.send_frame(_BEAT)
+    def send_beat(self) -> bool:
+        """Send what the other kernel acknowledges, unless it has to anyway, or its process reads nothing any more.
+
+        Returns whether the other kernel has anything to acknowledge.
+        """
+        if self.acknowledged_bytes() != self.queued_bytes:
+            return True
+        window = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _WINDOW.stop)[_WINDOW]
+        has_room = not window or int.from_bytes(window, sys.byteorder) >= _LEAST_WINDOW
+        if has_room:
+            self.send_frame(_BEAT)
+        return has_room
 
     def give_up(self, silence_s: float) -> None:
         """Take the other host for lost, of which nothing was heard for so long."""

@@ -1,4 +1,4 @@
-"""When a silent host counts as lost: its kernel, which answers whatever its processes do, leaves probes unanswered.
+"""Whether a host is alive: its kernel answers whatever its processes do. A host that leaves probes unanswered is lost.
 
 A probe is the first packet of a TCP connection to a port where nothing listens. The other kernel refuses it at once.
 Each probe is sent anew, as TCP repeats what is lost ever more slowly. How many stay unanswered is what counts, and not
@@ -6,6 +6,9 @@ the time: a process, or a host, that stands still itself sends none meanwhile.
 
 The head sends beats, which the agents' kernels acknowledge, so that probes are rare. They cost the head some time, so
 many agents get them less often.
+
+Nothing else declares a host lost. Whoever must know at once whether a host is alive asks its watch, and waits until the
+host has answered or is lost.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ GRACE_S = 0.1  # for what is late; a probe too many does no harm
 _PROBE_INTERVAL_S = 0.2
 _SENT = (errno.EINPROGRESS, errno.ECONNREFUSED, errno.ENETUNREACH, errno.EHOSTUNREACH)
 _ANSWERED = (errno.ECONNREFUSED, errno.EISCONN, 0)
+_KERNEL_CLOCK_S = 0.02  # by which the kernel may be wrong about when it has last heard something
 
 
 def reserve_port() -> socket.socket:
@@ -102,6 +106,9 @@ class HostWatch:
         self._address = address
         self._probe: socket.socket | None = None
         self._next_check = 0.0
+        self._answered_at = 0.0  # the latest answer to a probe
+        self._asked_at = 0.0
+        self._to_confirm: dict[Connection[Any], int] = {}  # bytes, since the host was asked
 
     def poll(self, connections: Sequence[Connection[Any]]) -> float:
         """Do what is due; return the seconds until something is again. Gives all connections up if the host is lost."""
@@ -110,6 +117,7 @@ class HostWatch:
             return self._next_check - now
         silence_s = min(connection.silence_s() for connection in connections)
         answered = self._probe is not None and self._probe.connect_ex(self._address) in _ANSWERED
+        self._answered_at = now if answered else self._answered_at
         self.close()
         probes = self.probes.update(self._limit, silence_s, answered=answered)
         if lost_after := probes.lost_after(self._limit, silence_s):
@@ -126,6 +134,19 @@ class HostWatch:
                 probes = Probes(probes.unanswered + is_sent, probes.answers)
         self.probes, self._next_check = probes, max(self._next_check + wait, now + GRACE_S)
         return self._next_check - now
+
+    def ask(self, connections: Sequence[Connection[Any]]) -> None:
+        """Ask whether the host is alive now; `has_answered` says so as soon as it is known."""
+        self._asked_at = self._clock()
+        self._to_confirm = {one: one.queued_bytes for one in connections if one.send_beat()}
+
+    def has_answered(self, connections: Sequence[Connection[Any]]) -> bool:
+        """Whether the host is known to have been alive after it was asked, by its kernel; also by what comes later."""
+        asked = self._to_confirm
+        if any(one in asked and one.acknowledged_bytes() >= asked[one] for one in connections):
+            return True
+        heard_at = self._clock() - min(one.silence_s() for one in connections)
+        return max(heard_at, self._answered_at) > self._asked_at + _KERNEL_CLOCK_S
 
     def close(self) -> None:
         if self._probe is not None:
