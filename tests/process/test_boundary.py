@@ -11,6 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from jaxrun.protocol.agent_messages import AgentToHead, HeadToAgent
+from jaxrun.protocol.codec import message_types
+from jaxrun.protocol.worker_messages import AgentToWorker, WorkerToAgent
+from jaxrun.records.event_log.actions import Action
+from jaxrun.records.event_log.events import Event
 from jaxrun.spec.backends import BACKENDS
 
 _ROOT = Path(__file__).parents[2]
@@ -183,6 +188,23 @@ def test_the_check_sees_imports_within_functions(tmp_path):
         "def f():\n    from jaxrun import cli\n    import jaxrun.cli.main\n    from jaxrun.protocol import Run\n"
     )
     assert _imports(source) == ["jaxrun.cli", "jaxrun.cli.main", "jaxrun.protocol"]
+
+
+def test_no_union_has_a_kind_of_message_that_nobody_sends() -> None:
+    """A message is sent where it is made: by the launcher, an agent or a rank."""
+    made = {"launcher": set[str](), "runtime": set[str]()}
+    for path in (*(_LAUNCHER / "jaxrun").rglob("*.py"), *_RUNTIME_FILES):
+        calls = (ast.unparse(node.func) for node in ast.walk(_tree(path)) if isinstance(node, ast.Call))
+        made["runtime" if path in _RUNTIME_FILES else "launcher"].update(call.split(".")[-1] for call in calls)
+    for union, makers in (
+        (WorkerToAgent, ["runtime"]),
+        (AgentToWorker, ["launcher"]),
+        (HeadToAgent, ["launcher"]),
+        (AgentToHead, ["launcher", "runtime"]),
+        (Event, ["launcher", "runtime"]),
+        (Action, ["launcher"]),
+    ):
+        assert message_types(union).keys() - set[str]().union(*(made[maker] for maker in makers)) == set()
 
 
 def test_no_class_name_means_two_things():

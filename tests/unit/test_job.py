@@ -1,5 +1,6 @@
 """A Job is valid or does not exist; the variables of --env and --env-file; its program is found without running it."""
 
+import dataclasses
 import math
 import os
 import re
@@ -10,10 +11,13 @@ from types import SimpleNamespace
 import pytest
 
 from jaxrun.errors import UsageError
+from jaxrun.protocol.settings import WorkerSettings
 from jaxrun.spec.job.combinations import check_rank_options
 from jaxrun.spec.job.env_options import mask_secret, parse_assignment, parse_env_file, read_env_file
 from jaxrun.spec.job.fault_spec import parse_faults
 from jaxrun.spec.job.job import Job
+from jaxrun.spec.job.option_declaration import options_of
+from jaxrun.spec.job.options import JobOptions
 from jaxrun.spec.job.program import find_module, find_script, forbids_fork
 from jaxrun.text import parse_ranks
 
@@ -168,6 +172,12 @@ def test_an_env_file_may_hold_bytes_that_are_no_utf8_and_must_be_there(tmp_path)
 )
 def test_secrets_are_not_shown(name, value, shown):
     assert mask_secret(name, value) == shown
+
+
+@pytest.mark.parametrize("setting", dataclasses.fields(WorkerSettings), ids=lambda setting: setting.name)
+def test_what_workers_read_has_an_option_of_the_same_type_and_default(setting):
+    (declared,) = (each for each, _ in options_of(JobOptions) if each.name == setting.name)
+    assert (declared.type, declared.default) == (setting.type, setting.default)
 
 
 # ---- the program is found, and its settings are read, without running or importing any of it

@@ -13,11 +13,12 @@ from jaxrun.cli.options import parameters
 from jaxrun.controller.supervisor.run import check_limits
 from jaxrun.errors import UsageError
 from jaxrun.protocol.env import WorkerEnv
-from jaxrun.protocol.settings import WorkerSettings, options_of
+from jaxrun.protocol.settings import WorkerSettings
 from jaxrun.spec.backends import ATTACH, BACKENDS, HOST_OPTIONS, HOSTS, Backend, understands
 from jaxrun.spec.backends.planning import make_plan
 from jaxrun.spec.job.combinations import check_options
 from jaxrun.spec.job.job import Job
+from jaxrun.spec.job.option_declaration import options_of
 from jaxrun.spec.job.plan import LaunchCommand, Plan, Worker, to_json
 from jaxrun.spec.job.render import plan_summary, render_plan
 

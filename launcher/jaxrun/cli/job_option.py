@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from jaxrun.protocol.settings import Option
+from jaxrun.spec.job.option_declaration import Option
 
 
 class JobOption(click.Option):

@@ -10,10 +10,11 @@ from jaxrun.cli.options import AUTOMATIC, PER_GPU, split_words
 from jaxrun.errors import UsageError
 from jaxrun.protocol.flight_file import LOCKSTEP_FAIL, LOCKSTEP_STRICT
 from jaxrun.protocol.names import GANG_ADDRESS, GANG_TOKEN, POD_MARKER
-from jaxrun.protocol.settings import CACHE_AUTO, CACHE_OFF, options_of
+from jaxrun.protocol.settings import CACHE_AUTO, CACHE_OFF
 from jaxrun.spec.backends import ATTACH, HOSTS, understands
 from jaxrun.spec.job.combinations import check_options
 from jaxrun.spec.job.job import Job
+from jaxrun.spec.job.option_declaration import options_of
 from jaxrun.spec.job.options import HOSTS_AUTO
 from jaxrun.text import parse_ranks
 

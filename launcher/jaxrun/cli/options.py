@@ -12,19 +12,10 @@ import click
 from jaxrun.cli.job_option import JobOption
 from jaxrun.errors import UsageError
 from jaxrun.protocol.names import SUBCOMMANDS, VERSION
-from jaxrun.protocol.settings import (
-    ABOUT,
-    FAILURE,
-    GROUPS,
-    OUTPUT,
-    SHAPE,
-    START,
-    Option,
-    WorkerSettings,
-    options_of,
-)
+from jaxrun.protocol.settings import WorkerSettings
 from jaxrun.spec.backends import ATTACH, backends_with, understands
 from jaxrun.spec.job.job import Job
+from jaxrun.spec.job.option_declaration import ABOUT, FAILURE, GROUPS, OUTPUT, SHAPE, START, Option, options_of
 from jaxrun.text import parse_seconds
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import click
 
 from jaxrun.cli.defaults import Defaults
 from jaxrun.cli.job_option import JobOption, job_options
-from jaxrun.protocol.settings import SHAPE
+from jaxrun.spec.job.option_declaration import SHAPE
 
 _READ_BYTES = 2**20  # of a program
 

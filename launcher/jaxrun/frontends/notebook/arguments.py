@@ -11,8 +11,8 @@ import click
 
 from jaxrun.errors import UsageError
 from jaxrun.frontends.gang.spec import GangSpec
-from jaxrun.protocol.settings import options_of
 from jaxrun.spec.job.job import Job
+from jaxrun.spec.job.option_declaration import options_of
 from jaxrun.text import parse_ranks
 
 ACTIONS = ("stop", "restart")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jaxrun.protocol.settings import Option
+from jaxrun.spec.job.option_declaration import Option
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,10 @@ from typing import Any
 
 from jaxrun.errors import EXIT_NOT_UNIFORM, EXIT_PREEMPTED, EXIT_USAGE, UsageError
 from jaxrun.protocol.names import TOKEN
-from jaxrun.protocol.settings import options_of
 from jaxrun.spec.job.env_options import mask_secret
 from jaxrun.spec.job.host_env import COUNT, HEAD, HEAD_PORT
 from jaxrun.spec.job.job import Job
+from jaxrun.spec.job.option_declaration import options_of
 from jaxrun.spec.job.plan import Plan
 from jaxrun.text import format_ranges
 

@@ -1,6 +1,6 @@
 """What options of a job contradict each other, or name what it does not have.
 
-What is wrong with one value alone is said where its option is declared (job.py, protocol/settings.py).
+What is wrong with one value alone is said where its option is declared (options.py).
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from jaxrun.errors import UsageError
-from jaxrun.protocol.settings import options_of
 from jaxrun.spec.backends import BACKENDS, HOSTS, backends_with, understands
+from jaxrun.spec.job.option_declaration import options_of
 from jaxrun.spec.job.options import JobOptions
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
-from jaxrun.protocol.settings import WorkerSettings, check_values
+from jaxrun.protocol.settings import WorkerSettings
 from jaxrun.spec.job.combinations import check_combinations
+from jaxrun.spec.job.option_declaration import check_values
 from jaxrun.spec.job.options import FAILURE_GRACE_S, GROW_S, SIGNAL_GRACE_S, JobOptions
 
 

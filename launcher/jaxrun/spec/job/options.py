@@ -1,4 +1,4 @@
-"""The options of the command line that are for the whole job; those for its workers are in protocol/settings.py."""
+"""All options of the command line that runs a job; those that its workers read are in protocol/settings.py, too."""
 
 from __future__ import annotations
 
@@ -7,7 +7,22 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from jaxrun.protocol.flight_file import LOCKSTEP_MODES, LOCKSTEP_RECORD
 from jaxrun.protocol.settings import (
+    CACHE_AUTO,
+    CACHE_OFF,
+    COMPILE_AUTO,
+    COMPILE_MODES,
+    MAKE_MESH_JAXRUN,
+    MAKE_MESH_MODES,
+    STDIN_NONE,
+    TLS_AUTO,
+    TLS_MODES,
+    WorkerSettings,
+)
+from jaxrun.spec.backends import BACKENDS
+from jaxrun.spec.job.binding import BIND_AUTO, BIND_MODES
+from jaxrun.spec.job.option_declaration import (
     BY_HAND,
     FAILURE,
     KUBERNETES,
@@ -16,13 +31,10 @@ from jaxrun.protocol.settings import (
     SHAPE,
     SLURM,
     START,
-    WorkerSettings,
     at_least,
     option,
     positive_seconds,
 )
-from jaxrun.spec.backends import BACKENDS
-from jaxrun.spec.job.binding import BIND_AUTO, BIND_MODES
 from jaxrun.text import Ranks
 
 if TYPE_CHECKING:
@@ -61,6 +73,16 @@ def _check_seconds_or_never(seconds: float) -> str:
     return positive_seconds(seconds) if seconds else ""
 
 
+def _check_compile_cache(choice: str) -> str:
+    is_valid = choice in (CACHE_OFF, CACHE_AUTO) or choice.startswith("/")
+    return "" if is_valid else f"must be a directory, auto or off, not {choice!r}"
+
+
+def _check_stdin(who: str) -> str:
+    is_valid = who == STDIN_NONE or (who.isascii() and who.isdigit())
+    return "" if is_valid else f"must be the number of a rank, or {STDIN_NONE}, not {who!r}"
+
+
 _shape, _start, _output, _failure = (partial(option, group=group) for group in (SHAPE, START, OUTPUT, FAILURE))
 _by_hand = partial(option, group=BY_HAND, needs="by hand")
 _mpirun = partial(option, group=MPIRUN, needs="mpirun")
@@ -71,8 +93,81 @@ _kubernetes = partial(option, group=KUBERNETES, needs="kubernetes", doctor=False
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions(WorkerSettings):
-    """The values of all options. None means: to be decided from the devices that are found, or not asked for."""
+    """The values of all options. None means: to be decided from the devices that are found, or not asked for.
 
+    Each field of WorkerSettings has its option here, first of all, and the same default.
+    """
+
+    make_mesh: str = option(
+        "--make-mesh",
+        "Who makes a jax.make_mesh over several hosts: jaxrun puts the hosts along the leading axes; jax refuses since "
+        "0.10.2. [default: {default}]",
+        default=MAKE_MESH_JAXRUN,
+        group=SHAPE,
+        choices=MAKE_MESH_MODES,
+        doctor=False,
+    )
+    stdin: str = option(
+        "--stdin",
+        "The rank that reads jaxrun's standard input. [default: 0]",
+        default="",
+        group=START,
+        metavar="RANK|none",
+        check=_check_stdin,
+        doctor=False,
+    )
+    torch_env: bool = option(
+        "--torch-env",
+        "Also set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and the like, as torchrun does.",
+        default=False,
+        group=START,
+        doctor=False,
+    )
+    compile: str = option(
+        "--compile",
+        "Compile each program once for all ranks of a host if that is safe (auto), or in each rank. "
+        "[default: {default}]",
+        default=COMPILE_AUTO,
+        group=START,
+        choices=COMPILE_MODES,
+    )
+    compile_cache: str = option(
+        "--compile-cache",
+        "Keep compiled programs in this directory for the next attempt and the next job; auto: in ~/.cache/jaxrun. "
+        "[default: {default}]",
+        default=CACHE_OFF,
+        group=START,
+        metavar="DIR|auto|off",
+        check=_check_compile_cache,
+    )
+    coordinator_tls: str = option(
+        "--coordinator-tls",
+        "Keep strangers out of JAX's coordinator, by mutual TLS, which JAX has since 0.12: on, off, or where the job "
+        "has several hosts (auto). [default: {default}]",
+        default=TLS_AUTO,
+        group=START,
+        choices=TLS_MODES,
+    )
+    verbose: bool = option("-v/--verbose", "Say what jaxrun does.", default=False, group=OUTPUT)
+    lockstep: str = option(
+        "--lockstep",
+        "Compare the cross-process calls of the ranks. record: report a difference; fail: report it, and end the job "
+        "as failed; strict: stop before the call that differs (slow, for debugging). [default: {default}]",
+        default=LOCKSTEP_RECORD,
+        group=FAILURE,
+        choices=LOCKSTEP_MODES,
+    )
+    init_timeout: float = option(
+        "--init-timeout",
+        "Stop the job if not all processes have joined after this time. [default: {default}; with --host-rank or "
+        "attach in a pod 600]",
+        default=120.0,
+        group=FAILURE,
+        check=positive_seconds,
+    )
+    pdb: bool = option(
+        "--pdb", "Open a debugger in the rank that fails first, in this terminal.", default=False, group=FAILURE
+    )
     processes: int | None = _shape(
         "-n/--processes",
         "Processes to start. [default: one per GPU, else one per host]",

@@ -14,11 +14,11 @@ from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import HostCheck
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.names import JOB_ID
-from jaxrun.protocol.settings import options_of
 from jaxrun.protocol.worker_command import program_of
 from jaxrun.spec.job.cluster_env import CancelCommand
 from jaxrun.spec.job.env_options import mask_secret
 from jaxrun.spec.job.job import Job
+from jaxrun.spec.job.option_declaration import options_of
 
 
 @dataclass(frozen=True, slots=True)
