@@ -79,13 +79,13 @@ def __dir__() -> list[str]:
 
 
 def _identity() -> dict[str, Any]:
-    from jaxrun.protocol.env import WorkerEnv
     from jaxrun.protocol.names import JOB_ID
+    from jaxrun_runtime import this_rank
 
     if JOB_ID not in os.environ:
         alone = {"rank": 0, "size": 1, "local_rank": 0, "local_size": 1}
         return alone | {"host": socket.gethostname(), "run_dir": None, "is_main": True}
-    env = WorkerEnv.from_env(os.environ)
+    env = this_rank.read(os.environ)
     return {
         "rank": env.rank,
         "size": env.size,

@@ -12,7 +12,14 @@ from typing import TypeVar
 from jaxrun.errors import ProtocolError
 from jaxrun.protocol.codec import encode
 from jaxrun.protocol.stop_messages import StopAt, StopRequested
-from jaxrun.protocol.worker_messages import CallMismatch, Proceed, ProfileCalls, WorkerMessage, WorkerMessageDecoder
+from jaxrun.protocol.worker_messages import (
+    CallMismatch,
+    Proceed,
+    ProfileCalls,
+    RankSecret,
+    WorkerMessage,
+    WorkerMessageDecoder,
+)
 from jaxrun_runtime import interrupts, linux
 
 M = TypeVar("M")
@@ -20,7 +27,7 @@ N = TypeVar("N")
 _RECEIVE_BYTES = 65536
 _ANSWERS = (Proceed, CallMismatch)  # to a Call
 _STOP_MESSAGES = (StopRequested, StopAt)
-_ASKED_FOR = (*_ANSWERS, *_STOP_MESSAGES, ProfileCalls)  # by a method of their own
+_ASKED_FOR = (*_ANSWERS, *_STOP_MESSAGES, ProfileCalls, RankSecret)  # by a method of their own
 
 
 class AgentDisconnected(Exception):

@@ -22,6 +22,7 @@ from weakref import WeakKeyDictionary
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.names import JOB_ID
 from jaxrun.protocol.stop_messages import CheckpointSaved
+from jaxrun_runtime import this_rank
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
 from jaxrun_runtime.import_watch import call_after_import
 
@@ -46,7 +47,7 @@ def attempt() -> AttemptInfo:
     """The attempt to which this process belongs; without jaxrun, attempt 1 with one process."""
     if JOB_ID not in os.environ:
         return AttemptInfo(1, 1, "")
-    env = WorkerEnv.from_env(os.environ)
+    env = this_rank.read(os.environ)
     return AttemptInfo(env.attempt, env.size, env.restart_reason)
 
 

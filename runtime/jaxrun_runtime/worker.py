@@ -17,7 +17,7 @@ from jaxrun.errors import EXIT_SOFTWARE
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF
 from jaxrun.protocol.settings import CACHE_OFF, COMPILE_EACH, MAKE_MESH_JAXRUN
-from jaxrun.protocol.worker_messages import Interrupted, Join, Run, StartCoordinator, WorkerStage
+from jaxrun.protocol.worker_messages import Interrupted, Join, RankSecret, Run, StartCoordinator, WorkerStage
 from jaxrun_runtime import (
     checkpoints,
     children,
@@ -30,11 +30,13 @@ from jaxrun_runtime import (
     joint_calls,
     linux,
     nccl_network,
+    own_frames,
     program,
     shutdown,
     signal_handlers,
     stack_dumps,
     stopping,
+    this_rank,
     unsupported,
 )
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
@@ -88,6 +90,9 @@ def _run_stages(
         _die_with_agent(channel, forked_by)
         _keep_compiled_programs(env, cores)
         order = channel.receive(StartCoordinator, Join)
+        if secret := channel.poll(RankSecret):
+            env = dataclasses.replace(env, rank_token=secret.token)
+        this_rank.keep(env, os.environ)
         joined = join.join(env, channel, order, key)
         stage = WorkerStage.PROVE
         devices = join.report_devices(env, joined)
@@ -226,6 +231,7 @@ def _watch_program(env: WorkerEnv, channel: AgentChannel) -> None:
     stopping.connect(env, channel)
     checkpoints.connect(env, channel)
     unsupported.explain(env, channel)
+    own_frames.hide()
 
 
 def _warn(env: WorkerEnv, text: str) -> None:

@@ -48,7 +48,7 @@ def test_incomplete_environment_variables_are_an_error_that_names_the_missing_on
     for name in _VARIABLES:
         monkeypatch.delenv(name)
     monkeypatch.setenv("JAXRUN_JOB_ID", "ab" * 16)
-    with pytest.raises(ProtocolError, match="JAXRUN_MAKE_MESH is not set"):
+    with pytest.raises(ProtocolError, match="JAXRUN_RANK is not set"):
         _ = jr.rank
 
 

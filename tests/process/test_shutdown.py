@@ -54,17 +54,19 @@ if not pid:
     os.execlp("sh", "sh", "-c", "exit 3")
 print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """,
-    "closes-channel": "import os; os.close(int(os.environ['JAXRUN_CHANNEL_FD']))",
+    "closes-channel": "import os; from jaxrun_runtime import this_rank; os.close(this_rank.read({}).channel_fd)",
     "takes-channels-number": """
 import os
-number = int(os.environ["JAXRUN_CHANNEL_FD"])
+from jaxrun_runtime import this_rank
+number = this_rank.read({}).channel_fd
 file = open("file", "w")
 os.dup2(file.fileno(), number)
 """,
     "takes-channels-number-socket": """
 import os, socket, subprocess
+from jaxrun_runtime import this_rank
 ours, theirs = socket.socketpair()
-os.dup2(theirs.fileno(), int(os.environ["JAXRUN_CHANNEL_FD"]))
+os.dup2(theirs.fileno(), this_rank.read({}).channel_fd)
 subprocess.Popen(["cat"], stdin=ours)  # prints what is sent there, and ends with the worker
 """,
     "thread": """

@@ -24,6 +24,7 @@ from jaxrun.protocol.worker_messages import (
     Done,
     Failed,
     Hello,
+    RankSecret,
     SignalHandlers,
     WorkerMessageDecoder,
 )
@@ -47,7 +48,7 @@ class Worker:
             data = self.link.recv(4096)
             if not data:
                 os._exit(70)
-            messages = self.decoder.feed(data)
+            messages = [each for each in self.decoder.feed(data) if not isinstance(each, RankSecret)]
         return messages[0]
 
     def hello(self, **changes):

@@ -93,7 +93,7 @@ def environments():
 
 @given(environments())
 def test_a_workers_environment_reads_back_the_same(env):
-    assert WorkerEnv.from_env(env.to_env()) == env
+    assert WorkerEnv.from_env(env.to_env()) == replace(env, rank_token="")  # which is no variable
 
 
 def test_a_workers_environment_is_spelled_as_documented():

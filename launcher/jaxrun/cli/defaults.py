@@ -31,7 +31,7 @@ class Defaults:
 
     values: Mapping[str, Any] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 def read_defaults(own: Sequence[JobOption], environ: Mapping[str, str], directory: str) -> Defaults:

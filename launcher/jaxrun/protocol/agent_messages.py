@@ -58,7 +58,7 @@ class HostCheck:
 
     command: str
     timeout: float
-    environment: Mapping[str, str]
+    environment: Mapping[str, str] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class JobInfo:
     restarts: bool = False
     probe: bool = False
     stage: Stage | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     host_timeout: float = 2.0
     closed_port: int = 0
     attempt: int = 1
@@ -159,7 +159,7 @@ class StartWorker:
 
     worker: WorkerEnv
     program: tuple[str, ...]
-    environment: Mapping[str, str]
+    environment: Mapping[str, str] = field(repr=False)
     log_dir: str = ""
     show_output: bool = True
     fork: bool = False

@@ -12,7 +12,7 @@ import selectors
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from jaxrun.errors import ProtocolError, UnavailableError
 
@@ -31,7 +31,7 @@ _ROUND_PAUSE_S = 0.25  # between two rounds: the server may not listen yet
 class HeadAddress:
     """Where the head of a job (or the parent of a gang) may listen, and the token that both know."""
 
-    token: str
+    token: str = field(repr=False)
     addresses: tuple[AnyAddress, ...]
 
 
@@ -41,7 +41,7 @@ class HeadConnection:
 
     connection: socket.socket
     tags: ConnectionTags | None
-    token: str
+    token: str = field(repr=False)
 
 
 class ConnectionAttempt:

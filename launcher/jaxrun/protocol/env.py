@@ -16,10 +16,11 @@
 | JAXRUN_RUN_DIR           | where the job leaves its files; empty with --no-run-dir                      |
 | JAXRUN_CHANNEL_FD        | the inherited socket to the agent (see worker_messages.py)                  |
 | JAXRUN_STACKS_FD         | an inherited file into which the worker writes the stacks of its threads       |
-| JAXRUN_RANK_TOKEN        | the secret by which the ranks of an attempt know each other                  |
 | JAXRUN_FLIGHT_FD         | an inherited file that is the worker's flight recorder (see flight_file.py) |
 
-and a variable for each field of settings.WorkerSettings, such as JAXRUN_LOCKSTEP.
+and a variable for each field of settings.WorkerSettings, such as JAXRUN_LOCKSTEP. Before the program's first line they
+are removed from its environment, except those of PROGRAM_FIELDS. The secret by which ranks know each other is never in
+it: it travels over the channel (worker_messages.RankSecret).
 
 An agent that mpirun or srun has started finds, besides JAXRUN_JOB_ID and JAXRUN_INIT_TIMEOUT,
 
@@ -37,7 +38,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
 from jaxrun.errors import ProtocolError
@@ -57,6 +58,11 @@ STACKS_SIGNAL = signal.SIGRTMIN + 7
 FAULT_HANDLER_SIGNAL = signal.SIGRTMIN + 9
 # The launcher that receives this signal answers the requests in its run directory (see requests.py).
 REQUEST_SIGNAL = signal.SIGRTMIN + 8
+# The fields of WorkerEnv whose variables the program and its children see; docs/environment.md lists them.
+PROGRAM_FIELDS = (
+    *("job_id", "rank", "size", "local_rank", "local_size", "host", "run_dir", "attempt", "restart_reason"),
+)
+_SECRET = "secret"  # the metadata of a field that no variable of a worker holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +87,7 @@ class WorkerEnv(WorkerSettings):
     cpus: tuple[int, ...] = ()
     attempt: int = 1
     restart_reason: str = ""
-    rank_token: str = ""
+    rank_token: str = field(default="", repr=False, metadata={_SECRET: True})
 
     @property
     def nonce(self) -> str:
@@ -98,13 +104,24 @@ class WorkerEnv(WorkerSettings):
     @classmethod
     def names_by_rank(cls, *, torch_env: bool) -> tuple[str, ...]:
         """The variables that a worker has and the processes around it have not, or not with these values."""
-        own = (*(_variable_name(field.name) for field in fields(cls)), NUM_PROCESSES, PROCESS_ID, COORDINATOR_ADDRESS)
+        own = (*_variables_of(cls), NUM_PROCESSES, PROCESS_ID, COORDINATOR_ADDRESS)
         return (*own, *TORCH_VARIABLES) if torch_env else own
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> WorkerEnv:
         """Read the variables back; ProtocolError names one that is missing or malformed."""
-        return cls(**_from_variables(cls, env))
+        return cls(**_from_variables(env, _variables_of(cls)))
+
+    @classmethod
+    def from_program_env(cls, env: Mapping[str, str]) -> WorkerEnv:
+        """Read what a program and its children see; other fields have their defaults. Raises ProtocolError."""
+        seen = {name: each for name, each in _variables_of(cls).items() if each.name in PROGRAM_FIELDS}
+        return cls(**_from_variables(env, seen))
+
+    @classmethod
+    def hidden_variables(cls) -> tuple[str, ...]:
+        """The variables that a program does not see."""
+        return tuple(name for name, each in _variables_of(cls).items() if each.name not in PROGRAM_FIELDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +135,7 @@ class AgentEnv:
 
     job_id: str
     head: str
-    token: str
+    token: str = field(repr=False)
     engine: str
     init_timeout: float
     stays: bool = False
@@ -129,12 +146,12 @@ class AgentEnv:
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> AgentEnv:
         """Read the variables back; ProtocolError names one that is missing or malformed."""
-        return cls(**_from_variables(cls, env))
+        return cls(**_from_variables(env, _variables_of(cls)))
 
     @classmethod
     def variable_names(cls) -> tuple[str, ...]:
         """The variables that must reach every host."""
-        return tuple(_variable_name(field.name) for field in fields(cls))
+        return tuple(_variables_of(cls))
 
 
 def attempt_nonce(job_id: str, attempt: int) -> str:
@@ -143,28 +160,28 @@ def attempt_nonce(job_id: str, attempt: int) -> str:
 
 
 def _to_variables(told: WorkerEnv | AgentEnv) -> dict[str, str]:
-    return {_variable_name(field.name): _write(getattr(told, field.name)) for field in fields(told)}
+    return {name: _write(getattr(told, each.name)) for name, each in _variables_of(type(told)).items()}
 
 
-def _from_variables(kind: type[WorkerEnv | AgentEnv], env: Mapping[str, str]) -> dict[str, Any]:
+def _from_variables(env: Mapping[str, str], wanted: Mapping[str, Field[Any]]) -> dict[str, Any]:
     values = {}
-    missing = [name for name in (JOB_ID, *(_variable_name(field.name) for field in fields(kind))) if name not in env]
+    missing = [name for name in (JOB_ID, *wanted) if name not in env]
     if missing:
         raise ProtocolError(
             f"{missing[0]} is not set: this process was not started by jaxrun, or the command of --wrap passes on no "
             "variables. Start the program with: jaxrun -n PROCESSES PROGRAM"
         )
-    for field in fields(kind):
-        name = _variable_name(field.name)
+    for name, each in wanted.items():
         try:
-            values[field.name] = _READERS[str(field.type)](env[name])
+            values[each.name] = _READERS[str(each.type)](env[name])
         except (ValueError, KeyError):
-            raise ProtocolError(f"{name}={env[name]!r} is not a valid {field.type}") from None
+            raise ProtocolError(f"{name}={env[name]!r} is not a valid {each.type}") from None
     return values
 
 
-def _variable_name(field_name: str) -> str:
-    return RESERVED_PREFIX + field_name.upper()
+def _variables_of(kind: type[WorkerEnv | AgentEnv]) -> dict[str, Field[Any]]:
+    """The fields by the names of their variables, without those that travel in no variable."""
+    return {RESERVED_PREFIX + each.name.upper(): each for each in fields(kind) if _SECRET not in each.metadata}
 
 
 def _write(value: object) -> str:

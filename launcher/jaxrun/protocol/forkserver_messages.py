@@ -21,7 +21,7 @@ descriptors LAUNCHER_DESCRIPTORS, and each LauncherStarted with a descriptor of 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .codec import MessageDecoder, message_types
 
@@ -35,7 +35,7 @@ class ConfigureForkServer:
     """
 
     program: tuple[str, ...]
-    environment: Mapping[str, str]
+    environment: Mapping[str, str] = field(repr=False)
     unset: tuple[str, ...]
     directory: str
 
@@ -105,7 +105,7 @@ class ForkWorker:
     """Fork the worker of this rank, with these variables on top of the fork server's own."""
 
     rank: int
-    environment: Mapping[str, str]
+    environment: Mapping[str, str] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class StartLauncher:
 
     argv: tuple[str, ...]
     directory: str
-    environment: Mapping[str, str]
+    environment: Mapping[str, str] = field(repr=False)
     unset: tuple[str, ...]
 
 

@@ -53,7 +53,7 @@ class SessionSettings:
     directory: str
     debug: bool = False
     coverage: str = ""
-    environ: Mapping[str, str] = field(default_factory=dict)
+    environ: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

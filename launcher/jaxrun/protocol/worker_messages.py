@@ -1,6 +1,7 @@
 """What a worker and its agent send each other, in the order of a job's life.
 
     worker                             agent and head
+                        ◀──────────    RankSecret        (from the agent itself, before anything else)
     Hello               ──────────▶    all hellos are compared
                         ◀──────────    StartCoordinator  (to rank 0)
     CoordinatorReady    ──────────▶    (from rank 0: it accepts connections at this address)
@@ -51,6 +52,13 @@ class Hello:
     program_hash: str
     environment: Mapping[str, str]
     public_key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RankSecret:
+    """The secret by which the ranks of an attempt know each other. Variables would show it to all that log them."""
+
+    token: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +302,7 @@ _AtStart = Hello | CoordinatorReady | DeviceReport
 _OfProgram = ThreadFailed | SignalHandlers | Interrupted | MpiImported | Failed | Done
 WorkerToAgent = _AtStart | Call | ProfileEnded | DebuggerMessage | StopMessageToHead | _OfProgram
 _Answer = Proceed | CallMismatch | DebuggerAnswer | StopMessageToRank
-AgentToWorker = StartCoordinator | Join | Run | ProfileCalls | _Answer | Exit
+AgentToWorker = RankSecret | StartCoordinator | Join | Run | ProfileCalls | _Answer | Exit
 WorkerMessage = WorkerToAgent | AgentToWorker
 
 

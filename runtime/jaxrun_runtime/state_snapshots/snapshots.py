@@ -34,7 +34,7 @@ from jaxrun.protocol.flight_file import RESTORE, SNAPSHOT
 from jaxrun.protocol.message_tags import digest
 from jaxrun.protocol.names import JOB_ID
 from jaxrun.text import format_bytes, format_ranks
-from jaxrun_runtime import checkpoints, joint_calls
+from jaxrun_runtime import checkpoints, joint_calls, this_rank
 from jaxrun_runtime.exceptions import SnapshotError
 from jaxrun_runtime.state_snapshots import checks, leaves, placement, structure, survey
 from jaxrun_runtime.state_snapshots.checks import Check, CheckResult
@@ -101,7 +101,7 @@ _made: SnapshotKeeper | None = None
 def _keeper() -> SnapshotKeeper:
     global _made
     if _made is None:
-        _made = SnapshotKeeper(WorkerEnv.from_env(os.environ))
+        _made = SnapshotKeeper(this_rank.read(os.environ))
     return _made
 
 

@@ -7,7 +7,7 @@ or srun says.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from jaxrun.controller.head.consistency import Expected, describe_different_devices, refuse
@@ -34,7 +34,7 @@ class Told:
     run_dir, log_dir:  that of the job, and that of the attempt's logs; empty where it leaves no files
     """
 
-    user_env: Mapping[str, str]
+    user_env: Mapping[str, str] = field(repr=False)
     run_dir: str = ""
     log_dir: str = ""
 

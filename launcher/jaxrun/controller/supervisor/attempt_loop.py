@@ -15,7 +15,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from jaxrun.analysis.diagnosis.outcome import JobOutcome
@@ -69,7 +69,7 @@ class Supervision:
     clock:    returns seconds since the epoch
     """
 
-    environ: Mapping[str, str]
+    environ: Mapping[str, str] = field(repr=False)
     directory: RunDir
     output: Output
     signals: SignalPipe

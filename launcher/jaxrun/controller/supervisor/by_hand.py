@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from jaxrun.controller.supervisor.head_name import check_is_head, say_who_is_missing
@@ -38,7 +38,7 @@ from jaxrun.text import format_ranks
 class Rendezvous:
     """Where the parts of a job meet; `token` and `head` are empty where people have not given them."""
 
-    token: str
+    token: str = field(repr=False)
     head: tuple[Address, ...]
     file: RendezvousFile
 

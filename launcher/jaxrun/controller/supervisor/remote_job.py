@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,7 +52,7 @@ class Endpoint:
     on_listening:  is called once they can connect, after the last fork of the launcher: it may start a thread
     """
 
-    token: str
+    token: str = field(repr=False)
     port: int = 0
     rendezvous: RendezvousFile | None = None
     on_listening: Callable[[], None] = lambda: None
@@ -69,7 +69,7 @@ class HeadPort:
 
     listener: Listener
     description: str
-    token: str
+    token: str = field(repr=False)
     rendezvous: RendezvousFile | None
     closed_port: socket.socket
 

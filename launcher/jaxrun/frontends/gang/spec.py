@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from jaxrun.errors import UsageError
@@ -25,7 +25,7 @@ class GangSpec:
     hosts: int | None = None
     backend: str = "local"
     platform: str = "auto"
-    env: Mapping[str, str] | None = None
+    env: Mapping[str, str] | None = field(default=None, repr=False)
     lockstep: str = LOCKSTEP_RECORD
     run_dir: str | os.PathLike[str] | None = None
     options: str | Sequence[str] = ()

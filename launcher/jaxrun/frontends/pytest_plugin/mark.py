@@ -6,7 +6,7 @@ Every pytest session loads this module, so it imports little.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -30,7 +30,7 @@ class GangKey:
     processes: int
     devices: int | None = None
     hosts: int | None = None
-    env: tuple[tuple[str, str], ...] = ()
+    env: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     lockstep: str = LOCKSTEP_RECORD
 
     def __str__(self) -> str:

@@ -14,7 +14,7 @@ import re
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from jaxrun.node.forkserver.client import start_process
@@ -27,6 +27,7 @@ from jaxrun.protocol.names import JOB_ID
 from jaxrun.protocol.own_files import open_own_directory
 from jaxrun.protocol.settings import STDIN_RANK_0
 from jaxrun.protocol.worker_command import worker_argv
+from jaxrun.protocol.worker_messages import RankSecret
 from jaxrun.spec.job.environment import PLATFORMS_VARIABLE, inherited_job_variables
 from jaxrun.spec.job.options import PRELOAD_NONE
 
@@ -84,7 +85,7 @@ class WorkerSetup:
     """
 
     argv: tuple[str, ...]
-    environ: Mapping[str, str]
+    environ: Mapping[str, str] = field(repr=False)
     workers: tuple[WorkerEnv, ...]
     flight_dir: Path | None = None
     wrap: tuple[str, ...] = ()
@@ -167,6 +168,8 @@ def _connect(setup: WorkerSetup, worker: WorkerEnv) -> tuple[WorkerPipes, Worker
     flight = _open_flight_recorder(rank, setup.flight_dir if recorded else None)
     stdin = open_stdin(worker.stdin, rank)
     ours.setblocking(False)
+    if worker.rank_token:
+        ours.send(encode(RankSecret(worker.rank_token)))  # waits in the channel until the worker reads it
     if setup.wrap:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, True)  # each message then says which process has sent it
     ends = WorkerEnds(stdin, stdout, stderr, theirs.detach(), stacks, flight)

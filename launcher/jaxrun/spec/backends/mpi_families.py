@@ -38,7 +38,7 @@ class MpirunRequest:
     as_root: bool = False
     launcher: str = ""
     user_words: Words = ()
-    environ: Mapping[str, str] = field(default_factory=dict)
+    environ: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

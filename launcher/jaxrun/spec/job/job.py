@@ -27,7 +27,7 @@ class Job(JobOptions):
     """
 
     program: tuple[str, ...]
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
     placement: tuple[str, ...] = ()
     spare_hosts: tuple[str, ...] = ()
     excluded: Mapping[str, str] = field(default_factory=dict)

@@ -63,7 +63,7 @@ class LaunchCommand:
     engine: str
     title: str
     argv: tuple[str, ...]
-    set_env: Mapping[str, str] = field(default_factory=dict)
+    set_env: Mapping[str, str] = field(default_factory=dict, repr=False)
     unset_env: tuple[str, ...] = ()
     attached_to: str = ""
     passes_stdin: bool = False
@@ -103,7 +103,7 @@ class Plan:
     job_id: str
     workers: tuple[Worker, ...]
     argv: tuple[str, ...]
-    set_env: Mapping[str, str]
+    set_env: Mapping[str, str] = field(repr=False)
     unset_env: tuple[str, ...]
     local_devices: int | None
     device_names: tuple[str, ...]

@@ -1,0 +1,87 @@
+"""What must not show a secret: the environment of a program, and the text of values that loggers print."""
+
+import dataclasses
+import importlib
+import pkgutil
+import types
+
+import pytest
+
+import jaxrun
+import jaxrun_runtime
+from jaxrun.protocol.env import AgentEnv, WorkerEnv
+from jaxrun.protocol.worker_messages import RankSecret
+from jaxrun_runtime import own_frames, this_rank
+
+SECRET = "5ec2e7" * 6
+ENV = WorkerEnv("ab" * 16, 1, 2, 1, 2, "h1", run_dir="/runs/1", attempt=3, restart_reason="rank 0 died", stdin="0")
+SEEN = ("ATTEMPT", "HOST", "JOB_ID", "LOCAL_RANK", "LOCAL_SIZE", "RANK", "RESTART_REASON", "RUN_DIR", "SIZE")
+_HOLD_SECRETS = ("token", "rank_token", "env", "user_env", "set_env", "environ", "environment")
+_CHOSEN = {
+    ("Hello", "environment"),
+    ("MpiFamily", "unbind_env"),
+    ("ForkState", "environ"),
+}  # a few variables that hold no secret
+
+
+def _records() -> set[type]:
+    found = set()
+    for package in (jaxrun, jaxrun_runtime):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if "child_site" in module.name or ".programs" in module.name or module.name.endswith("__main__"):
+                continue
+            values = vars(importlib.import_module(module.name)).values()
+            found |= {each for each in values if isinstance(each, type) and dataclasses.is_dataclass(each)}
+    return found
+
+
+def test_no_record_shows_a_token_or_an_environment_in_its_text():
+    fields = {(each, field.name): field.repr for each in _records() for field in dataclasses.fields(each)}
+    shown = {(record.__name__, name) for (record, name), is_shown in fields.items() if is_shown}
+    assert {(record, name) for record, name in shown if name in _HOLD_SECRETS} <= _CHOSEN
+    assert len([name for (_, name) in fields if name in _HOLD_SECRETS]) > 15  # they are still called so
+
+
+def test_the_secret_of_the_ranks_is_in_no_variable_and_in_no_text():
+    env = dataclasses.replace(ENV, rank_token=SECRET)
+    assert SECRET not in str(env.to_env()) + repr(env) + repr(RankSecret(SECRET))
+    assert SECRET not in repr(AgentEnv("ab" * 16, "h1:1", SECRET, "slurm", 1.0))
+
+
+def test_a_program_sees_only_what_the_page_lists_and_a_rank_remembers_the_rest(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(this_rank, "_told", None)
+    environ = {**ENV.to_env(), "MINE": "1"}
+    this_rank.keep(ENV, environ)
+    assert sorted(name for name in environ if name.startswith("JAXRUN_")) == [f"JAXRUN_{name}" for name in SEEN]
+    assert environ["MINE"] == "1" and this_rank.read({}) is ENV
+    monkeypatch.setattr(this_rank, "_told", None)  # as in a process that the rank starts
+    assert this_rank.read(environ) == dataclasses.replace(ENV, stdin="")
+
+
+def test_loguru_leaves_out_the_frames_of_jaxrun():
+    module = types.ModuleType("loguru._better_exceptions")
+
+    class ExceptionFormatter:
+        def __init__(self, colorize=False, hidden_frames_filename=None):
+            self.colorize, self.hidden = colorize, hidden_frames_filename
+
+        def kept(self, *files: str) -> list[str]:
+            return [file for file in files if file != self.hidden]  # as loguru compares them
+
+    module.ExceptionFormatter = ExceptionFormatter
+    own_frames._hide_from_loguru(module)
+    formatter = ExceptionFormatter(True, hidden_frames_filename="/site-packages/loguru/_logger.py")
+    ours = ("/x/jaxrun_runtime/worker.py", "/x/jaxrun/protocol/env.py", "<frozen runpy>")
+    assert formatter.colorize
+    assert formatter.kept("/site-packages/loguru/_logger.py", *ours, "/job/train.py") == ["/job/train.py"]
+    assert ExceptionFormatter().kept(*ours, "train.py") == ["train.py"]
+
+
+def test_a_loguru_without_that_argument_is_left_as_it_is():
+    class ExceptionFormatter:
+        pass
+
+    before = ExceptionFormatter.__init__
+    own_frames._hide_from_loguru(types.SimpleNamespace(ExceptionFormatter=ExceptionFormatter))
+    own_frames._hide_from_loguru(types.SimpleNamespace())
+    assert ExceptionFormatter.__init__ is before
