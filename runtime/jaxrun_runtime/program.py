@@ -83,6 +83,8 @@ def _fresh_main() -> types.ModuleType:
     if sys.version_info < (3, 14):
         main.__annotations__ = {}
     sys.modules["__main__"] = main
+    if "__mp_main__" in sys.modules:  # multiprocessing was imported already, and has made this alias
+        sys.modules["__mp_main__"] = main
     return main
 
 

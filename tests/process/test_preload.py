@@ -35,6 +35,7 @@ _PROGRAM = '''
 """A program."""
 import json, os, sys
 import chex
+import einops
 import signal, atexit, random, warnings
 import jax
 
@@ -45,6 +46,8 @@ print(json.dumps({
     "modules": sorted(name for name in sys.modules if name.startswith(("chex", "jax.numpy")) or name == "jax"),
     "filters": [str(f) for f in warnings.filters],
     "argv": sys.argv,
+    "order": [name for name in sys.modules if name in ("chex", "einops", "jax")],
+    "aliases": sys.modules["__mp_main__"] is sys.modules["__main__"],
     "main": [vars(sys.modules["__main__"])["__file__"], sys.modules["__main__"].chex is chex],
 }))
 with open(f"numbers-{os.environ['JAXRUN_RANK']}", "w") as file:
@@ -90,6 +93,7 @@ def _logs(result: Result, count: int) -> list[list[str]]:
 
 def test_a_package_is_imported_once_and_a_program_sees_what_it_sees_without(site: Path) -> None:
     (site / "chex.py").write_text(_PACKAGE)
+    (site / "einops.py").write_text("import jax\n")
     (site.parent / "run" / "train.py").write_text(_PROGRAM)
     words = ("-n3", "--env", "FROM_ENV=x", "train.py", "a b")
     expected, imports = _run(site, "--preload", "none", *words)
@@ -100,11 +104,12 @@ def test_a_package_is_imported_once_and_a_program_sees_what_it_sees_without(site
     assert (result.code, imports) == (0, 1), result.err
     assert _logs(result, 3) == _logs(expected, 3)
     (preloaded,) = result.events("Preloaded")
-    assert preloaded["names"] == ["chex"] and preloaded["left_out"] == {}
+    assert preloaded["names"] == ["chex", "einops"] and preloaded["left_out"] == {}
     again = [(site.parent / "run" / f"numbers-{rank}").read_text().split() for rank in range(3)]
     assert len({number for number, _ in (*numbers, *again)}) == 6
     facts = json.loads(_logs(result, 1)[0][0].splitlines()[2])
     assert facts["seen"][0][0] == "train.py" and facts["seen"][4] == "x" and facts["handlers"] == [True] * 3
+    assert facts["order"] == ["jax", "chex", "einops"] and facts["aliases"]
     assert "train.py:4: DeprecationWarning: old" in _logs(result, 1)[0][1]
 
 

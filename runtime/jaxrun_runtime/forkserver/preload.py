@@ -117,7 +117,8 @@ class Preloader:
         before, modules = ForkState.now(), set(sys.modules)
         imported_jax: list[bool] = []
         watch = ImportWatch("jax", lambda _: imported_jax.append(True))
-        watch.start()
+        if not self.imports_jax:  # else jax would come after what has imported it, in sys.modules
+            watch.start()
         try:
             with recorded_output() as output, recorded_reads() as reads:
                 import_as_line(line)
