@@ -5,6 +5,7 @@ That the images build and run, docker/README.md says.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -189,3 +190,26 @@ def test_every_source_of_a_copy_is_in_the_checkout_and_in_the_build_context(name
     assert first == "*" and {"pyproject.toml", "README.md", "launcher", "runtime"} <= sources
     for source in sources:
         assert (ROOT / source).exists() and any(Path(source).is_relative_to(path) for path in allowed), source
+
+
+# ---- scripts/preload-check
+
+
+def preload_check(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [ROOT / "scripts/preload-check", "--python", sys.executable, *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=3 * TIME_LIMIT)
+
+
+def test_a_package_that_is_not_in_the_table_is_refused_and_one_that_is_unsafe_not_tried() -> None:
+    done = preload_check("no_such_package")
+    assert done.returncode == 2 and "--look no_such_package" in done.stdout
+    done = preload_check("netket")
+    assert done.returncode == 0 and "not tried" in done.stdout and "jax_enable_x64" in done.stdout
+
+
+@pytest.mark.extended
+def test_a_program_that_uses_optax_sees_the_same_with_preloading_and_an_import_is_looked_at() -> None:
+    done = preload_check("optax")
+    assert (done.returncode, done.stdout.split()[-1]) == (0, "same"), done.stdout
+    looked = json.loads(preload_check("--look", "optax").stdout)
+    assert "absl.flags._flagvalues.ReloadDetector" in str(looked["changes"]["import hooks"]["+"])

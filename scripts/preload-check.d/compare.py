@@ -1,0 +1,132 @@
+"""Compares what ranks see of their processes with and without preloading: pure, over the states of process_state.
+
+A state varies from run to run by itself (addresses, times, generators), so there are two runs without preloading. What
+is the same in all of their ranks must be the same with it. What differs from rank to rank must differ with it too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+State = Mapping[str, Any]
+Ranks = Sequence[State]  # one run: the state of each rank
+
+# Values that jaxrun keeps for itself, and modules that only one of the two ways needs.
+_OURS = re.compile(r"(jaxrun|jaxrun_runtime)(\.|:|$)")
+_ADDRESS = re.compile(r"0x[0-9a-f]+")
+MOST_SHOWN = 4
+# What is not the same, and may be otherwise: the part of the state, the name, and why.
+_WHEN = "when it was imported, which is earlier and the same for all ranks"
+ACCEPTED = (
+    (
+        "threads",
+        r"of the kernel: (python|jaxrun.*)",
+        "OpenBLAS stops its threads for a fork, and starts them when used",
+    ),
+    ("threads", r"of the kernel: jemalloc_bg_thd", "jemalloc does without it in a fork"),
+    ("values", r"absl\.flags\._helpers:\.disclaim_module_ids.*", "addresses, which are the same in forks"),
+    (
+        "values",
+        r".*:\.__path__\._last_parent_path.*",
+        "Python looks for a namespace's parts anew as soon as sys.path changes",
+    ),
+    ("values", r"orbax\.checkpoint\._src\.path\.atomicity:\._LAST_CHECKPOINT_WRITE_TIME", _WHEN),
+    (
+        "values",
+        r"jax\.experimental\.colocated_python\.func:\..*\.held_by",
+        "a random id, for controllers of remote Python",
+    ),
+)
+
+
+def differences(without: Sequence[Ranks], preloaded: Ranks, most: int = MOST_SHOWN) -> list[str]:
+    """What a program sees with preloading that it does not see in either run `without` it, a line each.
+
+    most: how many lines at most for each part of the state
+    """
+    found = []
+    in_all = set.intersection(*(set(state["sys.modules"]) for ranks in (*without, preloaded) for state in ranks))
+    for part in without[0][0]:
+        if part == "sys.modules":
+            found += _compare_modules(without, preloaded)
+            continue
+        plain = [[dict(flatten(part, state[part])) for state in ranks] for ranks in without]
+        other = [dict(flatten(part, state[part])) for state in preloaded]
+        lines = [
+            line
+            for name, line in _compare_values(plain, other)
+            if not is_accepted(part, name) and (part != "values" or name.partition(":")[0] in in_all)
+        ]
+        found += [f"{part}: {line}" for line in lines[:most]]
+        if len(lines) > most:
+            found.append(f"{part}: and {len(lines) - most} more")
+    return found
+
+
+def is_accepted(part: str, name: str) -> bool:
+    return any(part == where and re.fullmatch(pattern, name) for where, pattern, _ in ACCEPTED)
+
+
+def flatten(part: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Names and texts: members of mappings by their keys, members of lists by how often they occur."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            if part == "values" and _OURS.match(key):
+                continue
+            if isinstance(inner, list) and part not in ("import hooks", "sys.argv"):  # whose order counts
+                for member, count in Counter(map(str, inner)).items():
+                    yield f"{key}: {member}", str(count)
+            else:
+                yield key, _ADDRESS.sub("0x", str(inner))
+    elif isinstance(value, list) and part in ("sys.path", "warnings filters"):  # whose order counts
+        yield "all", str(value)
+    elif isinstance(value, list):
+        for member, count in Counter(map(str, value)).items():
+            if not _OURS.match(member):
+                yield member, str(count)
+    else:
+        yield "", str(value)
+
+
+def _compare_values(
+    without: Sequence[Sequence[Mapping[str, str]]], preloaded: Sequence[Mapping[str, str]]
+) -> Iterator[tuple[str, str]]:
+    """The names that differ, each with a sentence."""
+    plain = [rank for ranks in without for rank in ranks]
+    names = dict.fromkeys(name for rank in (*plain, *preloaded) for name in rank)
+    for name in names:
+        before, after = [rank.get(name) for rank in plain], [rank.get(name) for rank in preloaded]
+        if len(set(before)) == 1:
+            if set(after) != set(before):
+                shown = next(value for value in after if value != before[0])
+                yield name, f"{name} is {_show(shown)}, and {_show(before[0])} without".lstrip()
+        elif _is_shared(after) and not any(_is_shared([rank.get(name) for rank in ranks]) for ranks in without):
+            yield name, f"{name} is the same on all ranks ({_show(after[0])})"
+
+
+def _is_shared(values: Sequence[str | None]) -> bool:
+    return len(values) > 1 and len(set(values)) == 1
+
+
+def _show(value: str | None) -> str:
+    return "not there" if value is None else value if len(value) <= 160 else f"{value[:160]}…"
+
+
+def _compare_modules(without: Sequence[Ranks], preloaded: Ranks) -> list[str]:
+    """Modules that are there only in one way, and the first two that come in another order."""
+    plain = [module for module in without[0][0]["sys.modules"] if not _OURS.match(module)]
+    varying = {module for ranks in without for state in ranks for module in set(plain) ^ set(state["sys.modules"])}
+    other = [module for module in preloaded[0]["sys.modules"] if not _OURS.match(module)]
+    found = []
+    for text, these, those in (("only with preloading", other, plain), ("only without", plain, other)):
+        extra = [module for module in these if module not in set(those) | varying]
+        if extra:
+            found.append(f"sys.modules: {text}: {' '.join(extra[:MOST_SHOWN])}{' …' if extra[MOST_SHOWN:] else ''}")
+    plain, other = ([one for one in these if one in set(those)] for these, those in ((plain, other), (other, plain)))
+    moved = next(((one, two) for one, two in zip(plain, other, strict=True) if one != two), None)
+    if moved:
+        found.append(f"sys.modules: {moved[1]} stands where {moved[0]} stands without")
+    return found
