@@ -20,6 +20,7 @@ _ADDRESS = re.compile(r"0x[0-9a-f]+")
 MOST_SHOWN = 4
 # What is not the same, and may be otherwise: the part of the state, the name, and why.
 _WHEN = "when it was imported, which is earlier and the same for all ranks"
+_COMPARED = "a process id, which is compared with the process's own before each use"
 ACCEPTED = (
     (
         "threads",
@@ -39,6 +40,10 @@ ACCEPTED = (
         r"jax\.experimental\.colocated_python\.func:\..*\.held_by",
         "a random id, for controllers of remote Python",
     ),
+    ("values", r"joblib\._multiprocessing_helpers:\.name", "a semaphore that joblib has made as a trial, and removed"),
+    ("values", r"joblib\._multiprocessing_helpers:\._rand\._rng_pid", _COMPARED),
+    ("own values", r"joblib\._multiprocessing_helpers:\._rand\._rng_pid", _COMPARED),
+    ("own values", r"multiprocessing\.heap:\..*\._lastpid", _COMPARED),
 )
 
 

@@ -103,4 +103,6 @@ def _members(value: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _key_text(key: Any) -> str:
-    return f"{key.__module__}.{key.__qualname__}" if isinstance(key, type) else type(key).__name__
+    if isinstance(key, type):
+        return f"{key.__module__}.{key.__qualname__}"
+    return repr(key) if isinstance(key, bytes | int) else type(key).__name__

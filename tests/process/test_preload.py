@@ -51,7 +51,7 @@ print(json.dumps({
     "main": [vars(sys.modules["__main__"])["__file__"], sys.modules["__main__"].chex is chex],
 }))
 with open(f"numbers-{os.environ['JAXRUN_RANK']}", "w") as file:
-    file.write(f"{random.random()} {os.getpid()}")
+    file.write(f"{random.random()} {bytes(chex.multiprocessing.current_process().authkey).hex()} {os.getpid()}")
 import logging
 logging.getLogger("made_up").warning("to the rank's own stderr")
 chex.initialize()
@@ -106,7 +106,7 @@ def test_a_package_is_imported_once_and_a_program_sees_what_it_sees_without(site
     (preloaded,) = result.events("Preloaded")
     assert preloaded["names"] == ["chex", "einops"] and preloaded["left_out"] == {}
     again = [(site.parent / "run" / f"numbers-{rank}").read_text().split() for rank in range(3)]
-    assert len({number for number, _ in (*numbers, *again)}) == 6
+    assert [len(set(column)) for column in zip(*numbers, *again, strict=True)] == [6, 6, 6]
     facts = json.loads(_logs(result, 1)[0][0].splitlines()[2])
     assert facts["seen"][0][0] == "train.py" and facts["seen"][4] == "x" and facts["handlers"] == [True] * 3
     assert facts["order"] == ["jax", "chex", "einops"] and facts["aliases"]

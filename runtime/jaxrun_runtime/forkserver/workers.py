@@ -38,6 +38,8 @@ from jaxrun_runtime.forkserver.parent import die_with_adopter
 from jaxrun_runtime.forkserver.preload import Preloader
 
 _MAX_REQUEST_BYTES = 2**18
+_WITH_AUTHKEY = ("multiprocessing.process", "multiprocess.process")  # Python's own, and that of dill and datasets
+_AUTHKEY_BYTES = 32
 _MAX_REASON_CHARS = 500
 _MAX_TRACEBACK_CHARS = 8_000  # an answer is one packet, which the agent reads in one piece of 64 KiB
 # Modules that JAX imports, and that no setting changes: imported while the launcher still reads its command line.
@@ -210,10 +212,17 @@ def _become_worker(
     env = WorkerEnv.from_env(order.environment)
     env = replace(env, channel_fd=channel, stacks_fd=stacks, flight_fd=flight)
     os.environ.update({**order.environment, **env.to_env()})
-    # Python reseeds `random` after a fork; numpy's legacy generator would give every rank the same numbers.
-    sys.modules["numpy"].random.seed()
+    _draw_random_numbers_again()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     worker.run_worker(env, list(program), started_at, forked_by=server_pid, preloader=preloader)
+
+
+def _draw_random_numbers_again() -> None:
+    """What every rank would share with the others otherwise; Python reseeds `random` itself after a fork."""
+    sys.modules["numpy"].random.seed()
+    for name in _WITH_AUTHKEY:
+        if (process := sys.modules.get(name)) is not None:
+            process.current_process().authkey = os.urandom(_AUTHKEY_BYTES)
 
 
 def _has_opened_gpu() -> bool:
