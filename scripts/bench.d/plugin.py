@@ -2,6 +2,7 @@
 
 A suite is so many tests with one collective of a few bytes each. "a suite of one" is the time from command to exit;
 "each further test" the difference to a suite of many, divided by their number. All take turns in every round.
+--program names what the file of tests imports besides JAX.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from _bench import Bench, Outcome, grouped, median_ratio, progress, shown, table
+from _imports import BARE, ENVIRON, IMPORTS, import_lines, why_not, with_imports
 from _jobs import started
 
 TIME_LIMIT_S = 180.0
@@ -44,7 +46,7 @@ FRESH = """\
 import socket, subprocess, sys
 import pytest
 BODY = '''
-import sys, jax
+{imports}import sys, jax
 jax.distributed.initialize(sys.argv[1], {size}, int(sys.argv[2]), cluster_detection_method="deactivate")
 from common import check
 check({size})
@@ -112,21 +114,22 @@ class Sample:
     wrong: str
 
 
-def measure(suite: Suite, size: int, number: int) -> Sample:
-    one, wrong = _run(suite, size, 1)
-    many, more = (0.0, "") if wrong else _run(suite, size, suite.many)
+def measure(suite: Suite, size: int, number: int, program: str = BARE) -> Sample:
+    one, wrong = _run(suite, size, 1, program)
+    many, more = (0.0, "") if wrong else _run(suite, size, suite.many, program)
     return Sample(suite.name, size, number, one, many, (many - one) / (suite.many - 1), wrong or more)
 
 
-def _run(suite: Suite, size: int, tests: int) -> tuple[float, str]:
+def _run(suite: Suite, size: int, tests: int, program: str) -> tuple[float, str]:
     """How long a suite took, and what was wrong with it."""
     with tempfile.TemporaryDirectory(prefix="bench-suite-") as name:
         text = suite.text.replace("{size}", str(size)).replace("{tests}", str(tests))
+        text = with_imports(text, program).replace("{imports}", import_lines(program))
         files = {"common.py": CHECK, "pytest.ini": "[pytest]\npythonpath = .\n", "test_suite.py": text}
         for file, content in files.items():
             Path(name, file).write_text(content)
         command = ["/bin/sh", "-c", 'cd "$0" && exec "$@"', name, *suite.command(size)]
-        with started(command, os.environ, {}) as job:
+        with started(command, os.environ, ENVIRON) as job:
             ended = job.wait(TIME_LIMIT_S)
             if ended is None:
                 return TIME_LIMIT_S, f"still running after {TIME_LIMIT_S:g} s"
@@ -147,12 +150,14 @@ def render(samples: Sequence[Sample]) -> str:
 
 
 def run(options: argparse.Namespace) -> Outcome:
+    if reason := why_not(options.program):
+        return Outcome(reason, [], [reason])
     named = (WARM, *options.only) if options.only else ("",)
     samples = []
     for size in options.processes:
         for number in range(1, options.rounds + 1):
             for suite in (suite for suite in SUITES if suite.name.startswith(named)):
-                one = measure(suite, size, number)
+                one = measure(suite, size, number, options.program)
                 samples.append(one)
                 times = f"{one.one:.2f} s, {one.further * 1e3:.1f} ms {one.wrong}"
                 progress(f"{size} x {suite.name}, round {number}: {times}")
@@ -163,5 +168,6 @@ def run(options: argparse.Namespace) -> Outcome:
 if __name__ == "__main__":
     bench = Bench("plugin", __doc__, rounds=3, mine=("--only", "jaxrun"))
     bench.add_option("-n", "--processes", type=int, nargs="+", default=[2, 4], metavar="N")
+    bench.add_option("--program", choices=tuple(IMPORTS), default=BARE, help="what the tests import (default: bare)")
     bench.add_option("--only", action="append", metavar="TEXT", help="ways whose name begins so, and jaxrun, warm")
     sys.exit(bench.main(run))

@@ -13,12 +13,14 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from _bench import ROOT, Bench, Outcome, grouped, progress, table
+from _imports import BARE, IMPORTS, importing, why_not
 from _jobs import Job, started
 
 PROGRAM = Path(__file__).parent / "_programs" / "restarted.py"
@@ -31,6 +33,7 @@ LIMIT_S = 180.0
 # Else the second attempt finds the first one's addresses, and Gloo does not connect (PyTorch 2.13.0).
 TORCHRUN_ENV = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 RESTARTED, BY_HAND, TORCHRUN = "--max-restarts", "started by hand", "torchrun --max-restarts"
+PRELOAD_NONE, RESTARTED_BARE = "--max-restarts --preload none", "--max-restarts, bare"
 JAXRUN = (sys.executable, "-m", "jaxrun")
 
 
@@ -71,10 +74,12 @@ class Sample:
     wrong: str = ""
 
 
-def measure(shape: Shape, how: str, torchrun: str = "") -> Sample:
-    restarts = (RESTARTED, "1") if how == RESTARTED else ()
+def measure(shape: Shape, how: str, torchrun: str = "", program: Path = PROGRAM) -> Sample:
+    restarts = (RESTARTED, "1") if how in (RESTARTED, PRELOAD_NONE, RESTARTED_BARE) else ()
+    none = ("--preload", "none") if how == PRELOAD_NONE else ()
     works = () if shape.lost_host else (str(WORKS_S),)
-    command = [*shape.before, *JAXRUN, *shape.options, *restarts, str(PROGRAM), *works]
+    program = PROGRAM if how == RESTARTED_BARE else program
+    command = [*shape.before, *JAXRUN, *shape.options, *restarts, *none, str(program), *works]
     if how == TORCHRUN:
         command = [torchrun, "--standalone", "--nproc-per-node", "8", "--max-restarts", "1", str(TORCH_PROGRAM), *works]
     extra = {name: os.environ[name] for name in (TESTBED_DIR,) if name in os.environ} | TORCHRUN_ENV
@@ -119,9 +124,11 @@ def render(samples: Sequence[Sample], goals: dict[str, float]) -> str:
     return table(header, rows, left=2)
 
 
-def possible_runs(torchrun: str) -> list[tuple[Shape, str]]:
+def possible_runs(torchrun: str, program: str) -> list[tuple[Shape, str]]:
     """What can be measured here; says what cannot, and how it could be."""
     runs = [(LOCAL, RESTARTED), (LOCAL, BY_HAND)]
+    if program != BARE:
+        runs += [(LOCAL, PRELOAD_NONE), (LOCAL, RESTARTED_BARE)]
     if torchrun:
         runs.append((LOCAL, TORCHRUN))
     else:
@@ -137,23 +144,30 @@ def possible_runs(torchrun: str) -> list[tuple[Shape, str]]:
 
 
 def run(options: argparse.Namespace) -> Outcome:
-    runs = possible_runs(options.torchrun)
-    samples = []
-    for _ in range(options.rounds):
-        for shape, how in runs:
-            try:
-                samples.append(sample := measure(shape, how, options.torchrun))
-            finally:
-                if shape.lost_host:
-                    subprocess.run([TESTBED, "up"], capture_output=True)
-            shown = f"{sample.seconds:.2f} s" if sample.seconds is not None else sample.wrong
-            progress(f"{sample.shape}, {sample.how}: {shown}")
+    if reason := why_not(options.program):
+        return Outcome(reason, [], [reason])
+    runs = possible_runs(options.torchrun, options.program)
+    with tempfile.TemporaryDirectory(prefix="bench-program-") as name:
+        with importing(PROGRAM, options.program, Path(name)) as program:
+            samples = [_measure_in_turn(*one, options.torchrun, program) for _ in range(options.rounds) for one in runs]
     wrong = [f"{one.shape}, {one.how}: {one.wrong}" for one in samples if one.wrong]
     good = [one for one in samples if not one.wrong]
     return Outcome(render(good, {shape.name: shape.goal for shape, _ in runs}), samples, wrong)
 
 
+def _measure_in_turn(shape: Shape, how: str, torchrun: str, program: Path) -> Sample:
+    try:
+        sample = measure(shape, how, torchrun, program)
+    finally:
+        if shape.lost_host:
+            subprocess.run([TESTBED, "up"], capture_output=True)
+    shown = f"{sample.seconds:.2f} s" if sample.seconds is not None else sample.wrong
+    progress(f"{sample.shape}, {sample.how}: {shown}")
+    return sample
+
+
 if __name__ == "__main__":
     bench = Bench("restart", __doc__, rounds=5)
+    bench.add_option("--program", choices=tuple(IMPORTS), default=BARE, help="what it imports (default: bare)")
     bench.add_option("--torchrun", default="", metavar="PATH", help="also measure this torchrun, on one machine")
     sys.exit(bench.main(run))

@@ -105,4 +105,4 @@ def _members(value: Any, name: str) -> Iterator[tuple[str, Any]]:
 def _key_text(key: Any) -> str:
     if isinstance(key, type):
         return f"{key.__module__}.{key.__qualname__}"
-    return repr(key) if isinstance(key, bytes | int) else type(key).__name__
+    return repr(key) if isinstance(key, bytes) else type(key).__name__

@@ -31,7 +31,7 @@ def scripts(folder: str, *names: str) -> list[ModuleType]:
         del sys.path[0]
 
 
-against, lockstep = scripts("bench.d", "_against", "lockstep")
+against, lockstep, imports, startup = scripts("bench.d", "_against", "lockstep", "_imports", "startup")
 remote, requirements, state = scripts("testbed.d", "remote", "requirements", "state")
 
 
@@ -120,6 +120,23 @@ def test_a_job_is_measured_and_what_it_recorded_is_looked_at(mode: str, wrong: s
         assert done.least.keys() == {*lockstep.EACH_CALL, *lockstep.ONCE}
         assert done.ratio.keys() == done.pace.keys() == {"local", "global"}
         assert all(0 < seconds <= done.median[kind] for kind, seconds in done.least.items())
+
+
+def test_the_imports_of_a_measured_program_stand_before_its_own() -> None:
+    text = '"""A program."""\n\nfrom __future__ import annotations\n\nimport os\n'
+    measured = imports.with_imports(text, "flax")
+    assert measured.splitlines()[3:7] == ["import flax.nnx", "import optax", "import orbax.checkpoint", ""]
+    assert imports.with_imports("import os\n", "keras") == "import keras\nimport os\n"
+    assert imports.with_imports(text, "bare") == imports.with_imports(text, "netket") == text
+
+
+@pytest.mark.extended
+def test_a_start_is_measured_in_seconds_of_all_processes_and_in_the_memory_of_its_ranks(tmp_path: Path) -> None:
+    with imports.importing(startup.JAX_SUM, "flax", tmp_path) as program:
+        done = startup.measure(startup.JAXRUN, 2, 1, program)
+        private, shared, wrong = startup.measure_memory(startup.JAXRUN, 2, program)
+    assert done.wrong == wrong == ""
+    assert 0.5 < done.cpu < 60 and 5 < private < shared
 
 
 # ---- scripts/gpu on a machine without GPUs

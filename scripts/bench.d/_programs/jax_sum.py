@@ -3,13 +3,15 @@
 jax_sum.py [STEPS FAULT RANK]
 
 The same file runs under every launcher. Each process adds its rank + 1 and writes the sum to a file of its
-own, BENCH_DIR/sum-RANK.
+own, BENCH_DIR/sum-RANK. With BENCH_HOLD it then waits for the file BENCH_DIR/go, so that its memory can be measured.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
+import time
 from pathlib import Path
 
 import jax
@@ -32,6 +34,8 @@ def join() -> None:
 
 def main(argv: list[str]) -> None:
     join()
+    for name in os.environ.get("BENCH_IMPORTS", "").split():
+        importlib.import_module(name)
     steps, fault, culprit = (int(argv[0]), argv[1], int(argv[2])) if argv else (1, "", -1)
     mesh = Mesh(np.array(jax.devices()), ("process",))
     ours, everyone = PartitionSpec("process"), PartitionSpec()
@@ -48,7 +52,12 @@ def main(argv: list[str]) -> None:
             if fault == "mismatch":
                 other(shards)
         total = float(np.asarray(add(shards).addressable_data(0))[0])
-    Path(os.environ["BENCH_DIR"], f"sum-{jax.process_index()}").write_text(f"{total:g}")
+    directory = Path(os.environ["BENCH_DIR"])
+    if "BENCH_HOLD" in os.environ:
+        (directory / f"pid-{jax.process_index()}").write_text(f"{os.getpid()}")
+    (directory / f"sum-{jax.process_index()}").write_text(f"{total:g}")
+    while "BENCH_HOLD" in os.environ and not (directory / "go").exists():
+        time.sleep(0.01)
 
 
 def main_of(rank: int, size: int, argv: list[str]) -> None:
