@@ -13,12 +13,11 @@ from dataclasses import dataclass
 PROSE_WIDTH = 100  # at which jaxrun wraps what it writes, in files too
 _MIN_WIDTH = 40
 _RED, _DIM, _RESET = "\x1b[1;31m", "\x1b[2m", "\x1b[0m"
-# All control characters but tabs, line ends and colours; those that turn the direction of text; and surrogates that
+# All control characters but tabs and line ends; those that turn the direction of text; and surrogates that
 # stand for no byte of a file's name.
-_CONTROLS = re.compile(
-    r"\x1b(?!\[[0-9;]*m)"
-    r"|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udc7f\udd00-\udfff]"
-)
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udc7f\udd00-\udfff]")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_PAINTED_LINE = re.compile(rf"({re.escape(_RED)}|{re.escape(_DIM)})(.*){re.escape(_RESET)}")  # as TerminalFormat paints
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +64,23 @@ def print_notice(text: str) -> None:
 
 
 def without_controls(text: str) -> str:
-    """What files say, which anybody may have written, as it can be shown on a terminal without steering it."""
-    return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text)
+    """What files say, which anybody may have written, as it can be shown on a terminal without steering it.
+
+    Colours are left out, except those of a whole line, which jaxrun gives.
+    """
+    return "\n".join(map(_clean_line, text.split("\n")))
+
+
+def in_one_line(text: str) -> str:
+    """What a file says for one cell of a table."""
+    return without_controls(" ".join(text.split()))
+
+
+def _clean_line(line: str) -> str:
+    painted = _PAINTED_LINE.fullmatch(line)
+    if painted is not None:
+        return f"{painted[1]}{_clean_line(painted[2])}{_RESET}"
+    return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", _COLOUR.sub("", line))
 
 
 def terminal_width(fd: int) -> int | None:

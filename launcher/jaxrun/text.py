@@ -17,6 +17,7 @@ _PLURALS = {
     **{"it": "they", "its": "their", "does": "do"},
 }
 _MAX_SECONDS = 1e9
+_MAX_LINE_CHARS = 2000
 _SECONDS_OF_UNIT = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSYS)
 UNKNOWN_HOST = "?"  # the host of a rank whose agent has not reported yet
@@ -179,6 +180,13 @@ def plural(count: int, noun: str) -> str:
     if noun.endswith("y"):
         return f"{count} {noun[:-1]}ies"
     return f"{count} {noun}{'es' if noun.endswith('s') else 's'}"
+
+
+def clip_lines(text: str) -> str:
+    """Leave out the middle of lines that fill a screen, as one that quotes a value of megabytes."""
+    half = _MAX_LINE_CHARS // 2
+    lines = (line if len(line) <= _MAX_LINE_CHARS else f"{line[:half]} … {line[-half:]}" for line in text.split("\n"))
+    return "\n".join(lines)
 
 
 def format_columns(rows: Sequence[Sequence[str]], gap: str = "  ") -> list[str]:

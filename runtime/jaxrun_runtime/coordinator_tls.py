@@ -74,5 +74,6 @@ def initialize_arguments(key: RankKey, certificate: Certificate | None) -> dict[
 def _file_in_memory(name: str, content: bytes) -> str:
     """The path of a file that this process has open until its end, as JAX reads it again from time to time."""
     file = os.memfd_create(f"coordinator-{name}")
+    os.fchmod(file, 0o600)  # the kernel lets everybody read it
     os.write(file, content)
     return f"/proc/self/fd/{file}"

@@ -35,6 +35,7 @@ if jax.process_index() == 0:
         target = os.path.realpath(f"/proc/self/fd/{fd}")
         if "memfd:coordinator-" in target:
             name = target.rpartition("coordinator-")[2].partition(" ")[0]
+            assert os.stat(f"/proc/self/fd/{fd}").st_mode & 0o777 == 0o600
             open(name, "wb").write(open(f"/proc/self/fd/{fd}", "rb").read())
     print(os.environ["JAX_COORDINATOR_ADDRESS"], flush=True)
 while not os.path.exists("go"):

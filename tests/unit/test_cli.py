@@ -165,7 +165,7 @@ def test_torchruns_processes_per_node_are_those_of_each_of_several_hosts():
         (["explian", "latest"], "'explian' does not exist; did you mean the command jaxrun explain?"),
         (["stacks", "--ful"], "there is no option --ful of jaxrun stacks; did you mean --full?"),
         (["--env", "NOT_SET_ANYWHERE", "train.py"], "NOT_SET_ANYWHERE"),
-        (["--env-file", "bad.env", "train.py"], "bad.env:2: NAME=VALUE is expected, not 'oops'"),
+        (["--env-file", "bad.env", "train.py"], "bad.env:2: NAME=VALUE is expected, and this line has no equals sign"),
         (["-n", "3", "--simulate-hosts", "2", "train.py"], "give a multiple of 2"),
         (["--backend", "smoke", "train.py"], "smoke"),
         (["--bind", "numa", "train.py"], "--bind: 'numa' is not one of 'auto', 'gpu', 'cores', 'none'"),

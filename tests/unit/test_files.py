@@ -2,6 +2,7 @@
 
 import ast
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,24 @@ def test_one_entry_that_cannot_be_removed_keeps_no_other(tmp_path, monkeypatch):
     with pytest.raises(PermissionError, match="not this one"):
         remove_directory(directory)
     assert [path.name for path in directory.iterdir()] == ["a"]
+
+
+def test_directories_may_be_nested_deeper_than_python_calls_and_than_files_can_be_open(tmp_path):
+    at = os.open(_fill(tmp_path / "deep"), os.O_RDONLY)
+    for _ in range(1200):
+        os.mkdir("d", dir_fd=at)
+        os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=at))
+        below = os.open("d", os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = below
+    os.close(at)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, limits[1]))
+    try:
+        remove_directory(tmp_path / "deep")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert not os.listdir(tmp_path)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")

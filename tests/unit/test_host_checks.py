@@ -1,5 +1,6 @@
 """--host-check before the workers start, and hosts that are excluded: what head, restarts and plans make of them."""
 
+import os
 import re
 from dataclasses import replace
 
@@ -120,6 +121,19 @@ def test_what_is_added_to_a_quarantine_is_excluded_with_its_reason(tmp_path):
     assert (found["n07"], found["h9"]) == (f"{path}: since May", "--exclude-hosts")
     assert re.fullmatch(rf"{path}: \d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\dZ lost: its host is gone", found["h3"])
     assert path.read_text().count("\n") == 5
+
+
+def test_a_host_is_added_on_a_line_of_its_own_though_the_last_one_is_not_ended(tmp_path):
+    path = tmp_path / "bad"
+    path.write_text("h2 since May")
+    add_to_quarantine(path, {"h3": "lost"})
+    assert list(excluded_hosts(job(quarantine=path))) == ["h2", "h3"] and "\n\n" not in path.read_text()
+
+
+def test_a_pipe_is_no_quarantine_and_nobody_waits_for_its_writer(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="pipe cannot be used: it is not a regular file"):
+        excluded_hosts(job(quarantine=tmp_path / "pipe"))
 
 
 def test_what_cannot_be_read_is_refused(tmp_path):

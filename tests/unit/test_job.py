@@ -104,7 +104,7 @@ def test_an_assignment_has_a_value_or_passes_the_variable_on(text, expected):
     [
         ("", "--env NAME=VALUE is expected, not ''"),
         ("=x", "NAME=VALUE is expected"),
-        ("1A=x", "NAME=VALUE is expected, not '1A=x'"),
+        ("1A=x", "NAME=VALUE is expected, not '1A=…'"),
         ("GONE", "GONE is not set; write GONE=VALUE"),
         ("JAXRUN_RANK=1", "JAXRUN_RANK cannot be given: jaxrun sets it"),
         ("JAX_PROCESS_ID=1", "JAX_PROCESS_ID cannot be given"),
@@ -142,9 +142,9 @@ def test_an_env_file_is_read_as_shells_write_it():
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("just words", "job.env:2: NAME=VALUE is expected, not 'just words'"),
-        ('A="open', 'job.env:2: the quote " is not closed'),
-        ("A='x'y", "job.env:2: the quote ' is not closed, or something follows"),
+        ("just words", "job.env:2: NAME=VALUE is expected, and this line has no equals sign"),
+        ('A="open', 'job.env:2: the quote " of A is not closed'),
+        ("A='x'y", "job.env:2: the quote ' of A is not closed, or something follows"),
         ("JAXRUN_SIZE=3", "job.env:2: JAXRUN_SIZE cannot be given"),
         ("A=\0", "job.env:2: the value of A contains a NUL byte"),
     ],

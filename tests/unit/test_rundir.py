@@ -157,6 +157,12 @@ def test_a_directory_that_vanishes_is_reported_once_and_never_raised(directory, 
     ]
 
 
+def test_records_that_could_not_be_written_leave_a_mark_without_content(directory, tmp_path):
+    (tmp_path / "run" / "verdict.json").mkdir()  # in the way, as a full disk is
+    directory.write_text("verdict.json", "{}")
+    assert (tmp_path / "run" / "incomplete").read_bytes() == b""
+
+
 def test_a_full_disk_is_reported_once_and_costs_no_later_event(directory, tmp_path, monkeypatch):
     room = [5, 0]  # bytes that the next writes find
 

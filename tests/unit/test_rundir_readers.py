@@ -75,6 +75,23 @@ def test_each_job_is_listed_with_what_became_of_it(job, capsys):
         assert main(["stacks", f"jaxrun-runs/{name}"]) == 2 and message in capsys.readouterr().err
 
 
+def line_with(lines, word):
+    """The one line of them with this word."""
+    (found,) = (line for line in lines if word in line)
+    return found
+
+
+def test_a_programs_name_adds_no_line_and_a_job_whose_disk_was_full_says_so(job, capsys):
+    odd = job("odd\nname\x1b[31m", 10)
+    (odd / "job.json").write_text(json.dumps({"program": ["a\nb\x1b[31m.py", "c"], "processes": 2}))
+    path = job("full", 5, outcome="")
+    (path / "incomplete").touch()
+    assert main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3 and "odd name" in line_with(lines, "a b.py c")
+    assert "unknown: the disk was full, or not writable" in line_with(lines, "full")
+
+
 def test_a_number_stands_for_the_job_that_has_it_in_the_list(job, collection, capsys, monkeypatch):
     monkeypatch.chdir(collection.parent)
     job("old", 300)
@@ -269,5 +286,7 @@ def test_json_that_is_nested_deep_is_damaged_and_nothing_worse(tmp_path):
 
 def test_colours_and_names_are_shown_and_nothing_that_steers_a_terminal():
     red = TerminalFormat(80, True).red("failed")
-    assert without_controls(f"{red}\ta\n\udcff") == f"{red}\ta\n\udcff"
+    assert without_controls(f"{red}\n\ta\n\udcff") == f"{red}\n\ta\n\udcff"
+    assert without_controls("\x1b[35mother\x1b[0m \x1b[1;31mred\x1b[0m") == "other red"
+    assert without_controls(TerminalFormat(80, True).dim("a \x1b[31mb")) == "\x1b[2ma b\x1b[0m"
     assert without_controls("\x1b]0;x\x07\x1b[2J\r\x9b1A\ud800") == "\ufffd]0;x\ufffd\ufffd[2J\ufffd\ufffd1A\ufffd"

@@ -9,8 +9,11 @@ import pytest
 
 import jaxrun
 import jaxrun_runtime
+from jaxrun.cli.main import main
+from jaxrun.errors import UsageError
 from jaxrun.protocol.env import AgentEnv, WorkerEnv
 from jaxrun.protocol.worker_messages import RankSecret
+from jaxrun.spec.job import env_options
 from jaxrun_runtime import own_frames, this_rank
 
 SECRET = "5ec2e7" * 6
@@ -56,6 +59,28 @@ def test_a_program_sees_only_what_the_page_lists_and_a_rank_remembers_the_rest(m
     assert environ["MINE"] == "1" and this_rank.read({}) is ENV
     monkeypatch.setattr(this_rank, "_told", None)  # as in a process that the rank starts
     assert this_rank.read(environ) == dataclasses.replace(ENV, stdin="")
+
+
+@pytest.mark.parametrize("text", [f"1KEY={SECRET}", f"JAXRUN_X={SECRET}", f"JAX_PROCESS_ID={SECRET}", f"A={SECRET}\0"])
+def test_an_error_about_an_assignment_shows_no_value(text: str):
+    for parse in (lambda: env_options.parse_assignment(text, {}), lambda: env_options.parse_env_file(text, "job.env")):
+        with pytest.raises(UsageError) as caught:
+            parse()
+        assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize("line", [SECRET, f'KEY="{SECRET}', f"KEY='{SECRET}' more", f"export K={SECRET}\0"])
+def test_an_error_about_a_line_of_a_file_shows_none_of_it(line: str):
+    with pytest.raises(UsageError, match=r"job\.env:2: ") as caught:
+        env_options.parse_env_file(f"# ours\n{line}", "job.env")
+    assert SECRET not in str(caught.value)
+
+
+def test_an_error_about_a_value_of_megabytes_is_short(capsys: pytest.CaptureFixture[str]):
+    assert main(["--env", "x" * 5_000_000, "train.py"]) == 2
+    assert main(["-n", "7" * 5_000_000 + "x", "train.py"]) == 2
+    shown = capsys.readouterr().err
+    assert len(shown) < 5000 and "passes a variable on" in shown and "-n/--processes" in shown
 
 
 def test_loguru_leaves_out_the_frames_of_jaxrun():

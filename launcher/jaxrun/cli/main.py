@@ -23,6 +23,7 @@ from jaxrun.cli.options import attach_parameters, doctor_parameters, parameters
 from jaxrun.errors import EXIT_SIGNAL_BASE, EXIT_UNAVAILABLE, JaxrunError, describe_shortage
 from jaxrun.protocol.names import GANG_ADDRESS, SUBCOMMANDS
 from jaxrun.spec.backends import ATTACH, HOSTS, KUBERNETES
+from jaxrun.text import clip_lines
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,10 +67,10 @@ def main(arguments: Sequence[str] | None = None, early_server: EarlyServer | Non
     except click.ClickException as error:
         from jaxrun.cli.usage_errors import describe
 
-        print(f"jaxrun: {describe(error, words, invocation.defaults)}", file=sys.stderr)
+        print(f"jaxrun: {clip_lines(describe(error, words, invocation.defaults))}", file=sys.stderr)
         return error.exit_code
     except JaxrunError as error:
-        print(f"jaxrun: {error}", file=sys.stderr)
+        print(f"jaxrun: {clip_lines(str(error))}", file=sys.stderr)
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return _EXIT_INTERRUPTED

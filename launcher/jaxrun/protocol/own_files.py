@@ -13,6 +13,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from jaxrun.text import format_user
@@ -191,23 +192,74 @@ def _open_parent(path: str | Path, dir_fd: int | None) -> Iterator[tuple[int, st
         os.close(parent)
 
 
-def _empty(directory: int) -> None:
-    """Remove what is in the directory, each entry whatever becomes of the others; raises the last error."""
-    failed: OSError | None = None
+@dataclass(slots=True)
+class _Level:
+    """A directory on the way down: its name in the one above, and the directories in it that are left to remove."""
+
+    name: str
+    identity: tuple[int, int]
+    folders: list[str]
+
+
+def _empty(top: int) -> None:
+    """Remove what is in the directory, each entry whatever becomes of the others; raises the last error.
+
+    One descriptor goes down and up, so neither Python's stack nor the limit of open files matters to how deep
+    directories are nested.
+    """
+    failures: list[OSError] = []
+    at = os.dup(top)
+    levels = [_Level("", _identity(at), _unlink_files(at, failures))]
+    try:
+        while levels[-1].folders or len(levels) > 1:
+            if levels[-1].folders:
+                with _noted(failures):
+                    name = levels[-1].folders.pop()
+                    at = _replace(at, open_own_directory(name, at))
+                    levels.append(_Level(name, _identity(at), []))
+                    levels[-1].folders = _unlink_files(at, failures)
+                continue
+            at = _replace(at, os.open("..", _PARENT, dir_fd=at))
+            done = levels.pop()
+            if _identity(at) != levels[-1].identity:
+                raise OSError(errno.EBUSY, "somebody moves its directories at the same time")
+            with _noted(failures):
+                os.rmdir(done.name, dir_fd=at)
+    finally:
+        os.close(at)
+    if failures:
+        raise failures[-1]
+
+
+def _unlink_files(directory: int, failures: list[OSError]) -> list[str]:
+    """Remove all that is no directory; returns the names of the directories."""
     with os.scandir(directory) as entries:
         found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
-    for name, is_directory in found:
-        try:
-            if is_directory:
-                remove_directory(name, directory, private=False)
-            else:
-                os.unlink(name, dir_fd=directory)
-        except FileNotFoundError:  # somebody else of this user was faster
-            pass
-        except OSError as error:
-            failed = error
-    if failed is not None:
-        raise failed
+    for name in (name for name, is_directory in found if not is_directory):
+        with _noted(failures):
+            os.unlink(name, dir_fd=directory)
+    return [name for name, is_directory in found if is_directory]
+
+
+@contextlib.contextmanager
+def _noted(failures: list[OSError]) -> Iterator[None]:
+    """Note an error for the end, and go on; that something is gone already is none."""
+    try:
+        yield
+    except FileNotFoundError:  # somebody else of this user was faster
+        pass
+    except OSError as error:
+        failures.append(error)
+
+
+def _replace(descriptor: int, by: int) -> int:
+    os.close(descriptor)
+    return by
+
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino
 
 
 # ---- writing whole files

@@ -13,7 +13,15 @@ from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.errors import UsageError
 from jaxrun.protocol.own_files import open_own_or_linked_directory, remove_directory
 from jaxrun.records.rundir.recorded_files import find_collection, is_run_dir, read_plan, read_verdict
-from jaxrun.records.rundir.rundir import COLLECTION_DIR, EVENTS_FILE, JOB_FILE, LATEST_LINK, VERDICT_FILE
+from jaxrun.records.rundir.rundir import (
+    COLLECTION_DIR,
+    EVENTS_FILE,
+    INCOMPLETE_FILE,
+    JOB_FILE,
+    LATEST_LINK,
+    VERDICT_FILE,
+)
+from jaxrun.terminal import in_one_line
 from jaxrun.text import format_bytes, format_columns, format_seconds, plural
 
 _STARTING_S = 600.0  # a job that has not said yet who runs it may be starting
@@ -29,6 +37,7 @@ class RecordedJob:
     host:     where its launcher runs, or ran; empty where nothing says so
     verdict:  None while it runs, and where the launcher was killed
     running:  None where only `host` knows
+    is_complete:  whether its launcher could write all records
     """
 
     path: Path
@@ -38,6 +47,7 @@ class RecordedJob:
     host: str = ""
     verdict: Verdict | None = None
     running: bool | None = False
+    is_complete: bool = True
 
     @property
     def seconds(self) -> float | None:
@@ -55,7 +65,9 @@ class RecordedJob:
             return f"{ended}{restarts}"
         if self.running is None:
             return f"running, or killed, on {self.host}"
-        return "running" if self.running else "killed with its launcher"
+        if self.running:
+            return "running"
+        return "killed with its launcher" if self.is_complete else "unknown: the disk was full, or not writable"
 
 
 def list_jobs(path: Path | None) -> tuple[Path, list[RecordedJob]]:
@@ -101,22 +113,23 @@ def read_job(path: Path) -> RecordedJob:
             running = has_open(pid, path / EVENTS_FILE)
         else:
             running = time.time() - started < _STARTING_S
-    return RecordedJob(path, started, recorded.program, recorded.processes, host, found, running)
+    is_complete = not os.path.lexists(path / INCOMPLETE_FILE)
+    return RecordedJob(path, started, recorded.program, recorded.processes, host, found, running, is_complete)
 
 
 def format_jobs(jobs: Sequence[RecordedJob]) -> str:
     """Lay the jobs out as a table; their numbers count from the newest, 1, as commands take them."""
     rows = [("job", "run directory", "started", "took", "processes", "how it went", "program")]
     for number, job in zip(range(len(jobs), 0, -1), jobs, strict=True):
-        command = " ".join(job.command)
+        command = in_one_line(" ".join(job.command))
         rows.append(
             (
                 str(number),
-                job.path.name,
+                in_one_line(job.path.name),
                 time.strftime("%Y-%m-%d %H:%M", time.localtime(job.started)),
                 "" if job.seconds is None else format_seconds(job.seconds),
                 str(job.processes or ""),
-                job.state,
+                in_one_line(job.state),
                 command if len(command) <= _SHOWN_CHARS else f"{command[: _SHOWN_CHARS - 1]}…",
             )
         )
@@ -193,9 +206,12 @@ def _started(path: Path) -> float:
 
 
 def _size(path: Path) -> int:
-    total = 0
-    for folder, _, names in os.walk(path):
-        for name in names:
-            with contextlib.suppress(OSError):
-                total += os.lstat(os.path.join(folder, name)).st_blocks * 512
+    """In bytes on the disk, as far as a path reaches: some may be nested deeper than one can say."""
+    total, folders = 0, [str(path)]
+    while folders:  # os.walk of Python 3.11 calls itself
+        with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                total += entry.stat(follow_symlinks=False).st_blocks * 512
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
     return total

@@ -35,6 +35,7 @@ LATEST_LINK = "latest"
 EVENTS_FILE = "events.jsonl"
 JOB_FILE = "job.json"
 VERDICT_FILE = "verdict.json"
+INCOMPLETE_FILE = "incomplete"  # empty; there if other files could not be written, as on a full disk
 OLD_FILE = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_NAME_CHARACTERS = 60  # with any letters well below the 255 bytes that a file name may have
 
@@ -154,6 +155,8 @@ class RunDir:
         if not self._error_reported:
             self._error_reported = True
             self._warn(f"cannot write to {self.path}: {error.strerror}; the job goes on, its records are incomplete")
+            with contextlib.suppress(OSError):  # an empty file needs no space on most disks
+                os.close(os.open(INCOMPLETE_FILE, NEW_FILE, 0o644, dir_fd=self._directory))
 
 
 def attempt_directory(run_dir: Path, attempt: int) -> Path:

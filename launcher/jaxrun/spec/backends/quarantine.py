@@ -5,6 +5,7 @@ A line of the file is a host, the time, and why it is there; what comes after `#
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -13,6 +14,8 @@ from pathlib import Path
 from jaxrun.errors import UsageError
 from jaxrun.spec.backends.slurm_allocation import expand_node_list
 from jaxrun.spec.job.job import Job
+
+_APPEND = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK  # which waits for no reader of a pipe
 
 
 def excluded_hosts(job: Job) -> dict[str, str]:
@@ -31,6 +34,8 @@ def _parse(text: str, source: str) -> tuple[str, ...]:
 def _read(path: Path) -> dict[str, str]:
     """The hosts of a file, which need not be there yet."""
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise OSError(errno.EINVAL, "it is not a regular file")  # to read a pipe would wait for its writer
         text = path.read_text() if path.exists() else ""
         if not os.access(path if path.exists() else path.parent, os.W_OK):
             raise OSError(0, "it, or its directory, cannot be written")
@@ -45,8 +50,16 @@ def _read(path: Path) -> dict[str, str]:
 
 
 def add_to_quarantine(path: Path, reasons: Mapping[str, str]) -> None:
-    """Append a line for each host, by one write, as other jobs may do the same. Raises OSError."""
+    """Append a line for each host, by one write, as other jobs may do the same. Raises OSError.
+
+    A last line that its writer has not ended is ended first, or the next host would become a part of it.
+    """
     now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
     lines = [f"{host} {now} {' '.join(reason.replace('#', ' ').split())}\n" for host, reason in reasons.items()]
-    with open(path, "ab", buffering=0) as file:
-        file.write("".join(lines).encode())
+    file = os.open(path, _APPEND, 0o666)
+    try:
+        size = os.fstat(file).st_size
+        is_ended = size == 0 or os.pread(file, 1, size - 1) == b"\n"
+        os.write(file, ("" if is_ended else "\n").encode() + "".join(lines).encode())
+    finally:
+        os.close(file)

@@ -10,6 +10,7 @@ from jaxrun.errors import UsageError
 from jaxrun.protocol.names import COORDINATOR_ADDRESS, NUM_PROCESSES, PROCESS_ID, RESERVED_PREFIX
 
 _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|KEY|CREDENTIAL|AUTH", re.IGNORECASE)
+_QUOTED_CHARS = 60
 _URL_PASSWORD = re.compile(r"(://)[^/@\s]+@")
 
 
@@ -20,7 +21,8 @@ def parse_assignment(text: str, environ: Mapping[str, str], source: str = "--env
     if equals:
         return name, _check_value(name, value, source)
     if name not in environ:
-        raise UsageError(f"{source} {name} passes a variable on, but {name} is not set; write {name}=VALUE")
+        shown = _shown(name)
+        raise UsageError(f"{source} {shown} passes a variable on, but {shown} is not set; write {shown}=VALUE")
     return name, environ[name]
 
 
@@ -49,7 +51,7 @@ def parse_env_file(text: str, file_name: str) -> dict[str, str]:
         source = f"{file_name}:{number}:"
         variable, equals, rest = re.sub(r"^export\s+", "", stripped).partition("=")
         if not equals:
-            raise UsageError(f"{source} NAME=VALUE is expected, not {line!r}")
+            raise UsageError(f"{source} NAME=VALUE is expected, and this line has no equals sign")
         _check_name(variable, line, source)
         values[variable] = _check_value(variable, _parse_value(rest, line, source), source)
     return values
@@ -62,11 +64,18 @@ def mask_secret(name: str, value: str) -> str:
     return _URL_PASSWORD.sub(r"\1***@", value)
 
 
+def _shown(text: str) -> str:
+    """An assignment as an error may quote it: its value may be a secret, whatever its name."""
+    name, equals, _ = text.partition("=")
+    short = name if len(name) <= _QUOTED_CHARS else f"{name[:_QUOTED_CHARS]}…"
+    return f"{short}=…" if equals else short
+
+
 def _check_name(name: str, text: str, source: str) -> None:
     if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) is None:
-        raise UsageError(f"{source} NAME=VALUE is expected, not {text!r}")
+        raise UsageError(f"{source} NAME=VALUE is expected, not {_shown(text)!r}")
     if name.startswith(RESERVED_PREFIX) or name in (COORDINATOR_ADDRESS, NUM_PROCESSES, PROCESS_ID):
-        raise UsageError(f"{source} {name} cannot be given: jaxrun sets it in every worker; leave it out")
+        raise UsageError(f"{source} {_shown(name)} cannot be given: jaxrun sets it in every worker; leave it out")
 
 
 def _check_value(name: str, value: str, source: str) -> str:
@@ -83,5 +92,6 @@ def _parse_value(rest: str, line: str, source: str) -> str:
     body = r"((?:[^\\\"]|\\.)*)\"" if quote == '"' else r"([^']*)'"
     match = re.fullmatch(body + r"\s*(?:#.*)?", rest[1:])
     if match is None:
-        raise UsageError(f"{source} the quote {quote} is not closed, or something follows it: {line!r}")
+        name = re.sub(r"^export\s+", "", line.strip()).partition("=")[0]
+        raise UsageError(f"{source} the quote {quote} of {name} is not closed, or something follows it")
     return re.sub(r"\\([\\\"$`])", r"\1", match[1]) if quote == '"' else match[1]
