@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -177,7 +178,7 @@ def test_what_a_module_leaves_behind_is_seen(site: Path) -> None:
     names = [f"case_{name}" for name in _CASES]
     path = f"{site}:{environment()['PYTHONPATH']}"
     words = [sys.executable, "-P", "-c", _EACH_IN_A_FORK, json.dumps(names), str(folder)]
-    env = {**environment(), **_environ(site), "PYTHONPATH": path, "RANK": "0"}
+    env = {**environment(), **_environ(site), "PYTHONPATH": path, "RANK": "0", "OPENBLAS_NUM_THREADS": "2"}
     subprocess.run(words, cwd=site.parent, env=env, check=True, timeout=TIME_LIMIT)
     found = {
         name: json.loads((site.parent / f"case_{name}.json").read_text()) for name in _CASES if name != "directory"
@@ -253,3 +254,71 @@ def test_a_named_module_is_taken_at_its_word_and_ranks_of_the_next_attempt_have_
     by_rank, imports = _run(site, "-n2", "--torch-env", "--preload", "own_package", "train.py")
     (preloaded,) = by_rank.events("Preloaded")
     assert preloaded["left_out"] == {"own_package": "it reads RANK, which differs by rank"} and imports == 3
+
+
+# ---- gangs and tests
+
+_GANGS = """
+import os, sys
+import chex
+import jaxrun
+
+def ask():
+    return [name for name in ("chex", "optax", "equinox") if name in sys.modules]
+
+if __name__ == "__main__":
+    with jaxrun.Gang(2) as gang:
+        print(gang.run(ask))
+    with jaxrun.Gang(2, preload=["optax"]) as gang:
+        print(gang.run(ask))
+    with jaxrun.Gang(1, preload="none") as gang:
+        print(gang.run(ask))
+    os.environ["SEEN"] = "changed"
+    with jaxrun.Gang(1, env={"SEEN": "env"}) as gang:
+        print(gang.run(lambda: __import__("chex").SEEN))
+"""
+
+
+def _python(site: Path, *words: str) -> tuple[str, str]:
+    """What `python WORDS` prints, and what the packages have counted."""
+    path = f"{site}:{environment()['PYTHONPATH']}"
+    env = {**os.environ, **_environ(site), "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
+    done = subprocess.run(
+        [sys.executable, *words], cwd=site.parent / "run", env=env, capture_output=True, text=True, timeout=TIME_LIMIT
+    )
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    return done.stdout, (site.parent / "count").read_text()
+
+
+def test_gangs_have_what_their_main_file_imports_and_what_they_name(site: Path) -> None:
+    (site / "chex.py").write_text(f"import os\nSEEN = os.environ.get('SEEN')\n{_COUNT}")
+    (site / "optax.py").write_text(_THREAD)  # of which the server learns, and imports chex anew
+    (site.parent / "run" / "main.py").write_text(_GANGS)
+    out, imports = _python(site, "main.py")
+    assert out.splitlines() == [
+        "(['chex'], ['chex'])",
+        "(['chex'], ['chex'])",
+        "([],)",
+        "('env',)",
+    ]
+    assert imports == "xxxx"  # by the main file, two servers of which one has replaced the other, and one for SEEN
+
+
+_TESTS = """
+import optax
+import pytest
+
+@pytest.mark.processes(2)
+def test_ranks():
+    import sys
+    assert optax.WHO == sys.modules["chex"].WHO
+"""
+
+
+def test_ranks_of_pytest_have_what_the_files_of_tests_import(site: Path) -> None:
+    for name in ("chex", "optax"):
+        (site / f"{name}.py").write_text("import os\nWHO = []\n" + _COUNT.replace("'x'", f"'{name} '"))
+    (site.parent / "run" / "conftest.py").write_text("import chex\n")
+    (site.parent / "run" / "test_it.py").write_text(_TESTS)
+    _, imports = _python(site, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:hypothesispytest")
+    assert sorted(imports.split()) == ["chex"] * 2 + ["optax"] * 2  # by pytest itself, and once for its ranks

@@ -60,6 +60,7 @@ REFUSED = [
         for name in ("", "A=B")
     ),
     *(({"env": env}, r"env of a gang must map names to strings, not \{") for env in ({"A": 1}, {2: "x"}, {"A": None})),
+    *(({"preload": preload}, "preload of a gang must be auto, none or names of modules") for preload in ("a b", ["9"])),
     *(({"options": options}, "options of a gang") for options in ("--env 'A", ["--grace", 5], 5)),
 ]
 
@@ -96,6 +97,20 @@ def test_a_spec_is_a_value_and_options_are_words_or_a_line_of_them():
     assert GangSpec(options="--env 'A=b c'").options == ("--env", "A=b c")
 
 
+def test_modules_to_import_before_the_fork():
+    assert [GangSpec(preload=preload).named_modules for preload in ("auto", "none", [], "a,b.c", ["a", "b.c"])] == [
+        None,
+        (),
+        (),
+        ("a", "b.c"),
+        ("a", "b.c"),
+    ]
+    words = GangSpec().command_line(RUN_DIR, ("flax", "optax"))
+    assert words[words.index("--preload") + 1] == "flax,optax"
+    words = GangSpec().command_line(RUN_DIR)
+    assert words[words.index("--preload") + 1] == "none"
+
+
 def test_a_gang_takes_what_a_spec_has():
     wanted, taken = (inspect.signature(one).parameters.values() for one in (GangSpec, jaxrun.Gang))
     assert [(one.name, one.default) for one in taken] == [(one.name, one.default) for one in wanted]
@@ -127,6 +142,7 @@ def test_a_gang_takes_what_a_spec_has():
         ("-n 4 -h", MagicArguments("help")),
         ("--rank 0,2-3", MagicArguments(ranks=(range(0, 1), range(2, 4)))),
         ("--no-fork", MagicArguments(gang=dict(options=("--no-fork",)))),
+        ("-n 2 --preload flax,optax", MagicArguments(gang=dict(processes=2, preload="flax,optax"))),
     ],
 )
 def test_a_line_is_parsed_as_options_of_jaxrun(line, arguments):

@@ -112,6 +112,21 @@ def test_a_module_a_package_and_a_directory_are_programs_too(write, program):
     assert sys.modules.keys().isdisjoint({"pkg", "near"})
 
 
+def test_of_an_installed_module_only_its_own_package_is_read(write, tmp_path, monkeypatch):
+    write(
+        {
+            "site/app/__init__": "",
+            "site/app/main": "import optax\nimport other\nfrom . import near",
+            "site/app/near": "import flax",
+            "site/optax": "import flax.core",
+            "site/other": "import flax.linen",
+        }
+    )
+    (tmp_path / "here").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    assert _names(tmp_path / "here", "-m", "app.main") == ["optax", "flax"]
+
+
 @pytest.mark.parametrize(
     ("body", "is_seen"),
     [

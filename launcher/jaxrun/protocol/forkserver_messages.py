@@ -14,6 +14,7 @@ One that forks the workers of a job answers the agent; each ForkWorker goes with
 One that starts the launchers of gangs answers the Python process that has the gangs; each StartLauncher goes with the
 descriptors LAUNCHER_DESCRIPTORS, and each LauncherStarted with a descriptor of the process:
 
+    Preload               ──────────▶      (at any time: for the launchers to come)
     StartLauncher         ──────────▶
                           ◀──────────      LauncherStarted | ForkDeclined
 """

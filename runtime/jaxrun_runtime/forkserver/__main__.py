@@ -28,13 +28,14 @@ def main() -> NoReturn:
         workers.import_stdlib()
         if (unfinished := take_unfinished(arguments)) is not None:
             workers.continue_preload(channel, unfinished, workers.import_jax(channel))
-        program = workers.configure(channel)
+        program = workers.configure(channel).program
         jax = workers.import_jax(channel)
         workers.serve(channel, program, jax, Preloader(jax.blas_threads))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # srun sends it to all processes of a step; the Python process decides
-    from jaxrun_runtime.forkserver import launchers
+    from jaxrun_runtime.forkserver import again, launchers
 
-    launchers.serve(channel, arguments, with_jax=role == "launchers")
+    left = again.take_unfinished(arguments)
+    launchers.serve(channel, arguments, with_jax=role == "launchers", unfinished=left)
 
 
 if __name__ == "__main__":

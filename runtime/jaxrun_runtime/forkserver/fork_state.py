@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,8 +49,11 @@ class ForkState:
             has_backend=jax_private.has_backend(),
         )
 
-    def difference(self, after: ForkState, blas_threads: int) -> str:
-        """What has come about until `after`; empty for nothing. `blas_threads`: of each pool of BLAS."""
+    def difference(self, after: ForkState, new_blas_threads: Callable[[], int]) -> str:
+        """What has come about until `after`; empty for nothing.
+
+        new_blas_threads:  counts the threads that pools of BLAS have started meanwhile
+        """
         if after.has_backend and not self.has_backend:
             return "it makes a backend of JAX"
         for file in sorted(after.files - self.files):
@@ -58,7 +61,7 @@ class ForkState:
             if name in CUDA_DEVICES:
                 return "it opens a GPU"
             return "it opens a socket" if name.startswith("socket:") else f"it leaves {name} open"
-        if after.threads > self.threads and after.threads > 1 + _count_blas() * blas_threads:
+        if after.threads > self.threads and after.threads > self.threads + new_blas_threads():
             return "it starts a thread"
         if after.children - self.children:
             return "it starts a process"
@@ -96,7 +99,7 @@ def _numpy_random() -> bytes:
     return bytes(state[1].tobytes()) + repr(state[2:]).encode()
 
 
-def _count_blas() -> int:
+def count_blas_libraries() -> int:
     """How many libraries of BLAS are loaded, each of which has a pool of threads."""
     with open("/proc/self/maps") as file:
         return len({line.rpartition(" ")[2] for line in file if _BLAS in line})

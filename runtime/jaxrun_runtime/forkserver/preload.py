@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from jaxrun.protocol.forkserver_messages import ImportedName, Preload, Preloaded
 from jaxrun_runtime.forkserver import known_unsafe
-from jaxrun_runtime.forkserver.fork_state import ForkState, names_in
+from jaxrun_runtime.forkserver.fork_state import ForkState, count_blas_libraries, names_in
 from jaxrun_runtime.forkserver.preload_scene import as_the_program, import_as_line, recorded_output, recorded_reads
 from jaxrun_runtime.import_watch import ImportWatch
 
@@ -73,6 +73,7 @@ class Preloader:
     reads: set[str] = field(default_factory=set)
     output: dict[int, bytes] = field(default_factory=lambda: {1: b"", 2: b""})
     holders: list[_Holder] = field(default_factory=list)
+    _blas_libraries: int = 0
 
     def load(self, order: Preload, argv: Sequence[str], start_again: StartAgain) -> Preloaded:
         """Import what `order` names; `argv` are the program and its arguments.
@@ -80,6 +81,7 @@ class Preloader:
         Where a module has left something behind, calls `start_again` with what is to be left out and the environment.
         """
         begun, environ = time.monotonic(), dict(os.environ)
+        self._blas_libraries = count_blas_libraries()
         known = known_unsafe.read()
         gc.disable()  # saves a third of the imports
         try:
@@ -130,7 +132,7 @@ class Preloader:
             return f"its import failed: {type(error).__name__}: {error}"[:_MAX_REASON_CHARS]
         watch.stop()
         new = set(sys.modules) - modules
-        reason = before.difference(ForkState.now(), self.blas_threads)
+        reason = before.difference(ForkState.now(), self._count_new_blas_threads)
         if reason := reason or self._look_through(new) or _seen_by_program(new, reads, order):
             known_unsafe.add(line.name, reason)
             return reason
@@ -140,6 +142,11 @@ class Preloader:
         for descriptor, text in output.items():
             self.output[descriptor] += text
         return ""
+
+    def _count_new_blas_threads(self) -> int:
+        """Count the threads of the BLAS libraries that have been loaded since the last count."""
+        before, self._blas_libraries = self._blas_libraries, count_blas_libraries()
+        return (self._blas_libraries - before) * self.blas_threads
 
     def _look_through(self, new: Iterable[str]) -> str:
         """Note the functions of _REPLACED in new modules; returns a text if one of them keeps the process id."""

@@ -31,6 +31,7 @@ from jaxrun.protocol.forkserver_messages import (
     UnfinishedPreload,
     WorkerForked,
 )
+from jaxrun.protocol.names import RESERVED_PREFIX
 from jaxrun_runtime import failure_report, worker
 from jaxrun_runtime.forkserver.again import start_again
 from jaxrun_runtime.forkserver.fork_state import CUDA_DEVICES, count_threads, open_files
@@ -72,6 +73,15 @@ _OPTION_OF_VARIABLE: dict[str, tuple[str, Callable[[str], Any]]] = {
 }
 
 
+# Variables that the launcher chooses, for which no module need be imported anew.
+_SET_BY_LAUNCHER = frozenset(
+    (
+        *(*_OPTION_OF_VARIABLE, "NPROC", "no_grpc_proxy"),
+        *("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"),
+    )
+)
+
+
 def import_stdlib() -> None:
     """Import what JAX needs of the standard library."""
     for name in _STDLIB_OF_JAX:
@@ -79,8 +89,8 @@ def import_stdlib() -> None:
             importlib.import_module(name)
 
 
-def configure(channel: socket.socket) -> Sequence[str]:
-    """Wait for the job and adopt its environment and directory; returns the program and its arguments.
+def configure(channel: socket.socket) -> ConfigureForkServer:
+    """Wait for the job and adopt its environment and directory; returns the order.
 
     Ends this process if the channel is closed first, because the launcher needs no fork server. jax may have been
     imported already.
@@ -99,7 +109,7 @@ def configure(channel: socket.socket) -> Sequence[str]:
     for name, (option, parse) in _OPTION_OF_VARIABLE.items():
         if jax is not None and name in order.environment:
             jax.config.update(option, parse(order.environment[name]))
-    return order.program
+    return order
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,10 +195,22 @@ def serve(channel: socket.socket, program: Sequence[str], jax: ImportedJax, prel
         channel.send(encode(answer))
 
 
+def serve_inherited(channel: socket.socket, jax: ImportedJax, preloader: Preloader) -> NoReturn:
+    """Serve the job to come with what another process has imported.
+
+    Where that has read variables that the job sets otherwise, this process becomes a server that imports anew.
+    """
+    order = configure(channel)
+    changed = {name for name in (*order.environment, *order.unset) if not name.startswith(RESERVED_PREFIX)}
+    if (changed - _SET_BY_LAUNCHER) & preloader.reads:
+        start_again(channel, "workers", UnfinishedPreload(order.program, Preload(()), {}), os.environ)
+    serve(channel, order.program, jax, preloader)
+
+
 def continue_preload(channel: socket.socket, unfinished: UnfinishedPreload, jax: ImportedJax) -> NoReturn:
     """Serve as the fork server whose place this one has taken: import the rest of what that one was to import."""
     preloader = Preloader(jax.blas_threads, dict(unfinished.left_out))
-    if not jax.obstacle:
+    if unfinished.order.imports and not jax.obstacle:
         _preload(channel, unfinished.program, unfinished.order, preloader)
     serve(channel, unfinished.program, jax, preloader)
 

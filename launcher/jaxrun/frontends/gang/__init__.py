@@ -13,5 +13,6 @@
 | gang_job         | one job of a gang, from its start to its end: launcher, connections, ranks           |
 | launcher_process | the launcher, seen from outside: output, end, verdict, commands                      |
 | rank_connections | where the ranks connect, and messages to and from all of them                        |
+| main_imports     | what the main file of this process imports first                                     |
 | spec             | what a gang is asked to be, and the command line that makes it one                   |
 """

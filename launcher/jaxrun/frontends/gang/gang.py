@@ -26,6 +26,7 @@ from jaxrun.protocol.flight_file import LOCKSTEP_RECORD
 from jaxrun.protocol.names import RUNTIME
 from jaxrun.protocol.payload import FunctionReference
 from jaxrun.spec.job.fault_spec import FAULT_KINDS
+from jaxrun.spec.job.options import PRELOAD_AUTO
 
 if TYPE_CHECKING:
     from jaxrun.analysis.diagnosis.snapshot import Snapshot
@@ -46,6 +47,8 @@ class Gang:
     lockstep:  "off", "record", "fail" or "strict"
     run_dir:   where logs, events and the verdict go; a second start uses run_dir-2; None: they are deleted at the end
     options:   more options of jaxrun's command line: "--partition debug", or a list of words
+    preload:   modules to import once, before the ranks are forked: a list of names; "auto": what the main file imports
+               first, of packages for which that is safe; "none"
 
     The ranks start at once. Raises UsageError for arguments that are wrong, and GangStartError, with the launcher's
     output, if the gang does not start. Several threads may use a gang; it runs their calls one after the other.
@@ -63,8 +66,9 @@ class Gang:
         lockstep: str = LOCKSTEP_RECORD,
         run_dir: str | os.PathLike[str] | None = None,
         options: str | Sequence[str] = (),
+        preload: str | Sequence[str] = PRELOAD_AUTO,
     ) -> None:
-        self.spec = GangSpec(processes, devices, hosts, backend, platform, env, lockstep, run_dir, options)
+        self.spec = GangSpec(processes, devices, hosts, backend, platform, env, lockstep, run_dir, options, preload)
         self._display = _make_display()
         self._lock = threading.RLock()  # held by the thread that uses the ranks
         self._yields = threading.Condition(self._lock)

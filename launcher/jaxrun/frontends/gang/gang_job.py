@@ -19,10 +19,12 @@ from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.errors import JaxrunError, UnavailableError, UsageError
 from jaxrun.frontends.gang.exceptions import GangError, GangStartError, WorkerDied
 from jaxrun.frontends.gang.launcher_process import LauncherProcess
+from jaxrun.frontends.gang.main_imports import folder_of_main, imports_of_main
 from jaxrun.frontends.gang.rank_connections import RankConnections, RankListener
 from jaxrun.frontends.gang.spec import GangSpec
 from jaxrun.node.forkserver.launcher_pool import pool_for
 from jaxrun.protocol.agent_messages import WorkerExited
+from jaxrun.protocol.forkserver_messages import ImportedName
 from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind, pack
 from jaxrun.protocol.snapshot_messages import ProcessState
 from jaxrun.protocol.worker_messages import Done
@@ -70,7 +72,10 @@ class GangJob:
         Raises UsageError, UnavailableError, and GangStartError with the launcher's output.
         """
         environ = dict(os.environ)
-        pool = pool_for({**environ, **(spec.env or {})}, with_jax=spec.may_fork)
+        named = spec.named_modules
+        pool = pool_for({**environ, **(spec.env or {})}, with_jax=spec.may_fork, preloads=named != ())
+        if spec.may_fork and named != ():
+            pool.preload(imports_of_main() if named is None else map(ImportedName, named), folder_of_main())
         self.spec = spec
         self.broken = ""
         self.stopped = False
@@ -81,7 +86,7 @@ class GangJob:
         try:
             run_dir = run_dir or self._listener.directory / "run"
             environ |= self._listener.environ
-            self.launcher = LauncherProcess(pool, spec.command_line(run_dir), environ, run_dir)
+            self.launcher = LauncherProcess(pool, spec.command_line(run_dir, pool.modules), environ, run_dir)
         except BaseException:
             self._listener.close()
             raise

@@ -11,6 +11,7 @@ from pathlib import Path
 from jaxrun.errors import UsageError
 from jaxrun.protocol.flight_file import LOCKSTEP_RECORD
 from jaxrun.protocol.names import RUNTIME
+from jaxrun.spec.job.options import PRELOAD_AUTO, PRELOAD_NONE, check_preload
 
 _RANK_PROGRAM = f"{RUNTIME}.gang"
 _GRACE_S = 1.0  # between SIGTERM and SIGKILL; a gang that is told to end has nothing to save
@@ -29,6 +30,7 @@ class GangSpec:
     lockstep: str = LOCKSTEP_RECORD
     run_dir: str | os.PathLike[str] | None = None
     options: str | Sequence[str] = ()
+    preload: str | Sequence[str] = PRELOAD_AUTO
 
     def __post_init__(self) -> None:
         for name in ("processes", "devices", "hosts"):
@@ -42,6 +44,7 @@ class GangSpec:
             raise UsageError(f"a variable's name must not be empty, nor contain '=': env of a gang has {wrong[0]!r}")
         object.__setattr__(self, "env", env)
         object.__setattr__(self, "options", split_options(self.options))
+        object.__setattr__(self, "preload", _join_modules(self.preload))
         if self.run_dir is not None:
             object.__setattr__(self, "run_dir", Path(self.run_dir).absolute())
 
@@ -56,7 +59,16 @@ class GangSpec:
         words = [part for option in self.options for part in option.split("=", 1)]
         return words[words.index("--interface") + 1] if "--interface" in words[:-1] else ""
 
-    def command_line(self, run_dir: Path) -> tuple[str, ...]:
+    @property
+    def named_modules(self) -> tuple[str, ...] | None:
+        """The modules to import before the fork; None for those that the main file imports."""
+        assert isinstance(self.preload, str)
+        if self.preload == PRELOAD_AUTO:
+            return None
+        return () if self.preload == PRELOAD_NONE else tuple(self.preload.split(","))
+
+    def command_line(self, run_dir: Path, modules: Sequence[str] = ()) -> tuple[str, ...]:
+        """The launcher's words; `modules` are those that its fork server is to have imported."""
         hosts = "--simulate-hosts" if self.backend == "local" else "--hosts"
         given = (
             ("--backend", self.backend),
@@ -66,6 +78,7 @@ class GangSpec:
             ("--platform", self.platform),
             ("--lockstep", self.lockstep),
             ("--run-dir", run_dir),
+            ("--preload", ",".join(modules) or PRELOAD_NONE),
             ("--grace", _GRACE_S),
             ("--stall-timeout", 0),  # a gang may wait for work for days
         )
@@ -79,6 +92,14 @@ class GangSpec:
         devices = "" if self.devices is None else f" x {self.devices} devices"
         where = "" if self.backend == "local" else f" by {self.backend}"
         return f"gang{size}{devices}{where}"
+
+
+def _join_modules(preload: str | Sequence[str]) -> str:
+    """The value of --preload. Raises UsageError."""
+    joined = preload if isinstance(preload, str) else ",".join(preload) or PRELOAD_NONE
+    if wrong := check_preload(joined):
+        raise UsageError(f"preload of a gang {wrong}")
+    return joined
 
 
 def split_options(options: str | Sequence[str]) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ _GANG_ARGUMENTS = {  # by the field of Job whose option gives their value
     "backend": "backend",
     "platform": "platform",
     "lockstep": "lockstep",
+    "preload": "preload",
 }
 # A comment begins at a # that stands alone or after a blank, outside of quotes, as in a shell.
 _BEFORE_COMMENT = re.compile(r"""((?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^'"\\])*?)(?:(?:^|\s)\#.*)?""")
@@ -79,7 +80,7 @@ def _command() -> click.Command:
     options = [
         click.Option(
             [*declared.flags, *declared.aliases, _GANG_ARGUMENTS[field.name]],
-            type=click.Choice(tuple(declared.choices)) if declared.choices else int,
+            type=click.Choice(tuple(declared.choices)) if declared.choices else str if field.type == "str" else int,
         )
         for field, declared in options_of(Job)
         if field.name in _GANG_ARGUMENTS

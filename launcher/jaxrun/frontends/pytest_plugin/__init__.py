@@ -9,6 +9,7 @@ plain asserts are pytest's own, and live in the process that has JAX. A test has
 | plugin           | pytest's hooks and options; loaded in every pytest session, as are fixtures and mark      |
 | fixtures         | gang, gangs, shared_tmp_path, process_count, process_index                               |
 | mark             | what `@pytest.mark.processes(...)` asks for                                              |
+| file_imports     | what a file of tests and its conftest files import first                                 |
 | runner           | runs one test, from its mark to its reports                                              |
 | warm_gangs       | the gangs, and which tests share one                                                     |
 | rank_sessions    | the pytest sessions in the ranks of one gang, and what makes them like the parent's      |

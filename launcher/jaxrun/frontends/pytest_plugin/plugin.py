@@ -104,14 +104,19 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
     """Start the fork server of the gangs, which imports jax while pytest imports the module."""
     config = parent.config
     elsewhere = hasattr(config, "workerinput") or find_rank_plugin(config) is not None or is_rank(os.environ)
-    if not (elsewhere or config.option.no_gang or config.option.collectonly or _FORK_SERVER in config.stash):
+    if not (elsewhere or config.option.no_gang or config.option.collectonly):
         with contextlib.suppress(OSError):  # pytest or the first gang reports it
             if _MARK in module_path.read_bytes():
+                from jaxrun.frontends.pytest_plugin.file_imports import imports_of_tests
                 from jaxrun.frontends.pytest_plugin.rank_sessions import without_coverage
                 from jaxrun.node.forkserver.launcher_pool import pool_for
 
-                with without_coverage():
-                    config.stash[_FORK_SERVER] = pool_for(os.environ, with_jax=True)
+                if _FORK_SERVER not in config.stash:
+                    with without_coverage():
+                        config.stash[_FORK_SERVER] = pool_for(os.environ, with_jax=True)
+                config.stash[_FORK_SERVER].preload(
+                    imports_of_tests(module_path, config.rootpath), str(module_path.parent)
+                )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -13,12 +13,20 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from jaxrun.errors import UnavailableError
 from jaxrun.node.forkserver.client import difference, is_fixed, open_standard_descriptors, reap, start_server
 from jaxrun.protocol.codec import encode
-from jaxrun.protocol.forkserver_messages import ForkDeclined, ForkServerMessageDecoder, LauncherStarted, StartLauncher
+from jaxrun.protocol.env import WorkerEnv
+from jaxrun.protocol.forkserver_messages import (
+    ForkDeclined,
+    ForkServerMessageDecoder,
+    ImportedName,
+    LauncherStarted,
+    Preload,
+    StartLauncher,
+)
 from jaxrun.protocol.names import SHUTDOWN_BYTE
 from jaxrun.spec.job.environment import interpreter_variables
 from jaxrun.spec.job.program import working_directory
@@ -45,6 +53,26 @@ class LauncherPool:
         self.pid, self._channel = start_server(sys.executable, self._environ, role, *modules)
         self._unread_answer = False  # a Ctrl-C has interrupted the wait for it
         self._was_asked = False
+        self._preloaded: dict[str, ImportedName] = {}
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The modules that ranks of launchers to come find imported, as far as that is safe."""
+        return tuple(dict.fromkeys(name.partition(":")[0] for name in self._preloaded))
+
+    def preload(self, imports: Iterable[ImportedName], folder: str) -> None:
+        """Have the server import these before it forks the next launcher; `folder` has the program's own modules.
+
+        Returns at once. A server that has ended is reported by the next start.
+        """
+        with self._lock:
+            new = {line.name: line for line in imports if line.name not in self._preloaded}
+            if not new:
+                return
+            by_rank = WorkerEnv.names_by_rank(torch_env=False)
+            with contextlib.suppress(OSError):
+                self._channel.send(encode(Preload(tuple(new.values()), folder=folder, by_rank=by_rank)))
+                self._preloaded |= new
 
     @property
     def usable(self) -> bool:
@@ -109,11 +137,14 @@ class LauncherPool:
         self._channel.close()
 
 
-def pool_for(environ: Mapping[str, str], *, with_jax: bool) -> LauncherPool:
-    """The pool for this environment, which is started when it is asked for first. Raises OSError if it cannot be."""
+def pool_for(environ: Mapping[str, str], *, with_jax: bool, preloads: bool = True) -> LauncherPool:
+    """The pool for this environment, which is started when it is asked for first. Raises OSError if it cannot be.
+
+    preloads:  whether the ranks may find more modules imported than those of jax
+    """
     open_standard_descriptors()
     read_by_jax = sorted(pair for pair in environ.items() if is_fixed(pair[0], jax_imported=True))
-    key = (with_jax, sys.executable, *read_by_jax)
+    key = (with_jax, preloads, sys.executable, *read_by_jax)
     with _lock:
         found = _pools.get(key)
         if found is None or not found.usable:

@@ -13,7 +13,7 @@ import os
 import stat
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -99,8 +99,8 @@ def _of_module(name: str, directory: str, wanted: Callable[[str], bool]) -> Prel
     if source is None:
         return _NOTHING
     package = name if source.name == "__main__.py" else name.rpartition(".")[0]
-    root = source.parents[len(package.split(".")) if package else 0]
-    search = _Search([directory, str(root)], wanted)
+    top, root = name.partition(".")[0], source.parents[len(package.split(".")) if package else 0]
+    search = _Search([directory], wanted, {top: root})
     files = [_File(file, parent, parent) for parent in _with_parents(package) if (file := search.find(parent))]
     return Preload(search.run([*files, _File(source, _MAIN, package)]), str(source), directory)
 
@@ -112,9 +112,16 @@ def _with_parents(module: str) -> list[str]:
 
 
 class _Search:
-    """One search through a program's files; `folders` have its own modules."""
+    """One search through a program's files.
 
-    def __init__(self, folders: Sequence[str], wanted: Callable[[str], bool]) -> None:
+    folders:   have its own modules
+    packages:  its own packages that stand elsewhere, among others, with the directory of each
+    """
+
+    def __init__(
+        self, folders: Sequence[str], wanted: Callable[[str], bool], packages: Mapping[str, Path] | None = None
+    ) -> None:
+        self._packages = packages or {}
         self._folders = [Path(folder) for folder in dict.fromkeys(folders)]
         self._wanted = wanted
         self._seen: set[Path] = set()
@@ -136,7 +143,8 @@ class _Search:
         parts = module.split(".")
         if parts[0] in sys.stdlib_module_names:
             return None
-        for folder in self._folders:
+        elsewhere = [self._packages[parts[0]]] if parts[0] in self._packages else []
+        for folder in (*self._folders, *elsewhere):
             base = folder.joinpath(*parts)
             for file in (base / "__init__.py", base.with_name(f"{base.name}.py")):
                 if file.is_file():

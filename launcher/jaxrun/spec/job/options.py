@@ -62,7 +62,7 @@ def _check_grace(seconds: float) -> str:
     return "" if 0 <= seconds < math.inf else f"must be 0 seconds or more, not {seconds:g}"
 
 
-def _check_preload(modules: str) -> str:
+def check_preload(modules: str) -> str:
     if modules in (PRELOAD_AUTO, PRELOAD_NONE):
         return ""
     wrong = [name for name in modules.split(",") if not all(part.isidentifier() for part in name.split("."))]
@@ -242,7 +242,7 @@ class JobOptions(WorkerSettings):
         "first, of packages for which that is safe. [default: {default}]",
         default=PRELOAD_AUTO,
         metavar="auto|none|MODULE,...",
-        check=_check_preload,
+        check=check_preload,
         attach=False,
     )
     bind: str = _start(

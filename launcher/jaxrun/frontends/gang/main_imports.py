@@ -1,0 +1,36 @@
+"""What the main file of this process imports first, which the ranks of its gangs will want as well."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import ModuleType
+
+from jaxrun.protocol.forkserver_messages import ImportedName
+from jaxrun.spec.job.leading_imports import find_leading_imports
+from jaxrun.spec.job.preload_table import preloadable
+
+
+def imports_of_main() -> list[ImportedName]:
+    """The leading imports of the main file; in a notebook, the modules that its cells have imported by now."""
+    main = sys.modules.get("__main__")
+    file, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
+    if file is None:
+        modules = [value.__name__ for value in list(vars(main).values()) if isinstance(value, ModuleType)]
+        return [ImportedName(name) for name in dict.fromkeys(modules) if preloadable(name)]
+    program = ["-m", spec.name] if spec is not None else [file]
+    found = find_leading_imports(program, _directory(), preloadable).imports
+    return [line for line in found if line.name.partition(":")[0] in sys.modules]
+
+
+def folder_of_main() -> str:
+    """Where the modules of the main file stand; empty where that is not known."""
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    return os.path.dirname(os.path.abspath(file)) if file else ""
+
+
+def _directory() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # it has been deleted
+        return "/"
