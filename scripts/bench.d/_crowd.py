@@ -19,7 +19,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from jaxrun import __version__
 from jaxrun.protocol import addresses, auth
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import (
@@ -38,6 +37,7 @@ from jaxrun.protocol.agent_messages import (
 from jaxrun.protocol.codec import MessageDecoder, encode, message_types
 from jaxrun.protocol.env import AgentEnv, attempt_nonce
 from jaxrun.protocol.message_tags import digest
+from jaxrun.protocol.names import VERSION
 from jaxrun.protocol.probe_messages import Machine
 from jaxrun.protocol.worker_messages import (
     CoordinatorReady,
@@ -240,7 +240,7 @@ def _report(rank: int, size: int, sees_run_dir: bool) -> AgentReport:
         boot_id=f"00000000-0000-0000-0000-{rank // RANKS_PER_HOST:012d}",
         pid=1000 + rank,
         time=time.time(),
-        jaxrun_version=__version__,
+        jaxrun_version=VERSION,
         address="127.0.0.1",
         head_address="127.0.0.1",
         directory=os.getcwd(),

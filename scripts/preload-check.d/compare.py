@@ -43,7 +43,10 @@ ACCEPTED = (
     ("values", r"joblib\._multiprocessing_helpers:\.name", "a semaphore that joblib has made as a trial, and removed"),
     ("values", r"joblib\._multiprocessing_helpers:\._rand\._rng_pid", _COMPARED),
     ("own values", r"joblib\._multiprocessing_helpers:\._rand\._rng_pid", _COMPARED),
+    ("values", r"multiprocessing\.heap:\..*\._lastpid", _COMPARED),
     ("own values", r"multiprocessing\.heap:\..*\._lastpid", _COMPARED),
+    ("values", r"wsgiref\.handlers:\.BaseHandler\.os_environ\..*", "the variables of then, for programs of CGI"),
+    ("values", r".*:.*prometheus.*\._created", _WHEN),
 )
 
 

@@ -175,7 +175,7 @@ def test_what_a_module_leaves_behind_is_seen(site: Path) -> None:
     (site / "beside.py").touch()
     folder = site.parent / "run"
     (folder / "beside.py").touch()
-    names = [f"case_{name}" for name in _CASES]
+    names = ["jax", *(f"case_{name}" for name in _CASES)]
     path = f"{site}:{environment()['PYTHONPATH']}"
     words = [sys.executable, "-P", "-c", _EACH_IN_A_FORK, json.dumps(names), str(folder)]
     env = {**environment(), **_environ(site), "PYTHONPATH": path, "RANK": "0", "OPENBLAS_NUM_THREADS": "2"}
@@ -190,6 +190,7 @@ def test_what_a_module_leaves_behind_is_seen(site: Path) -> None:
         assert expected in left_out.get(f"case_{name}", "" if not expected else "imported"), (name, left_out)
         assert bool(left_out) is bool(expected), name
         assert not imports_jax
+    assert json.loads((site.parent / "jax.json").read_text()) == [{}, True]  # which comes first, as without
 
 
 # ---- jobs of which a module is left out

@@ -88,6 +88,7 @@ class Preloader:
             with as_the_program(order.main, argv):
                 for line in order.imports:
                     if line.name in self.names or line.name in self.left_out or _is_there(line.name):
+                        self.imports_jax |= line.name.partition(":")[0].partition(".")[0] == "jax"
                         continue
                     if time.monotonic() - begun > _TIME_LIMIT_S:
                         self.left_out[line.name] = f"the imports before it took more than {_TIME_LIMIT_S:g} s"
