@@ -158,7 +158,7 @@ def test_torchruns_processes_per_node_are_those_of_each_of_several_hosts():
         (["-n"], "jaxrun: -n requires an argument\n"),
         (["--lr", "0.1", "train.py"], "there is no option --lr; put the program's options after its name"),
         (
-            ["--master_addr", "h1", "train.py"],
+            ["attach", "--master_addr", "h1", "train.py"],
             "there is no option --master-addr: use --head HOST:PORT, the same on all hosts",
         ),
         (["-ppn", "2", "train.py"], "there is no option -ppn: use --processes-per-host"),

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from jaxrun.cli import torchrun
 from jaxrun.cli.defaults import Defaults, read_defaults, used_defaults
 from jaxrun.cli.help import ATTACH_USAGE, COMPLETION_VARIABLE, DOCTOR_USAGE, Command, command_to_complete
 from jaxrun.cli.job_option import job_options
@@ -106,7 +107,8 @@ def _pop_name(words: list[str]) -> str:
 
 def _command(name: str) -> click.Command:
     if not name:
-        return Command("jaxrun", params=parameters(), callback=_run, context_settings=_SETTINGS)
+        params = [*parameters(), *torchrun.parameters()]
+        return Command("jaxrun", params=params, callback=_run, context_settings=_SETTINGS)
     if name == ATTACH:
         return Command(
             "jaxrun attach",
@@ -131,7 +133,10 @@ def _run(dry_run: bool, **values: Any) -> int:
     environ = dict(os.environ)
     context = click.get_current_context()
     invocation: _Invocation = context.obj
+    values, note = torchrun.translate(values)
     job = _make_job(context, values, environ)
+    if note:
+        print(f"jaxrun: {note}", file=sys.stderr)
     if job.backend == KUBERNETES and (job.manifest or job.submit or dry_run):
         return _run_manifest(job, dry_run=dry_run)  # the program is in the image
     job, source = check_program(job, os.getcwd(), SUBCOMMANDS)

@@ -38,15 +38,16 @@ class Time(click.ParamType):  # type: ignore[type-arg]  # click 8.1 has none
 
 
 class NumberOrWord(click.ParamType):  # type: ignore[type-arg]  # click 8.1 has none
-    """A number, or one of a few words, which stay words."""
+    """A number, or one of a few words, which stay words, or with `has_ranges` MIN:MAX, which stays a text."""
 
     name = "number"
 
-    def __init__(self, words: Sequence[str]) -> None:
+    def __init__(self, words: Sequence[str], *, has_ranges: bool = False) -> None:
         self._words = words
+        self._has_ranges = has_ranges
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
-        if value in self._words:
+        if value in self._words or (self._has_ranges and re.fullmatch("[0-9]+:[0-9]+", str(value))):
             return str(value)
         try:
             return int(value)
@@ -154,7 +155,7 @@ def _make(name: str, annotation: str, declared: Option, default: Any = None) -> 
     elif declared.choices:
         attributes = {"type": click.Choice(tuple(declared.choices))}
     elif declared.words:
-        attributes = {"type": NumberOrWord(declared.words)}
+        attributes = {"type": NumberOrWord(declared.words, has_ranges="MIN:MAX" in (declared.metavar or ""))}
     return JobOption(
         [*declared.flags, name],
         declared,

@@ -12,6 +12,7 @@ import click
 
 from jaxrun.cli.defaults import Defaults
 from jaxrun.cli.job_option import JobOption, job_options
+from jaxrun.spec.job.env_options import mask_secret
 from jaxrun.spec.job.option_declaration import SHAPE
 
 _READ_BYTES = 2**20  # of a program
@@ -19,6 +20,9 @@ _READ_BYTES = 2**20  # of a program
 # Options of other launchers, and what to type instead.
 _HEAD = "use --head HOST:PORT, the same on all hosts"
 _MPI = "pass options to mpirun with --mpi-args"
+_PROCESSES, _HOSTS = "use -n/--processes", "use -N/--hosts"
+_HEAD_BY_HAND = "use --head HOST:PORT and --host-rank on each host"
+_ITS_OWN = "the program decides that; put its own options after its name"
 _OF_OTHERS = {
     "--master-addr": _HEAD,
     "--master-port": _HEAD,
@@ -42,6 +46,29 @@ _OF_OTHERS = {
     "--oversubscribe": _MPI,
     "--allow-run-as-root": _MPI,
     "--mca": _MPI,
+    # accelerate launch
+    "--num-processes": _PROCESSES,
+    "--num-machines": _HOSTS,
+    "--machine-rank": "use --host-rank",
+    "--main-process-ip": _HEAD_BY_HAND,
+    "--main-process-port": _HEAD_BY_HAND,
+    "--mixed-precision": _ITS_OWN,
+    "--multi-gpu": "leave it out: each GPU gets a process, unless -n says otherwise",
+    "--cpu": "use --platform cpu",
+    "--use-cpu": "use --platform cpu",
+    "--gpu-ids": "use --env CUDA_VISIBLE_DEVICES=0,1",
+    "--config-file": "put defaults into [tool.jaxrun] of pyproject.toml",
+    "--dynamo-backend": "leave it out: JAX compiles by itself",
+    # deepspeed
+    "--num-gpus": _PROCESSES,
+    "--num-nodes": _HOSTS,
+    "--include": "use -H/--host h1:4,h2:4",
+    "--exclude": "use --exclude-hosts",
+    "--launcher": "use --backend",
+    "--launcher-args": _MPI,
+    "--deepspeed": _ITS_OWN,
+    "--deepspeed-config": _ITS_OWN,
+    "--enable-each-rank-log": "use --run-dir; the logs of all ranks are in the run directory",
 }
 
 
@@ -65,13 +92,25 @@ def _no_such_option(error: click.NoSuchOption, words: Collection[str]) -> str:
     typed = [word.partition("=")[0] for word in words if word.startswith("-")]
     foreign = next((name for name in (error.option_name, *typed) if _as_typed(name) in _OF_OTHERS), None)
     if foreign is not None and (foreign == error.option_name or foreign.startswith(error.option_name)):
-        return f"there is no option {foreign}: {_OF_OTHERS[_as_typed(foreign)]}"
+        instead = _spelled_out(foreign, list(words)) or _OF_OTHERS[_as_typed(foreign)]
+        return f"there is no option {foreign}: {instead}"
     command = error.ctx.command.name if error.ctx else ""
     text = f"there is no option {error.option_name}{f' of {command}' if command != 'jaxrun' else ''}"
     close = _close_options(error)
     if close:
         return f"{text}; did you mean {' or '.join(close)}?"
     return f"{text}; put the program's options after its name; --help-all lists jaxrun's"
+
+
+def _spelled_out(name: str, words: Sequence[str]) -> str:
+    """What to type for mpirun's `-x FOO=1` and `-genv FOO 1`; empty for any other option."""
+    if name not in ("-x", "-genv") or name not in words:
+        return ""
+    variable, *rest = (*words[words.index(name) + 1 :], "")
+    if name == "-genv" and "=" not in variable and rest[0]:
+        variable = f"{variable}={rest[0]}"
+    variable, equals, value = variable.partition("=")
+    return f"use --env {variable}{equals}{mask_secret(variable, value)}" if variable[:1].isalpha() else ""
 
 
 def _close_options(error: click.NoSuchOption) -> list[str]:

@@ -208,9 +208,9 @@ class JobOptions(WorkerSettings):
     )
     hosts: int | None = _shape(
         "-N/--hosts",
-        "How many hosts to run on, with {backends} or --host-rank. auto: read the number of hosts, this one's and host "
-        "0's address from what the pod or the cloud has set.",
-        metavar="N|auto",
+        "How many hosts to run on, with {backends} or --host-rank; MIN:MAX sets --min-hosts too. auto: read the number "
+        "of hosts, this one's and host 0's address from what the pod or the cloud has set.",
+        metavar="N|MIN:MAX|auto",
         words=(HOSTS_AUTO,),
         aliases=("--nnodes",),
         check=at_least(1),

@@ -114,7 +114,7 @@ def _missing_message(path: Path, commands: Collection[str]) -> str:
         return f"{message}: there is no directory {str(path.parent)!r}"
     if path.name in ("python", "python3") and path.parent == Path("."):
         return f"{message} here; leave {path.name} out: jaxrun [OPTIONS] PROGRAM [ARGS]..."
-    command = difflib.get_close_matches(str(path), commands, n=1, cutoff=0.7)
+    command = difflib.get_close_matches(str(path), commands, n=1, cutoff=0.6)
     if command:
         return f"{message}; did you mean the command jaxrun {command[0]}?"
     close = difflib.get_close_matches(path.name, os.listdir(path.parent), n=3, cutoff=0.6)

@@ -1,0 +1,144 @@
+"""torchrun's own options, so that command lines copied from the web run as they stand.
+
+Each becomes what it is in jaxrun. One that means nothing here is accepted, and a line says so. No page of help shows
+these options, and `jaxrun attach` has none of them, since torchrun has nothing like it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from jaxrun.errors import UsageError
+
+_PREFIX = "torchrun_"  # of the names of their values
+_DEFAULT_PORTS = {"--rdzv-endpoint": 29400, "--master-addr": 29500}
+_RECORDS = "the run directory keeps all output of all ranks"
+_OWN_RENDEZVOUS = "jaxrun has a rendezvous of its own"
+# What means nothing here, and why.
+_WITHOUT_MEANING = {
+    "--standalone": "one machine is jaxrun's default",
+    "--rdzv-backend": _OWN_RENDEZVOUS,
+    "--rdzv-id": _OWN_RENDEZVOUS,
+    "--rdzv-conf": _OWN_RENDEZVOUS,
+    "--local-addr": _OWN_RENDEZVOUS,
+    "-r/--redirects": _RECORDS,
+    "-t/--tee": _RECORDS,
+    "--monitor-interval": "jaxrun notices the end of a process at once",
+    "--start-method": "jaxrun forks ranks where that is safe",
+    "--role": "all ranks have one role",
+}
+_FLAGS = ("--standalone", "--no-python", "--module")
+_WITH_MEANING = (
+    *("--rdzv-endpoint", "--master-addr", "--master-port", "--log-dir", "--local-ranks-filter", "--no-python"),
+    "--module",
+)
+_HOST_RANGE = re.compile(r"([0-9]+):([0-9]+)")
+
+
+def parameters() -> list[click.Parameter]:
+    """The options, which no page of help and no completion shows."""
+    return [
+        click.Option([*title.split("/"), _name(title)], is_flag=title in _FLAGS, hidden=True)
+        for title in (*_WITHOUT_MEANING, *_WITH_MEANING)
+    ]
+
+
+def translate(values: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """Say torchrun's options in jaxrun's own; returns all values, and a line about what means nothing here.
+
+    Raises UsageError where they say too little for jaxrun, or contradict its own options.
+    """
+    given = {title: values[_name(title)] for title in (*_WITHOUT_MEANING, *_WITH_MEANING) if values.get(_name(title))}
+    own = {name: value for name, value in values.items() if not name.startswith(_PREFIX)}
+    _resolve_host_range(own)
+    ignored = {title: why for title, why in _WITHOUT_MEANING.items() if title in given}
+    if "--module" in given:
+        own["module"] = True
+    if "--log-dir" in given:
+        _set(own, "run_dir", given["--log-dir"], "--log-dir", "--run-dir")
+    if "--local-ranks-filter" in given:
+        if _has_several_hosts(own):
+            ignored["--local-ranks-filter"] = "on several hosts, --only-rank counts the ranks of the whole job"
+        else:
+            _set(own, "only_ranks", given["--local-ranks-filter"], "--local-ranks-filter", "--only-rank")
+    _resolve_address(own, given, ignored)
+    if "--no-python" in given:
+        own["program"] = _without_python(own.get("program") or ())
+    return own, _describe(ignored)
+
+
+def _resolve_host_range(own: dict[str, Any]) -> None:
+    """Make of `--nnodes MIN:MAX` a number of hosts, and --min-hosts where fewer will do."""
+    found = _HOST_RANGE.fullmatch(str(own.get("hosts")))
+    if found is None:
+        return
+    least, most = int(found[1]), int(found[2])
+    if not 1 <= least <= most:
+        raise UsageError(f"-N/--hosts {found[0]}: MIN:MAX is expected, with 1 or more, and no more than MAX")
+    own["hosts"] = most
+    if least < most:
+        _set(own, "min_hosts", least, f"-N/--hosts {found[0]}", "--min-hosts")
+
+
+def _resolve_address(own: dict[str, Any], given: Mapping[str, str], ignored: dict[str, str]) -> None:
+    """Make of where torchrun's rendezvous is where host 0 listens; one machine needs neither."""
+    title = next((name for name in _DEFAULT_PORTS if name in given), "")
+    if not title:
+        if "--master-port" in given:
+            ignored["--master-port"] = "the address needs --master-addr too"
+        return
+    if not _has_several_hosts(own) or (own.get("backend") or "local") != "local":
+        ignored[title] = "jaxrun finds an address and a free port"
+        return
+    address = given[title]
+    if not re.search(r":[0-9]+$", address):
+        address = f"{address}:{given.get('--master-port', _DEFAULT_PORTS[title])}"
+    if own.get("host_rank") is None:
+        raise UsageError(
+            f"{title} {given[title]} says where the hosts meet, but not which of the {own['hosts']} this is; on each, "
+            f"type --host-rank (torchrun's --node-rank), from 0, and --head {address}"
+        )
+    _set(own, "head", address, title, "--head")
+
+
+def _has_several_hosts(own: Mapping[str, Any]) -> bool:
+    return own.get("host_rank") is not None or own.get("hosts") not in (None, 1)
+
+
+def _without_python(program: tuple[str, ...]) -> tuple[str, ...]:
+    """Leave `python` and its -u out. Raises UsageError for any other program: a rank is one of Python."""
+    words = list(program)
+    if not words or re.fullmatch(r"python[0-9.]*", os.path.basename(words.pop(0))) is None:
+        raise UsageError(
+            "--no-python is for programs that are not Python's, which a rank must be; name the Python program itself, "
+            "and a command around each rank with --wrap COMMAND"
+        )
+    while words and words[0] == "-u":  # ranks write each line at once
+        words.pop(0)
+    if not words or words[0].startswith("-"):
+        raise UsageError("--no-python: leave it and python out: jaxrun [OPTIONS] PROGRAM, or jaxrun -m MODULE")
+    return tuple(words)
+
+
+def _set(own: dict[str, Any], name: str, value: Any, theirs: str, ours: str) -> None:
+    if own.get(name) not in (None, (), "", value):
+        raise UsageError(f"{theirs} and {ours} say the same; give one of them")
+    own[name] = value
+
+
+def _describe(ignored: Mapping[str, str]) -> str:
+    """One line about all of these, by their reasons."""
+    by_reason: dict[str, list[str]] = {}
+    for title, why in ignored.items():
+        by_reason.setdefault(why, []).append(title.rpartition("/")[2])
+    parts = [f"{', '.join(titles)} ({why})" for why, titles in by_reason.items()]
+    return f"of torchrun's options these have no effect here: {'; '.join(parts)}" if parts else ""
+
+
+def _name(title: str) -> str:
+    return _PREFIX + title.rpartition("/")[2].lstrip("-").replace("-", "_")
