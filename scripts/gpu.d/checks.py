@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import socket
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import jax
 from machine import PROGRAMS, Done, Failed, Machine, run, used_memory
 
 from jaxrun.analysis.verdict.error_lookup import explain_unavailable
@@ -206,6 +208,84 @@ def record_cost(machine: Machine) -> str:
     return "; ".join(f"{row[0]} call: {row[-4]} us, {row[-2]} us of it recording" for row in rows)
 
 
+def pair(machine: Machine) -> str:
+    """Two ranks meet over two host names, over NCCL where they have GPUs; by which network, rank 0 says."""
+    done = machine.pair(fate="nothing").expect(0)
+    if machine.platform == "cpu":
+        return done.find(r"done in .*")
+    network = done.find(r"NCCL's network between hosts: .*")
+    return f"{network}; {done.find(r'done in .*')}"
+
+
+def lag(machine: Machine) -> str:
+    done = machine.pair("--stall-timeout", str(_STALL), fate="lag").expect(124)
+    return f"exit 124: {done.find_sentence(r'rank 1 [(]gb[)] sleeps at [^,]*, and rank 0 waits for it')}"
+
+
+def another_function(machine: Machine) -> str:
+    return _diverges(machine, "function")
+
+
+def another_shape(machine: Machine) -> str:
+    return _diverges(machine, "shape")
+
+
+def _diverges(machine: Machine, fate: str) -> str:
+    """Rank 1 calls another program: on GPUs its compiler waits for rank 0, and that is told before it ends."""
+    done = machine.pair("--lockstep", "fail", "--stall-timeout", "60", fate=fate)
+    if done.status in (0, 124):
+        raise Failed(f"exit {done.status}: the ranks were not found out of step", done.output)
+    what = (
+        r"float32.2,4..* on rank 0 .*float32.2,8..*" if fate == "shape" else r"ranks were out of step at [^(]*[(][^)]*"
+    )
+    shapes = done.find(what)
+    return f"exit {done.status} after {done.seconds:.0f} s: {shapes}"
+
+
+def early(machine: Machine) -> str:
+    done = machine.pair(fate="early").expect(124)
+    return f"exit 124 after {done.seconds:.0f} s: {done.find_sentence(r'rank 1 finished [^;]*')}"
+
+
+def pair_killed(machine: Machine) -> str:
+    done = machine.pair(fate="kill").expect(137)
+    return f"exit 137: {done.find(r'rank 1 .*SIGKILL[^,.]*')}"
+
+
+def pair_restarted(machine: Machine) -> str:
+    """The next attempt goes on from a snapshot in the hosts' memory; NCCL connects again."""
+    done = machine.pair("--max-restarts", "1", fate="restart").expect(0, "attempt 1 of 2 failed")
+    return done.find(r"went on from step [23], computes [\d.]+ s later")
+
+
+def straggler(machine: Machine) -> str:
+    return machine.pair(fate="straggler").expect(0).find(r"rank 1 [(]gb[)] came last to .*")
+
+
+def pair_cost(machine: Machine) -> str:
+    """A call of two ranks with and without recording, the least of two jobs each."""
+    least: dict[str, int] = {}
+    for mode in ("record", "off") * 2:
+        done = machine.pair("--lockstep", mode, fate="cost").expect(0)
+        taken = int(done.find(r"one call takes \d+").split()[-1])
+        least[mode] = min(taken, least.get(mode, taken))
+    return ", ".join(f"{mode} {taken} us" for mode, taken in least.items())
+
+
+def coordinator_tls(machine: Machine) -> str:
+    has_it = "mtls_cert_file" in inspect.signature(jax.distributed.initialize).parameters
+    said = machine.pair(fate="tls").expect(0).find(r"JAX's coordinator speaks (?:no )?TLS")
+    if has_it == ("no TLS" in said):
+        raise Failed(f"{said}, and this JAX {'has' if has_it else 'has no'} TLS for it")
+    return said
+
+
+def left_out(machine: Machine) -> str:
+    """All ranks wait at one line, and only NCCL knows that one lacks: there are no recorders."""
+    done = machine.pair("--lockstep", "off", "--stall-timeout", str(_STALL), fate="left-out").expect(124)
+    return f"exit 124: {done.find_sentence(r'rank 1 [(]gb[)] has launched [^:]*')}"
+
+
 CHECKS = (
     Check("selfcheck", 1, "psum, all_gather and ppermute over all devices", selfcheck, on_cpus=True),
     Check("regression", 1, "a sharded program", regression, on_cpus=True),
@@ -225,5 +305,16 @@ CHECKS = (
     Check("restarted", 1, "`--max-restarts` while a rank holds its GPU's memory", restarted, on_cpus=True),
     Check("interrupted", 1, "Ctrl-C while a rank waits for its device", interrupted),
     Check("gang", 1, "a gang starts, and starts anew after it has lost a rank", gang, on_cpus=True),
+    Check("pair", 1, "two ranks on two host names meet, and by which network", pair, on_cpus=True),
+    Check("pair-lag", 1, "the same: a rank that the other waits for", lag, on_cpus=True),
+    Check("pair-function", 1, "the same: another function in one rank", another_function, on_cpus=True),
+    Check("pair-shape", 1, "the same: another shape in one rank", another_shape, on_cpus=True),
+    Check("pair-early", 1, "the same: one ends early with status 0", early, on_cpus=True),
+    Check("pair-killed", 1, "the same: one is killed", pair_killed, on_cpus=True),
+    Check("pair-restarted", 1, "the same: `--max-restarts` and a snapshot", pair_restarted, on_cpus=True),
+    Check("pair-straggler", 1, "the same: one comes late to every step", straggler, on_cpus=True),
+    Check("pair-cost", 1, "the same: what `--lockstep record` adds to a call", pair_cost, on_cpus=True),
+    Check("pair-tls", 1, "the same: JAX's coordinator speaks TLS where JAX has it", coordinator_tls, on_cpus=True),
+    Check("pair-left-out", 1, "the same: all wait at one line, and NCCL says for whom", left_out),
     Check("record-cost", 2, "what `--lockstep record` adds to a call", record_cost, on_cpus=True),
 )

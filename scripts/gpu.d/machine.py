@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import re
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+HOSTS = ("ga", "gb")  # by which this machine plays two
 PROGRAMS = Path(__file__).with_name("programs")
 _SMI = ("nvidia-smi", "--query-gpu=uuid,name", "--format=csv,noheader")
 _SMI_MEMORY = ("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits")
@@ -57,6 +61,10 @@ class Done:
             raise Failed(f"no text like {pattern!r}", self.output)
         return " ".join(found[0].split())
 
+    def find_sentence(self, pattern: str) -> str:
+        """As `find`, in the output without its line breaks. Raises Failed."""
+        return Done(self.status, " ".join(self.output.split()), self.seconds).find(pattern)
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -73,6 +81,25 @@ class Machine:
     def jaxrun(self, *words: str | Path, env: Mapping[str, str] | None = None, limit: float = 180) -> Done:
         """Run `jaxrun WORDS` on this platform, in a directory of its own, for at most `limit` seconds."""
         return run(sys.executable, "-m", "jaxrun", "--platform", self.platform, *words, env=env, limit=limit)
+
+    def pair(self, *words: str | Path, fate: str, limit: float = 120) -> Done:
+        """Run pair.py as two ranks on two hosts, which are this machine under two names; status: of the first host.
+
+        Both use the first GPU: NCCL connects two ranks on one if it takes their hosts to be different ones, and sends
+        by sockets then.
+        """
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        head = ("--platform", self.platform, "--hosts", "2", "--head", f"127.0.0.1:{port}", "-n", "2")
+        program = (PROGRAMS / "pair.py", fate)
+        shared = {"XLA_PYTHON_CLIENT_MEM_FRACTION": ".2", "NCCL_SOCKET_IFNAME": "lo"}
+        if self.gpus:
+            shared["CUDA_VISIBLE_DEVICES"] = self.gpus[0].uuid
+        commands = [
+            ((*as_host(name), *head, "--host-rank", str(rank), *words, *program), {**shared, "NCCL_HOSTID": name})
+            for rank, name in enumerate(HOSTS)
+        ]
+        return run_together(commands, limit)
 
     def __str__(self) -> str:
         kinds = Counter(gpu.name for gpu in self.gpus)
@@ -98,6 +125,51 @@ def run(*words: str | Path, env: Mapping[str, str] | None = None, limit: float =
             output = error.stdout or b""
             raise Failed(f"still running after {limit:g} s", output.decode(errors="replace")) from None
         return Done(done.returncode, done.stdout, time.monotonic() - began)
+
+
+@functools.cache
+def host_command() -> tuple[str, ...]:
+    """How a command gets another name for its machine: the words before the name and the command's."""
+    rename = ("bash", "-c", 'hostname "$0" && exec "$@"')
+    for unshare in (("unshare", "--uts"), ("unshare", "--user", "--map-root-user", "--uts")):
+        with contextlib.suppress(OSError):
+            if subprocess.run([*unshare, *rename, "other", "true"], capture_output=True).returncode == 0:
+                return (*unshare, *rename)
+    return ()
+
+
+def as_host(name: str) -> tuple[str, ...]:
+    """`jaxrun` on a machine of this name, as far as jaxrun sees; where namespaces are not allowed, Python pretends."""
+    if words := host_command():
+        return (*words, name, sys.executable, "-m", "jaxrun")
+    return (sys.executable, str(Path(__file__).with_name("as_host.py")), name)
+
+
+def run_together(commands: Sequence[tuple[Sequence[str | Path], Mapping[str, str]]], limit: float) -> Done:
+    """Run commands in one temporary directory; the status is the first one's. Raises Failed after `limit` seconds."""
+    with tempfile.TemporaryDirectory(prefix="jaxrun-gpu-") as directory, contextlib.ExitStack() as stack:
+        began, running, outputs = time.monotonic(), [], []
+        for number, (words, env) in enumerate(commands):
+            outputs.append(Path(directory) / f"output-{number}")
+            file = stack.enter_context(outputs[-1].open("wb"))
+            process = subprocess.Popen(
+                [str(word) for word in words],
+                cwd=directory,
+                env={**os.environ, **env},
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
+            stack.callback(process.wait)
+            stack.callback(process.kill)  # its guard ends what it has started
+            running.append(process)
+        try:
+            statuses = [process.wait(max(0.0, began + limit - time.monotonic())) for process in running]
+        except subprocess.TimeoutExpired:
+            output = "\n".join(path.read_text(errors="replace") for path in outputs)
+            raise Failed(f"still running after {limit:g} s", output) from None
+        output = "\n".join(path.read_text(errors="replace") for path in outputs)
+        return Done(statuses[0], output, time.monotonic() - began)
 
 
 def used_memory() -> list[float]:

@@ -166,6 +166,25 @@ def test_the_checks_that_need_no_gpu_run_on_cpus_and_the_others_are_said_not_to(
     assert "exit 124: 1 rank 1 endless.py" in done.stdout
 
 
+@pytest.mark.extended
+@pytest.mark.parametrize("namespaces", [True, False])
+def test_two_ranks_meet_over_two_host_names_also_where_no_machine_can_be_renamed(
+    namespaces: bool, tmp_path: Path
+) -> None:
+    """As on one GPU; without namespaces Python gives jaxrun another name for the machine."""
+    (tmp_path / "unshare").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "unshare").chmod(0o755)
+    path = {} if namespaces else {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    checks = (
+        ("pair-lag", "pair-shape", "pair-restarted", "pair-tls") if namespaces else ("pair-killed", "pair-straggler")
+    )
+    done = gpu("--python", sys.executable, "--platform", "cpu", "--only", *checks, **path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [line for line in done.stdout.splitlines() if line.startswith("| the same: ")]
+    assert len(rows) == len(checks) and all("| ✓ |" in row for row in rows)
+    assert ("rank 1 (gb) sleeps at pair.py" if namespaces else "rank 1 of 2 on gb was killed") in done.stdout
+
+
 # ---- scripts/testbed: what it refuses, and how it reads ssh's command line
 
 
