@@ -46,6 +46,7 @@ ACCEPTED = (
     ("values", r"multiprocessing\.heap:\..*\._lastpid", _COMPARED),
     ("own values", r"multiprocessing\.heap:\..*\._lastpid", _COMPARED),
     ("values", r"wsgiref\.handlers:\.BaseHandler\.os_environ\..*", "the variables of then, for programs of CGI"),
+    ("values", r"psutil:\._last_(per_)?cpu_times.*", _WHEN),
     ("values", r".*:.*prometheus.*\._created", _WHEN),
 )
 

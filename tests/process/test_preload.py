@@ -116,6 +116,17 @@ def test_a_package_is_imported_once_and_a_program_sees_what_it_sees_without(site
 
 # ---- what a module may leave behind
 
+_NAMED_THREAD = """
+import threading, time
+has_name = threading.Event()
+def run():
+    with open("/proc/thread-self/comm", "w") as file:
+        file.write("jemalloc_bg_thd")
+    has_name.set()
+    time.sleep(99)
+threading.Thread(target=run, daemon=True).start()
+has_name.wait()
+"""
 _CASES = {
     "thread": (
         "import threading, time; threading.Thread(target=time.sleep, args=(99,), daemon=True).start()",
@@ -138,6 +149,8 @@ _CASES = {
     "absent": (None, "no such module"),
     "fine": ("import os, random; random.random(); x = dict(os.environ); open('/etc/hosts').close(); print(1)", ""),
     "blas": ("import scipy.linalg", ""),
+    "jemalloc": (_NAMED_THREAD, ""),
+    "other": ("import os; os.environ['TF_FORCE_GPU_ALLOW_GROWTH'] = 'true'", ""),
 }
 _EACH_IN_A_FORK = """
 import json, os, sys

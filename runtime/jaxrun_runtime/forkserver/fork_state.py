@@ -15,7 +15,8 @@ from jaxrun_runtime import jax_private
 CUDA_DEVICES = ("/dev/nvidia-uvm", "/dev/dxg")  # on Linux, and under Windows
 _BLAS = "openblas"  # whose threads stop themselves around a fork
 # Variables that JAX reads when it is imported or when its backend starts, or that the start of a process reads.
-_READ_EARLY = ("JAX_", "XLA_", "CUDA_", "NCCL_", "TF_", "PYTHON", "LD_")
+_READ_EARLY = ("JAX_", "XLA_", "CUDA_", "NCCL_", "TF_CPP_", "TF_GPU_", "PYTHON", "LD_")
+_HARMLESS_THREADS = ("jemalloc_bg_thd",)  # of pyarrow's allocator, which does without it in a fork
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,12 @@ class ForkState:
 
 
 def count_threads() -> int:
-    return len(os.listdir("/proc/self/task"))
+    """How many threads this process has, but for those that a fork may lose."""
+    count = 0
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/comm") as file:  # it has ended meanwhile
+            count += file.read().strip() not in _HARMLESS_THREADS
+    return count
 
 
 def open_files() -> Iterator[str]:
