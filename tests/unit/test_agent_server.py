@@ -1,6 +1,7 @@
 """The head's side of agents: one connection of each rank counts, that on which its agent speaks."""
 
 import contextlib
+import signal
 import socket
 import struct
 import threading
@@ -258,6 +259,12 @@ class Answers:
         return self.known
 
 
+@pytest.fixture
+def unanswered(monkeypatch):
+    """No host that is asked is known to be alive."""
+    Answers(monkeypatch)
+
+
 def report(server, client, rank):
     count = len(server.events)
     client.send(message(AgentReport, agent=rank))
@@ -471,8 +478,23 @@ def test_the_end_of_agents_is_not_explained_before_it_is_known_which_hosts_are_a
     assert server.events == [AgentSignalled(1, 15), WorkerExited(0, 4)]
 
 
-def test_where_the_engine_ends_this_process_too_a_host_that_has_not_answered_soon_is_the_cause(attached, monkeypatch):
-    Answers(monkeypatch)
+@pytest.mark.usefixtures("unanswered")
+def test_where_the_head_ends_the_job_no_host_is_waited_for(server):
+    client = server.connect(1)[0]
+    report(server, client, 1)
+    server.events.clear()
+    client.send(AgentSignalled(1, 15))
+    client.send(WorkerExited(1, -15))
+    server.order(Send((1,), SignalWorker(signal.SIGKILL)))
+    assert server.received(client) == [SignalWorker(signal.SIGKILL)]
+    client.send(FaultNotInjected(1, "kill", "it has ended"))
+    wait_until(lambda: len(server.events) == 3)
+    wanted = AgentSignalled(1, 15), WorkerExited(1, -15), FaultNotInjected(1, "kill", "it has ended")
+    assert sorted(map(repr, server.events)) == sorted(map(repr, wanted))
+
+
+@pytest.mark.usefixtures("unanswered")
+def test_where_the_engine_ends_this_process_too_a_host_that_has_not_answered_soon_is_the_cause(attached):
     client = attached.connect(1)[0]
     report(attached, client, 1)
     attached.events.clear()

@@ -114,6 +114,17 @@ def test_hosts_are_asked_once_whether_they_are_alive_and_given_the_time_to_answe
     assert losses.watch.unanswered() == [] and not losses.watch.hold_if_asking(WorkerExited(0, 1))
 
 
+def test_no_host_is_waited_for_once_the_head_ends_the_job(losses):
+    losses.hosts.answers = False
+    losses.hold(AgentSignalled(0, 15), ask=True)
+    losses.watch.stop_asking()
+    assert losses.watch.deadline == 100.0 and losses.watch.unanswered() == []
+    losses.tell()
+    losses.hold(AgentSignalled(0, 15), ask=True)
+    assert losses.watch.deadline < 100.1 and not losses.watch.hold_if_asking(WorkerExited(0, 1))
+    assert losses.told == [AgentSignalled(0, 15)] and losses.hosts.asked == [100.0]
+
+
 def test_the_end_of_a_launch_command_is_the_end_of_a_job_whose_agents_do_not_stay(losses):
     losses.launch.status = 1
     losses.hold(ask=True)

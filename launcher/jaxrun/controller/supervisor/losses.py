@@ -52,6 +52,7 @@ class LossWatch:
         self._held: list[Event] = []
         self._lost_agents = 0  # whose loss is held
         self._asked = False
+        self._may_ask = True
         self.deadline: float | None = None
         self.reported: set[AgentId] = set()
         self.failure_reported: set[int] = set()
@@ -93,7 +94,7 @@ class LossWatch:
         self._held += events
         self._lost_agents += sum(isinstance(event, AgentLost) for event in events)
         wait = LONG_EXIT_GRACE_S if self._launch_may_be_ending else EXIT_GRACE_S
-        if ask and self.reported and not self._asked:
+        if ask and self._may_ask and self.reported and not self._asked:
             self._watches.ask(self._connections)
             self._asked, wait = True, self._asked_grace_s
         self.deadline = max(self.deadline or 0.0, self._clock() + wait)
@@ -101,6 +102,12 @@ class LossWatch:
     def unanswered(self) -> list[tuple[AgentId, AgentConnection]]:
         """The agents of which it is not known yet whether their hosts, which were asked, are alive."""
         return self._watches.unanswered(self._connections) if self._asked else []
+
+    def stop_asking(self) -> None:
+        """Wait for no host from now on: the head ends the job, and must hear at once which workers end by that."""
+        self._may_ask = False
+        if self._asked:
+            self._asked, self.deadline = False, self._clock()
 
     def wait_for_hosts(self) -> None:
         """Hold everything for longer: a host has not answered, but is not lost yet."""

@@ -243,6 +243,8 @@ class RemoteAgents:
 
     def send(self, ranks: tuple[int, ...], order: RankOrder) -> None:
         self._is_closed |= isinstance(order, Run)
+        if isinstance(order, SignalWorker) and order.signum in (signal.SIGTERM, signal.SIGKILL):
+            self._losses.stop_asking()
         self.connections.send(ranks, order)
 
     def send_to_agents(self, agents: tuple[AgentId, ...], order: AgentOrder) -> None:
