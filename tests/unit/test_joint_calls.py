@@ -10,11 +10,12 @@ from deadlock_samples import ENTRY, FUTEX, SYNC, dump
 from jaxrun.analysis.diagnosis.rank_state import Activity, find_rank_state
 from jaxrun.analysis.diagnosis.snapshot import Overview, Snapshot
 from jaxrun.analysis.diagnosis.stacks import is_in_jax, is_waiting_in_jax, main_stack
+from jaxrun.analysis.diagnosis.wait_graph import find_wait_graph
 from jaxrun.analysis.lockstep.joint_waits import find_missing_ranks
 from jaxrun.analysis.lockstep.reader import FlightReader
 from jaxrun.analysis.verdict.deadlocks import explain_deadlock
 from jaxrun.analysis.verdict.stack_text import find_place
-from jaxrun.frontends.pytest_plugin.run_loop import find_abandoned_rank
+from jaxrun.frontends.pytest_plugin.run_loop import describe_abandoned
 from jaxrun.frontends.top.samples import LATE, take_samples
 from jaxrun.protocol.flight import Flight, JointWait
 from jaxrun.protocol.flight_file import GANG_BARRIER, RESTORE, SHOULD_STOP, SNAPSHOT, TEXT_OFFSET
@@ -156,11 +157,10 @@ def test_a_rank_that_has_finished_need_not_agree_on_when_to_stop_but_must_have_t
 
 
 def test_a_test_whose_rank_waits_for_one_that_has_finished_it_is_given_up():
-    waits = find_missing_ranks({0: in_function(SNAPSHOT), 1: flight()})
-    assert find_abandoned_rank((), frozenset({1}), waits) == (
-        f"rank 0 is in {SNAPSHOT}, and rank 1 finished the test without it"
-    )
-    assert find_abandoned_rank((), frozenset(), waits) == ""
+    flights = {0: in_function(SNAPSHOT), 1: flight()}
+    told = f"rank 0 is in {SNAPSHOT}, and rank 1 finished the test without it"
+    assert describe_abandoned(find_wait_graph(flights, finished=(1,))) == told
+    assert describe_abandoned(find_wait_graph(flights)) == ""
 
 
 def test_top_shows_who_waits_there_and_for_whom():

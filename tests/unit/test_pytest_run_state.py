@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import pytest
 from calls_by_hand import flight_after
 
-from jaxrun.analysis.lockstep.compare import find_lags
+from jaxrun.analysis.diagnosis.wait_graph import find_wait_graph
 from jaxrun.frontends.gang.call_events import RankMessage
 from jaxrun.frontends.pytest_plugin.rank_results import PhaseState
-from jaxrun.frontends.pytest_plugin.run_loop import Expiry, RunLimits, RunLoop, find_abandoned_rank
+from jaxrun.frontends.pytest_plugin.run_loop import Expiry, RunLimits, RunLoop, describe_abandoned
 from jaxrun.frontends.pytest_plugin.run_state import RunState
 from jaxrun.protocol.debugger_messages import DebuggerDecision, DebuggerInput, DebuggerOutput, DebuggerReadRequest
 from jaxrun.protocol.flight import Flight
@@ -327,5 +327,5 @@ def test_all_ranks_that_run_are_shown_when_the_time_is_over():
     ids=["made", "entered", "and one behind", "no further", "a group without it", "nothing recorded", "no flights"],
 )
 def test_a_rank_in_a_call_that_another_has_finished_without_is_abandoned(others, expected):
-    abandoned = find_abandoned_rank(find_lags({0: flight_after(3, "0-2"), **others}), frozenset({0}))
+    abandoned = describe_abandoned(find_wait_graph({0: flight_after(3, "0-2"), **others}, finished=(0,)))
     assert abandoned.startswith(expected) and bool(abandoned) is bool(expected)

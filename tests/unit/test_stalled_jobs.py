@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 import ras_answers
+from calls_by_hand import flight_after
 from ras_answers import communicator, json_answer
 from simulation import IN_JAX, IN_QUEUE
 
 from jaxrun.analysis.diagnosis.nccl_ras import parse_answer
 from jaxrun.analysis.diagnosis.snapshot import Snapshot
+from jaxrun.analysis.diagnosis.wait_graph import find_wait_graph
 from jaxrun.analysis.verdict.stack_text import format_snapshot, format_stall_notice
 from jaxrun.cli.make_job import make_job
 from jaxrun.controller.head.stall_detector import EarlyExitDetector
@@ -21,6 +23,7 @@ from jaxrun.protocol.snapshot_messages import RankReply
 from jaxrun.records.event_log.events import Requested
 
 SILENT = {"stall": 60.0}
+PROMPT_IN_JAX = IN_JAX.replace("_src/array.py", "_src/debugger/core.py").replace("_value", "get_next_input")
 IN_LOCK = IN_JAX.replace("site-packages/jax/_src/array.py", "threading.py").replace("_value", "wait")
 
 
@@ -221,6 +224,7 @@ def test_ranks_that_finish_after_a_first_snapshot_are_not_stuck(simulate):
 
 
 STUCK, MIXED = {1: IN_JAX, 2: IN_JAX}, {1: IN_JAX, 2: IN_QUEUE}
+AT_PROMPT = {1: IN_JAX, 2: PROMPT_IN_JAX}
 IDLE, BUSY = {1: 4.0, 2: 5.0}, {1: 6.0, 2: 7.0}
 ASLEEP, RUNNING = {1: "futex_wait_queue", 2: "futex_wait_queue"}, {1: "futex_wait_queue", 2: ""}
 # Successive snapshots (time, stacks, CPU seconds), what the kernel says, and whether each shows that ranks are stuck;
@@ -245,7 +249,8 @@ def check(detector, now, dumps, cpu, waits=ASLEEP, left_behind=False):
         rank: RankReply(rank, 1, stacks=dump, kernel_wait=waits[rank], cpu_seconds=cpu[rank])
         for rank, dump in dumps.items()
     }
-    return detector.check(replies, now, left_behind=left_behind)
+    flights = {rank: flight_after(2 if left_behind else 1) for rank in dumps} | {0: flight_after(1)}
+    return detector.check(replies, find_wait_graph(flights, dumps, waits, finished=(0,)), now)
 
 
 @pytest.mark.parametrize(("snapshots", "waits", "stuck"), CHECKS.values(), ids=CHECKS)
@@ -263,7 +268,7 @@ def test_the_second_check_comes_soon_only_if_the_first_was_suspicious():
     assert detector.next_check_s == 10.0
 
 
-@pytest.mark.parametrize(("stacks", "is_stuck"), [(STUCK, True), (MIXED, False)])
+@pytest.mark.parametrize(("stacks", "is_stuck"), [(STUCK, True), (MIXED, False), (AT_PROMPT, False)])
 def test_ranks_that_went_on_without_a_finished_rank_are_stuck_soon_even_if_they_poll(stacks, is_stuck):
     detector = EarlyExitDetector(0.0, has_calls=True)
     assert detector.next_check_s == 1.0

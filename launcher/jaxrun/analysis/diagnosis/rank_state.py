@@ -56,6 +56,8 @@ class RankState:
     ending:         what it waits for, if it is ENDING
     helpers:        the threads and processes that it has started
     is_alone:       it waits for data, but has no other thread and no child
+    is_in_jax:      its main thread is in JAX, asleep or not, or waits for ranks in a joint function; no prompt counts
+    sleeps_in_jax:  the same, and it is asleep
     """
 
     activity: Activity
@@ -66,6 +68,8 @@ class RankState:
     ending: Ending | None = None
     helpers: Helpers = NO_HELPERS
     is_alone: bool = False
+    is_in_jax: bool = False
+    sleeps_in_jax: bool = False
 
     @property
     def waits_for_the_dead(self) -> bool:
@@ -157,9 +161,16 @@ def find_rank_state(rank: int, dump: str, wait: str, places: Collection[str] = (
     `wait` is what the kernel says of its main thread; `places` are those at which it has made cross-process calls
     before ("train.py:88 train_step"), empty if they are not known.
     """
+    stack = stacks.main_stack(dump)
+    state = _find_state(rank, dump, stack, wait, places)
+    is_in_jax = state.activity is not Activity.PROMPT and stack.is_in_jax(places)
+    sleeps = is_in_jax and (stack.waits_for_ranks or "futex" in wait)
+    return replace(state, is_in_jax=is_in_jax, sleeps_in_jax=sleeps)
+
+
+def _find_state(rank: int, dump: str, stack: Stack, wait: str, places: Collection[str]) -> RankState:
     if (activity := _STATES.get(wait)) is not None:
         return RankState(activity)
-    stack = stacks.main_stack(dump)
     if not stack.frames:
         return RankState(Activity.UNKNOWN)
     if stack.is_idle:

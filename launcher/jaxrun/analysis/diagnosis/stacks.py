@@ -145,6 +145,17 @@ class Stack:
         called = self.called
         return bool(called) and all(frame.is_packages for frame in called) and str(self.users[0]) in places
 
+    def is_in_jax(self, places: Collection[str]) -> bool:
+        """Whether the thread is in JAX, asleep or not: it may poll a GPU, or run native code of another library; or
+        waits for other ranks in a joint function of jaxrun. `places` as in `is_in_wrapper`.
+        """
+        if self.waits_for_ranks or self.ending is not None:
+            return self.waits_for_ranks
+        called = self.called
+        if not self.frames or not called:
+            return bool(self.programs)
+        return any(frame.is_jax for frame in called) or self.is_in_wrapper(places)
+
     @property
     def ending(self) -> Ending | None:
         """What the program waits for after its main thread's end; None before, or if it calls JAX there."""
@@ -236,17 +247,10 @@ def is_waiting_in_jax(dump: str, kernel_wait: str, places: Collection[str] = ())
     rank has made cross-process calls. A compiled call has no Python frame: the program's own line, asleep on a futex,
     is taken for one, and a library's below a line of `places`. Python's queues show a frame of their own.
     """
-    return main_stack(dump).waits_for_ranks or ("futex" in kernel_wait and is_in_jax(dump, places))
+    stack = main_stack(dump)
+    return stack.waits_for_ranks or ("futex" in kernel_wait and stack.is_in_jax(places))
 
 
 def is_in_jax(dump: str, places: Collection[str] = ()) -> bool:
-    """Whether the main thread is in JAX, asleep or not: it may poll a GPU, or run native code of another library; or
-    waits for other ranks in a joint function of jaxrun.
-    """
-    stack = main_stack(dump)
-    if stack.waits_for_ranks or stack.ending is not None:
-        return stack.waits_for_ranks
-    called = stack.called
-    if not stack.frames or not called:
-        return bool(stack.programs)
-    return any(frame.is_jax for frame in called) or stack.is_in_wrapper(places)
+    """Whether the main thread is in JAX: see Stack.is_in_jax."""
+    return main_stack(dump).is_in_jax(places)

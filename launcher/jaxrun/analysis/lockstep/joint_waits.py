@@ -32,10 +32,14 @@ class MissingRanks:
 def find_missing_ranks(flights: Mapping[int, Flight]) -> tuple[MissingRanks, ...]:
     """Return who waits in joint functions for whom; ranks without a flight are not known to miss any."""
     found = {}
+    known: dict[tuple[str, int], tuple[int, ...]] = {}  # many ranks wait for the same
     for rank, flight in flights.items():
         wait = flight.joint_wait
-        missing = find_missing(flight, flights)
-        if wait is not None and missing:
+        if wait is None:
+            continue
+        if (wait.function, wait.number) not in known:
+            known[wait.function, wait.number] = find_missing(flight, flights)
+        if missing := known[wait.function, wait.number]:
             found[rank] = (wait.function, flight.place(wait), missing)
     return tuple(
         MissingRanks(function, place, ranks, missing, min(_since(flights[rank]) for rank in ranks))

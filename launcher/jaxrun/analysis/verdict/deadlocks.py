@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from jaxrun.analysis.diagnosis.rank_state import WAITING, Activity, RankState, find_rank_states
+from jaxrun.analysis.diagnosis.rank_state import WAITING, Activity, RankState
 from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.diagnosis.stacks import Ending
-from jaxrun.analysis.lockstep.joint_waits import MissingRanks, find_missing_ranks
+from jaxrun.analysis.diagnosis.wait_graph import WaitGraph, wait_graph_of
+from jaxrun.analysis.lockstep.joint_waits import MissingRanks
 from jaxrun.analysis.verdict.lost_helpers import describe_lost
 from jaxrun.protocol.flight import Flight, parse_group
 from jaxrun.protocol.snapshot_messages import ChildProcess
@@ -135,12 +136,11 @@ class _JobState:
 
 def explain_deadlock(snapshot: Snapshot) -> tuple[DeadlockCause, ...]:
     """At most two explanations of why the job does not go on; none where nothing is certain enough."""
-    seen = find_rank_states(snapshot.dumps, snapshot.waits, snapshot.flights, snapshot.helpers)
-    idle = {rank for rank, where in seen.items() if where.activity is Activity.IDLE}
-    ended = tuple(sorted((set(snapshot.finished) - set(snapshot.dumps)) | idle))
-    busy = {rank: where for rank, where in seen.items() if rank not in idle}
+    graph = wait_graph_of(snapshot)
+    busy, idle = graph.busy_states, graph.states.keys() - graph.busy_states.keys()
+    ended = tuple(sorted((graph.finished - graph.states.keys()) | idle))
     job = _JobState(busy, snapshot.hosts, ended, snapshot.flights, snapshot.platform)
-    joint = [_describe_joint_wait(job, waits) for waits in _standing_joint_waits(job, snapshot)]
+    joint = [_describe_joint_wait(job, waits) for waits in _standing_joint_waits(job, graph)]
     are_explained = joint and len(job.doing(*WAITING, Activity.SLEEP)) == len(job.ranks)
     explanations = joint if are_explained else [*joint, *_explain_stacks(job)]
     return tuple(explanations)[:_MAX_EXPLANATIONS]
@@ -153,10 +153,10 @@ def _explain_stacks(job: _JobState) -> Iterator[DeadlockCause]:
     return _causes(job, waiting)
 
 
-def _standing_joint_waits(job: _JobState, snapshot: Snapshot) -> list[MissingRanks]:
+def _standing_joint_waits(job: _JobState, graph: WaitGraph) -> list[MissingRanks]:
     """The waits in joint functions in which the stacks show the ranks as well, longest first."""
     waiting = set(job.doing(Activity.JOINT_CALL))
-    found = [waits for waits in find_missing_ranks(snapshot.flights) if waiting >= set(waits.waiting)]
+    found = [waits for waits in graph.joint_waits if waiting >= set(waits.waiting)]
     return sorted(found, key=lambda waits: waits.since)
 
 

@@ -9,7 +9,7 @@ what is told, by divergence_reports.py, is a call whose programs differ.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jaxrun.analysis.lockstep import compare
@@ -92,11 +92,6 @@ class DivergenceDetector:
         interval = self._read_interval_s
         self._read_interval_s = min(interval * _READ_INTERVAL_GROWTH, _MAX_READ_INTERVAL_S)
         return interval
-
-    def left_behind(self, finished: Collection[int]) -> Lag | None:
-        """The call that others have made or entered, and that lacks a finished rank of their group."""
-        lags = compare.find_lags(self._flights) if self.is_enabled else ()
-        return next((lag for lag in lags if not set(finished).isdisjoint(lag.behind)), None)
 
     # ---- events
 

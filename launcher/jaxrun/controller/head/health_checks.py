@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
-from jaxrun.analysis.lockstep.joint_waits import find_missing_ranks
+from jaxrun.analysis.diagnosis.wait_graph import find_wait_graph
 from jaxrun.controller.head.divergence_detector import DivergenceDetector
 from jaxrun.controller.head.head_state import HeadState
-from jaxrun.controller.head.queries import RankQueries, Replies
+from jaxrun.controller.head.queries import RankQueries, Replies, kernel_waits_of, stacks_of
 from jaxrun.controller.head.shutdown import JobShutdown
 from jaxrun.controller.head.stall_detector import EarlyExitDetector, StallCheck, StallDetector
 from jaxrun.controller.head.straggler_detector import StragglerDetector
@@ -110,10 +110,8 @@ class HealthChecks:
             return []
         assert self._early_exit is not None
         finished = self._state.workers.live_reported
-        joint_waits = find_missing_ranks(self._state.flights)
-        left_behind = self._divergence.left_behind(finished) is not None
-        left_behind |= any(waits.missing_of(finished) for waits in joint_waits)
-        if self._early_exit.check(replies, now, left_behind=left_behind):
+        graph = find_wait_graph(self._state.flights, stacks_of(replies), kernel_waits_of(replies), finished=finished)
+        if self._early_exit.check(replies, graph, now):
             return self._shutdown.abort(self._queries.outcome(EndReason.EARLY_EXIT, replies, now), now)
         self._state.timers.set(Timer.EARLY_EXIT_CHECK, now + self._early_exit.next_check_s, self._look_for_waits)
         return []

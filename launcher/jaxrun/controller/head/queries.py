@@ -13,12 +13,10 @@ from functools import partial
 from jaxrun.analysis.diagnosis.helpers import Helpers, LostThread, helpers_of
 from jaxrun.analysis.diagnosis.nccl_ras import NCCL_TIMEOUT_S, ProcessIdentity, locate_ranks
 from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
-from jaxrun.analysis.diagnosis.rank_state import IN_JAX, Activity, find_rank_states
 from jaxrun.analysis.diagnosis.root_cause import own_thread_failures
 from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.diagnosis.stacks import NATIVE_STACKS_TIMEOUT_S
-from jaxrun.analysis.lockstep.compare import find_lags
-from jaxrun.analysis.lockstep.joint_waits import find_missing_ranks
+from jaxrun.analysis.diagnosis.wait_graph import WaitGraph, find_wait_graph
 from jaxrun.controller.head.head_state import HeadState
 from jaxrun.controller.head.timers import Timer
 from jaxrun.protocol.flight import Flight
@@ -90,7 +88,7 @@ class RankQueries:
         One rank is asked, which knows of all. `at_end`: the job is about to end, so that it may cost what it will.
         """
         asked = next((rank for rank, reply in stacks.items() if reply.stacks), None)
-        if asked is None or not self._all_wait_alike(stacks, now):
+        if asked is None or not self.wait_graph(stacks, now).all_in_one_call:
             return then(None, now)
 
         def find_ranks(answers: Replies, now: float) -> list[Action]:
@@ -107,14 +105,11 @@ class RankQueries:
         detail = RankDetail.NCCL_AT_END if at_end else RankDetail.NCCL
         return self.ask((asked,), detail, find_ranks, now)
 
-    def _all_wait_alike(self, replies: Replies, now: float) -> bool:
-        """Whether all ranks wait in JAX, and no recorder shows that one is behind."""
-        flights = flights_of(replies)
-        states = find_rank_states(
-            stacks_of(replies), kernel_waits_of(replies), flights, self.helpers(replies, now)
-        ).values()
-        busy = {state.activity for state in states} - {Activity.IDLE}
-        return bool(busy) and busy <= set(IN_JAX) and not (find_lags(flights) or find_missing_ranks(flights))
+    def wait_graph(self, replies: Replies, now: float) -> WaitGraph:
+        """Who waits for whom among the ranks that have replied to `ask_stacks`."""
+        return find_wait_graph(
+            flights_of(replies), stacks_of(replies), kernel_waits_of(replies), self.helpers(replies, now)
+        )
 
     def show(self, now: float) -> list[Action]:
         def show(replies: Replies, now: float) -> list[Action]:

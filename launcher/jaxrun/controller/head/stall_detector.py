@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from jaxrun.analysis.diagnosis.helpers import Helpers
-from jaxrun.analysis.diagnosis.rank_state import IN_JAX, WAITING, Activity, RankState, find_rank_states
-from jaxrun.analysis.diagnosis.stacks import is_in_jax, is_waiting_in_jax, main_stack
-from jaxrun.analysis.lockstep.compare import find_lags
-from jaxrun.analysis.lockstep.joint_waits import find_missing_ranks
+from jaxrun.analysis.diagnosis.rank_state import IN_JAX, WAITING, Activity, RankState
+from jaxrun.analysis.diagnosis.stacks import main_stack
+from jaxrun.analysis.diagnosis.wait_graph import WaitGraph, find_wait_graph
 from jaxrun.controller.head.queries import Replies, flights_of, kernel_waits_of, stacks_of
 from jaxrun.protocol.flight_file import NOTHING
 from jaxrun.protocol.snapshot_messages import RankReply
@@ -100,10 +99,10 @@ class StallDetector:
         then, before, had_stacks = self._previous
         has_stacks = self.wants_stacks
         self._previous = (now, replies, has_stacks)
-        states = {}
+        graph = WaitGraph({})
         if has_stacks:
-            states = find_rank_states(stacks_of(replies), kernel_waits_of(replies), flights_of(replies), helpers)
-        if _made_progress(before, replies, states, now - then, polls=self._polls) or is_held:
+            graph = find_wait_graph(flights_of(replies), stacks_of(replies), kernel_waits_of(replies), helpers)
+        if _made_progress(before, replies, graph.states, now - then, polls=self._polls) or is_held:
             self._restart(now)
         idle = now - self._progress_at
         self._schedule(idle, len(replies))
@@ -112,8 +111,8 @@ class StallDetector:
         half = not self._said_half and self.limit / 2 <= idle < self.limit
         self._said_half |= half
         # One snapshot does not show whether a rank moves.
-        due = had_stacks and self._is_due(idle, states, replies)
-        in_doubt = due and not half and _may_wait_for_a_result(states, replies, polls=self._polls)
+        due = had_stacks and self._is_due(idle, graph)
+        in_doubt = due and not half and _may_wait_for_a_result(graph, polls=self._polls)
         return StallCheck(idle, idle >= self.limit, half, due and not in_doubt, in_doubt)
 
     def _restart(self, now: float) -> None:
@@ -131,11 +130,11 @@ class StallDetector:
         self.next_check_s = min(pauses)
         self.wants_stacks = idle > 0
 
-    def _is_due(self, idle: float, states: Mapping[int, RankState], replies: Replies) -> bool:
+    def _is_due(self, idle: float, graph: WaitGraph) -> bool:
         """Whether people are to be told now; each time it takes twice as long until they are told again."""
         if idle < self._next_notice_s:
             return False
-        patience = _patience(states, replies, polls=self._polls)
+        patience = _patience(graph, polls=self._polls)
         if patience is None or idle < patience * self._notice:
             return False
         self._next_notice_s = 2 * idle
@@ -165,18 +164,15 @@ class EarlyExitDetector:
             taken_at, cpu = self._previous
             self._previous = (taken_at + seconds, cpu)
 
-    def check(self, replies: Replies, now: float, *, left_behind: bool) -> bool:
-        """Whether the unfinished ranks wait in vain; `left_behind`: in a call for which a finished rank is needed."""
+    def check(self, replies: Replies, graph: WaitGraph, now: float) -> bool:
+        """Whether the unfinished ranks, which have replied, wait in vain for those that have finished."""
+        left_behind = any(graph.abandoned())
         remaining = self._finished_at + _EARLY_EXIT_CHECK_S - now
         if remaining > 0 and not left_behind:
             self.next_check_s, self._previous = remaining, None
             return False
-        is_waiting = bool(replies) and all(
-            is_in_jax(reply.stacks, reply.flight.places)
-            if left_behind
-            else is_waiting_in_jax(reply.stacks, reply.kernel_wait, reply.flight.places)
-            for reply in replies.values()
-        )
+        states = [graph.states[rank] for rank in replies]
+        is_waiting = bool(states) and all(s.is_in_jax if left_behind else s.sleeps_in_jax for s in states)
         cpu = {rank: reply.cpu_seconds for rank, reply in replies.items()}
         previous, self._previous = self._previous, (now, cpu) if is_waiting else None
         self.next_check_s = _EARLY_EXIT_CONFIRM_S if is_waiting else _EARLY_EXIT_CHECK_S
@@ -236,40 +232,25 @@ def _may_loop(state: RankState, reply: RankReply) -> bool:
     return state.activity is Activity.SLEEP or (state.activity is Activity.ELSEWHERE and runs)
 
 
-def _patience(states: Mapping[int, RankState], replies: Replies, *, polls: bool) -> float | None:
+def _patience(graph: WaitGraph, *, polls: bool) -> float | None:
     """For how many times --stall-notice the ranks may do this, until people are told; None for ever.
 
     All are to wait in JAX, for locks or for what has ended, or some in JAX for others; or some are at their end. Any
     rank that waits for a device that computes by itself may only seem to wait for others, unless recorders show that
     some have come to a call that others have not.
     """
-    busy = _busy(states)
+    busy = graph.busy_states.values()
     kinds = {state.activity for state in busy}
     goes_on_by_itself = any(not (state.activity in _LOCKS or state.waits_for_the_dead) for state in busy)
     if not busy or (goes_on_by_itself and not kinds & {*WAITING, Activity.ENDING}):
         return None
-    in_doubt = polls and bool(kinds & set(IN_JAX)) and not _some_are_behind(replies)
+    in_doubt = polls and bool(kinds & set(IN_JAX)) and not graph.some_are_behind
     factors = [1 if s.waits_for_the_dead else _PATIENCE.get(s.activity, _LONG_PATIENCE) for s in busy]
     known = [factor for factor in factors if factor is not None]
     return max(known) * (_LONG_PATIENCE if in_doubt else 1) if len(known) == len(factors) else None
 
 
-def _may_wait_for_a_result(states: Mapping[int, RankState], replies: Replies, *, polls: bool) -> bool:
+def _may_wait_for_a_result(graph: WaitGraph, *, polls: bool) -> bool:
     """Whether all ranks wait in the same call of a device that computes by itself: it may be a long computation."""
-    busy = _busy(states)
-    same = {state.activity for state in busy} <= set(IN_JAX) and _is_one_place(busy)
-    return polls and same and not _some_are_behind(replies)
-
-
-def _busy(states: Mapping[int, RankState]) -> list[RankState]:
-    return [state for state in states.values() if state.activity is not Activity.IDLE]
-
-
-def _some_are_behind(replies: Replies) -> bool:
-    """Whether recorders show that ranks have come to a call that others have not."""
-    flights = flights_of(replies)
-    return bool(find_lags(flights) or find_missing_ranks(flights))
-
-
-def _is_one_place(states: Collection[RankState]) -> bool:
-    return len({(state.activity, state.place) for state in states}) == 1
+    places = {(state.activity, state.place) for state in graph.busy_states.values()}
+    return polls and graph.all_in_one_call and len(places) == 1

@@ -8,14 +8,13 @@ from __future__ import annotations
 import contextlib
 import enum
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from jaxrun.analysis.diagnosis.rank_state import WAITING, find_rank_states
 from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.diagnosis.stacks import main_stack
-from jaxrun.analysis.lockstep.compare import Lag, find_lags
-from jaxrun.analysis.lockstep.joint_waits import MissingRanks, find_missing, find_missing_ranks
+from jaxrun.analysis.diagnosis.wait_graph import GroupCall, WaitGraph, wait_graph_of
+from jaxrun.analysis.lockstep.compare import find_lags
 from jaxrun.analysis.lockstep.report import format_lag
 from jaxrun.analysis.verdict.stack_text import find_place
 from jaxrun.frontends.gang.call_events import Disconnected, LauncherOutput, Printed, RankMessage, Returned
@@ -23,7 +22,6 @@ from jaxrun.frontends.gang.exceptions import WorkerDied
 from jaxrun.frontends.pytest_plugin.rank_results import PhaseState, RankResult, RunResult
 from jaxrun.frontends.pytest_plugin.rank_sessions import RankSessions, why_session_ended
 from jaxrun.frontends.pytest_plugin.run_state import RunState
-from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.pytest_messages import RecordedWarning, RunTest
 from jaxrun.text import agree, format_ranks, format_seconds, format_status
 
@@ -137,8 +135,7 @@ class RunLoop:
 
     def _has_abandoned_rank(self) -> bool:
         snapshot = self._sessions.snapshot()
-        missing = find_missing_ranks(snapshot.flights) if snapshot is not None else ()
-        abandoned = find_abandoned_rank(_lags(snapshot), self._state.finished, missing)
+        abandoned = describe_abandoned(wait_graph_of(snapshot, self._state.finished)) if snapshot is not None else ""
         self._notes += [abandoned] if abandoned else []
         return bool(abandoned)
 
@@ -193,7 +190,8 @@ class RunLoop:
         while not found and (event := self._call.receive(until - time.monotonic())) is not None:
             self._handle(event)
             found = self._sessions.new_divergences()
-        return "\n".join(found or (format_lag(lag, self._sessions.hosts) for lag in _lags(snapshot)[:1]))
+        lags = find_lags(snapshot.flights) if snapshot is not None else ()
+        return "\n".join(found or (format_lag(lag, self._sessions.hosts) for lag in lags[:1]))
 
     def _rank_result(self, rank: int, died: WorkerDied | None, snapshot: Snapshot | None) -> RankResult:
         progress = self._state.ranks[rank]
@@ -208,41 +206,21 @@ class RunLoop:
             cut_off, detail = PhaseState.STOPPED, "with the others"
         else:
             cut_off, detail = _position(rank, snapshot)
-        waits_for = _find_awaited(rank, snapshot) if cut_off is PhaseState.STUCK else ()
+        graph = wait_graph_of(snapshot) if snapshot is not None else WaitGraph({})
+        waits_for = graph.awaited_by(rank) if cut_off is PhaseState.STUCK else ()
         captured = self._sessions.read_captured(rank)
         return RankResult(progress.reports, cut_off, detail, failed_at, captured, waits_for)
 
 
-def find_abandoned_rank(lags: Iterable[Lag], finished: frozenset[int], joint_waits: Iterable[MissingRanks] = ()) -> str:
-    """A sentence about a rank that waits for ever in a call with a rank that finished without it; "" if none."""
-    for waits in joint_waits:
-        if missing := waits.missing_of(finished):
-            who = f"{format_ranks(waits.waiting)} {agree('is', len(waits.waiting))}"
-            return f"{who} in {waits.function}, and {format_ranks(missing)} finished the test without it"
-    for lag in lags:
-        for rank in sorted(lag.reached.keys() - finished):
-            number = lag.reached[rank]
-            without = [other for other in sorted(finished) if lag.reached.get(other, number) < number]
-            if without:
-                call = f"is in cross-process call #{number} of ranks {lag.group}"
-                return f"rank {rank} {call}, and {format_ranks(without)} finished the test without it"
+def describe_abandoned(graph: WaitGraph) -> str:
+    """A sentence about ranks that wait for ever in a call with a rank that finished without it; "" if none do."""
+    for waiting, call, never in graph.abandoned():
+        where = (
+            f"cross-process call #{call.number} of ranks {call.group}" if isinstance(call, GroupCall) else call.function
+        )
+        who = f"{format_ranks(waiting)} {agree('is', len(waiting))}"
+        return f"{who} in {where}, and {format_ranks(never)} finished the test without it"
     return ""
-
-
-def _find_awaited(rank: int, snapshot: Snapshot | None) -> tuple[int, ...]:
-    """The ranks that have not come to the call in which this rank waits; none where that is not known."""
-    if snapshot is None:
-        return ()
-    missing = find_missing(snapshot.flights.get(rank, Flight()), snapshot.flights)
-    behind = missing or next((lag.behind for lag in _lags(snapshot) if rank in lag.ahead), ())
-    states = find_rank_states(snapshot.dumps, snapshot.waits, snapshot.flights)
-    if behind or rank not in states or states[rank].activity not in WAITING:
-        return behind
-    return tuple(other for other, state in states.items() if state.activity not in WAITING)
-
-
-def _lags(snapshot: Snapshot | None) -> tuple[Lag, ...]:
-    return find_lags(snapshot.flights) if snapshot is not None else ()
 
 
 def _position(rank: int, snapshot: Snapshot | None) -> tuple[PhaseState, str]:

@@ -1,0 +1,159 @@
+"""Who waits for whom: the one picture of a job on which all judgements stand, of flight recorders, stacks and ends.
+
+    flights ──▶ the calls that a rank has come to and others have not ─┐
+    stacks  ──▶ what a rank does (rank_state.py) ──────────────────────┼──▶ WaitGraph: rank → (state, call, waits for)
+    ends    ──▶ the ranks that will never come ────────────────────────┘
+
+A stall notice, an early exit, the sentences about deadlocks and the tests' abandoned ranks are made from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from jaxrun.analysis.diagnosis.helpers import Helpers
+from jaxrun.analysis.diagnosis.rank_state import IN_JAX, WAITING, Activity, RankState, find_rank_states
+from jaxrun.analysis.diagnosis.snapshot import Snapshot
+from jaxrun.analysis.lockstep.joint_waits import MissingRanks, find_missing_ranks
+from jaxrun.analysis.lockstep.progress import GroupProgress, find_progress
+from jaxrun.protocol.flight import Flight
+
+
+@dataclass(frozen=True, slots=True)
+class GroupCall:
+    """A cross-process call that a rank has come to, and others of its group have not.
+
+    progress:  how far the ranks of the group have come
+    """
+
+    group: str
+    number: int
+    progress: GroupProgress = field(repr=False)
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The ranks that have not come to the call."""
+        return self.progress.behind(self.number)
+
+    def missing_of(self, finished: Iterable[int]) -> tuple[int, ...]:
+        """The missing ranks that have finished, and so will never make the call."""
+        reached = self.progress.reached
+        return tuple(rank for rank in sorted(finished) if reached.get(rank, self.number) < self.number)
+
+
+AwaitedCall = MissingRanks | GroupCall
+
+
+@dataclass(frozen=True, slots=True)
+class RankWait:
+    """One rank in the picture.
+
+    state:  what it does; None where its stack was not taken
+    calls:  what it has come to and others have not: the joint function in which it is, then calls of groups
+    """
+
+    state: RankState | None = None
+    calls: tuple[AwaitedCall, ...] = ()
+
+    @property
+    def waits_for(self) -> tuple[int, ...]:
+        """The ranks that have not come to its call; none where recorders do not show it."""
+        return self.calls[0].missing if self.calls else ()
+
+
+@dataclass(frozen=True, slots=True)
+class WaitGraph:
+    """The picture of a job at one moment.
+
+    ranks:        by rank, of all whose stack or flight is known
+    finished:     the ranks whose program has ended
+    joint_waits:  the ranks that wait in joint functions, in groups of those that wait for the same at the same place
+    """
+
+    ranks: Mapping[int, RankWait]
+    finished: frozenset[int] = frozenset()
+    joint_waits: tuple[MissingRanks, ...] = ()
+
+    @property
+    def states(self) -> dict[int, RankState]:
+        """What the ranks do whose stacks were taken."""
+        return {rank: wait.state for rank, wait in self.ranks.items() if wait.state is not None}
+
+    @property
+    def busy_states(self) -> dict[int, RankState]:
+        """The same, without ranks of a gang that wait for their next call."""
+        return {rank: state for rank, state in self.states.items() if state.activity is not Activity.IDLE}
+
+    @property
+    def some_are_behind(self) -> bool:
+        """Whether recorders show that ranks have come to a call that others have not."""
+        return any(wait.calls for wait in self.ranks.values())
+
+    @property
+    def all_in_one_call(self) -> bool:
+        """Whether all ranks wait in JAX, and no recorder shows that one is behind."""
+        kinds = {state.activity for state in self.busy_states.values()}
+        return bool(kinds) and kinds <= set(IN_JAX) and not self.some_are_behind
+
+    def abandoned(self) -> Iterator[tuple[tuple[int, ...], AwaitedCall, tuple[int, ...]]]:
+        """The ranks that wait in vain, their call, and the ranks that have finished without it; joint functions first.
+
+        There is one entry for all ranks that wait at the same place of a joint function.
+        """
+        for waits in self.joint_waits:
+            if never := waits.missing_of(self.finished):
+                yield waits.waiting, waits, never
+        waiting = ((rank, wait.calls) for rank, wait in self.ranks.items() if rank not in self.finished)
+        calls = [(rank, call) for rank, found in waiting for call in found if isinstance(call, GroupCall)]
+        for rank, call in sorted(calls, key=lambda one: (one[1].group, one[0])):
+            if never := call.missing_of(self.finished):
+                yield (rank,), call, never
+
+    def awaited_by(self, rank: int) -> tuple[int, ...]:
+        """The ranks that `rank` waits for: by recorders, else by stacks those that do not wait. Empty if not known."""
+        wait = self.ranks.get(rank, RankWait())
+        if wait.calls or wait.state is None or wait.state.activity not in WAITING:
+            return wait.waits_for
+        return tuple(other for other, state in self.states.items() if state.activity not in WAITING)
+
+
+def find_wait_graph(
+    flights: Mapping[int, Flight],
+    dumps: Mapping[int, str] | None = None,
+    kernel_waits: Mapping[int, str] | None = None,
+    helpers: Mapping[int, Helpers] | None = None,
+    finished: Collection[int] = (),
+) -> WaitGraph:
+    """Return the picture of a job; all mappings are by rank, and any of them may lack ranks."""
+    states = find_rank_states(dumps or {}, kernel_waits or {}, flights, helpers)
+    joint = find_missing_ranks(flights)
+    calls: dict[int, list[AwaitedCall]] = {rank: [] for rank in sorted(states.keys() | flights.keys())}
+    for waits in joint:
+        for rank in waits.waiting:
+            calls[rank].append(waits)
+    for rank, call in _find_group_calls(flights):
+        calls[rank].append(call)
+    ranks = {rank: RankWait(states.get(rank), tuple(found)) for rank, found in calls.items()}
+    return WaitGraph(ranks, frozenset(finished), joint)
+
+
+def wait_graph_of(snapshot: Snapshot, finished: Collection[int] | None = None) -> WaitGraph:
+    """Return the picture of a snapshot; `finished` instead of the ranks that it calls finished."""
+    return find_wait_graph(
+        snapshot.flights,
+        snapshot.dumps,
+        snapshot.waits,
+        snapshot.helpers,
+        snapshot.finished if finished is None else finished,
+    )
+
+
+def _find_group_calls(flights: Mapping[int, Flight]) -> Iterator[tuple[int, GroupCall]]:
+    """The last call of each rank in each group, where not all ranks of the group have come to it."""
+    complete = {rank: flight for rank, flight in flights.items() if flight.complete}
+    size = max(complete, default=-1) + 1
+    for group in sorted({group for flight in complete.values() for group in flight.call_counts}):
+        progress = find_progress(complete, group, size)
+        for rank in progress.ahead(progress.next_number):
+            yield rank, GroupCall(group, progress.reached[rank], progress)
