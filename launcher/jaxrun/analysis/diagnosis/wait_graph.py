@@ -4,7 +4,7 @@
     stacks  ──▶ what a rank does (rank_state.py) ──────────────────────┼──▶ WaitGraph: rank → (state, call, waits for)
     ends    ──▶ the ranks that will never come ────────────────────────┘
 
-A stall notice, an early exit, the sentences about deadlocks and the tests' abandoned ranks are made from it.
+A stall notice, an early exit, the sentences about deadlocks, top and the tests' abandoned ranks are made from it.
 """
 
 from __future__ import annotations
@@ -95,6 +95,11 @@ class WaitGraph:
         """Whether all ranks wait in JAX, and no recorder shows that one is behind."""
         kinds = {state.activity for state in self.busy_states.values()}
         return bool(kinds) and kinds <= set(IN_JAX) and not self.some_are_behind
+
+    def joint_call(self, rank: int) -> MissingRanks | None:
+        """The joint function in which this rank waits for others; None if it waits in none."""
+        calls = self.ranks[rank].calls if rank in self.ranks else ()
+        return next((call for call in calls if isinstance(call, MissingRanks)), None)
 
     def abandoned(self) -> Iterator[tuple[tuple[int, ...], AwaitedCall, tuple[int, ...]]]:
         """The ranks that wait in vain, their call, and the ranks that have finished without it; joint functions first.

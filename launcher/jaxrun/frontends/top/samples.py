@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from jaxrun.analysis.diagnosis.rank_state import Activity, find_kernel_activity
 from jaxrun.analysis.diagnosis.snapshot import Overview
-from jaxrun.analysis.lockstep.joint_waits import MissingRanks, find_missing, find_missing_ranks
+from jaxrun.analysis.diagnosis.wait_graph import WaitGraph, find_wait_graph
 from jaxrun.analysis.lockstep.progress import GroupProgress, find_progress
 from jaxrun.protocol.flight import Flight, parse_group
 from jaxrun.protocol.flight_file import NOTHING
@@ -95,8 +95,8 @@ def take_samples(now: Overview, before: Overview | None = None, rate: float | No
     """
     positions = {rank: found for rank, flight in now.flights.items() if (found := _position(flight)) is not None}
     progress = _progress_of_groups(now, positions)
-    joint = find_missing_ranks(now.flights)
-    return tuple(_sample(rank, now, before, positions.get(rank), progress, joint, rate) for rank in sorted(now.hosts))
+    graph = find_wait_graph(now.flights, finished=now.ends)
+    return tuple(_sample(rank, now, before, positions.get(rank), progress, graph, rate) for rank in sorted(now.hosts))
 
 
 def _sample(
@@ -105,7 +105,7 @@ def _sample(
     before: Overview | None,
     position: _Position | None,
     progress: Mapping[str, _Progress],
-    joint: Sequence[MissingRanks],
+    graph: WaitGraph,
     rate: float | None,
 ) -> RankSample:
     host, vitals = now.hosts[rank], now.vitals.get(rank)
@@ -123,11 +123,12 @@ def _sample(
     others = progress[position.group] if position is not None else None
     activity = find_kernel_activity(rank, vitals.kernel_wait)
     state, since_s = _state(activity, now.phase, flight, vitals, cpu, position, others)
-    if activity not in _STOPPED and (missing := find_missing(flight, now.flights)) and flight.joint_wait is not None:
-        name = flight.joint_wait.function.removeprefix("jaxrun_runtime.")  # there is little room
-        state, since_s = _waits_for(missing, name), vitals.time - flight.joint_wait.since
+    call = graph.joint_call(rank)
+    if activity not in _STOPPED and call is not None and flight.joint_wait is not None:
+        name = call.function.removeprefix("jaxrun_runtime.")  # there is little room
+        state, since_s = _waits_for(call.missing, name), vitals.time - flight.joint_wait.since
     behind, late_s = _lateness(rank, flight, progress)
-    if keeps_waiting := [waits.since for waits in joint if rank in waits.missing]:
+    if keeps_waiting := [waits.since for waits in graph.joint_waits if rank in waits.missing]:
         late_s = max(late_s or 0.0, vitals.time - min(keeps_waiting))
     standing_out = LATE
     if (late_s or 0.0) < _LATE_S and (not rate or behind < max(2.0, rate * _LATE_S)):
