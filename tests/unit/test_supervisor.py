@@ -6,6 +6,7 @@ import select
 import signal
 import socket
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -44,6 +45,15 @@ def test_of_a_rank_that_crashed_no_line_of_its_stack_passes_for_its_error():
     verdict = Verdict("killed", 134, {}, headline="rank 1 of 2 was aborted by SIGABRT (6).", traceback=stack)
     wanted = "jaxrun: attempt 1 of 3 failed: rank 1 of 2 was aborted by SIGABRT (6); restarting"
     assert describe_restart(verdict, Restart(3), None) == wanted
+
+
+def test_of_an_error_of_several_lines_the_first_is_shown_where_the_job_is_started_again():
+    error = "jaxrun_runtime.DivergenceError: ranks 0-1 differ in call #3\nrank 0: step(f32[4])\n  at train.py:9 main"
+    frames = 'Traceback (most recent call last):\n  File "train.py", line 9, in main\n    step(x)\n    ~~~~^^^\n'
+    verdict = Verdict("diverged", 1, {}, headline="the ranks differ.", traceback=f"{frames}{error}\n")
+    assert describe_restart(verdict, Restart(3), None).splitlines()[1].strip() == error.splitlines()[0]
+    verdict = replace(verdict, traceback="ValueError: without frames")
+    assert describe_restart(verdict, Restart(3), None).splitlines()[1].strip() == "ValueError: without frames"
 
 
 class StuckOutput:

@@ -71,11 +71,18 @@ def describe_restart(verdict: Verdict, restart: Restart, run_dir: Path | None, n
     text = f"attempt {verdict.attempt} of {restart.most} failed: {headline}{then}"
     if verdict.outcome == EndReason.GROWN:
         text = f"attempt {verdict.attempt} is over: {verdict.headline}; starting on more hosts"
-    last = verdict.traceback.rstrip("\n").rpartition("\n")[2]
-    last = "" if last.lstrip().startswith('File "') else last  # the stack of a rank that crashed ends with no error
     where = f"its log: {run_dir / verdict.log}" if run_dir is not None and verdict.log else ""
-    more = "; ".join(filter(None, (last, where, *news)))
+    more = "; ".join(filter(None, (_error_line(verdict.traceback), where, *news)))
     return f"jaxrun: {text}" + (f"\n  {more}" if more else "")
+
+
+def _error_line(traceback: str) -> str:
+    """The first line of the error below the last frame; empty for the stack of a crashed rank, which has no error."""
+    lines = traceback.rstrip("\n").split("\n")
+    frames = [number for number, line in enumerate(lines) if line.startswith('  File "')]
+    if not frames:
+        return lines[-1]
+    return next((line for line in lines[frames[-1] + 1 :] if line and not line.startswith(" ")), "")
 
 
 def report_verdict(
