@@ -9,6 +9,7 @@ import time
 
 import psutil
 import pytest
+from harness import kill, wait_until_dead
 
 import jaxrun
 from jaxrun.frontends.gang.call_events import RankMessage, Returned
@@ -195,3 +196,31 @@ def test_a_gang_that_was_stopped_starts_at_the_next_call_and_one_that_is_closed_
         with pytest.raises(jaxrun.GangError, match="this gang of 1 is closed; make another"):
             attempt()
     assert capfd.readouterr().err == ""  # it was not broken
+
+
+def fork_and_wait():
+    """Fork a process that stays in the group of this rank, and report its process id."""
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(600)
+        os._exit(0)
+    send(pid)
+    time.sleep(600)
+
+
+def test_what_ranks_have_just_forked_is_killed_with_their_launcher():
+    """It has no mark in its environment, and the guard has not looked since: only the ranks' groups lead to it."""
+    children = []
+    with jaxrun.Gang(processes=4) as gang:
+        call = gang.start_call(fork_and_wait)
+        try:
+            while len(children) < 4:
+                event = call.receive(60)
+                assert event is not None
+                children += [event.value] if isinstance(event, RankMessage) else []
+            os.kill(psutil.Process(gang.workers[0].pid).ppid(), signal.SIGKILL)
+            with pytest.raises(jaxrun.WorkerDied):
+                call.results(60)
+            wait_until_dead(*children)
+        finally:
+            kill(children)

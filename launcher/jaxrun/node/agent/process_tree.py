@@ -1,8 +1,27 @@
 """The processes that workers have started, as /proc shows them, and how all of them are killed.
 
-The agent or launcher is a subreaper, which inherits the orphans among its descendants. Once it has been killed, these
-are nobody's: the guard remembers them (Descendants). Python's resource trackers unlink the shared memory that processes
-leave behind, as soon as the last of them has died, and then end: so they are given a moment.
+Nothing of a job may survive it. There are several ways to end what would, because each is for a fault that the others
+do not handle. With any one of them taken out, a test of tests/process fails:
+
+  subreaper, kill_all       The owner (an agent or the launcher) lives: it inherits daemons of ranks, in sessions of
+                            their own, whose parents have ended. test_remote_agent
+  end of the channel        A rank that waits for its agent, which has gone; before the rank joins, and in a wrapper or
+                            a process namespace, the kernel sends it no signal. test_worker: it ends by itself
+  parent death signal,      A rank in a call of C++, or stopped, whose agent was killed, perhaps with the guard.
+  of a rank                 test_worker: it dies with its agent
+  parent death signal,      A fork server that is stopped and so does not see the end of its channel, as by a guard that
+  of a fork server          was killed before it had killed what it stopped. test_forkserver
+  guard, by the mark        The owner was killed: what ranks have started since the guard last looked. test_guard
+  guard, by descent         The owner was killed: what has no mark, as after `env -i`, or from a fork server that
+                            another process has made. test_guard
+  guard, by group           The launcher was killed: its mpirun or srun, which ends what it has started on other hosts
+                            if it gets a SIGTERM first, test_guard; and what a rank from such a fork server has forked
+                            since the guard last looked. test_gang_faults
+
+The owner, an agent or the launcher, is a subreaper, which inherits the orphans among its descendants. Once it has been
+killed, these are nobody's: the guard (guard.py) remembers them (Descendants). Python's resource trackers unlink the
+shared memory that processes leave behind, as soon as the last of them has died, and then end: so they are given a
+moment.
 """
 
 from __future__ import annotations
