@@ -57,7 +57,7 @@ def test_on_a_terminal_the_screen_has_its_width_and_colours(tmp_path: Path) -> N
         job.process.wait()
     screen = shown.decode().replace("\r\n", "\n")
     assert re.search(r"\n\x1b\[1;31mrank 0 of 1 raised ValueError .* into the run\.\x1b\[0m\n", screen)
-    assert "\n\x1b[2magain: jaxrun explain run\x1b[0m\n\x1b[2mexit 1\x1b[0m\n" in screen
+    assert "\n\x1b[2mdetails: jaxrun explain run\x1b[0m\n\x1b[2mexit 1\x1b[0m\n" in screen
     prose = screen.partition(" into the run.")[2]
     assert "what this means:" in prose and "\ntry: " in prose
     assert max(len(line) for line in prose.splitlines() if "\x1b" not in line and "://" not in line) <= 60

@@ -64,7 +64,7 @@ def test_the_verdict_is_printed_again_with_a_timeline_of_each_rank(tmp_path):
         "jaxrun: rank 1 of 2 on h1 raised ValueError.",
         "1 other was stopped; it had no fault of its own.",
         f"logs: {path}/rank-0001.err",
-        f"again: jaxrun explain {path}",
+        f"details: jaxrun explain {path}",
         "exit 1",
         "",
         "start-up, in seconds since the job was started:",

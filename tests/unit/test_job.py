@@ -226,6 +226,8 @@ def package(tmp_path):
         (tmp_path / folder).mkdir(parents=True)
     for folder in ("pkg", "pkg/sub"):
         (tmp_path / folder / "__init__.py").write_text("raise SystemExit('imported')")
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open" / "__init__.py").write_text("__path__.append('elsewhere')")
     for file in ("plain.py", "pkg/__main__.py", "pkg/sub/job.py", "space/deep/job.py", "space/app/__main__.py"):
         (tmp_path / file).touch()
     return tmp_path
@@ -240,7 +242,7 @@ def package(tmp_path):
         ("space.deep.job", "space/deep/job.py"),
         ("space.app", "space/app/__main__.py"),
         # Python itself refuses these when the rank runs them.
-        *((name, None) for name in ("pkg.sub", "pkg.gone", "space.deep", "space.gone.job", "space.run")),
+        *((name, None) for name in ("pkg.sub", "open.gone", "space.deep", "space.gone.job", "space.run")),
     ],
 )
 @pytest.mark.parametrize("installed", [False, True])
@@ -248,6 +250,11 @@ def test_a_modules_source_is_found_without_importing_its_package(package, monkey
     if installed:
         monkeypatch.syspath_prepend(package)
     assert find_module(name, str(package.parent if installed else package)) == (package / source if source else None)
+
+
+def test_a_module_that_its_package_does_not_have_is_refused_and_the_nearest_named(package):
+    with pytest.raises(UsageError, match=r"no module named 'pkg.sub.jbo': .* 'pkg.sub' has no 'jbo'; .*-m pkg.sub.job"):
+        find_module("pkg.sub.jbo", str(package))
 
 
 def test_a_finder_that_raises_does_not_stop_the_look_ahead(tmp_path, monkeypatch):

@@ -51,7 +51,7 @@ def test_a_failure_report_fits_one_screen_with_cause_place_and_advice():
         "rank 2 of 8 raised ValueError 41.3 s into the run.",
         "7 others were stopped 0.03 s later; none of them had a fault of its own.",
         f"logs: {RUN_DIR}/rank-0002.err",
-        f"again: jaxrun explain {RUN_DIR}",
+        f"details: jaxrun explain {RUN_DIR}",
         "exit 1",
     ]
 

@@ -92,6 +92,17 @@ def test_a_programs_name_adds_no_line_and_a_job_whose_disk_was_full_says_so(job,
     assert "unknown: the disk was full, or not writable" in line_with(lines, "full")
 
 
+def test_a_note_of_the_job_is_shown_by_list_and_explain(job, capsys):
+    job("plain", 20)
+    path = job("noted", 10)
+    (path / "job.json").write_text(json.dumps({"program": ["train.py"], "processes": 2, "tag": "try\n7"}))
+    assert main(["list"]) == 0
+    heading, _, noted = capsys.readouterr().out.splitlines()
+    assert heading.split()[-2:] == ["tag", "program"] and noted.split()[-3:] == ["try", "7", "train.py"]
+    assert main(["explain", str(path)]) == 0
+    assert capsys.readouterr().out.startswith("tag: try 7\n\n")
+
+
 def test_a_number_stands_for_the_job_that_has_it_in_the_list(job, collection, capsys, monkeypatch):
     monkeypatch.chdir(collection.parent)
     job("old", 300)

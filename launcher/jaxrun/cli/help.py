@@ -1,14 +1,15 @@
 """The pages of help, and completion by the shell.
 
---help fits on one screen; --help-all has every option, in groups, and the exit status. A shell completes words once it
-has evaluated "$(_JAXRUN_COMPLETE=bash_source jaxrun)", and the same for zsh and fish: it starts jaxrun with the words
-so far in COMP_WORDS, and click answers, for the command that is to be completed.
+--help has what people need in their first week, each in a line or two; --help-all has every option, and exit statuses.
+A shell completes words once it has evaluated "$(_JAXRUN_COMPLETE=bash_source jaxrun)", and the same for zsh and fish:
+it starts jaxrun with the words so far in COMP_WORDS, and click answers, for the command that is to be completed.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+import re
+from collections.abc import Callable, Collection
 
 import click
 
@@ -69,6 +70,7 @@ Exit status:
   128+n  a process died of signal n: 137 SIGKILL, 139 SIGSEGV; jaxrun: 130 Ctrl-C, 143 SIGTERM
 """
 _NAMES_WIDTH = 32
+_DEFAULT = re.compile(r"\[default: [^;\]]*(?=[;\]])")
 COMPLETION_VARIABLE = "_JAXRUN_COMPLETE"
 _WORDS = "COMP_WORDS"
 _AT = "COMP_CWORD"  # bash and zsh: the number of the word to complete; fish: that word
@@ -78,25 +80,34 @@ class Command(click.Command):
     """A command with these two pages of help; all its options are of class JobOption."""
 
     def get_help(self, ctx: click.Context) -> str:
-        main = [option for option in job_options(self) if option.declared.main]
-        return (self.help or _USAGE) + _section(ctx, "Options", main) + _EXAMPLES_OF[self.name or ""].rstrip()
+        shown = [option for option in job_options(self) if option.declared.main or option.declared.common]
+        return (self.help or _USAGE) + _sections(ctx, shown, _in_short) + _EXAMPLES_OF[self.name or ""].rstrip()
 
 
 def all_help(ctx: click.Context) -> str:
     """Return the page with every option in its group, and every exit status."""
+    return (ctx.command.help or _USAGE) + _sections(ctx, job_options(ctx.command)) + _EXIT_STATUS.rstrip()
+
+
+def _in_short(text: str) -> str:
+    """The first sentence of an option's help, and its default."""
+    first, _, rest = text.partition(". ")
+    default = _DEFAULT.search(rest)
+    return " ".join(filter(None, (f"{first.rstrip('.')}." if rest else first, default and f"{default[0]}]")))
+
+
+def _sections(ctx: click.Context, options: list[JobOption], shorten: Callable[[str], str] = lambda text: text) -> str:
     groups: dict[str, list[JobOption]] = {}
-    for option in job_options(ctx.command):
+    for option in options:
         groups.setdefault(option.declared.group, []).append(option)
-    return (
-        (ctx.command.help or _USAGE) + "".join(_section(ctx, *item) for item in groups.items()) + _EXIT_STATUS.rstrip()
-    )
+    return "".join(_section(ctx, *item, shorten) for item in groups.items())
 
 
-def _section(ctx: click.Context, title: str, options: list[JobOption]) -> str:
+def _section(ctx: click.Context, title: str, options: list[JobOption], shorten: Callable[[str], str]) -> str:
     formatter = click.HelpFormatter(width=PROSE_WIDTH)
     with formatter.section(title):
         records = [record for option in options if (record := option.get_help_record(ctx))]
-        formatter.write_dl(records, col_max=_NAMES_WIDTH)
+        formatter.write_dl([(names, shorten(text)) for names, text in records], col_max=_NAMES_WIDTH)
     return "\n" + formatter.getvalue().strip("\n") + "\n"
 
 

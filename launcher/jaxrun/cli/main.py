@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -218,6 +219,7 @@ def _run_sbatch(job: Job, words: Sequence[str], environ: Mapping[str, str], *, d
     submit.write_script(path, text)
     for name in (name for name, value in secrets.items() if environ.get(name) != value):
         print(f"jaxrun: {path} does not hold the value of {name}; before sbatch: export {name}=…", file=sys.stderr)
+    print(f"jaxrun: {path} written; hand it to Slurm with: sbatch {shlex.quote(str(path))}", file=sys.stderr)
     return 0
 
 

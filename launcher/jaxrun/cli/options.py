@@ -118,7 +118,7 @@ def _words() -> list[JobOption]:
     words = (AUTOMATIC, PER_GPU)
     return [
         _own("processes_per_node", "int", "--nproc-per-node", per_node, SHAPE, words=words, attach=False),
-        _own("assignments", several, "--env", env, START, metavar="NAME[=VALUE]"),
+        _own("assignments", several, "--env", env, START, metavar="NAME[=VALUE]", common=True),
         _own("env_files", several, "--env-file", env_file, START, metavar="FILE"),
         _own("dry_run", "bool", "--dry-run", dry_run, START, main=True, **once),
     ]

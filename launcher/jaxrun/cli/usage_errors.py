@@ -15,6 +15,7 @@ from jaxrun.cli.job_option import JobOption, job_options
 from jaxrun.spec.job.env_options import mask_secret
 from jaxrun.spec.job.option_declaration import SHAPE
 
+_RUN_PROGRAMS = ("", "jaxrun", "jaxrun attach")
 _READ_BYTES = 2**20  # of a program
 
 # Options of other launchers, and what to type instead.
@@ -99,6 +100,8 @@ def _no_such_option(error: click.NoSuchOption, words: Collection[str]) -> str:
     close = _close_options(error)
     if close:
         return f"{text}; did you mean {' or '.join(close)}?"
+    if command not in _RUN_PROGRAMS:
+        return f"{text}; {command} --help lists its options"
     return f"{text}; put the program's options after its name; --help-all lists jaxrun's"
 
 

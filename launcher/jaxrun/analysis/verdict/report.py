@@ -49,7 +49,7 @@ def _context(verdict: Verdict, run_dir: Path | None) -> Iterator[str]:
         yield size
     if run_dir is not None:
         yield f"logs: {run_dir / verdict.log if verdict.log else run_dir}"
-        yield f"again: jaxrun explain {run_dir}"
+        yield f"details: jaxrun explain {run_dir}"
     if verdict.no_restart:
         yield f"not restarted: {verdict.no_restart}."
     yield f"exit {verdict.exit_code}"

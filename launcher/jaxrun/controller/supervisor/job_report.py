@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from jaxrun.records.output.output import Output
 from jaxrun.records.output.screen import HeldScreen
 from jaxrun.records.rundir import rundir
 from jaxrun.records.rundir.rundir import RunDir
+from jaxrun.spec.job.env_options import mask_secret
 from jaxrun.spec.job.plan import Plan, to_json
 from jaxrun.spec.job.render import plan_summary
 from jaxrun.terminal import TerminalFormat
@@ -58,6 +60,10 @@ def open_output(plan: Plan, environ: Mapping[str, str], directory: RunDir, held:
 def _notes(plan: Plan) -> Iterator[str]:
     """The lines of --verbose: remarks on the plan, and what of the user's environment the program does not see."""
     yield from plan.notes
+    yield f"each rank runs: {shlex.join(plan.argv)}"
+    if plan.set_env:
+        values = (f"{name}={mask_secret(name, value)}" for name, value in sorted(plan.set_env.items()))
+        yield f"variables that jaxrun sets: {' '.join(values)}"
     if plan.unset_env:
         yield f"variables not passed on to the program: {', '.join(plan.unset_env)}"
     if plan.launch_command and plan.launch_command.unset_env:

@@ -16,9 +16,9 @@ from jaxrun.records.history.collect import collect_job
 from jaxrun.records.history.job_log import AttemptLog, describe_sizes, read_attempts
 from jaxrun.records.history.page import format_page
 from jaxrun.records.rundir import recorders
-from jaxrun.records.rundir.recorded_files import find_run_dir, read_job_events, read_text
+from jaxrun.records.rundir.recorded_files import find_run_dir, read_job_events, read_plan, read_text
 from jaxrun.records.rundir.rundir import EVENTS_FILE, VERDICT_FILE, attempt_directory
-from jaxrun.terminal import A_FILE, TerminalFormat
+from jaxrun.terminal import A_FILE, TerminalFormat, in_one_line
 from jaxrun.text import UNKNOWN_HOST, format_ranks_on_hosts, format_status, group_alike, has_several_hosts, plural
 
 STEPS = ("spawned", "imported", "joined", "proved", "first output", "ended")
@@ -45,6 +45,7 @@ def explain_run(path: Path | None, terminal: TerminalFormat = A_FILE) -> str:
     is_over = (path / VERDICT_FILE).exists()
     logs = attempt_directory(path, last.number)
     parts = [
+        f"tag: {in_one_line(tag)}" if (tag := read_plan(path).tag) else "",
         _format_earlier(earlier),
         _format_verdict(path, last, terminal),
         recorders.format_recorders(logs, last.hosts, divergences=not is_over),

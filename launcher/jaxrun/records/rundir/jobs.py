@@ -38,6 +38,7 @@ class RecordedJob:
     verdict:  None while it runs, and where the launcher was killed
     running:  None where only `host` knows
     is_complete:  whether its launcher could write all records
+    tag:      the note of --tag
     """
 
     path: Path
@@ -48,6 +49,7 @@ class RecordedJob:
     verdict: Verdict | None = None
     running: bool | None = False
     is_complete: bool = True
+    tag: str = ""
 
     @property
     def seconds(self) -> float | None:
@@ -114,16 +116,18 @@ def read_job(path: Path) -> RecordedJob:
         else:
             running = time.time() - started < _STARTING_S
     is_complete = not os.path.lexists(path / INCOMPLETE_FILE)
-    return RecordedJob(path, started, recorded.program, recorded.processes, host, found, running, is_complete)
+    return RecordedJob(
+        path, started, recorded.program, recorded.processes, host, found, running, is_complete, recorded.tag
+    )
 
 
 def format_jobs(jobs: Sequence[RecordedJob]) -> str:
     """Lay the jobs out as a table; their numbers count from the newest, 1, as commands take them."""
-    rows = [("job", "run directory", "started", "took", "processes", "how it went", "program")]
+    rows = [["job", "run directory", "started", "took", "processes", "how it went", "program"]]
     for number, job in zip(range(len(jobs), 0, -1), jobs, strict=True):
         command = in_one_line(" ".join(job.command))
         rows.append(
-            (
+            [
                 str(number),
                 in_one_line(job.path.name),
                 time.strftime("%Y-%m-%d %H:%M", time.localtime(job.started)),
@@ -131,8 +135,11 @@ def format_jobs(jobs: Sequence[RecordedJob]) -> str:
                 str(job.processes or ""),
                 in_one_line(job.state),
                 command if len(command) <= _SHOWN_CHARS else f"{command[: _SHOWN_CHARS - 1]}…",
-            )
+            ]
         )
+    if any(job.tag for job in jobs):
+        for row, tag in zip(rows, ["tag", *(in_one_line(job.tag) for job in jobs)], strict=True):
+            row.insert(-1, tag)
     return "\n".join(format_columns(rows))
 
 

@@ -47,6 +47,7 @@ class RecordedPlan:
 
     program: tuple[str, ...] = ()
     processes: int = 0
+    tag: str = ""
     requeue_id: str = ""
     launcher: RecordedLauncher = RecordedLauncher()
 

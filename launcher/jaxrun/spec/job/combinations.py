@@ -92,7 +92,8 @@ def check_options(job: JobOptions) -> None:
                 fitting.append("--host-rank on each host")
             chosen = f"--backend {job.backend}" if job.backend in BACKENDS else "--host-rank"
             wanted = " or ".join(filter(None, (", ".join(fitting[:-1]), fitting[-1])))
-            raise UsageError(f"{option.title} is for {wanted}, not for {chosen}; leave one of them out")
+            advice = f"add {fitting[0]}" if job.backend == "local" else "leave one of them out"
+            raise UsageError(f"{option.title} is for {wanted}, not for {chosen}; {advice}")
 
 
 def _check_program(program: tuple[str, ...], module: bool) -> None:

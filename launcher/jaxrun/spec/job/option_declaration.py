@@ -39,7 +39,8 @@ class Option:
     choices:       all values that people may give, if they are few
     words:         words that people may give in place of a number; cli/make_job.py makes numbers of them
     check:         completes "--grace …" for a value that is wrong; empty for any other. Without it, `choices` decides
-    main:          --help shows it, too
+    main:          --help shows it, too, and after the program's name it may be a slip
+    common:        --help shows it, too
     aliases:       names that other launchers have for it, which no page of help shows
     flag_value:    what it means that the flag is given, where the field is no bool
     needs:         only backends that have this among their `options` understand it; empty for all
@@ -55,6 +56,7 @@ class Option:
     words: tuple[str, ...] = ()
     check: Callable[[Any], str] | None = None
     main: bool = False
+    common: bool = False
     aliases: tuple[str, ...] = ()
     flag_value: str = ""
     needs: str = ""

@@ -210,6 +210,7 @@ class JobOptions(WorkerSettings):
         "-N/--hosts",
         "How many hosts to run on, with {backends} or --host-rank; MIN:MAX sets --min-hosts too. auto: read the number "
         "of hosts, this one's and host 0's address from what the pod or the cloud has set.",
+        common=True,
         metavar="N|MIN:MAX|auto",
         words=(HOSTS_AUTO,),
         aliases=("--nnodes",),
@@ -294,6 +295,7 @@ class JobOptions(WorkerSettings):
     host_list: str = _host_list(
         "-H/--host",
         "Hosts and how many processes each may have: h1:4,h2:4. [default: mpirun's own]",
+        common=True,
         default="",
         metavar="HOSTS",
     )
@@ -378,7 +380,10 @@ class JobOptions(WorkerSettings):
         "--namespace", "The namespace of the job. [default: kubectl's own]", default="", metavar="NAME"
     )
     run_dir: Path | None = _output(
-        "--run-dir", "Directory for logs, events and the verdict. [default: a new one in jaxrun-runs]", metavar="DIR"
+        "--run-dir",
+        "Directory for logs, events and the verdict. [default: a new one in jaxrun-runs]",
+        metavar="DIR",
+        common=True,
     )
     no_run_dir: bool = _output("--no-run-dir", "Write no run directory.", default=False)
     live: bool = _output(
@@ -389,10 +394,20 @@ class JobOptions(WorkerSettings):
         attach=False,
     )
     quiet_ranks: Ranks = _output(
-        "--quiet-ranks", "Do not show the output of these ranks: 1-3,7.", default=(), metavar="RANKS"
+        "--quiet-ranks",
+        "Do not show the output of these ranks: 1-3,7.",
+        default=(),
+        metavar="RANKS",
+        aliases=("--quiet-rank",),
     )
-    only_ranks: Ranks = _output("--only-rank", "Show the output of these ranks only.", default=(), metavar="RANKS")
-    tag: str = _output("--tag", "A note to store in the job's files.", default="", metavar="TEXT")
+    only_ranks: Ranks = _output(
+        "--only-rank",
+        "Show the output of these ranks only.",
+        default=(),
+        metavar="RANKS",
+        aliases=("--only-ranks",),
+    )
+    tag: str = _output("--tag", "A note that list and explain show.", default="", metavar="TEXT")
     timeout: float | None = _failure(
         "--timeout",
         "Stop the job after this time. [default: never] Times are seconds, or 90s, 5m, 1h30m.",
@@ -410,6 +425,7 @@ class JobOptions(WorkerSettings):
         "Stop the job after this time without progress in any rank. Progress is output, cross-process calls, reading "
         "or writing files, and CPU time unless others wait for the rank. 0: never. [default: 0; 300 if CI is set, and "
         "with --lockstep fail or strict]",
+        common=True,
         check=_check_seconds_or_never,
     )
     stall_notice: float = _failure(
@@ -443,6 +459,7 @@ class JobOptions(WorkerSettings):
         "--max-restarts",
         "Start the job again after a failure, up to N times. A saved step starts the count again; two equal failures "
         "in a row end the job. [default: {default}]",
+        common=True,
         default=0,
         check=at_least(0),
     )

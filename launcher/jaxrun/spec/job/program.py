@@ -61,7 +61,7 @@ def find_script(path: Path, commands: Collection[str] = ()) -> Path | None:
 def find_module(name: str, cwd: str) -> Path | None:
     """Return the source file that `-m name` would run in `cwd`, None if finding it would take importing a package.
 
-    Raises UsageError if the first part of `name` is nowhere to be found.
+    Raises UsageError if a part of `name` is nowhere to be found.
     """
     top, *rest = name.split(".")
     spec = _spec(top, [cwd]) or _installed_spec(top)
@@ -70,10 +70,12 @@ def find_module(name: str, cwd: str) -> Path | None:
     if rest and spec.submodule_search_locations is None:
         hint = f"; leave -m out to run the file {name}" if rest == ["py"] else ""
         raise UsageError(f"no module named {name!r}: {top!r} is not a package{hint}")
-    for part in rest:
-        spec = _spec(part, spec.submodule_search_locations or ())
-        if spec is None:
+    for at, part in enumerate(rest, 1):
+        package, spec = spec, _spec(part, spec.submodule_search_locations or ())
+        if spec is None and _may_find_elsewhere(package):
             return None
+        if spec is None:
+            raise UsageError(_missing_module(name, ".".join((top, *rest[: at - 1])), part, package))
     if spec.submodule_search_locations is not None:
         spec = _spec("__main__", spec.submodule_search_locations)
     return Path(spec.origin) if spec and spec.has_location and spec.origin else None
@@ -104,6 +106,24 @@ def _installed_spec(top: str) -> ModuleSpec | None:
         return importlib.util.find_spec(top)
     except Exception:  # of an installed package's own finder
         return None
+
+
+def _may_find_elsewhere(package: ModuleSpec) -> bool:
+    """Whether a package may have modules outside of its directory: its code can say so, and a namespace is open."""
+    try:
+        return package.origin is None or "__path__" in Path(package.origin).read_text(errors="replace")
+    except OSError:
+        return True
+
+
+def _missing_module(name: str, parent: str, part: str, package: ModuleSpec) -> str:
+    import difflib
+    import pkgutil
+
+    text = f"no module named {name!r}: the package {parent!r} has no {part!r}"
+    known = [each.name for each in pkgutil.iter_modules(package.submodule_search_locations)]
+    close = difflib.get_close_matches(part, known, n=1, cutoff=0.6)
+    return f"{text}; did you mean -m {parent}.{close[0]}?" if close else text
 
 
 def _missing_message(path: Path, commands: Collection[str]) -> str:
