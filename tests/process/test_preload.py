@@ -268,6 +268,8 @@ def test_a_named_module_is_taken_at_its_word_and_ranks_of_the_next_attempt_have_
     by_rank, imports = _run(site, "-n2", "--torch-env", "--preload", "own_package", "train.py")
     (preloaded,) = by_rank.events("Preloaded")
     assert preloaded["left_out"] == {"own_package": "it reads RANK, which differs by rank"} and imports == 3
+    _, imports = _run(site, "-n2", "--preload", "own_package", "train.py")
+    assert imports == 1  # what one job sees by its own options is not kept for others
 
 
 # ---- gangs and tests

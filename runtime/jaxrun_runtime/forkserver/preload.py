@@ -133,9 +133,10 @@ class Preloader:
             return f"its import failed: {type(error).__name__}: {error}"[:_MAX_REASON_CHARS]
         watch.stop()
         new = set(sys.modules) - modules
-        reason = before.difference(ForkState.now(), self._count_new_blas_threads)
-        if reason := reason or self._look_through(new) or _seen_by_program(new, reads, order):
+        reason = before.difference(ForkState.now(), self._count_new_blas_threads) or self._look_through(new)
+        if reason:
             known_unsafe.add(line.name, reason)
+        if reason := reason or _seen_by_program(new, reads, order):  # the latter in this job only
             return reason
         self.names.append(line.name)
         self.imports_jax |= bool(imported_jax)
