@@ -1,7 +1,7 @@
 """The processes that workers have started, as /proc shows them, and how all of them are killed.
 
 Nothing of a job may survive it. There are several ways to end what would, because each is for a fault that the others
-do not handle. With any one of them taken out, a test of tests/process fails:
+do not handle; a test of tests/process covers that fault:
 
   subreaper, kill_all       The owner (an agent or the launcher) lives: it inherits daemons of ranks, in sessions of
                             their own, whose parents have ended. test_remote_agent
