@@ -10,11 +10,15 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
 
 import click
 
 from jaxrun.cli.job_option import JobOption, job_options
 from jaxrun.terminal import PROSE_WIDTH
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 _USAGE = """\
 Usage: jaxrun [OPTIONS] PROGRAM [ARGS]...
@@ -82,6 +86,14 @@ class Command(click.Command):
     def get_help(self, ctx: click.Context) -> str:
         shown = [option for option in job_options(self) if option.declared.main or option.declared.common]
         return (self.help or _USAGE) + _sections(ctx, shown, _in_short) + _EXAMPLES_OF[self.name or ""].rstrip()
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """What follows the program belongs to it: files, and none of jaxrun's options."""
+        if ctx.params.get("program"):
+            from click.shell_completion import CompletionItem
+
+            return [CompletionItem(incomplete, type="file")]
+        return super().shell_complete(ctx, incomplete)
 
 
 def all_help(ctx: click.Context) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
@@ -184,7 +185,20 @@ def complete_program(ctx: click.Context, param: click.Parameter, incomplete: str
     given = (name for name, value in ctx.params.items() if value and ctx.get_parameter_source(name) is typed)
     first = next(given, None) is None
     names = [name for name in SUBCOMMANDS if name.startswith(incomplete)] if first and ctx.info_name == "jaxrun" else []
-    return [*map(CompletionItem, names), CompletionItem(incomplete, type="file")]
+    if not names:
+        return [CompletionItem(incomplete, type="file")]
+    # The script of click for bash drops all that came before an item of type "file".
+    return [*map(CompletionItem, names), *map(CompletionItem, _files(incomplete))]
+
+
+def _files(incomplete: str) -> list[str]:
+    """The files and directories that begin with a word that has no slash."""
+    try:
+        with os.scandir() as entries:
+            found = [f"{entry.name}/" if entry.is_dir() else entry.name for entry in entries]
+    except OSError:
+        return []
+    return sorted(name for name in found if name.startswith(incomplete) and name.startswith(".") <= bool(incomplete))
 
 
 def _about() -> Iterable[JobOption]:
