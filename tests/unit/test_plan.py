@@ -215,7 +215,7 @@ def test_a_new_backend_is_one_file_and_one_line(pbs, tmp_path, monkeypatch, caps
         options["backend"].metavar == "local|mpirun|slurm|kubernetes|pbs" and "pbs" in options["backend"].type.choices
     )
     assert options["hosts"].help.startswith(
-        "How many hosts to run on, with mpirun, slurm, kubernetes, pbs or --host-rank. "
+        "How many hosts to run on, with mpirun, slurm, kubernetes, pbs or --host-rank"
     )
     (tmp_path / "train.py").write_text("")
     monkeypatch.chdir(tmp_path)
