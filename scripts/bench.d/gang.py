@@ -1,13 +1,16 @@
 """Warm gangs: what a start, a call and its data cost, beside a job that is started for each call.
 
-"start" is a gang's, when jax has been imported once; "first" its first program with a collective, compiled; "hot" one
-that is compiled already; "new" one that is new at each call; "empty" a call that does nothing; "to each" and "from
-each" carry an array. "job" is a whole `jaxrun -n N` with one collective, in turn with the gangs of a round. Medians.
+"start" is a gang's, when jax has been imported once; "imports" is a call that imports what --program names, which was
+imported before the fork (Gang(preload=…)); "none: …" are both of a gang without that. "first" is its first program with
+a collective, compiled; "hot" one that is compiled already; "new" one that is new at each call; "empty" a call that does
+nothing; "to each" and "from each" carry an array. "job" is a whole `jaxrun -n N` with one collective, in turn with the
+gangs of a round. Medians.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import statistics
 import sys
@@ -20,11 +23,24 @@ from typing import Any
 import numpy as np
 from _bench import Bench, Outcome, grouped, table
 from _contenders import jaxrun
+from _imports import BARE, ENVIRON, IMPORTS, why_not
 from _jobs import started
 
 from jaxrun import Gang
 
-KINDS = ("job", "start", "first", "hot", "new", "empty", "to each", "from each")
+KINDS = (
+    "job",
+    "none: start",
+    "none: imports",
+    "start",
+    "imports",
+    "first",
+    "hot",
+    "new",
+    "empty",
+    "to each",
+    "from each",
+)
 TIMES = {"empty": 200, "hot": 50, "new": 10, "to each": 5, "from each": 5}
 TO_EACH, FROM_EACH = 32 * 2**20, 8 * 2**20  # bytes
 PAUSE_S = 1.0  # before a start: the next launcher is made ready at leisure
@@ -60,6 +76,11 @@ def collective(keep_it: bool) -> float:
 def nothing(*arguments: Any) -> None: ...
 
 
+def imports(names: Sequence[str]) -> None:
+    for name in names:
+        importlib.import_module(name)
+
+
 def timed(function: Callable[[], Any], times: int = 1) -> float:
     """The median of milliseconds."""
     taken = []
@@ -70,13 +91,20 @@ def timed(function: Callable[[], Any], times: int = 1) -> float:
     return statistics.median(taken)
 
 
-def measure(size: int, turn: int) -> list[Sample]:
+def measure(size: int, turn: int, program: str = BARE) -> list[Sample]:
     """One round."""
     found = {"job": timed(partial(_job, size))}
-    time.sleep(PAUSE_S)
+    names = IMPORTS[program]
     gangs: list[Gang] = []
-    found["start"] = timed(lambda: gangs.append(Gang(size, platform="cpu")))
+    time.sleep(PAUSE_S)
+    found["none: start"] = timed(lambda: gangs.append(Gang(size, platform="cpu", env=ENVIRON, preload="none")))
+    with gangs.pop() as gang:
+        found["none: imports"] = timed(lambda: gang.run(imports, names))
+    time.sleep(PAUSE_S)
+    preload = list(names) or "none"
+    found["start"] = timed(lambda: gangs.append(Gang(size, platform="cpu", env=ENVIRON, preload=preload)))
     with gangs[0] as gang:
+        found["imports"] = timed(lambda: gang.run(imports, names))
         found["first"] = timed(lambda: gang.run(collective, True))
         large = np.ones(TO_EACH, np.uint8)
         calls: dict[str, Callable[[], Any]] = {
@@ -109,13 +137,16 @@ def render(samples: Sequence[Sample]) -> str:
 
 
 def run(options: argparse.Namespace) -> Outcome:
+    if reason := why_not(options.program):
+        return Outcome(reason, [], [reason])
     Gang(1, platform="cpu").close()  # jax is imported once
-    turns = range(1, options.rounds + 1)
-    samples = [sample for turn in turns for size in options.processes for sample in measure(size, turn)]
+    rounds = [(size, turn) for turn in range(1, options.rounds + 1) for size in options.processes]
+    samples = [sample for size, turn in rounds for sample in measure(size, turn, options.program)]
     return Outcome(render(samples), samples)
 
 
 if __name__ == "__main__":
     bench = Bench("gang", __doc__, rounds=5)
+    bench.add_option("--program", choices=tuple(IMPORTS), default=BARE, help="what ranks import (default: bare)")
     bench.add_option("-n", "--processes", type=int, nargs="+", default=[2, 4, 8], metavar="N")
     sys.exit(bench.main(run))

@@ -47,6 +47,8 @@ ACCEPTED = (
     ("own values", r"multiprocessing\.heap:\..*\._lastpid", _COMPARED),
     ("values", r"wsgiref\.handlers:\.BaseHandler\.os_environ\..*", "the variables of then, for programs of CGI"),
     ("values", r"psutil:\._last_(per_)?cpu_times.*", _WHEN),
+    ("values", r"keras\..*:\..*\._api_export_symbol_id", "an address, which is the same in forks"),
+    ("values", r"fsspec\.asyn:\.lock", "fsspec sets it after a fork, and does not use it"),
     ("values", r".*:.*prometheus.*\._created", _WHEN),
 )
 
