@@ -20,6 +20,7 @@ _ADDRESS = re.compile(r"0x[0-9a-f]+")
 MOST_SHOWN = 4
 # What is not the same, and may be otherwise: the part of the state, the name, and why.
 _WHEN = "when it was imported, which is earlier and the same for all ranks"
+_ADDRESSES = "addresses, which are the same in forks"
 _COMPARED = "a process id, which is compared with the process's own before each use"
 ACCEPTED = (
     (
@@ -28,7 +29,7 @@ ACCEPTED = (
         "OpenBLAS stops its threads for a fork, and starts them when used",
     ),
     ("threads", r"of the kernel: jemalloc_bg_thd", "jemalloc does without it in a fork"),
-    ("values", r"absl\.flags\._helpers:\.disclaim_module_ids.*", "addresses, which are the same in forks"),
+    ("values", r"absl\.flags\._helpers:\.disclaim_module_ids.*", _ADDRESSES),
     (
         "values",
         r".*:\.__path__\._last_parent_path.*",
@@ -47,7 +48,7 @@ ACCEPTED = (
     ("own values", r"multiprocessing\.heap:\..*\._lastpid", _COMPARED),
     ("values", r"wsgiref\.handlers:\.BaseHandler\.os_environ\..*", "the variables of then, for programs of CGI"),
     ("values", r"psutil:\._last_(per_)?cpu_times.*", _WHEN),
-    ("values", r"keras\..*:\..*\._api_export_symbol_id", "an address, which is the same in forks"),
+    ("values", r"transformers\.utils\.hub:\.SESSION_ID", "a random id that requests to the hub carry as user agent"),
     ("values", r"fsspec\.asyn:\.lock", "fsspec sets it after a fork, and does not use it"),
     ("values", r".*:.*prometheus.*\._created", _WHEN),
 )
@@ -114,12 +115,21 @@ def _compare_values(
             if set(after) != set(before):
                 shown = next(value for value in after if value != before[0])
                 yield name, f"{name} is {_show(shown)}, and {_show(before[0])} without".lstrip()
-        elif _is_shared(after) and not any(_is_shared([rank.get(name) for rank in ranks]) for ranks in without):
+        elif (
+            _is_shared(after)
+            and not _is_address(after[0])
+            and not any(_is_shared([rank.get(name) for rank in ranks]) for ranks in without)
+        ):
             yield name, f"{name} is the same on all ranks ({_show(after[0])})"
 
 
 def _is_shared(values: Sequence[str | None]) -> bool:
     return len(values) > 1 and len(set(values)) == 1
+
+
+def _is_address(value: str | None) -> bool:
+    """Whether this is probably an address in memory, such as an id(): they are the same in forks."""
+    return value is not None and value.isdigit() and 2**40 <= int(value) < 2**48
 
 
 def _show(value: str | None) -> str:

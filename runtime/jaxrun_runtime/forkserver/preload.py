@@ -88,7 +88,7 @@ class Preloader:
             with as_the_program(order.main, argv):
                 for line in order.imports:
                     if line.name in self.names or line.name in self.left_out or _is_there(line.name):
-                        self.imports_jax |= line.name.partition(":")[0].partition(".")[0] == "jax"
+                        self._note_jax(line)
                         continue
                     if time.monotonic() - begun > _TIME_LIMIT_S:
                         self.left_out[line.name] = f"the imports before it took more than {_TIME_LIMIT_S:g} s"
@@ -113,6 +113,14 @@ class Preloader:
             with contextlib.suppress(OSError):
                 while text:
                     text = text[os.write(descriptor, text) :]
+
+    def _note_jax(self, line: ImportedName) -> None:
+        """Where this line of the program is the first that imports jax, move jax to the end of sys.modules."""
+        if line.name.partition(":")[0].partition(".")[0] == "jax" and not self.imports_jax:
+            watch = ImportWatch("jax", lambda _: None)
+            watch.start()
+            watch.stop()
+            self.imports_jax = True
 
     def _import(self, line: ImportedName, order: Preload) -> str:
         """Import one module; returns why that has to be left to the program, empty if all is well."""
