@@ -26,6 +26,7 @@ def _rank(number):
         "warnings filters": ["a", "b"],
         "threads": {"of the kernel": ["python", "python", "tf_XLAEigen"]},
         "atexit": 7,
+        "own values": ["flax:.pid"],
         "values": {"flax:.pid": str(100 + number), "flax:.level": "3", "jaxrun:.x": "1"},
     }
 
@@ -43,6 +44,7 @@ WITHOUT = [_run(), _run(lambda state, number: state["values"].update({"flax:.pid
 def test_runs_that_differ_by_no_more_than_two_without_do_not_differ(differences):
     def own(state, number):
         state["values"] |= {"flax:.pid": str(300 + number), "jaxrun:.x": "2"}
+        state["own values"] += ["flax:.other"] if number else []
         state["threads"]["of the kernel"].remove("python")  # a pool that starts again when it is used
 
     assert differences(WITHOUT, _run(own)) == []
@@ -55,6 +57,7 @@ def test_runs_that_differ_by_no_more_than_two_without_do_not_differ(differences)
         (lambda s, n: s.update(atexit=8), "atexit: is 8, and 7 without"),
         (lambda s, n: s["warnings filters"].reverse(), "warnings filters: all is ['b', 'a'], and ['a', 'b'] without"),
         (lambda s, n: s["values"].update({"flax:.pid": "5"}), "values: flax:.pid is the same on all ranks (5)"),
+        (lambda s, n: s["own values"].clear(), "own values: flax:.pid is not there, and 1 without"),
         (lambda s, n: s["values"].pop("flax:.level"), "values: flax:.level is not there, and 3 without"),
         (lambda s, n: s["sys.modules"].append("optax"), "sys.modules: only with preloading: optax"),
         (lambda s, n: s["sys.modules"].remove("flax"), "sys.modules: only without: flax"),
