@@ -44,7 +44,11 @@ class AttemptInfo:
 
 
 def attempt() -> AttemptInfo:
-    """The attempt to which this process belongs; without jaxrun, attempt 1 with one process."""
+    """The attempt to which this process belongs; without jaxrun, attempt 1 with one process.
+
+    It has `number` (from 1), `size` (how many processes there are, perhaps fewer than before) and `reason` (in one
+    line, why the attempt before it ended; empty in the first).
+    """
     if JOB_ID not in os.environ:
         return AttemptInfo(1, 1, "")
     env = this_rank.read(os.environ)

@@ -77,7 +77,7 @@ def snapshot(step: int, state: Any) -> None:
 
 
 def restore(like: Any) -> RestoredState | None:
-    """The latest snapshot that is whole over all hosts and fits `like`; None if there is none.
+    """The latest snapshot that is whole over all hosts and fits `like`, as `step` and `state`; None if there is none.
 
     Call it on all ranks; all get the same step. `like` is a state as `snapshot` takes it, which may have
     jax.ShapeDtypeStructs for arrays; it fits if its leaves have the same names, shapes and types. Each leaf comes back
