@@ -95,7 +95,12 @@ WARM = "jaxrun, warm"
 SUITES = (
     Suite("pytest alone, one process", ALONE, run_pytest(*PLUGIN), many=401),
     Suite(WARM, GANG, run_pytest(*PLUGIN), many=401),
-    Suite("jaxrun --gang-fresh", GANG, run_pytest(*PLUGIN, "--gang-fresh"), many=6),
+    Suite(
+        "jaxrun, fresh=True",
+        GANG.replace("processes({size})", "processes({size}, fresh=True)"),
+        run_pytest(*PLUGIN),
+        many=6,
+    ),
     Suite("fresh processes for each test", FRESH, run_pytest(), many=4),
     Suite("JAX's own harness", HARNESS, run_harness, many=401),
 )
