@@ -84,7 +84,7 @@ def serve(
         channel.settimeout(_REAP_INTERVAL_S if idle else _PRESTART_DELAY_S)
         request = None
         with contextlib.suppress(TimeoutError):
-            request, descriptors, _, _ = socket.recv_fds(channel, _MAX_REQUEST_BYTES, len(LAUNCHER_DESCRIPTORS))
+            request, descriptors = _receive(channel)
         if request is None:
             # Outside of an `except`: else TimeoutError would be the context of what the ranks raise.
             idle = idle or _fork_launcher(channel, jax, imports.preloader)
@@ -105,6 +105,14 @@ def serve(
     _drop(idle)
     _clean_up_after(parent)
     os._exit(0)
+
+
+def _receive(channel: socket.socket) -> tuple[bytes, list[int]]:
+    """Receive a request with its descriptors; an empty one once the other side is gone. Raises TimeoutError."""
+    try:
+        return socket.recv_fds(channel, _MAX_REQUEST_BYTES, len(LAUNCHER_DESCRIPTORS))[:2]
+    except ConnectionResetError:  # it was killed before it had read all answers
+        return b"", []
 
 
 @dataclass(slots=True)

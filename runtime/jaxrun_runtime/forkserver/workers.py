@@ -162,7 +162,9 @@ def serve(channel: socket.socket, program: Sequence[str], jax: ImportedJax, prel
     """
     server_pid = os.getpid()
     while True:
-        request, descriptors, _, _ = socket.recv_fds(channel, _MAX_REQUEST_BYTES, len(FORK_DESCRIPTORS))
+        request = b""
+        with contextlib.suppress(ConnectionResetError):  # the launcher was killed before it had read all answers
+            request, descriptors, _, _ = socket.recv_fds(channel, _MAX_REQUEST_BYTES, len(FORK_DESCRIPTORS))
         if not request:
             os._exit(0)
         (order,) = ForkServerMessageDecoder().feed(request)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import signal
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -82,15 +84,23 @@ class LocalJob:
         )
 
     def _check_hosts(self, check: HostCheck, plan: Plan) -> JobOutcome | None:
-        """Run --host-check for each of the hosts that this machine acts as; how the job ends if one fails."""
+        """Run --host-check for each of the hosts that this machine acts as; how the job ends if one fails.
+
+        None as well if a signal or --timeout ends the job before: its head then says so.
+        """
         from jaxrun.controller.head.agent_registry import HostCheckError
         from jaxrun.node.agent.host_check import check_host
 
         hosts, failed = plan.host_of, dict[int, str]()
         env, attempt, signals = plan.base_env(self._shared.environ), plan.attempt, self._shared.signals
+        until = math.inf if plan.job.timeout is None else self._shared.started + plan.job.timeout
+
+        def is_stopped() -> bool:
+            return signals.stop_requested or time.time() >= until
+
         for rank in (worker.rank for worker in plan.workers if worker.local_rank == 0):
             host = hosts[rank]
-            failure = check_host(check, env, lambda: signals.stop_requested, host=host, rank=rank, attempt=attempt)
+            failure = check_host(check, env, is_stopped, host=host, rank=rank, attempt=attempt)
             failed |= {rank: failure} if failure else {}
         if not failed:
             return None
