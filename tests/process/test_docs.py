@@ -14,9 +14,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from harness import MISBEHAVE, TIME_LIMIT, started, wait_until
 from pages import ROOT, Example, examples, files
 
+from jaxrun.protocol.codec import FRAME_VERSION, message_types
+from jaxrun.protocol.job_messages import SOCKET_VERSION, FromClient, Request, StacksRequest, ToClient
 from jaxrun.records.event_log.event_log import LOGGED_TYPES
+from jaxrun.records.rundir.running_job import find_running_job
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 MATRIX_ROW = re.compile(r'^@row\("(.*?)", ', re.MULTILINE)
@@ -109,6 +113,35 @@ def test_the_page_of_the_api_is_what_the_script_makes_of_the_docstrings() -> Non
 def test_the_page_of_the_event_log_has_each_message_of_it() -> None:
     page = (ROOT / "docs" / "event-log.md").read_text()
     assert [name for name in LOGGED_TYPES if f"`{name}`" not in page] == []
+
+
+def test_the_program_that_follows_a_job_needs_no_jaxrun_and_prints_its_events_and_its_end(tmp_path: Path) -> None:
+    text = files((ROOT / "docs" / "event-log.md").read_text())["follow.py"]
+    assert "import jaxrun" not in text and len(text.splitlines()) <= 30
+    (tmp_path / "follow.py").write_text(text)
+    go, shown = tmp_path / "go", tmp_path / "shown"
+    with (
+        started(tmp_path, "-n", "2", MISBEHAVE, "--loop-until", str(go), "--steps", "9") as job,
+        shown.open("w") as out,
+    ):
+        job.wait_for_output("ready", 2)
+        words = [sys.executable, "-I", "-S", "follow.py", str(job.run_dir)]
+        with subprocess.Popen(words, cwd=tmp_path, stdout=out) as follower:
+            asking = find_running_job(job.run_dir, "jaxrun stacks")
+            wait_until(lambda: asking.ask(StacksRequest()) and "StacksRequest" in shown.read_text())
+            asking.close()
+            go.touch()
+            assert follower.wait(TIME_LIMIT) == 0
+        job.end()
+    printed = shown.read_text().splitlines()
+    assert "Done 1" in printed and "WorkerExited 0" in printed and printed[-1] == "exit 0"
+
+
+def test_the_page_of_the_socket_has_each_message_of_it() -> None:
+    page = (ROOT / "docs" / "event-log.md").read_text()
+    names = [*message_types(FromClient), *message_types(ToClient), *message_types(Request)]
+    assert [name for name in names if f"`{name}`" not in page] == []
+    assert f"version={SOCKET_VERSION}," in page and f'"v": {FRAME_VERSION},' in page
 
 
 def test_the_example_of_a_backend_is_the_one_that_is_tested() -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
 import stat
 import sys
 import tempfile
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
 
@@ -19,36 +17,15 @@ import numpy as np
 import psutil
 import pytest
 from harness import MISBEHAVE, started
+from other_user import as_stranger
 
 import jaxrun
 from jaxrun.frontends.gang import rank_connections
 from jaxrun.protocol.names import TOKEN
 
-STRANGER = 65534
 PRIVATE = ("environ", "mem", "fd", "map_files", "maps")
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
-
-
-def as_stranger(act: Callable[[], object]) -> object:
-    """What `act` returns, which must be JSON, in a process of another user."""
-    reading, writing = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a fork beside other threads: the child runs no code of theirs
-        pid = os.fork()
-    if pid == 0:
-        try:
-            os.setgroups([])
-            os.setresgid(STRANGER, STRANGER, STRANGER)
-            os.setresuid(STRANGER, STRANGER, STRANGER)
-            os.write(writing, json.dumps(act()).encode())
-        finally:
-            os._exit(0)
-    os.close(writing)
-    with open(reading, "rb") as answer:
-        found = answer.read()
-    os.waitpid(pid, 0)
-    return json.loads(found)
 
 
 def entered(pids: list[int]) -> list[str]:
@@ -161,7 +138,7 @@ def test_another_user_cannot_enter_a_job_or_learn_its_token(open_directory: Path
         assert as_stranger(lambda: [os.access(path, os.R_OK) for path in (open_directory, rendezvous)]) == [True, False]
         assert len(pids) > 2 and as_stranger(lambda: entered(pids)) == []
         assert not shows(pids, token)
-        assert unix_sockets(pids) == []
+        assert as_stranger(lambda: connected(unix_sockets(pids))) == []
         shown = [path for path in run_dir.rglob("*") if path.is_file() and token.encode() in path.read_bytes()]
         assert shown == []
         job.process.send_signal(signal.SIGINT)

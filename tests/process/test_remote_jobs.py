@@ -12,7 +12,9 @@ from agent_by_hand import AGENTS, CLEAN, READY, agents, remote_jobs
 from harness import extended, wait_until
 
 from jaxrun.controller.supervisor.launch_process import LOG_NAME
+from jaxrun.protocol.job_messages import FaultOrder, SignalOrder
 from jaxrun.protocol.names import CONTROL_FD
+from jaxrun.records.rundir.running_job import RunningJob
 
 
 @pytest.fixture
@@ -114,10 +116,11 @@ def test_injected_faults_reach_remote_workers_and_so_do_signals_of_the_process_t
         with theirs:
             job = start(notes, deaf + READY, deaf + READY, control=theirs, chaos="pause:1@100ms,pause:2@200ms")
         job.wait_for_output("ready False")
-        ours.sendall(b'{"signal": 12}\n')
+        parent = RunningJob(job.run_dir, ours, job.process.pid)
+        parent.send(SignalOrder(signal.SIGUSR2))
         job.wait_for_output("signalled")
         job.wait_for_event("InjectFault", 2)
-        ours.sendall(b'{"fault": "kill", "ranks": [0]}\n')
+        parent.send(FaultOrder("kill", (0,)))
         ended = job.end()
     assert ended.code == 137
     assert ended.verdict()["culprits"] == [0]

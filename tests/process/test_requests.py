@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -83,32 +84,36 @@ def test_native_of_a_stopped_rank_shows_its_python_frames(stuck):
 # ---- launchers that are not asked
 
 
-def launched_by(run_dir, pid, host=None):
-    (run_dir / "job.json").write_text(json.dumps({"launcher": {"host": host or os.uname().nodename, "pid": pid}}))
+def launched_by(run_dir, pid, host=None, **more):
+    launcher = {"host": host or os.uname().nodename, "pid": pid, **more}
+    (run_dir / "job.json").write_text(json.dumps({"job_id": "ab" * 16, "launcher": launcher}))
     (run_dir / "events.jsonl").touch()
+
+
+def refusal(run_dir):
+    with pytest.raises(UsageError) as caught:
+        find_running_job(run_dir, "jaxrun stacks")
+    return str(caught.value)
 
 
 def test_a_job_that_is_over_or_has_no_launcher_here_is_not_asked(tmp_path):
     launched_by(tmp_path, os.getpid())
-    with pytest.raises(UsageError, match=f"the launcher of {tmp_path} is gone, and left no verdict"):
-        find_running_job(tmp_path, "jaxrun stacks")
+    assert f"the launcher of {tmp_path} is gone, and left no verdict" in refusal(tmp_path)
     launched_by(tmp_path, os.getpid(), "h9")
-    with pytest.raises(UsageError, match=rf"runs on h9, not on .*; type there: jaxrun stacks {tmp_path}"):
-        find_running_job(tmp_path, "jaxrun stacks")
+    assert re.search(rf"runs on h9, not on .*; type there: jaxrun stacks {tmp_path}", refusal(tmp_path))
     (tmp_path / "verdict.json").touch()
-    with pytest.raises(UsageError, match=f"the job of {tmp_path} is over; how it went: jaxrun explain {tmp_path}"):
-        find_running_job(tmp_path, "jaxrun stacks")
+    assert refusal(tmp_path) == f"the job of {tmp_path} is over; how it went: jaxrun explain {tmp_path}"
 
 
-def test_a_launcher_that_would_die_of_it_is_not_asked_for_native_frames(tmp_path):
-    """One of an older jaxrun, to which the signal is deadly."""
-    with (tmp_path / "events.jsonl").open("ab") as events, subprocess.Popen(["sleep", "600"], stdout=events) as other:
-        try:
-            launched_by(tmp_path, other.pid)
-            assert "cannot be asked that" in command("stacks", "--native", tmp_path, status=2)
-            assert other.poll() is None
-        finally:
-            other.kill()
+def test_a_job_of_an_older_jaxrun_and_one_whose_socket_has_gone_are_told_from_a_dead_one(tmp_path):
+    with (tmp_path / "events.jsonl").open("ab"):
+        launched_by(tmp_path, os.getpid())
+        assert f"the job of {tmp_path} has no socket, so it cannot be asked: an older jaxrun" in refusal(tmp_path)
+        path = f"/tmp/nowhere/{'ab' * 16}.sock"
+        launched_by(tmp_path, os.getpid(), socket=path)
+        assert f"cannot ask the job of {tmp_path}: {path}: No such file or directory" in refusal(tmp_path)
+        launched_by(tmp_path, os.getpid(), socket="/run/docker.sock")  # which somebody may have written there
+        assert "it is not the name of a job's socket" in refusal(tmp_path)
 
 
 # ---- profiles

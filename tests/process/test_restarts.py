@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 from harness import TIME_LIMIT, Result, extended, jaxrun, read_events, started, wait_until, write_fake_runtime
 
+from jaxrun.protocol.job_messages import FaultOrder, SignalOrder
 from jaxrun.protocol.names import CONTROL_FD
 from jaxrun.records.history.explain import explain_run
+from jaxrun.records.rundir.running_job import RunningJob
 
 # ---- faults
 
@@ -38,22 +40,25 @@ time.sleep(600)
 """
 
 
-def test_the_control_line_interrupts_breaks_and_ends(tmp_path: Path, script) -> None:
+def test_the_parents_socket_interrupts_breaks_and_ends(tmp_path: Path, script) -> None:
     ours, theirs = socket.socketpair()
     number = theirs.fileno()
     program = script(INTERRUPTED.format(name=CONTROL_FD, link=os.readlink(f"/proc/self/fd/{number}")))
     environ = {CONTROL_FD: str(number)}
     with ours, theirs, started(tmp_path, "-n", "2", str(program), env=environ, pass_fds=[number]) as job:
         job.wait_for_output("ready False False", 2)
-        ours.sendall(b'{"signal": 2}\n')
+        parent = RunningJob(tmp_path, ours, job.process.pid)
+        parent.send(SignalOrder(signal.SIGINT))
         job.wait_for_output("interrupted", 2)
-        ours.sendall(b'{"fault": "pause", "ranks": [1]}\n{"fault": "kill", "ranks": []}\nwhat?\n')
-        ours.close()
+        parent.send(FaultOrder("pause", (1,)))
+        parent.send(FaultOrder("kill", ()))
+        job.wait_for_event("InjectFault")
+        ours.sendall(b"\0\0\0\5what?")
         result = job.end()
     assert result.code == 129, result
     assert "rank 1 was stopped by SIGSTOP (19), as its gang asked" in result.err
-    assert "sent what is not understood: 'what?'" in result.err
-    assert result.err.count("process that started it") == 1
+    assert "sent what is not understood: a frame is not JSON: b'what?'" in result.err
+    assert result.err.count("of the process that started it") == 1
 
 
 # ---- restarts

@@ -17,6 +17,7 @@ from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head
 from jaxrun.controller.head.head_state import TimeLimits
 from jaxrun.controller.supervisor.dispatcher import Dispatcher
+from jaxrun.controller.supervisor.job_server import JobServer
 from jaxrun.errors import ProtocolError
 from jaxrun.node.channel.connection import AGENT_TO_HEAD
 from jaxrun.protocol.agent_messages import (
@@ -213,7 +214,7 @@ class Job:
             lockstep=lockstep,
             no_terminal="" if terminal else "it has none",
         )
-        self.dispatcher = Dispatcher(head, Files(), lambda: self.now)
+        self.dispatcher = Dispatcher(head, Files(), JobServer("ab" * 16, None, "", None), lambda: self.now)
         self.answers = self.details = None
 
     def receive(self, rank, content):

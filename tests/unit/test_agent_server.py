@@ -14,6 +14,7 @@ from listener_thread import frame, wait_until
 from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
 from jaxrun.controller.supervisor import losses
 from jaxrun.controller.supervisor.attempt_loop import AttemptLoop, Supervision
+from jaxrun.controller.supervisor.job_server import JobServer
 from jaxrun.controller.supervisor.launch_process import LaunchProcess
 from jaxrun.controller.supervisor.remote_agents import Entrance, LaunchedAgents, RemoteAgents
 from jaxrun.controller.supervisor.spare_agents import SpareAgents
@@ -155,7 +156,8 @@ class Server:
     def __init__(self, attached_to=""):
         self._quiet = socket.socketpair()
         self.head, self._log, self._screen, nobody = Head(), Log(), Screen(), Nobody()
-        self._shared = Supervision({}, self._log, self._screen, self._quiet[0], time.time, nobody, nobody, started=0.0)
+        quiet, unasked = self._quiet[0], JobServer("ab" * 16, None, "", None)
+        self._shared = Supervision({}, self._log, self._screen, quiet, time.time, nobody, nobody, unasked, started=0.0)
         command = LaunchCommand("slurm", "srun", ("/bin/sleep", "600"), agent_hosts=("h1", "h2", "h3"))
         command = replace(command, attached_to=attached_to)
         job = Job(program=("train.py",), processes=2, backend="slurm")

@@ -10,7 +10,7 @@ from jaxrun.analysis.verdict import report
 from jaxrun.controller.head.call_matcher import MISMATCH_SETTLE_S
 from jaxrun.protocol.agent_messages import WorkerExited
 from jaxrun.protocol.flight import PendingCall, ProgramDetails
-from jaxrun.protocol.requests import AnswerState, StacksRequest
+from jaxrun.protocol.job_messages import AnswerState, StacksRequest
 from jaxrun.protocol.snapshot_messages import RecorderSnapshot
 from jaxrun.protocol.worker_messages import CallMismatch, Proceed
 from jaxrun.records.event_log.events import Requested

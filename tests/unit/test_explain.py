@@ -13,7 +13,7 @@ from jaxrun.errors import UsageError
 from jaxrun.frontends.top import feed
 from jaxrun.frontends.top.feed import last_line_of
 from jaxrun.protocol.agent_messages import FirstOutput, InjectFault, WorkerExited, WorkerSpawned
-from jaxrun.protocol.requests import OverviewRequest, StacksRequest
+from jaxrun.protocol.job_messages import OverviewRequest, StacksRequest
 from jaxrun.protocol.snapshot_messages import RankDetail, RankQuery, RankReply
 from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, Done, Exit, Failed, Hello, WorkerStage
 from jaxrun.records.event_log import event_log

@@ -11,7 +11,7 @@ from jaxrun.analysis.verdict.decide import decide
 from jaxrun.analysis.verdict.report import format_report
 from jaxrun.controller.head.head_state import JobPhase
 from jaxrun.controller.head.shutdown import UNANSWERED_HURRY_S, UNANSWERED_S
-from jaxrun.protocol.requests import StacksRequest
+from jaxrun.protocol.job_messages import StacksRequest
 from jaxrun.protocol.snapshot_messages import ProcessState, RankDetail, RankQuery, RankReply
 from jaxrun.protocol.worker_messages import Exit
 from jaxrun.records.event_log.actions import AnswerRequest, Send

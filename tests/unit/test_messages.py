@@ -32,7 +32,7 @@ from jaxrun.protocol.flight import (
 )
 from jaxrun.protocol.flight_file import EVERY_CALL, LEVELS
 from jaxrun.protocol.forkserver_messages import ForkServerMessage
-from jaxrun.protocol.requests import Answer
+from jaxrun.protocol.job_messages import FromClient, ToClient
 from jaxrun.protocol.worker_messages import ThreadFailed, WorkerMessage
 from jaxrun.text import format_ranges
 
@@ -42,9 +42,11 @@ CHANNELS = {
     "to an agent": HEAD_TO_AGENT,
     "to the head, first": message_types(auth.ToServer),
     "to an agent, first": message_types(auth.ToClient),
+    "at a job's socket": message_types(FromClient),
+    "from a job's socket": message_types(ToClient),
 }
 SENT = {name: kind for known in CHANNELS.values() for name, kind in known.items()}
-ALL = dict(sorted((SENT | message_types(Answer | Overview | Snapshot)).items()))
+ALL = dict(sorted((SENT | message_types(Overview | Snapshot)).items()))
 KINDS = list(ALL.values())
 FEW = settings(max_examples=10)
 TEXT = st.text(max_size=20)

@@ -1,6 +1,4 @@
-"""A running job is asked from elsewhere: how far all ranks are, for profiles of the same calls; by files of its own."""
-
-import os
+"""A running job is asked from elsewhere: how far all ranks are, for profiles of the same calls"""
 
 import pytest
 
@@ -10,12 +8,17 @@ from jaxrun.controller.head.head_state import JobPhase
 from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.protocol.flight import DispatchedCall, Flight, PendingCall
 from jaxrun.protocol.flight_file import COMPILATIONS, EVERY_CALL
-from jaxrun.protocol.requests import REQUESTS_DIR, Answer, AnswerState, OverviewRequest, ProfileRequest, StacksRequest
+from jaxrun.protocol.job_messages import (
+    Answer,
+    AnswerState,
+    OverviewRequest,
+    ProfileRequest,
+)
 from jaxrun.protocol.snapshot_messages import RankDetail
 from jaxrun.protocol.worker_messages import ProfileCalls, ProfileEnded
 from jaxrun.records.event_log.events import AgentLost, Requested
-from jaxrun.records.rundir import request_files, running_job
-from jaxrun.records.rundir.running_job import RequestRefused, RunningJob
+from jaxrun.records.rundir import job_requests
+from jaxrun.records.rundir.running_job import RequestRefused
 
 
 def calls_made(made, *, group="0-3", per_second=10.0, pattern=(1,), pending=None, **more):
@@ -199,54 +202,6 @@ def test_nothing_is_planned_before_all_have_made_a_call(other):
     assert plan_profile({0: calls_made(5)}, (0, 1), 5, 1.0) == ()
 
 
-# ---- the files by which it is asked
-
-
-@pytest.fixture
-def run_dir(tmp_path):
-    fd = os.open(tmp_path, os.O_RDONLY)
-    yield fd
-    os.close(fd)
-
-
-def test_requests_are_taken_once_and_in_their_order(run_dir):
-    assert request_files.take_requests(run_dir) == []
-    request_files.write_request(run_dir, "2", StacksRequest(native=True))
-    request_files.write_request(run_dir, "1", StacksRequest())
-    assert request_files.take_requests(run_dir) == [("1", StacksRequest()), ("2", StacksRequest(native=True))]
-    assert request_files.take_requests(run_dir) == []
-
-
-def test_an_answer_is_replaced_and_nothing_is_left_in_the_end(run_dir, tmp_path):
-    request_files.write_request(run_dir, "1", StacksRequest())
-    assert request_files.read_answer(run_dir, "1") is None
-    for answer in (Answer(AnswerState.PROGRESS, "é"), Answer(AnswerState.DONE, "", {"a": [1, None]})):
-        request_files.write_answer(run_dir, "1", answer)
-        assert request_files.read_answer(run_dir, "1") == answer
-    request_files.remove_request(run_dir, "1")
-    assert list(tmp_path.iterdir()) == []
-    request_files.remove_request(run_dir, "1")
-
-
-def test_what_is_no_request_is_known_as_such(run_dir, tmp_path):
-    request_files.write_request(run_dir, "1", StacksRequest())
-    (tmp_path / REQUESTS_DIR / "2.request").write_bytes(b"\0\0\0\5hello")
-    (tmp_path / REQUESTS_DIR / "3.request").write_bytes(b"\xff")
-    (tmp_path / REQUESTS_DIR / "notes").touch()
-    assert request_files.take_requests(run_dir) == [("1", StacksRequest()), ("2", None), ("3", None)]
-    assert [path.name for path in (tmp_path / REQUESTS_DIR).iterdir()] == ["notes"]
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_requests_of_other_users_are_not_carried_out(run_dir, tmp_path):
-    request_files.write_request(run_dir, "1", StacksRequest())
-    os.chown(tmp_path / REQUESTS_DIR / "1.request", 1234, 1234)
-    assert request_files.take_requests(run_dir) == []
-    request_files.write_request(run_dir, "2", StacksRequest())
-    os.chown(tmp_path / REQUESTS_DIR, 1234, 1234)
-    assert request_files.take_requests(run_dir) == []
-
-
 # ---- jaxrun profile
 
 DONE = Answer(AnswerState.DONE, content={"files": 2, "bytes": 3 * 2**20})
@@ -254,26 +209,32 @@ EARLY = Answer(AnswerState.REFUSED, "too early", {"again": True})
 LATE = Answer(AnswerState.REFUSED, "rank 1: it had made call #9 already", {"again": True, "files": 1, "bytes": 5})
 
 
+class AnsweringJob:
+    """A RunningJob whose launcher gives these answers, one a request."""
+
+    def __init__(self, run_dir, *answers):
+        self.run_dir = run_dir
+        self.leads = []
+        self._answers = list(answers)
+
+    def ask(self, request, timeout, on_progress):
+        self.leads.append(request.lead_s)
+        found = self._answers.pop(0)
+        if found.state is AnswerState.REFUSED:
+            raise RequestRefused(found)
+        on_progress("calls #5-6 of ranks 0-1")
+        return found
+
+
 @pytest.fixture
 def asked(monkeypatch, tmp_path):
     """Asks a job that answers so; returns what is printed, and how long the order may take at each attempt."""
 
     def ask(*answers):
-        leads, remaining = [], list(answers)
-
-        def answer(job, request, timeout, on_progress):
-            leads.append(request.lead_s)
-            found = remaining.pop(0)
-            if found.state is AnswerState.REFUSED:
-                raise RequestRefused(found)
-            on_progress("calls #5-6 of ranks 0-1")
-            return found
-
-        monkeypatch.setattr(running_job, "ask", answer)
-        monkeypatch.setattr(running_job, "_RETRY_S", 0.0)
-        lines = []
-        done = running_job.take_profile(RunningJob(tmp_path, 1), 2, None, lines.append)
-        return [*lines, done], leads
+        monkeypatch.setattr(job_requests, "_RETRY_S", 0.0)
+        lines, job = [], AnsweringJob(tmp_path, *answers)
+        done = job_requests.take_profile(job, 2, None, lines.append)
+        return [*lines, done], job.leads
 
     return ask
 
@@ -300,4 +261,4 @@ def test_other_refusals_are_final(asked):
 def test_a_file_is_no_directory_for_profiles(tmp_path):
     (tmp_path / "f").touch()
     with pytest.raises(UsageError, match="is a file, not a directory"):
-        running_job.take_profile(RunningJob(tmp_path, 1), 1, tmp_path / "f", print)
+        job_requests.take_profile(AnsweringJob(tmp_path), 1, tmp_path / "f", print)

@@ -18,7 +18,7 @@ from jaxrun.analysis.diagnosis.wait_graph import find_wait_graph
 from jaxrun.analysis.verdict.stack_text import format_snapshot, format_stall_notice
 from jaxrun.cli.make_job import make_job
 from jaxrun.controller.head.stall_detector import EarlyExitDetector
-from jaxrun.protocol.requests import StacksRequest
+from jaxrun.protocol.job_messages import StacksRequest
 from jaxrun.protocol.snapshot_messages import RankReply
 from jaxrun.records.event_log.events import Requested
 

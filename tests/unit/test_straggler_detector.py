@@ -18,7 +18,7 @@ from jaxrun.controller.head.straggler_detector import StragglerDetector
 from jaxrun.controller.head.timers import Timer
 from jaxrun.controller.head.worker_table import WorkerTable
 from jaxrun.protocol.agent_messages import ClockReply
-from jaxrun.protocol.requests import StacksRequest
+from jaxrun.protocol.job_messages import StacksRequest
 from jaxrun.protocol.snapshot_messages import RankDetail, RankReply, RecorderSnapshot
 from jaxrun.records.event_log.actions import RecordStraggler
 from jaxrun.records.event_log.events import Requested

@@ -2,9 +2,7 @@
 
 import contextlib
 import os
-import select
 import signal
-import socket
 import time
 from dataclasses import replace
 
@@ -17,14 +15,12 @@ from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.controller.head.head_state import JobPhase
 from jaxrun.controller.supervisor.attempt_loop import AttemptLoop, Supervision
 from jaxrun.controller.supervisor.job_report import describe_restart, open_output, report_verdict
-from jaxrun.controller.supervisor.parent_link import ParentLink
-from jaxrun.errors import UsageError
+from jaxrun.controller.supervisor.job_server import JobServer
 from jaxrun.node.agent.signals import SignalPipe
 from jaxrun.protocol.agent_messages import SignalWorker
-from jaxrun.protocol.names import CONTROL_FD
 from jaxrun.protocol.probe_messages import Machine
-from jaxrun.records.event_log.actions import Finish, PrintLine, Send, SignalRanks
-from jaxrun.records.event_log.events import FaultRequested, LauncherSignalled, ParentExited, SignalRequested
+from jaxrun.records.event_log.actions import Finish, Send, SignalRanks
+from jaxrun.records.event_log.events import LauncherSignalled, ParentExited, SignalRequested
 from jaxrun.records.rundir.rundir import RunDir
 from jaxrun.spec.backends.local import plan
 from jaxrun.spec.job.job import Job
@@ -83,10 +79,15 @@ class Signals:
         return self._received.pop(0) if self._received else []
 
 
+def server():
+    """A JobServer that nobody connects to."""
+    return JobServer("ab" * 16, None, "", None)
+
+
 def report(output, signals, reason=EndReason.OK):
     outcome = JobOutcome(reason, text="no agent")
     verdict = decide(outcome, {0: "box"}, started=0.0, ended=1.0)
-    return report_verdict(verdict, outcome, RunDir(None), output, signals)
+    return report_verdict(verdict, outcome, RunDir(None), output, signals, server())
 
 
 @pytest.mark.parametrize(("reason", "status"), [(EndReason.OK, 0), (EndReason.UNAVAILABLE, 69)])
@@ -168,7 +169,7 @@ def attempt_of(*actions):
     """(an AttemptLoop whose head wants these actions, its signals)."""
     with SignalPipe((signal.SIGCHLD, signal.SIGINT)) as signals:
         nobody, output = NothingToServe(), QuietOutput()
-        shared = Supervision({}, RunDir(None), output, signals, time.time, nobody, nobody, started=0.0)
+        shared = Supervision({}, RunDir(None), output, signals, time.time, nobody, nobody, server(), started=0.0)
         made = AttemptLoop(shared, StubbornHead(*actions), 1)
         yield made, signals
         made.loop.close()
@@ -217,100 +218,6 @@ def test_a_signal_that_comes_as_an_attempt_ends_is_for_the_next():
 
 BY_ORDER = ParentExited("the process that started it")
 BY_DEATH = ParentExited("the end of the process that started it")
-
-
-class FakeDispatcher:
-    """Answers each event with an action that names it."""
-
-    def handle(self, event):
-        return [event]
-
-
-@pytest.fixture
-def ends():
-    """(the parent's end, a ParentLink on the other)."""
-    ours, theirs = socket.socketpair()
-    with ours:
-        yield ours, ParentLink.from_env({CONTROL_FD: str(theirs.fileno())}, FakeDispatcher())
-        theirs.close()
-
-
-ORDERS = {
-    '{"fault": "kill", "ranks": [1]}': FaultRequested("kill", (1,)),
-    '{"fault": "pause", "ranks": [3, 0]}': FaultRequested("pause", (3, 0)),
-    '{"ranks": [], "fault": "pause"}': FaultRequested("pause", ()),
-    '{"signal": 2}': SignalRequested(signal.SIGINT),
-    f'{{"signal": {signal.SIGUSR2.value}}}': SignalRequested(signal.SIGUSR2),
-    '{"end": true}': BY_ORDER,
-}
-
-
-@pytest.mark.parametrize(("text", "event"), ORDERS.items(), ids=ORDERS)
-def test_a_request_becomes_an_event(ends, text, event):
-    parent, link = ends
-    parent.sendall(f"{text}\n".encode())
-    assert link.receive() == [event] and link.receive() == []
-
-
-WRONG = (
-    "kill 1",
-    "[1]",
-    "{}",
-    '{"fault": "maim", "ranks": [1]}',
-    '{"fault": "kill"}',
-    '{"fault": "kill", "ranks": 1}',
-    '{"fault": "kill", "ranks": [true]}',
-    '{"fault": "kill", "ranks": ["1"]}',
-    '{"fault": "kill", "ranks": [1], "at": 3}',
-    '{"signal": 9}',
-    '{"signal": "2"}',
-    '{"end": false}',
-    "\xff",
-)
-
-
-@pytest.mark.parametrize("text", WRONG)
-def test_a_malformed_line_is_printed_and_ignored(ends, text):
-    parent, link = ends
-    parent.sendall(text.encode("latin-1") + b'\n\n{"signal": 10}\n')
-    printed, next_one = link.receive()
-    assert isinstance(printed, PrintLine) and printed.text.startswith(
-        "the process that started jaxrun has sent what is not"
-    )
-    assert next_one == SignalRequested(signal.SIGUSR1)
-
-
-def test_orders_may_come_in_pieces_and_together(ends):
-    parent, link = ends
-    parent.sendall(b'{"sig')
-    assert link.receive() == []
-    parent.sendall(b'nal": 10}\n{"end": true}\n{"fau')
-    assert link.receive() == [SignalRequested(10), BY_ORDER]
-
-
-def test_end_of_file_ends_the_job_and_is_read_once(ends):
-    parent, link = ends
-    parent.sendall(b'{"signal": 10}\n')
-    with select.epoll() as loop:
-        loop.register(link.fileno(), select.EPOLLIN)
-        parent.close()
-        assert link.receive() == [SignalRequested(10), BY_DEATH]
-        assert loop.poll(0) == []
-
-
-def test_it_is_not_handed_on_and_never_blocks(ends):
-    _, link = ends
-    assert not os.get_inheritable(link.fileno()) and not os.get_blocking(link.fileno())
-
-
-def test_without_a_number_there_is_none():
-    assert ParentLink.from_env({}, FakeDispatcher()) is None
-
-
-@pytest.mark.parametrize("number", ["", "x", "-1", "999999"])
-def test_a_number_of_no_descriptor_is_an_error(number):
-    with pytest.raises(UsageError, match=f"{CONTROL_FD}='{number}' names no open descriptor"):
-        ParentLink.from_env({CONTROL_FD: number}, FakeDispatcher())
 
 
 # ---- what the head makes of that

@@ -59,11 +59,11 @@ def _explain(run_dir: str | None, trace: str | None, html: str | None) -> int:
     click.Option(["--native"], is_flag=True, help="Show C frames too, by py-spy, which stops each rank for a second."),
 )
 def _stacks(run_dir: str | None, full: bool, native: bool) -> int:
-    from jaxrun.records.rundir import running_job
+    from jaxrun.records.rundir import job_requests, running_job
 
     job = running_job.find_running_job(_path(run_dir), "jaxrun stacks")
-    snapshot = running_job.request_snapshot(job, native=native)
-    _show(running_job.format_stacks(snapshot, full=full, native=native))
+    snapshot = job_requests.request_snapshot(job, native=native)
+    _show(job_requests.format_stacks(snapshot, full=full, native=native))
     return 0
 
 
@@ -75,10 +75,10 @@ def _stacks(run_dir: str | None, full: bool, native: bool) -> int:
     click.Option(["--output"], metavar="DIR", help="A directory that all hosts share. [default: the run directory]"),
 )
 def _profile(run_dir: str | None, steps: int, output: str | None) -> int:
-    from jaxrun.records.rundir import running_job
+    from jaxrun.records.rundir import job_requests, running_job
 
     job = running_job.find_running_job(_path(run_dir), "jaxrun profile")
-    text = running_job.take_profile(job, steps, _path(output), lambda text: click.echo(os.fsencode(f"jaxrun: {text}")))
+    text = job_requests.take_profile(job, steps, _path(output), lambda text: click.echo(os.fsencode(f"jaxrun: {text}")))
     click.echo(os.fsencode(text))
     return 0
 
@@ -124,7 +124,7 @@ def _list(directory: str | None) -> int:
     _DIRECTORY,
 )
 def _clean(keep: int | None, dry_run: bool, staged: bool, stage_dir: str | None, directory: str | None) -> int:
-    from jaxrun.records.rundir import jobs
+    from jaxrun.records.rundir import job_sockets, jobs
 
     if staged and dry_run:
         raise UsageError("--dry-run shows which run directories would be deleted; leave it out with --staged")
@@ -134,6 +134,7 @@ def _clean(keep: int | None, dry_run: bool, staged: bool, stage_dir: str | None,
         raise UsageError(
             "--keep is missing; say how many of the newest run directories to keep: jaxrun clean --keep 20"
         )
+    job_sockets.remove_stale(os.environ)
     collection, found = jobs.list_jobs(_path(directory))
     lines, failed = jobs.clean(collection, found, keep, dry_run=dry_run)
     _show("\n".join(lines))

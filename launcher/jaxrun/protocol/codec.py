@@ -62,7 +62,7 @@ def list_handlers(table: Mapping[Any, Handler]) -> dict[type, Handler]:
     return handlers
 
 
-def encode(message: Any) -> bytes:
+def encode(message: Any, max_frame_bytes: int = MAX_FRAME_BYTES) -> bytes:
     """Return the frame of a message. Raises ProtocolError if it is longer than a frame may be."""
     kind = type(message).__name__
     content = {"v": FRAME_VERSION, "type": kind, **field_values(message)}
@@ -70,8 +70,8 @@ def encode(message: Any) -> bytes:
         body = _ENCODER.encode(content).encode()
     except _BytesFound:
         body = _encode_with_bytes(content)
-    if len(body) > MAX_FRAME_BYTES:
-        raise ProtocolError(f"a {kind} message of {len(body)} bytes is longer than {MAX_FRAME_BYTES}")
+    if len(body) > max_frame_bytes:
+        raise ProtocolError(f"a {kind} message of {len(body)} bytes is longer than {max_frame_bytes}")
     return _LENGTH.pack(len(body)) + body
 
 

@@ -56,8 +56,6 @@ from jaxrun.protocol.settings import WorkerSettings
 # the second, which can crash some Pythons, at once. Before its Hello either would kill it, as real-time signals do.
 STACKS_SIGNAL = signal.SIGRTMIN + 7
 FAULT_HANDLER_SIGNAL = signal.SIGRTMIN + 9
-# The launcher that receives this signal answers the requests in its run directory (see requests.py).
-REQUEST_SIGNAL = signal.SIGRTMIN + 8
 # The fields of WorkerEnv whose variables the program and its children see; docs/environment.md lists them.
 PROGRAM_FIELDS = (
     *("job_id", "rank", "size", "local_rank", "local_size", "host", "run_dir", "attempt", "restart_reason"),

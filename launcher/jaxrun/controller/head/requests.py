@@ -1,4 +1,4 @@
-"""Answers what other processes ask of a running job (protocol/requests.py): stacks, overviews, profiles."""
+"""Answers what other processes ask of a running job (protocol/job_messages.py): stacks, overviews, profiles."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from jaxrun.controller.head.queries import RankQueries, Replies, flights_of
 from jaxrun.controller.head.straggler_detector import StragglerDetector
 from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF
+from jaxrun.protocol.job_messages import Answer, AnswerState, OverviewRequest, ProfileRequest, StacksRequest
 from jaxrun.protocol.nccl_report import NcclReport
-from jaxrun.protocol.requests import Answer, AnswerState, OverviewRequest, ProfileRequest, StacksRequest
 from jaxrun.protocol.snapshot_messages import RankDetail
 from jaxrun.protocol.worker_messages import ProfileCalls, ProfileEnded
 from jaxrun.records.event_log.actions import Action, AnswerRequest, Send

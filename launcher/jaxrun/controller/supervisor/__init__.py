@@ -14,7 +14,7 @@
 | next_attempt_hosts                  | where the next attempt runs                                               |
 | quarantine_decision                 | which lost hosts are avoided from now on                                  |
 | engine_commands, launch_process     | commands of mpirun or srun: for agents, and to find lost hosts again      |
-| parent_link, terminal               | orders of the Python process that started the launcher; what is typed     |
+| job_server, terminal                | requests and orders at the job's socket; what is typed                    |
 | job_report                          | the first line, the verdict, the exit status                              |
 | by_hand, head_name                  | `jaxrun attach`, and one command per host: this process as a part of a job|
 | staging                             | the launcher's part in --stage                                            |

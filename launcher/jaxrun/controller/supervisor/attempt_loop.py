@@ -24,7 +24,7 @@ from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head
 from jaxrun.controller.head.head_state import TimeLimits
 from jaxrun.controller.supervisor.dispatcher import Dispatcher
-from jaxrun.controller.supervisor.parent_link import ParentLink
+from jaxrun.controller.supervisor.job_server import JobServer
 from jaxrun.controller.supervisor.terminal import Terminal, why_no_terminal
 from jaxrun.node.agent.agent import SIGNALS
 from jaxrun.node.agent.guard import Guard
@@ -76,6 +76,7 @@ class Supervision:
     clock: Callable[[], float]
     guard: Guard
     terminal: Terminal
+    server: JobServer
     started: float
 
 
@@ -107,9 +108,9 @@ class AttemptLoop:
     """The event loop of one attempt, with the head behind its dispatcher, signals, the terminal and the screen."""
 
     def __init__(self, shared: Supervision, head: Head, attempt: int) -> None:
-        """`attempt` is its number, for the log. Raises what ParentLink.from_env raises."""
+        """`attempt` is its number, for the log."""
         self.loop = loop = EventLoop(shared.clock)
-        self._dispatcher = dispatcher = Dispatcher(head, shared.directory, shared.clock, attempt)
+        self._dispatcher = dispatcher = Dispatcher(head, shared.directory, shared.server, shared.clock, attempt)
         self._output = shared.output
         self._terminal = shared.terminal
         self._signals = shared.signals
@@ -117,10 +118,9 @@ class AttemptLoop:
         self._due: deque[Sequence[Action]] = deque()
         self._outcome: JobOutcome | None = None
         loop.add_reader(shared.signals.fileno(), SIGNALS, lambda: self._arrived.extend(self._signals.receive()))
-        if (parent := ParentLink.from_env(shared.environ, dispatcher)) is not None:
-            loop.add_reader(parent.fileno(), SIGNALS, lambda: self._due.append(parent.receive()))
+        shared.server.attach(loop, SIGNALS, self.handle, self._notify)
         shared.terminal.attach(loop, SIGNALS, lambda line: self.handle(TerminalLine(line)))
-        shared.guard.attach(loop, SIGNALS, lambda text: self._output.print_line(f"jaxrun: {text}"))
+        shared.guard.attach(loop, SIGNALS, self._notify)
         loop.add_poller(self._output.flush_due)
         loop.add_timer(dispatcher.deadline, lambda: self._due.append(dispatcher.handle_timeouts()))
 
@@ -162,6 +162,9 @@ class AttemptLoop:
     def record(self, message: LoggedMessage) -> None:
         """Log what the head need not know."""
         self._dispatcher.record(message)
+
+    def _notify(self, text: str) -> None:
+        self._output.print_line(f"jaxrun: {text}")
 
     def _execute_due(self, agents: AgentLink) -> None:
         while self._due:

@@ -23,6 +23,7 @@ from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.clock import Clock
 from jaxrun.controller.supervisor.attempt_loop import Supervision
 from jaxrun.controller.supervisor.job_report import describe_restart, open_output, report_verdict
+from jaxrun.controller.supervisor.job_server import open_server
 from jaxrun.controller.supervisor.terminal import Terminal, why_no_terminal
 from jaxrun.errors import EXIT_SOFTWARE
 from jaxrun.node.agent.guard import Guard
@@ -57,12 +58,20 @@ def supervision(
     """
     with SignalPipe(LAUNCHER_SIGNALS) as signals:
         become_subreaper()
+        server = None
         try:
-            output = open_output(plan, environ, directory, held)
+            server, socket, trouble = open_server(plan.job_id, environ, is_named=directory.path is not None)
+            directory.on_event(server.publish)
+            output = open_output(plan, environ, directory, held, socket)
+            if trouble:
+                output.print_line(f"jaxrun: {trouble}")
             if plan.job.pdb and (why := why_no_terminal(plan)):
                 output.print_line(f"jaxrun: --pdb does nothing: {why}")
-            yield Supervision(environ, directory, output, signals, Clock(), guard, Terminal(output), started)
+            terminal = Terminal(output)
+            yield Supervision(environ, directory, output, signals, Clock(), guard, terminal, server, started)
         finally:
+            if server is not None:
+                server.close()
             kill_all(keep=(guard.pid,))
             remove_all_of_job(plan.job_id)
             guard.disarm()
@@ -75,7 +84,7 @@ def supervise(plan: Plan, shared: Supervision, job: LocalJob | RemoteJob) -> int
         verdict, outcome = run_attempts(plan, shared, job)
         headline = verdict.headline if verdict.exit_code else ""
         write_termination_log(plan.job.termination_log, headline, shared.environ)
-        exit_code = report_verdict(verdict, outcome, shared.directory, shared.output, shared.signals)
+        exit_code = report_verdict(verdict, outcome, shared.directory, shared.output, shared.signals, shared.server)
     finally:
         job.stop(exit_code, headline)
     return exit_code

@@ -9,22 +9,24 @@ from collections.abc import Callable, Mapping
 
 from jaxrun.analysis.verdict.stack_text import format_snapshot, format_stall_notice
 from jaxrun.controller.head.head import Head
-from jaxrun.protocol.env import REQUEST_SIGNAL
-from jaxrun.protocol.requests import Answer, AnswerState
+from jaxrun.controller.supervisor.job_server import JobServer
 from jaxrun.records.event_log.actions import Action, AnswerRequest, PrintLine, PrintSnapshot, PrintStallNotice
 from jaxrun.records.event_log.event_log import LoggedEvent, LoggedMessage, find_message
-from jaxrun.records.event_log.events import Event, LauncherSignalled, Requested, Tick
+from jaxrun.records.event_log.events import Event, Tick
 from jaxrun.records.rundir.rundir import RunDir
 
 
 class Dispatcher:
     """Feeds events to the head and returns its actions; `clock` returns seconds since the epoch."""
 
-    def __init__(self, head: Head, files: RunDir, clock: Callable[[], float], attempt: int = 1) -> None:
-        """`attempt` is logged with each event."""
+    def __init__(
+        self, head: Head, files: RunDir, server: JobServer, clock: Callable[[], float], attempt: int = 1
+    ) -> None:
+        """`attempt` is logged with each event; the `server` is given the answers to requests."""
         self._attempt = attempt
         self._head = head
         self._files = files
+        self._server = server
         self._clock = clock
 
     @property
@@ -32,8 +34,6 @@ class Dispatcher:
         return self._head.hosts
 
     def handle(self, event: Event) -> list[Action]:
-        if isinstance(event, LauncherSignalled) and event.signum == REQUEST_SIGNAL:
-            return self._handle_requests()
         self._log(event)
         return [self._prepare(action) for action in self._head.handle(event, self._clock())]
 
@@ -50,16 +50,6 @@ class Dispatcher:
         """Log what the head need not know, or what it has sent to these ranks."""
         self._files.record(LoggedEvent(self._clock(), message, self._attempt, to))
 
-    def _handle_requests(self) -> list[Action]:
-        actions: list[Action] = []
-        for number, request in self._files.take_requests():
-            if request is not None:
-                actions += self.handle(Requested(number, request))
-            else:
-                text = "the launcher of this job does not understand the request: it is of another version of jaxrun"
-                self._files.write_answer(number, Answer(AnswerState.REFUSED, text))
-        return actions
-
     def _prepare(self, action: Action) -> Action:
         """Log an action, and do what needs neither agents nor output."""
         self._log(action)
@@ -68,7 +58,7 @@ class Dispatcher:
         if isinstance(action, PrintStallNotice):
             return PrintLine(format_stall_notice(action.snapshot, action.idle_s, self._files.shown_path))
         if isinstance(action, AnswerRequest):
-            self._files.write_answer(action.number, action.answer)
+            self._server.answer(action.number, action.answer)
         return action
 
     def _log(self, thing: Event | Action) -> None:

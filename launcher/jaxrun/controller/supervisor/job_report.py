@@ -14,6 +14,7 @@ from jaxrun.analysis.verdict.decide import format_divergences
 from jaxrun.analysis.verdict.restarts import Restart
 from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.analysis.verdict.verdict import to_json as verdict_to_json
+from jaxrun.controller.supervisor.job_server import JobServer
 from jaxrun.errors import EXIT_SIGNAL_BASE
 from jaxrun.node.agent.signals import SignalPipe
 from jaxrun.protocol.names import CONTROL_FD
@@ -29,10 +30,12 @@ from jaxrun.terminal import TerminalFormat
 _SIGNAL_CHECK_S = 0.1  # while a stuck screen holds up the last lines
 
 
-def open_output(plan: Plan, environ: Mapping[str, str], directory: RunDir, held: HeldScreen | None = None) -> Output:
+def open_output(
+    plan: Plan, environ: Mapping[str, str], directory: RunDir, held: HeldScreen | None = None, socket: str = ""
+) -> Output:
     """Open the screen and the logs, write job.json, and print the first line of the job.
 
-    `held` is the screen where another process has it.
+    `held` is the screen where another process has it; `socket` is where this process can be asked.
     """
     command = plan.launch_command
     # mpirun may show its ranks a terminal of its own, so `attach` prints no colours.
@@ -49,7 +52,8 @@ def open_output(plan: Plan, environ: Mapping[str, str], directory: RunDir, held:
         held=held,
     )
     directory.on_write_error(lambda text: output.print_line(f"jaxrun: {text}"))
-    directory.write_text(rundir.JOB_FILE, to_json(plan, {"host": os.uname().nodename, "pid": os.getpid()}))
+    launcher = {"host": os.uname().nodename, "pid": os.getpid(), "socket": socket}
+    directory.write_text(rundir.JOB_FILE, to_json(plan, launcher))
     where = [f"run dir {directory.shown_path}"] if directory.path else []
     excluded = [plan.exclusion] if plan.exclusion else []
     for line in (plan_summary(plan), *where, *excluded, *(_notes(plan) if plan.job.verbose else ())):
@@ -97,13 +101,16 @@ def report_verdict(
     directory: RunDir,
     output: Output,
     signals: SignalPipe,
+    server: JobServer,
 ) -> int:
-    """Print and keep the verdict, wait until the screen has taken all output; returns the exit status of `jaxrun`.
+    """Print the verdict, keep it, and send it to the `server`'s clients; wait until the screen has taken all output.
 
-    A signal ends the wait for a stuck screen; then the status is that of the signal.
+    Returns the exit status of `jaxrun`: if a signal ends the wait for a stuck screen, the status of that signal.
     """
-    directory.write_text(rundir.VERDICT_FILE, verdict_to_json(verdict))
+    text = verdict_to_json(verdict)
+    directory.write_text(rundir.VERDICT_FILE, text)
     directory.close()
+    server.end(text)
     left = format_divergences(outcome, verdict.hosts, but=outcome.shown_divergences)
     output.print_text(report.format_report(verdict, directory.shown_path, output.terminal, left))
     signals.receive()  # those of the job itself have been dealt with

@@ -55,7 +55,6 @@ from jaxrun.protocol.agent_messages import (
     WorkerExited,
 )
 from jaxrun.protocol.auth import Purpose
-from jaxrun.protocol.env import REQUEST_SIGNAL
 from jaxrun.protocol.worker_messages import Failed, Run
 from jaxrun.records.event_log.actions import RecordClock
 from jaxrun.records.event_log.events import (
@@ -457,7 +456,7 @@ class RemoteAgents:
     def on_signal(self, signum: int) -> None:
         if signum == signal.SIGCHLD:
             self._on_child_exit()
-        elif not self._attached or signum in (signal.SIGQUIT, signal.SIGTSTP, REQUEST_SIGNAL):
+        elif not self._attached or signum in (signal.SIGQUIT, signal.SIGTSTP):
             self._attempt.handle(LauncherSignalled(signum))
         elif signum in (signal.SIGUSR1, signal.SIGUSR2):
             self.connections.send((0,), SignalWorker(signum))  # the agents of the other ranks have got it as well

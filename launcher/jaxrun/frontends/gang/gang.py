@@ -23,6 +23,7 @@ from jaxrun.frontends.gang.rank_connections import remove_directories
 from jaxrun.frontends.gang.spec import GangSpec
 from jaxrun.node.forkserver.launcher_pool import begin_process_end, close_all
 from jaxrun.protocol.flight_file import LOCKSTEP_RECORD
+from jaxrun.protocol.job_messages import FaultOrder
 from jaxrun.protocol.names import RUNTIME
 from jaxrun.protocol.payload import FunctionReference
 from jaxrun.spec.job.fault_spec import FAULT_KINDS
@@ -333,7 +334,7 @@ class Gang:
             raise UsageError(f"a fault is one of {', '.join(FAULT_KINDS)}, not {kind!r}")
         if rank not in range(self.processes):
             raise UsageError(f"the ranks of this gang are 0 to {self.processes - 1}, so there is no rank {rank!r}")
-        self._running_job.launcher.send_command(fault=kind, ranks=[rank])
+        self._running_job.launcher.job.send(FaultOrder(kind, (rank,)))
 
     def kill(self, rank: int) -> None:
         """Kill a rank with SIGKILL, as the kernel does when memory runs out."""

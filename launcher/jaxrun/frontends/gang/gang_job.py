@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -26,10 +27,11 @@ from jaxrun.node.forkserver.launcher_pool import pool_for
 from jaxrun.protocol.agent_messages import WorkerExited
 from jaxrun.protocol.forkserver_messages import ImportedName
 from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind, pack
+from jaxrun.protocol.job_messages import SignalOrder
 from jaxrun.protocol.snapshot_messages import ProcessState
 from jaxrun.protocol.worker_messages import Done
+from jaxrun.records.rundir.job_requests import format_stacks, request_overview, request_snapshot
 from jaxrun.records.rundir.recorded_files import read_job_events
-from jaxrun.records.rundir.running_job import RunningJob, format_stacks, request_overview, request_snapshot
 from jaxrun.text import format_ranks, has_several_hosts, plural
 
 _SHUTDOWN_TIMEOUT_S = 5.0  # for the ranks to end by themselves
@@ -111,10 +113,6 @@ class GangJob:
         """Whether the next call finds the same ranks."""
         return not self.broken and not self.stopped
 
-    @property
-    def _job_to_ask(self) -> RunningJob:
-        return RunningJob(self.launcher.run_dir, self.launcher.pid)
-
     def mark_broken(self, reason: str) -> None:
         """Have the next call start the gang anew. The first reason is kept."""
         self.broken = self.broken or reason
@@ -146,11 +144,11 @@ class GangJob:
 
     def interrupt(self) -> None:
         self.interrupts += 1
-        self.launcher.send_command(signal=2)
+        self.launcher.job.send(SignalOrder(signal.SIGINT))
 
     def wait_until_paused(self, rank: int) -> None:
         """Wait until a signal has stopped the rank, or it has ended. Raises GangError if neither comes."""
-        job, deadline = self._job_to_ask, time.monotonic() + _PAUSE_TIMEOUT_S
+        job, deadline = self.launcher.job, time.monotonic() + _PAUSE_TIMEOUT_S
         with contextlib.suppress(UsageError, UnavailableError):  # the job ends, as the next call will say
             while time.monotonic() < deadline:
                 overview = request_overview(job)
@@ -162,7 +160,7 @@ class GangJob:
     def find_compiling(self, ranks: Collection[int]) -> list[int]:
         """Those of the ranks in which JAX compiles, as their flight recorders say."""
         with contextlib.suppress(UsageError, UnavailableError):  # the job ends
-            flights = request_overview(self._job_to_ask).flights
+            flights = request_overview(self.launcher.job).flights
             return [rank for rank in ranks if rank in flights and flights[rank].compiling is not None]
         return []
 
@@ -170,7 +168,7 @@ class GangJob:
         """Where all ranks are now. Raises GangError, UnavailableError or UsageError if the launcher does not answer."""
         if self.stopped:
             raise GangError("their job is stopped")
-        return request_snapshot(self._job_to_ask)
+        return request_snapshot(self.launcher.job)
 
     def stacks(self, *, full: bool = False) -> str:
         """The same in groups, as text; with `full`, all frames of each."""

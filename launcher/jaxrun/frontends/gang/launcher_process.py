@@ -1,45 +1,47 @@
-"""The launcher of a gang's job, seen from outside: its output, end and verdict, and commands to it."""
+"""The launcher of a gang's job, seen from outside: its output, end and verdict, and the link by which it is asked."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
 import socket
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.node.forkserver.launcher_pool import LauncherPool
+from jaxrun.protocol.job_messages import EndOrder
 from jaxrun.records.rundir.recorded_files import read_verdict
+from jaxrun.records.rundir.running_job import RunningJob
 
 _READ_BYTES = 65536
 _MAX_OUTPUT_CHARS = 100_000
-_VERDICT_POLL_S = 0.02
 _STOP_TIMEOUT_S = 3.0  # for a job to end that was told to
 
 
 class LauncherProcess:
-    """A launcher that a `pool` starts with `words`; `output_fd` and `pidfd` (readable at its end) can be waited for."""
+    """A launcher that a `pool` starts with `words`; `output_fd` and `pidfd` (readable at its end) can be waited for.
+
+    job:  its job, by an inherited socket; whose end ends the job
+    """
 
     def __init__(self, pool: LauncherPool, words: Sequence[str], environ: Mapping[str, str], run_dir: Path) -> None:
         self.run_dir = run_dir
         self.output_fd, theirs = os.pipe()
         os.set_blocking(self.output_fd, False)
-        self._control, control = socket.socketpair()
+        link, control = socket.socketpair()
         try:
             self.pid, self.pidfd = pool.start(words, environ, theirs, control.fileno())
         except BaseException:
             os.close(self.output_fd)
-            self._control.close()
+            link.close()
             raise
         finally:
             os.close(theirs)
             control.close()
+        self.job = RunningJob(run_dir, link, self.pid)
         self._output = ""
         self._has_ended = False
 
@@ -73,27 +75,17 @@ class LauncherProcess:
         self.read_output()
         return self._output.strip()
 
-    def send_command(self, **command: Any) -> None:
-        """Send it a command of parent_link; does nothing if it has ended."""
-        with contextlib.suppress(OSError):
-            self._control.sendall(json.dumps(command).encode() + b"\n")
-
     def wait_for_verdict(self, timeout: float) -> Verdict | None:
         """How the job has ended; None if there is no verdict within `timeout` seconds, or at the launcher's end."""
-        deadline = time.monotonic() + timeout
-        while True:
-            ended = self.wait(min(_VERDICT_POLL_S, max(0.0, deadline - time.monotonic())))
-            found = read_verdict(self.run_dir)
-            if found is not None or ended or time.monotonic() >= deadline:
-                return found
+        self.job.wait_until_over(timeout)
+        return read_verdict(self.run_dir)
 
     def stop(self) -> None:
         """Stop the job, and wait until nothing of it is left. May be called again."""
         if self.output_fd < 0:
             return
-        self.send_command(end=True)
-        with contextlib.suppress(OSError):
-            self._control.shutdown(socket.SHUT_WR)
+        self.job.send(EndOrder())
+        self.job.shut_down()
         if not self.wait(_STOP_TIMEOUT_S):
             with contextlib.suppress(OSError):
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)  # its guard kills the rest
@@ -101,6 +93,6 @@ class LauncherProcess:
         self.read_output()
         os.close(self.output_fd)
         os.close(self.pidfd)
-        self._control.close()
+        self.job.close()
         self.output_fd = -1
         self._has_ended = True

@@ -22,12 +22,14 @@ from rich.live import Live
 from rich.text import Text
 
 from jaxrun.analysis.verdict.report import headline_of
-from jaxrun.errors import EXIT_SIGNAL_BASE, JaxrunError
+from jaxrun.errors import EXIT_SIGNAL_BASE, JaxrunError, UsageError
 from jaxrun.frontends.top.feed import INTERVAL_S, Feed
 from jaxrun.frontends.top.screen import render, render_pages
+from jaxrun.records.rundir.job_requests import format_stacks, request_snapshot
+from jaxrun.records.rundir.jobs import has_open
 from jaxrun.records.rundir.recorded_files import read_verdict
-from jaxrun.records.rundir.rundir import JOB_FILE
-from jaxrun.records.rundir.running_job import RunningJob, format_stacks, request_snapshot
+from jaxrun.records.rundir.rundir import EVENTS_FILE, JOB_FILE
+from jaxrun.records.rundir.running_job import RunningJob, find_running_job
 from jaxrun.terminal import PROSE_WIDTH, TerminalFormat, without_controls
 
 _QUIT, _STACKS = "q", "s"
@@ -68,11 +70,16 @@ def watch_from_start(run_dir: Path, launcher: int, environ: Mapping[str, str]) -
     """
     for signum in (signal.SIGINT, signal.SIGQUIT):
         signal.signal(signum, signal.SIG_IGN)
-    job = RunningJob(run_dir, launcher)
     while not (run_dir / JOB_FILE).exists():
-        if not job.is_running:
+        if not has_open(launcher, run_dir / EVENTS_FILE):
             return
         time.sleep(INTERVAL_S / 10)
+    try:
+        job = find_running_job(run_dir, "jaxrun top")
+    except UsageError:
+        if has_open(launcher, run_dir / EVENTS_FILE):
+            raise
+        return  # the job is over already
     watch(job, environ, verdict_follows=True)
 
 

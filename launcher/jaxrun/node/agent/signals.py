@@ -8,8 +8,6 @@ import socket
 from collections.abc import Iterable
 from types import FrameType
 
-from jaxrun.protocol.env import REQUEST_SIGNAL
-
 LAUNCHER_SIGNALS = (
     signal.SIGCHLD,
     signal.SIGINT,
@@ -19,7 +17,6 @@ LAUNCHER_SIGNALS = (
     signal.SIGUSR1,
     signal.SIGUSR2,
     signal.SIGTSTP,
-    REQUEST_SIGNAL,
 )
 
 

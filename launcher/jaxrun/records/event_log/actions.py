@@ -9,7 +9,7 @@ from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import AgentOrder, NextAttempt, RankOrder, Shutdown
-from jaxrun.protocol.requests import Answer
+from jaxrun.protocol.job_messages import Answer
 
 
 @dataclass(frozen=True, slots=True)

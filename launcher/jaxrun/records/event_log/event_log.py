@@ -17,8 +17,8 @@ from jaxrun.errors import ProtocolError
 from jaxrun.protocol.agent_messages import AgentReport, FirstOutput, InjectFault, StartFailed, WorkerExited
 from jaxrun.protocol.codec import field_values, from_content, message_types, to_content
 from jaxrun.protocol.forkserver_messages import Preloaded
+from jaxrun.protocol.job_messages import ProfileRequest, StacksRequest
 from jaxrun.protocol.probe_messages import Machine
-from jaxrun.protocol.requests import ProfileRequest, StacksRequest
 from jaxrun.protocol.stop_messages import StopRequested
 from jaxrun.protocol.worker_messages import Failed, Hello, ThreadFailed
 from jaxrun.records.event_log.actions import (

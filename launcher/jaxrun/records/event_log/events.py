@@ -19,14 +19,13 @@ from jaxrun.protocol.agent_messages import (
     WorkerEvent,
     WorkerExited,
 )
-from jaxrun.protocol.env import REQUEST_SIGNAL
+from jaxrun.protocol.job_messages import Request
 from jaxrun.protocol.probe_messages import HostFacts
-from jaxrun.protocol.requests import Request
 from jaxrun.protocol.worker_messages import Failed, WorkerToAgent
 from jaxrun.spec.job.fault_spec import FAULT_KINDS
 from jaxrun.text import format_ranges
 
-_SIGNALS = {*signal.Signals, REQUEST_SIGNAL}
+_SIGNALS = {*signal.Signals}
 _LAST_SIGNAL = 64
 _MAX_STATUS = 255
 _MAX_PORT = 65535
@@ -60,14 +59,14 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class SignalRequested:
-    """The process that the launcher works for wants all workers to be sent a signal."""
+    """The process that the launcher works for, or another at its socket, wants all workers to be sent a signal."""
 
     signum: int
 
 
 @dataclass(frozen=True, slots=True)
 class FaultRequested:
-    """The process that the launcher works for wants this done to these ranks; `kind` as in job/fault_spec.py."""
+    """The same for a fault that is injected into these ranks; `kind` as in job/fault_spec.py."""
 
     kind: str
     ranks: tuple[int, ...]
@@ -75,7 +74,10 @@ class FaultRequested:
 
 @dataclass(frozen=True, slots=True)
 class ParentExited:
-    """The process that the launcher works for wants the end of the job, or is gone; `reason` says which."""
+    """The process that the launcher works for is gone, or it, or another at the socket, wants the end of the job.
+
+    `reason` says which.
+    """
 
     reason: str
 

@@ -35,16 +35,18 @@ _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
 @dataclass(frozen=True, slots=True)
 class RecordedLauncher:
-    """The launcher of a job, by the host on which it runs, or ran."""
+    """The launcher of a job: the host on which it runs, or ran, and the socket at which it answers; empty for none."""
 
     host: str = ""
     pid: int = 0
+    socket: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedPlan:
     """What is read of job.json; what it does not say is empty."""
 
+    job_id: str = ""
     program: tuple[str, ...] = ()
     processes: int = 0
     tag: str = ""

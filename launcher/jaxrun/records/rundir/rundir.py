@@ -23,9 +23,7 @@ from jaxrun.protocol.own_files import (
     open_own_or_linked_directory,
     write_whole_file,
 )
-from jaxrun.protocol.requests import Answer, Request
 from jaxrun.records.event_log.event_log import LoggedEvent, format_header, format_line
-from jaxrun.records.rundir import request_files
 
 if TYPE_CHECKING:
     from jaxrun.analysis.verdict.verdict import Verdict
@@ -57,6 +55,7 @@ class RunDir:
         self._error_reported = False
         self._early_errors: list[str] = []
         self._warn: Callable[[str], None] = self._early_errors.append
+        self._publish: Callable[[str], None] = lambda line: None
         if path is not None:
             if descriptor < 0:
                 self._directory = open_own_directory(path)
@@ -90,10 +89,16 @@ class RunDir:
         for text in self._early_errors:
             warn(text)
 
+    def on_event(self, publish: Callable[[str], None]) -> None:
+        """Call `publish` with the line of each event from now on, without its end, when it is in the file."""
+        self._publish = publish
+
     def record(self, event: LoggedEvent) -> None:
         """Write one line to events.jsonl at once, so that it outlives the launcher."""
+        line = format_line(event)
         if self._events is not None:
-            self._append(format_line(event))
+            self._append(line)
+        self._publish(line)
 
     def _append(self, line: str) -> None:
         assert self._events is not None
@@ -111,17 +116,6 @@ class RunDir:
             return
         try:
             write_whole_file(name, text.encode("utf-8", "backslashreplace"), 0o644, self._directory)
-        except OSError as error:
-            self._report_error(error)
-
-    def take_requests(self) -> list[tuple[str, Request | None]]:
-        """What others have asked since the last call, by number; None for what is not understood."""
-        return request_files.take_requests(self._directory) if self._directory >= 0 else []
-
-    def write_answer(self, number: str, answer: Answer) -> None:
-        """Answer a request, or replace its answer."""
-        try:
-            request_files.write_answer(self._directory, number, answer)
         except OSError as error:
             self._report_error(error)
 

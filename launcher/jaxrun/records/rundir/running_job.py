@@ -1,53 +1,43 @@
-"""Finds the job of a run directory while it runs, and asks its launcher: by a file, a signal, and another file."""
+"""Finds the job of a run directory while it runs, and asks its launcher by the socket that job.json names."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import itertools
 import os
-import re
-import shlex
+import select
+import socket
+import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
-from jaxrun.analysis.diagnosis.nccl_ras import NCCL_TIMEOUT_S
-from jaxrun.analysis.diagnosis.snapshot import Overview, Snapshot
-from jaxrun.analysis.diagnosis.stacks import NATIVE_STACKS_TIMEOUT_S
-from jaxrun.analysis.verdict import stack_text
 from jaxrun.errors import ProtocolError, UnavailableError, UsageError
-from jaxrun.protocol.codec import from_content
-from jaxrun.protocol.env import REQUEST_SIGNAL
+from jaxrun.protocol.codec import MessageDecoder, encode, message_types
+from jaxrun.protocol.job_messages import (
+    MAX_ANSWER_FRAME_BYTES,
+    SOCKET_VERSION,
+    Answer,
+    Answered,
+    AnswerState,
+    Ask,
+    Dropped,
+    FromClient,
+    Greeting,
+    JobEnded,
+    Request,
+    ToClient,
+)
 from jaxrun.protocol.own_files import open_own_directory
-from jaxrun.protocol.requests import Answer, AnswerState, OverviewRequest, ProfileRequest, Request, StacksRequest
-from jaxrun.records.rundir import request_files
+from jaxrun.records.rundir import job_sockets
 from jaxrun.records.rundir.jobs import has_open
-from jaxrun.records.rundir.recorded_files import find_run_dir, read_plan
+from jaxrun.records.rundir.recorded_files import RecordedLauncher, find_run_dir, read_plan
 from jaxrun.records.rundir.rundir import EVENTS_FILE, LATEST_LINK, VERDICT_FILE
-from jaxrun.text import format_bytes, plural
 
 ANSWER_TIMEOUT_S = 5.0  # ranks on other hosts have 1.5 s of it
-_CANNOT_ANSWER = (
-    "the launcher of this job cannot be asked that: it is starting or ending, or of another version of jaxrun"
-)
-_POLL_S = 0.02
-PROFILE_DIR = "profile"  # in the run directory
-_LEADS_S = (1.0, 4.0, 16.0)  # for the order to reach all ranks, at each attempt
-_RETRY_S = 0.5
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class RunningJob:
-    """A job whose launcher runs on this host."""
-
-    run_dir: Path
-    pid: int
-
-    @property
-    def is_running(self) -> bool:
-        return has_open(self.pid, self.run_dir / EVENTS_FILE)
+_RECEIVE_BYTES = 2**18
+_TYPES = message_types(ToClient)
 
 
 class RequestRefused(UnavailableError):
@@ -56,6 +46,158 @@ class RequestRefused(UnavailableError):
     def __init__(self, answer: Answer) -> None:
         super().__init__(answer.text)
         self.answer = answer
+
+
+class RunningJob:
+    """A job, by a connection to its launcher. All methods may be called from several threads at once."""
+
+    def __init__(self, run_dir: Path, link: socket.socket, pid: int) -> None:
+        """`link` is connected to the launcher `pid`, which has the job of `run_dir`."""
+        link.setblocking(True)
+        self.run_dir = run_dir
+        self._pid = pid
+        self._link = link
+        self._decoder: MessageDecoder[ToClient] = MessageDecoder(_TYPES, MAX_ANSWER_FRAME_BYTES)
+        self._numbers = itertools.count(1)
+        self._sending = threading.Lock()
+        self._changed = threading.Condition()  # holds for all that follows
+        self._is_reading = False  # whether a thread reads from the link, for all
+        self._answers: dict[int, list[Answer]] = {}  # that nobody has fetched yet, of each request under way
+        self._is_over = False
+        self._trouble = ""  # why nothing more can be read, where that is not the end of the job
+        self.send(Greeting(SOCKET_VERSION))
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its launcher is there and has not said that the job is over."""
+        self._read(0)
+        return not self._is_over
+
+    def send(self, message: FromClient) -> None:
+        """Send a message; does nothing once the launcher has ended."""
+        frame = encode(message)
+        with self._sending:
+            with contextlib.suppress(OSError):  # reading notices it
+                self._link.sendall(frame, socket.MSG_NOSIGNAL)
+
+    def ask(
+        self,
+        request: Request,
+        timeout: float | None = ANSWER_TIMEOUT_S,
+        on_progress: Callable[[str], None] = lambda text: None,
+    ) -> Answer:
+        """Ask the job's launcher; returns its final answer. `on_progress` is called with the text of each earlier one.
+
+        Raises RequestRefused, and UnavailableError if no answer comes within `timeout` seconds, or, with None, before
+        the job ends.
+        """
+        deadline = time.monotonic() + timeout if timeout is not None else None
+        number = next(self._numbers)
+        self._answers[number] = []
+        try:
+            self.send(Ask(number, request))
+            while True:
+                for answer in self._fetch(number):
+                    if answer.state is AnswerState.DONE:
+                        return answer
+                    if answer.state is AnswerState.REFUSED:
+                        raise RequestRefused(answer)
+                    on_progress(answer.text)
+                self._check(deadline, timeout)
+                self._read(None if deadline is None else max(0.0, deadline - time.monotonic()), number)
+        finally:
+            del self._answers[number]
+
+    def wait_until_over(self, timeout: float) -> bool:
+        """Wait until the launcher says that the job is over, or has ended; returns whether that is so."""
+        deadline = time.monotonic() + timeout
+        while not self._is_over:
+            left = deadline - time.monotonic()
+            self._read(max(0.0, left))
+            if left <= 0:
+                break
+        return self._is_over
+
+    def shut_down(self) -> None:
+        """Tell the launcher that nothing more comes."""
+        with self._sending, contextlib.suppress(OSError):
+            self._link.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        self._link.close()
+
+    # ---- reading: one thread does so for all that wait
+
+    def _fetch(self, number: int) -> list[Answer]:
+        with self._changed:
+            found, self._answers[number] = self._answers[number], []
+        return found
+
+    def _check(self, deadline: float | None, timeout: float | None) -> None:
+        """Raise UnavailableError where no answer will come, or none has come in time."""
+        if self._trouble:
+            raise UnavailableError(f"the launcher of this job cannot be asked: {self._trouble}")
+        if self._is_over:
+            raise UnavailableError(
+                f"the job ended before it answered; to see how it went: jaxrun explain {self.run_dir}"
+            )
+        if deadline is not None and time.monotonic() > deadline:
+            raise UnavailableError(
+                f"the launcher (process {self._pid}) has not answered in {timeout:g} s; is it stopped?"
+            )
+
+    def _read(self, timeout: float | None, number: int = 0) -> None:
+        """Wait until something has come, for `timeout` seconds at most, unless the request `number` has an answer."""
+        with self._changed:
+            if self._is_over or self._answers.get(number):
+                return
+            if self._is_reading:
+                self._changed.wait(timeout)
+                return
+            self._is_reading = True
+        data: bytes | None = None
+        try:
+            data = _receive(self._link, timeout)
+        finally:
+            with self._changed:
+                self._is_reading = False
+                if data is not None:
+                    self._feed(data)
+                self._changed.notify_all()
+
+    def _feed(self, data: bytes) -> None:
+        if not data:
+            self._is_over = True
+            return
+        try:
+            messages = self._decoder.feed(data)
+        except ProtocolError as error:
+            self._trouble, self._is_over = f"it is of another version of jaxrun: {error}", True
+            return
+        for message in messages:
+            match message:
+                case Greeting(version=version):
+                    if version != SOCKET_VERSION:
+                        self._trouble, self._is_over = f"it speaks version {version}, not {SOCKET_VERSION}", True
+                case Answered(number=number, answer=answer):
+                    if number in self._answers:
+                        self._answers[number].append(answer)
+                case JobEnded():
+                    self._is_over = True
+                case Dropped(reason=reason):
+                    self._trouble, self._is_over = reason, True
+
+
+def _receive(link: socket.socket, timeout: float | None) -> bytes | None:
+    """The next bytes; b"" at the end of the connection, None where nothing has come in time."""
+    try:
+        poll = select.poll()
+        poll.register(link, select.POLLIN)
+        if not poll.poll(None if timeout is None else timeout * 1000):
+            return None
+        return link.recv(_RECEIVE_BYTES)
+    except (OSError, ValueError):  # it is closed, maybe by another thread
+        return b""
 
 
 def find_running_job(path: Path | None, command: str) -> RunningJob:
@@ -67,172 +209,42 @@ def find_running_job(path: Path | None, command: str) -> RunningJob:
     if run_dir.is_symlink() or run_dir.name == LATEST_LINK:
         run_dir = run_dir.resolve()
     if (run_dir / VERDICT_FILE).exists():
-        raise _is_over(run_dir)
-    launcher, here = read_plan(run_dir).launcher, os.uname().nodename
+        raise UsageError(f"the job of {run_dir} is over; how it went: jaxrun explain {run_dir}")
+    plan, here = read_plan(run_dir), os.uname().nodename
+    launcher = plan.launcher
     if not launcher.host:
         raise UsageError(f"{run_dir} does not say which process runs its job; did another version of jaxrun write it?")
-    if launcher.host != here:
-        where = f"on {launcher.host}, not on {here}"
-        raise UsageError(f"the launcher of this job runs {where}; type there: {command} {run_dir}")
-    job = RunningJob(run_dir, launcher.pid)
-    if not job.is_running:
+    try:
+        os.close(open_own_directory(run_dir))
+    except OSError as error:
+        raise UsageError(f"cannot ask the job of {run_dir}: {error.strerror}") from None
+    try:
+        return _connect(run_dir, launcher, plan.job_id)
+    except OSError as error:
+        if launcher.host != here:
+            where = f"on {launcher.host}, not on {here}"
+            raise UsageError(f"the launcher of this job runs {where}; type there: {command} {run_dir}") from None
+        if isinstance(error, PermissionError):
+            raise UsageError(
+                f"cannot ask the job of {run_dir}: {error.strerror}; only the user who has started it may"
+            ) from None
+        if not has_open(launcher.pid, run_dir / EVENTS_FILE):
+            gone = f"the launcher of {run_dir} is gone, and left no verdict"
+            raise UsageError(f"{gone}; to see what is known: jaxrun explain {run_dir}") from None
+        if not launcher.socket:
+            raise UsageError(
+                f"the job of {run_dir} has no socket, so it cannot be asked: an older jaxrun has started it, or its "
+                f"launcher has said at its start why there is none; its log: {run_dir / EVENTS_FILE}"
+            ) from None
         raise UsageError(
-            f"the launcher of {run_dir} is gone, and left no verdict; to see what is known: jaxrun explain {run_dir}"
-        )
-    return job
+            f"cannot ask the job of {run_dir}: {launcher.socket}: {error.strerror}; its launcher is process "
+            f"{launcher.pid}"
+        ) from None
 
 
-def ask(
-    job: RunningJob,
-    request: Request,
-    timeout: float | None = ANSWER_TIMEOUT_S,
-    on_progress: Callable[[str], None] = lambda text: None,
-) -> Answer:
-    """Ask the job's launcher; returns its final answer. `on_progress` is called with the text of each earlier one.
-
-    Raises RequestRefused, UnavailableError if no answer comes within `timeout` seconds, or, with None, before the
-    job ends; UsageError if it cannot be asked.
-    """
-    number = f"{time.time_ns()}-{os.getpid()}"
-    try:
-        directory = open_own_directory(job.run_dir)
-    except OSError as error:
-        raise UsageError(f"cannot ask the job of {job.run_dir}: {error.strerror}") from None
-    try:
-        if not _handles(job.pid, REQUEST_SIGNAL):
-            raise UsageError(_CANNOT_ANSWER)
-        request_files.write_request(directory, number, request)
-        _signal(job)
-        return _wait_for_answer(job, directory, number, timeout, on_progress)
-    except OSError as error:
-        raise UsageError(f"cannot ask the job of {job.run_dir}: {error.strerror}") from None
-    finally:
-        request_files.remove_request(directory, number)
-        os.close(directory)
-
-
-def _wait_for_answer(
-    job: RunningJob, directory: int, number: str, timeout: float | None, on_progress: Callable[[str], None]
-) -> Answer:
-    deadline = time.monotonic() + timeout if timeout is not None else None
-    shown: Answer | None = None
-    while True:
-        running = job.is_running  # what has been answered before its end is there
-        answer = request_files.read_answer(directory, number)
-        if answer is not None and answer.state is AnswerState.DONE:
-            return answer
-        if answer is not None and answer.state is AnswerState.REFUSED:
-            raise RequestRefused(answer)
-        if answer is not None and answer != shown:
-            shown = answer
-            on_progress(answer.text)
-        if not running:
-            raise UnavailableError(
-                f"the job ended before it answered; to see how it went: jaxrun explain {job.run_dir}"
-            )
-        if deadline is not None and time.monotonic() > deadline:
-            raise UnavailableError(
-                f"the launcher (process {job.pid}) has not answered in {timeout:g} s; is it stopped?"
-            )
-        time.sleep(_POLL_S)
-
-
-def _signal(job: RunningJob) -> None:
-    try:
-        os.kill(job.pid, REQUEST_SIGNAL)
-    except ProcessLookupError:
-        raise _is_over(job.run_dir) from None
-    except PermissionError:
-        raise UsageError(f"process {job.pid}, the launcher, is another user's; only its owner may ask it") from None
-
-
-def _is_over(run_dir: Path) -> UsageError:
-    return UsageError(f"the job of {run_dir} is over; how it went: jaxrun explain {run_dir}")
-
-
-def _handles(pid: int, signum: int) -> bool:
-    """Whether the process has a handler for this signal; without one, a real-time signal would kill it."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return True  # the process has ended, or is another user's: os.kill says which
-    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
-    return caught is None or bool(int(caught[1], 16) >> (signum - 1) & 1)
-
-
-# ---- where ranks are, and how far
-
-
-def request_overview(job: RunningJob) -> Overview:
-    """How far all ranks are now. Raises UnavailableError if no answer comes, UsageError if none can."""
-    return _parse(Overview, ask(job, OverviewRequest()))
-
-
-def request_snapshot(job: RunningJob, *, native: bool = False) -> Snapshot:
-    """Where all ranks are now; with `native`, with C frames. Raises UnavailableError if no answer comes."""
-    timeout = ANSWER_TIMEOUT_S + NCCL_TIMEOUT_S + (NATIVE_STACKS_TIMEOUT_S if native else 0.0)
-    return _parse(Snapshot, ask(job, StacksRequest(native), timeout))
-
-
-def format_stacks(snapshot: Snapshot, *, full: bool = False, native: bool = False) -> str:
-    """Where all ranks are, in groups; with `full` all frames of each rank, with `native` C frames too."""
-    if not snapshot.dumps:
-        return "no rank has stacks to show yet"
-    frames = stack_text.format_all_frames(snapshot.dumps, snapshot.hosts) if full else ""
-    natives = stack_text.format_by_text(snapshot.natives or {}, snapshot.hosts) if native else ""
-    return "\n\n".join(filter(None, (stack_text.format_snapshot(snapshot), natives or frames)))
-
-
-def _parse(kind: type[T], answer: Answer) -> T:
-    try:
-        return from_content(kind, answer.content)
-    except ProtocolError as error:
-        raise UnavailableError(f"the launcher's answer cannot be read: {error}") from None
-
-
-# ---- profiles
-
-
-def take_profile(job: RunningJob, steps: int, output: Path | None, show: Callable[[str], None]) -> str:
-    """Have all ranks profile the same `steps` steps; returns what was written, and how it is looked at.
-
-    output:  the directory for profiles, instead of that in the run directory; `show` is called with what is under way.
-
-    Raises UsageError and UnavailableError.
-    """
-    directory = (output or job.run_dir / PROFILE_DIR).absolute()
-    if directory.exists() and not directory.is_dir():
-        raise UsageError(f"--output {directory} is a file, not a directory. Name a new or an existing directory.")
-    session = time.strftime("%Y_%m_%d_%H_%M_%S")  # as JAX names them
-    answer = _ask_until_planned(job, steps, directory, session, show)
-    return _describe(answer, directory, session)
-
-
-def _ask_until_planned(
-    job: RunningJob, steps: int, directory: Path, session: str, show: Callable[[str], None]
-) -> Answer:
-    """Ask again where not all ranks have made a call yet, and with more time where the order came too late for some."""
-    shown, late = "", 0
-    while True:
-        request = ProfileRequest(steps, str(directory), session, _LEADS_S[late])
-        try:
-            return ask(job, request, None, lambda calls: show(f"profiling {plural(steps, 'step')}: {calls} ..."))
-        except RequestRefused as refused:
-            content = refused.answer.content or {}
-            if not content.get("again") or late + 1 == len(_LEADS_S):
-                raise UnavailableError(f"no profile of all ranks: {refused}") from None
-            late += "files" in content
-            if str(refused) != shown:
-                shown = str(refused)
-                show(f"{shown}; trying again")
-        time.sleep(_RETRY_S)
-
-
-def _describe(answer: Answer, directory: Path, session: str) -> str:
-    files, size = int(answer.content["files"]), float(answer.content["bytes"])
-    shown = Path(os.path.relpath(directory)) if directory.is_relative_to(Path.cwd()) else directory
-    where = shown / "plugins" / "profile" / session
-    command = shlex.join(["xprof", "--logdir", str(shown)])
-    written = f"{plural(files, 'profile')}, {format_bytes(size)}, in {where}"
-    written += f"; {answer.text}" if answer.text else ""
-    return f"{written}\nto see them: {command}   (pip install xprof)"
+def _connect(run_dir: Path, launcher: RecordedLauncher, job_id: str) -> RunningJob:
+    """Raises OSError where the launcher cannot be reached from here."""
+    if not job_id or os.path.basename(launcher.socket) != job_sockets.socket_name(job_id):
+        raise FileNotFoundError(errno.ENOENT, "it is not the name of a job's socket")
+    link = job_sockets.connect(launcher.socket, launcher.pid, ANSWER_TIMEOUT_S)
+    return RunningJob(run_dir, link, launcher.pid)

@@ -183,7 +183,7 @@ class Plan:
 
 
 def to_json(plan: Plan, launcher: Mapping[str, object] | None = None) -> str:
-    """Return the text of job.json: the plan with every secret masked; `launcher` has its "host" and "pid"."""
+    """Return the text of job.json: the plan with every secret masked; `launcher` has its "host", "pid" and "socket"."""
     job = plan.job
     content = {
         "job_id": plan.job_id,

@@ -1,0 +1,346 @@
+"""Serves those that ask a running job, follow it or give it orders, by the messages of protocol/job_messages.py.
+
+It serves the whole job: the loop of each attempt is lent to it by `attach`. Nothing that a client does delays the job.
+A client that takes what it is sent too slowly is dropped; so is one that sends what is not understood.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping
+
+from jaxrun.errors import ProtocolError, UsageError
+from jaxrun.node.channel.event_loop import EventLoop
+from jaxrun.protocol.codec import MessageDecoder, encode, message_types
+from jaxrun.protocol.job_messages import (
+    MAX_ANSWER_FRAME_BYTES,
+    MAX_CLIENT_FRAME_BYTES,
+    SOCKET_VERSION,
+    Answer,
+    Answered,
+    AnswerState,
+    Ask,
+    Dropped,
+    EndOrder,
+    FaultOrder,
+    Follow,
+    FromClient,
+    Greeting,
+    JobEnded,
+    JobEvent,
+    SignalOrder,
+)
+from jaxrun.protocol.names import CONTROL_FD
+from jaxrun.protocol.own_files import is_trusted
+from jaxrun.records.event_log.events import Event, FaultRequested, ParentExited, Requested, SignalRequested
+from jaxrun.records.rundir import job_sockets
+from jaxrun.spec.job.fault_spec import FAULT_KINDS
+from jaxrun.text import format_user
+
+_SIGNALS = (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+_RECEIVE_BYTES = 2**16
+_MAX_CLIENTS = 64
+_MAX_UNSENT_BYTES = 2**24  # of events, for a client that reads slowly; one answer may come on top of it
+_LAST_SEND_S = 0.5  # for clients to take the last frames, when the job has ended
+_TYPES = message_types(FromClient)
+
+
+class Client:
+    """One connection, from this launcher's side."""
+
+    def __init__(self, link: socket.socket, number: int, *, is_parent: bool = False) -> None:
+        link.setblocking(False)
+        self.link = link
+        self.number = number
+        self.is_parent = is_parent
+        self.has_greeted = False
+        self.follows = False
+        self.decoder: MessageDecoder[FromClient] = MessageDecoder(_TYPES, MAX_CLIENT_FRAME_BYTES)
+        self._unsent = bytearray()
+
+    @property
+    def unsent_bytes(self) -> int:
+        return len(self._unsent)
+
+    def send(self, frame: bytes) -> None:
+        """Send a frame, or keep what cannot be sent now. The end of the connection is noticed by reading."""
+        self._unsent += frame
+        self.flush()
+
+    def flush(self) -> None:
+        try:
+            while self._unsent:
+                del self._unsent[: self.link.send(self._unsent, socket.MSG_NOSIGNAL)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._unsent.clear()
+
+
+class JobServer:
+    """Serves the socket of a job, and the inherited socket of the process that the launcher works for."""
+
+    def __init__(self, job_id: str, listener: socket.socket | None, path: str, parent: socket.socket | None) -> None:
+        """Either may be missing. `path` is where the `listener` listens, and is removed by `close`."""
+        self._path = path
+        self._listener = listener
+        self._clients: list[Client] = []
+        self._made = 0
+        self._asked: dict[str, tuple[Client, int]] = {}  # what is not answered yet, by the number that the head knows
+        self._greeting = encode(Greeting(SOCKET_VERSION, job_id))
+        self._loop: EventLoop | None = None
+        self._order = 0
+        self._handle: Callable[[Event], None] = lambda event: None
+        self._notify: Callable[[str], None] = lambda text: None
+        if parent is not None:
+            self._add(parent, is_parent=True)
+
+    def attach(
+        self, loop: EventLoop, order: int, handle: Callable[[Event], None], notify: Callable[[str], None]
+    ) -> None:
+        """Serve in the loop of an attempt: `handle` what clients want, and `notify` the user of dropped ones."""
+        self._refuse_all("the attempt ended before its ranks answered; ask again")
+        self._loop, self._order, self._handle, self._notify = loop, order, handle, notify
+        if self._listener is not None:
+            loop.add_reader(self._listener.fileno(), order, self._accept)
+        for client in self._clients:
+            self._watch(client)
+
+    def answer(self, number: str, answer: Answer) -> None:
+        """Answer the request that Requested has this number of; a client that is gone needs none."""
+        client, own_number = self._asked.get(number, (None, 0))
+        if client is None:
+            return
+        if answer.state is not AnswerState.PROGRESS:
+            del self._asked[number]
+        try:
+            frame = encode(Answered(own_number, answer), MAX_ANSWER_FRAME_BYTES)
+        except ProtocolError as error:
+            frame = encode(Answered(own_number, Answer(AnswerState.REFUSED, f"the answer is too long: {error}")))
+        self._send(client, frame)
+
+    def publish(self, line: str) -> None:
+        """An event has been logged: send its line to those that follow."""
+        followers = [client for client in self._clients if client.follows]
+        if followers:
+            frame = encode(JobEvent(line), MAX_ANSWER_FRAME_BYTES)
+            for client in followers:
+                self._send(client, frame)
+
+    def end(self, verdict: str) -> None:
+        """The job is over: send the verdict, and close all connections."""
+        self._refuse_all("the job has ended")
+        frame = encode(JobEnded(verdict), MAX_ANSWER_FRAME_BYTES)
+        for client in self._clients:
+            client.send(frame)
+        _flush(self._clients, _LAST_SEND_S)
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections and remove the socket. May be called again."""
+        for client in self._clients:
+            client.link.close()
+        self._clients.clear()
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+            job_sockets.remove(self._path)
+
+    # ---- connections
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        try:
+            link, _ = self._listener.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE) and self._loop is not None:
+                self._loop.remove_reader(self._listener.fileno())  # it waits until another client has gone
+            return
+        self.admit(link)
+
+    def admit(self, link: socket.socket) -> None:
+        """Serve another client, or close its connection with a reason."""
+        _, user, _ = job_sockets.peer_of(link)
+        if not is_trusted(user):
+            _refuse(link, f"only the user who has started the job may ask it, not {format_user(user)}")
+        elif len(self._clients) >= _MAX_CLIENTS:
+            _refuse(link, f"{_MAX_CLIENTS} others ask or follow this job already")
+        else:
+            self._watch(self._add(link))
+
+    def _add(self, link: socket.socket, *, is_parent: bool = False) -> Client:
+        self._made += 1
+        client = Client(link, self._made, is_parent=is_parent)
+        self._clients.append(client)
+        client.send(self._greeting)
+        return client
+
+    def _watch(self, client: Client) -> None:
+        assert self._loop is not None
+        self._loop.add_reader(client.link.fileno(), self._order, lambda: self._read(client))
+        self._await_room(client)
+
+    def _await_room(self, client: Client) -> None:
+        """Go on sending when the client takes more."""
+        if self._loop is not None:
+            self._loop.set_writer(client.link.fileno(), (lambda: self._flush(client)) if client.unsent_bytes else None)
+
+    def _flush(self, client: Client) -> None:
+        if client in self._clients:
+            client.flush()
+            self._await_room(client)
+
+    def _send(self, client: Client, frame: bytes) -> None:
+        if client not in self._clients:
+            return
+        if client.unsent_bytes > _MAX_UNSENT_BYTES:
+            self._drop(client, f"it has not read {client.unsent_bytes} bytes that were sent to it")
+            return
+        client.send(frame)
+        self._await_room(client)
+
+    def _drop(self, client: Client, reason: str) -> None:
+        """Close the connection of a client that behaves wrongly, and say so once."""
+        if client.is_parent:
+            self._notify(f"the process that started jaxrun has sent what is not understood: {reason}")
+            self._end_by_parent(client, "a message of the process that started it, which was not understood")
+            return
+        pid = job_sockets.peer_of(client.link)[0]
+        if not client.unsent_bytes:
+            client.send(encode(Dropped(reason)))
+        self._forget(client)
+        self._notify(f"the connection to process {pid}, which asks or follows this job, was closed: {reason}")
+
+    def _forget(self, client: Client) -> None:
+        self._clients.remove(client)
+        self._asked = {number: one for number, one in self._asked.items() if one[0] is not client}
+        if self._loop is not None:
+            self._loop.remove_reader(client.link.fileno())
+            if self._listener is not None and not self._loop.has_reader(self._listener.fileno()):
+                self._loop.add_reader(self._listener.fileno(), self._order, self._accept)
+        client.link.close()
+
+    def _refuse_all(self, text: str) -> None:
+        for number in tuple(self._asked):
+            self.answer(number, Answer(AnswerState.REFUSED, text))
+
+    # ---- what clients send
+
+    def _read(self, client: Client) -> None:
+        if client not in self._clients:
+            return
+        try:
+            data = client.link.recv(_RECEIVE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._on_end(client)
+            return
+        try:
+            messages = client.decoder.feed(data)
+            for message in messages:
+                if client in self._clients:
+                    self._on_message(client, message)
+        except ProtocolError as error:
+            self._drop(client, str(error))
+
+    def _on_end(self, client: Client) -> None:
+        if client.is_parent:
+            self._end_by_parent(client, "the end of the process that started it")
+        else:
+            self._forget(client)
+
+    def _end_by_parent(self, client: Client, reason: str) -> None:
+        """The parent has nothing more to say. Its descriptor stays readable, so the next attempt notices it, too."""
+        assert self._loop is not None
+        self._loop.remove_reader(client.link.fileno())
+        self._handle(ParentExited(reason))
+
+    def _on_message(self, client: Client, message: FromClient) -> None:
+        """Raises ProtocolError where no client can mean this."""
+        if isinstance(message, Greeting):
+            if message.version != SOCKET_VERSION:
+                raise ProtocolError(f"it speaks version {message.version} of this socket, not {SOCKET_VERSION}")
+            client.has_greeted = True
+            return
+        if not client.has_greeted:
+            raise ProtocolError(f"its first frame is a {type(message).__name__}, not a Greeting")
+        match message:
+            case Ask():
+                number = f"{client.number}.{message.number}"
+                self._asked[number] = client, message.number
+                self._handle(Requested(number, message.request))
+            case Follow():
+                client.follows = True
+            case SignalOrder(signum=signum):
+                if signum not in _SIGNALS:
+                    raise ProtocolError(f"signal {signum} is none of SIGINT, SIGUSR1 and SIGUSR2")
+                self._handle(SignalRequested(signum))
+            case FaultOrder(kind=kind, ranks=ranks):
+                if kind not in FAULT_KINDS:
+                    raise ProtocolError(f"a fault is one of {', '.join(FAULT_KINDS)}, not {kind!r:.80}")
+                self._handle(FaultRequested(kind, ranks))
+            case EndOrder():
+                by = "the process that started it" if client.is_parent else "an order at its socket"
+                self._handle(ParentExited(by))
+
+
+def open_server(job_id: str, environ: Mapping[str, str], *, is_named: bool) -> tuple[JobServer, str, str]:
+    """Make the server; returns the path at which it listens, empty for none, and why there is none.
+
+    is_named:  whether there is a job.json, without which nobody would find the socket
+
+    Raises UsageError if the environment names a parent's descriptor that is none.
+    """
+    parent = parent_socket(environ)
+    listener, path, trouble = None, "", ""
+    if is_named:
+        try:
+            listener, path = job_sockets.listen(job_id, environ)
+        except OSError as error:
+            trouble = f"jaxrun top, stacks and profile cannot reach this job: {error.filename}: {error.strerror}"
+    return JobServer(job_id, listener, path, parent), path, trouble
+
+
+def parent_socket(environ: Mapping[str, str]) -> socket.socket | None:
+    """The socket that the process which started this one has left open for it, if it did. Raises UsageError."""
+    number = environ.get(CONTROL_FD)
+    if number is None:
+        return None
+    try:
+        os.set_inheritable(int(number), False)
+        return socket.socket(fileno=int(number))
+    except (ValueError, OSError):
+        raise UsageError(f"{CONTROL_FD}={number!r} names no open socket; unset it") from None
+
+
+def _refuse(link: socket.socket, reason: str) -> None:
+    with contextlib.suppress(OSError):
+        link.setblocking(False)
+        link.send(encode(Dropped(reason)), socket.MSG_NOSIGNAL)
+    link.close()
+
+
+def _flush(clients: list[Client], seconds: float) -> None:
+    """Wait until the clients have taken what they were sent, for so many seconds at most."""
+    deadline = time.monotonic() + seconds
+    while waiting := [client for client in clients if client.unsent_bytes]:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return
+        poll = select.poll()
+        for client in waiting:
+            poll.register(client.link, select.POLLOUT)
+        poll.poll(left * 1000)
+        for client in waiting:
+            client.flush()

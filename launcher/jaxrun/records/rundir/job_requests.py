@@ -1,0 +1,101 @@
+"""What a running job is asked, and how its answers read: where all ranks are, how far they are, profiles of them."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from jaxrun.analysis.diagnosis.nccl_ras import NCCL_TIMEOUT_S
+from jaxrun.analysis.diagnosis.snapshot import Overview, Snapshot
+from jaxrun.analysis.diagnosis.stacks import NATIVE_STACKS_TIMEOUT_S
+from jaxrun.analysis.verdict import stack_text
+from jaxrun.errors import ProtocolError, UnavailableError, UsageError
+from jaxrun.protocol.codec import from_content
+from jaxrun.protocol.job_messages import Answer, OverviewRequest, ProfileRequest, StacksRequest
+from jaxrun.records.rundir.running_job import ANSWER_TIMEOUT_S, RequestRefused, RunningJob
+from jaxrun.text import format_bytes, plural
+
+PROFILE_DIR = "profile"  # in the run directory
+_LEADS_S = (1.0, 4.0, 16.0)  # for the order to reach all ranks, at each attempt
+_RETRY_S = 0.5
+
+T = TypeVar("T")
+
+
+def request_overview(job: RunningJob) -> Overview:
+    """How far all ranks are now. Raises UnavailableError if no answer comes."""
+    return _parse(Overview, job.ask(OverviewRequest()))
+
+
+def request_snapshot(job: RunningJob, *, native: bool = False) -> Snapshot:
+    """Where all ranks are now; with `native`, with C frames. Raises UnavailableError if no answer comes."""
+    timeout = ANSWER_TIMEOUT_S + NCCL_TIMEOUT_S + (NATIVE_STACKS_TIMEOUT_S if native else 0.0)
+    return _parse(Snapshot, job.ask(StacksRequest(native), timeout))
+
+
+def format_stacks(snapshot: Snapshot, *, full: bool = False, native: bool = False) -> str:
+    """Where all ranks are, in groups; with `full` all frames of each rank, with `native` C frames too."""
+    if not snapshot.dumps:
+        return "no rank has stacks to show yet"
+    frames = stack_text.format_all_frames(snapshot.dumps, snapshot.hosts) if full else ""
+    natives = stack_text.format_by_text(snapshot.natives or {}, snapshot.hosts) if native else ""
+    return "\n\n".join(filter(None, (stack_text.format_snapshot(snapshot), natives or frames)))
+
+
+def _parse(kind: type[T], answer: Answer) -> T:
+    try:
+        return from_content(kind, answer.content)
+    except ProtocolError as error:
+        raise UnavailableError(f"the launcher's answer cannot be read: {error}") from None
+
+
+# ---- profiles
+
+
+def take_profile(job: RunningJob, steps: int, output: Path | None, show: Callable[[str], None]) -> str:
+    """Have all ranks profile the same `steps` steps; returns what was written, and how it is looked at.
+
+    output:  the directory for profiles, instead of that in the run directory; `show` is called with what is under way.
+
+    Raises UsageError and UnavailableError.
+    """
+    directory = (output or job.run_dir / PROFILE_DIR).absolute()
+    if directory.exists() and not directory.is_dir():
+        raise UsageError(f"--output {directory} is a file, not a directory. Name a new or an existing directory.")
+    session = time.strftime("%Y_%m_%d_%H_%M_%S")  # as JAX names them
+    answer = _ask_until_planned(job, steps, directory, session, show)
+    return _describe(answer, directory, session)
+
+
+def _ask_until_planned(
+    job: RunningJob, steps: int, directory: Path, session: str, show: Callable[[str], None]
+) -> Answer:
+    """Ask again where not all ranks have made a call yet, and with more time where the order came too late for some."""
+    shown, late = "", 0
+    while True:
+        request = ProfileRequest(steps, str(directory), session, _LEADS_S[late])
+        try:
+            return job.ask(request, None, lambda calls: show(f"profiling {plural(steps, 'step')}: {calls} ..."))
+        except RequestRefused as refused:
+            content = refused.answer.content or {}
+            if not content.get("again") or late + 1 == len(_LEADS_S):
+                raise UnavailableError(f"no profile of all ranks: {refused}") from None
+            late += "files" in content
+            if str(refused) != shown:
+                shown = str(refused)
+                show(f"{shown}; trying again")
+        time.sleep(_RETRY_S)
+
+
+def _describe(answer: Answer, directory: Path, session: str) -> str:
+    files, size = int(answer.content["files"]), float(answer.content["bytes"])
+    shown = Path(os.path.relpath(directory)) if directory.is_relative_to(Path.cwd()) else directory
+    where = shown / "plugins" / "profile" / session
+    command = shlex.join(["xprof", "--logdir", str(shown)])
+    written = f"{plural(files, 'profile')}, {format_bytes(size)}, in {where}"
+    written += f"; {answer.text}" if answer.text else ""
+    return f"{written}\nto see them: {command}   (pip install xprof)"

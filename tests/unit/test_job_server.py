@@ -1,0 +1,447 @@
+"""The socket of a running job: requests, orders and events of several clients at once, without delay for the job."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from jaxrun.controller.supervisor import job_server
+from jaxrun.controller.supervisor.job_server import JobServer, parent_socket
+from jaxrun.errors import UnavailableError, UsageError
+from jaxrun.node.channel.event_loop import EventLoop
+from jaxrun.protocol.codec import MessageDecoder, encode, message_types
+from jaxrun.protocol.job_messages import (
+    MAX_ANSWER_FRAME_BYTES,
+    SOCKET_VERSION,
+    Answer,
+    Answered,
+    AnswerState,
+    Ask,
+    Dropped,
+    EndOrder,
+    FaultOrder,
+    Follow,
+    FromClient,
+    Greeting,
+    JobEnded,
+    JobEvent,
+    OverviewRequest,
+    SignalOrder,
+    StacksRequest,
+    ToClient,
+)
+from jaxrun.protocol.names import CONTROL_FD
+from jaxrun.records.event_log.events import Event, FaultRequested, ParentExited, Requested, SignalRequested
+from jaxrun.records.rundir.running_job import RequestRefused, RunningJob
+
+JOB_ID = "ab" * 16
+HELLO = Greeting(SOCKET_VERSION)
+BY_DEATH = ParentExited("the end of the process that started it")
+DONE = Answer(AnswerState.DONE, "", {"a": [1, None]})
+
+
+class Peer:
+    """The other end of one connection."""
+
+    def __init__(self, link: socket.socket) -> None:
+        link.setblocking(False)
+        self.link = link
+        self._decoder: MessageDecoder[ToClient] = MessageDecoder(message_types(ToClient), MAX_ANSWER_FRAME_BYTES)
+        self.is_closed = False
+
+    def send(self, *messages: FromClient) -> None:
+        self.link.sendall(b"".join(map(encode, messages)))
+
+    def receive(self) -> list[ToClient]:
+        """All that has come; notes whether the connection was closed."""
+        found: list[ToClient] = []
+        with contextlib.suppress(BlockingIOError):
+            while data := self.link.recv(2**20):
+                found += self._decoder.feed(data)
+            self.is_closed = True
+        return found
+
+
+class Job:
+    """A JobServer in the loop of an attempt, with what it has told the head and the user."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.notes: list[str] = []
+        self._peers: list[Peer] = []
+        parent, self._inherited = socket.socketpair()
+        self.parent = self._watch(parent)
+        self.server = JobServer(JOB_ID, None, "", self._inherited)
+        self.loops: list[EventLoop] = []
+        self.begin_attempt()
+
+    def begin_attempt(self) -> None:
+        self.loop = EventLoop()
+        self.loops.append(self.loop)
+        self.server.attach(self.loop, 0, self.events.append, self.notes.append)
+
+    def connect(self, *messages: FromClient) -> Peer:
+        """Connect a client that sends these."""
+        ours, theirs = socket.socketpair()
+        self.server.admit(theirs)
+        peer = self._watch(ours)
+        with contextlib.suppress(BrokenPipeError):  # it was turned away
+            peer.send(*messages)
+        self.run()
+        return peer
+
+    def _watch(self, link: socket.socket) -> Peer:
+        self._peers.append(Peer(link))
+        return self._peers[-1]
+
+    def close(self) -> None:
+        self.server.close()
+        for loop in self.loops:
+            loop.close()
+        for peer in self._peers:
+            peer.link.close()
+
+    def run(self, rounds: int = 20) -> None:
+        for _ in range(rounds):
+            self.loop.run_once(0)
+
+    def take_events(self) -> list[Event]:
+        found = self.events[:]
+        self.events.clear()
+        return found
+
+
+@pytest.fixture
+def job() -> Iterator[Job]:
+    made = Job()
+    yield made
+    made.close()
+
+
+# ---- requests
+
+
+def test_the_first_frame_names_version_and_job(job: Job) -> None:
+    assert job.connect().receive() == job.parent.receive() == [Greeting(SOCKET_VERSION, JOB_ID)]
+
+
+def test_clients_that_ask_by_the_same_number_get_their_own_answers(job: Job) -> None:
+    one, other = (job.connect(HELLO, Ask(1, request)) for request in (StacksRequest(native=True), OverviewRequest()))
+    first, second = job.take_events()
+    assert isinstance(first, Requested) and isinstance(second, Requested)
+    assert (first.request, second.request) == (StacksRequest(native=True), OverviewRequest())
+    progress = Answer(AnswerState.PROGRESS, "é")
+    job.server.answer(second.number, progress)
+    job.server.answer(second.number, DONE)
+    job.server.answer(second.number, DONE)  # which nobody waits for any more
+    job.server.answer(first.number, Answer(AnswerState.REFUSED, "no"))
+    assert other.receive()[1:] == [Answered(1, progress), Answered(1, DONE)]
+    assert one.receive()[1:] == [Answered(1, Answer(AnswerState.REFUSED, "no"))]
+
+
+def test_an_answer_of_many_megabytes_arrives_whole_and_delays_nobody(job: Job) -> None:
+    slow = job.connect(HELLO, Ask(1, StacksRequest()))
+    (asked,) = job.take_events()
+    assert isinstance(asked, Requested)
+    frames = [["train.py", number, "step"] for number in range(10)]
+    content = {"dumps": {str(rank): {"frames": frames, "text": "x" * 20_000} for rank in range(512)}}
+    job.server.answer(asked.number, Answer(AnswerState.DONE, content=content))
+    quick = job.connect(HELLO, Ask(7, OverviewRequest()))
+    (more,) = job.take_events()
+    assert isinstance(more, Requested)
+    job.server.answer(more.number, DONE)
+    assert quick.receive()[1:] == [Answered(7, DONE)]
+    received: list[ToClient] = []
+    while len(received) < 2:
+        received += slow.receive()
+        job.run(1)
+    assert received[1] == Answered(1, Answer(AnswerState.DONE, content=content))
+
+
+def test_an_answer_that_no_frame_can_hold_is_refused(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_server, "MAX_ANSWER_FRAME_BYTES", 1000)
+    peer = job.connect(HELLO, Ask(1, StacksRequest()))
+    (asked,) = job.take_events()
+    assert isinstance(asked, Requested)
+    job.server.answer(asked.number, Answer(AnswerState.DONE, content="x" * 2000))
+    *_, answered = peer.receive()
+    assert isinstance(answered, Answered) and answered.answer.state is AnswerState.REFUSED
+    assert "the answer is too long" in answered.answer.text
+
+
+def test_frames_may_come_in_pieces(job: Job) -> None:
+    peer = job.connect()
+    for byte in encode(HELLO) + encode(Ask(3, OverviewRequest())) + encode(SignalOrder(signal.SIGINT)):
+        assert job.events == []
+        peer.link.sendall(bytes([byte]))
+        job.run(1)
+        if job.events:
+            break
+    assert [type(event) for event in job.take_events()] == [Requested]
+
+
+def test_a_client_that_dies_in_the_midst_of_a_frame_or_before_its_answer_is_forgotten(job: Job) -> None:
+    peer = job.connect(HELLO, Ask(1, OverviewRequest()))
+    peer.link.sendall(encode(SignalOrder(signal.SIGINT))[:-3])
+    job.run()
+    peer.link.close()
+    job.run()
+    (asked,) = job.take_events()
+    assert isinstance(asked, Requested)
+    job.server.answer(asked.number, DONE)
+    assert job.notes == [] and job.events == []
+    assert job.connect().receive() == [Greeting(SOCKET_VERSION, JOB_ID)]
+
+
+def test_a_request_that_the_end_of_an_attempt_leaves_open_is_refused_and_the_next_attempt_answers(job: Job) -> None:
+    peer = job.connect(HELLO, Ask(1, OverviewRequest()))
+    job.take_events()
+    job.begin_attempt()
+    *_, answered = peer.receive()
+    assert isinstance(answered, Answered) and "the attempt ended before" in answered.answer.text
+    peer.send(Ask(2, OverviewRequest()))
+    job.run()
+    (asked,) = job.take_events()
+    assert isinstance(asked, Requested)
+    job.server.answer(asked.number, DONE)
+    assert peer.receive() == [Answered(2, DONE)]
+
+
+# ---- orders
+
+ORDERS = {
+    "interrupt": (SignalOrder(signal.SIGINT), SignalRequested(signal.SIGINT)),
+    "usr2": (SignalOrder(signal.SIGUSR2), SignalRequested(signal.SIGUSR2)),
+    "kill": (FaultOrder("kill", (1,)), FaultRequested("kill", (1,))),
+    "pause": (FaultOrder("pause", (3, 0)), FaultRequested("pause", (3, 0))),
+}
+
+
+@pytest.mark.parametrize(("order", "event"), ORDERS.values(), ids=ORDERS)
+def test_an_order_becomes_an_event_whoever_gives_it(job: Job, order: FromClient, event: Event) -> None:
+    job.connect(HELLO, order)
+    job.parent.send(HELLO, order, order)
+    job.run()
+    assert job.take_events() == [event] * 3
+
+
+def test_the_end_of_the_job_names_who_has_ordered_it(job: Job) -> None:
+    job.connect(HELLO, EndOrder())
+    job.parent.send(HELLO, EndOrder())
+    job.run()
+    assert job.take_events() == [
+        ParentExited("an order at its socket"),
+        ParentExited("the process that started it"),
+    ]
+
+
+def test_the_death_of_the_parent_ends_the_job_and_each_further_attempt(job: Job) -> None:
+    job.parent.link.close()
+    job.run()
+    assert job.take_events() == [BY_DEATH]
+    job.begin_attempt()
+    job.run()
+    assert job.take_events() == [BY_DEATH]
+
+
+def test_the_end_of_another_client_ends_nothing(job: Job) -> None:
+    job.connect(HELLO).link.close()
+    job.run()
+    assert job.take_events() == [] and job.notes == []
+
+
+# ---- what is not understood
+
+
+def framed(body: bytes) -> bytes:
+    return struct.pack("!I", len(body)) + body
+
+
+WRONG = {
+    "no json": framed(b"what?"),
+    "no frame": b"GET / HTTP/1.1\r\n\r\n",
+    "a type of no client": encode(JobEvent("")),
+    "another frame version": framed(b'{"v":1,"type":"Follow"}'),
+    "a missing field": framed(b'{"v":2,"type":"SignalOrder"}'),
+    "a field too many": framed(b'{"v":2,"type":"Follow","at":3}'),
+    "a rank that is no number": framed(b'{"v":2,"type":"FaultOrder","kind":"kill","ranks":[true]}'),
+    "a fault of no kind": encode(FaultOrder("maim", (1,))),
+    "a signal that kills": encode(SignalOrder(signal.SIGKILL)),
+    "another version": encode(Greeting(99)),
+}
+
+
+@pytest.mark.parametrize("data", WRONG.values(), ids=WRONG)
+def test_who_sends_what_is_not_understood_is_dropped_with_the_reason_and_no_other(job: Job, data: bytes) -> None:
+    other, peer = job.connect(HELLO, Follow()), job.connect(HELLO)
+    peer.link.sendall(data)
+    job.run()
+    *_, last = peer.receive()
+    assert isinstance(last, Dropped) and last.reason and peer.is_closed
+    assert job.events == [] and len(job.notes) == 1
+    assert f"process {os.getpid()}" in job.notes[0] and last.reason in job.notes[0]
+    job.server.publish("{}")
+    assert other.receive()[1:] == [JobEvent("{}")]
+
+
+def test_a_client_that_does_not_greet_first_is_dropped(job: Job) -> None:
+    peer = job.connect(EndOrder())
+    assert peer.receive()[1:] == [Dropped("its first frame is a EndOrder, not a Greeting")]
+    assert job.events == []
+
+
+def test_a_parent_that_is_not_understood_is_taken_for_gone(job: Job) -> None:
+    job.parent.link.sendall(framed(b"what?"))
+    job.run()
+    (event,) = job.take_events()
+    assert isinstance(event, ParentExited) and "not understood" in event.reason
+    assert len(job.notes) == 1 and "'what?'" in job.notes[0]
+
+
+def test_more_clients_than_are_served_are_turned_away(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_server, "_MAX_CLIENTS", 3)  # one of them is the parent
+    job.connect(HELLO)
+    job.connect(HELLO)
+    peer = job.connect()
+    (last,) = peer.receive()
+    assert isinstance(last, Dropped) and "others ask or follow" in last.reason and peer.is_closed
+
+
+def test_another_user_is_turned_away(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_server, "is_trusted", lambda uid: False)
+    (last,) = job.connect().receive()
+    assert isinstance(last, Dropped) and "only the user who has started the job" in last.reason
+
+
+# ---- events
+
+
+def test_those_who_follow_get_each_event_and_all_get_the_verdict(job: Job) -> None:
+    job.server.publish("too early")
+    followers = [job.connect(HELLO, Follow()) for _ in range(2)]
+    asks = job.connect(HELLO)
+    job.server.publish('{"time": 1}')
+    job.server.end('{"exit_code": 0}')
+    for peer in followers:
+        assert peer.receive()[1:] == [JobEvent('{"time": 1}'), JobEnded('{"exit_code": 0}')]
+    assert asks.receive()[1:] == [JobEnded('{"exit_code": 0}')] and asks.is_closed
+    assert job.parent.receive()[1:] == [JobEnded('{"exit_code": 0}')] and job.parent.is_closed
+
+
+def test_a_follower_that_does_not_read_is_dropped_with_one_line_and_no_other(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_server, "_MAX_UNSENT_BYTES", 2**20)
+    job.connect(HELLO, Follow())
+    reads = job.connect(HELLO, Follow())
+    line = "x" * 2**16
+    received = reads.receive()
+    for _ in range(40):
+        job.server.publish(line)
+        job.run(2)
+        received += reads.receive()
+    assert len(job.notes) == 1 and "has not read" in job.notes[0]
+    assert received[1:] == [JobEvent(line)] * 40
+
+
+def test_one_that_reads_again_gets_all_that_it_has_missed(job: Job) -> None:
+    peer = job.connect(HELLO, Follow())
+    lines = [f"{number}{'x' * 2**16}" for number in range(30)]
+    for line in lines:
+        job.server.publish(line)
+    received: list[ToClient] = []
+    while len(received) < 31:
+        received += peer.receive()
+        job.run(1)
+    assert received[1:] == [JobEvent(line) for line in lines] and job.notes == []
+
+
+# ---- the inherited socket
+
+
+def test_the_parents_socket_is_not_handed_on_and_never_blocks() -> None:
+    ours, theirs = socket.socketpair()
+    with ours:
+        os.set_inheritable(theirs.fileno(), True)
+        found = parent_socket({CONTROL_FD: str(theirs.detach())})
+        assert found is not None and not found.get_inheritable()
+        server = JobServer(JOB_ID, None, "", found)
+        assert not found.getblocking()
+        server.close()
+
+
+def test_without_a_number_there_is_no_parent() -> None:
+    assert parent_socket({}) is None
+
+
+@pytest.mark.parametrize("number", ["", "x", "-1", "999999", "a file"])
+def test_a_number_of_no_socket_is_an_error(number: str) -> None:
+    with open(os.devnull) as null, pytest.raises(UsageError, match=f"{CONTROL_FD}='[^']*' names no open socket"):
+        parent_socket({CONTROL_FD: str(null.fileno()) if number == "a file" else number})
+
+
+# ---- the other side: RunningJob
+
+
+@pytest.fixture
+def ends(tmp_path: Path) -> Iterator[tuple[RunningJob, Callable[..., None], socket.socket]]:
+    """(a RunningJob, what sends it frames, the launcher's end)."""
+    ours, theirs = socket.socketpair()
+    asking = RunningJob(tmp_path, ours, 4711)
+    with theirs:
+        yield asking, lambda *messages: theirs.sendall(b"".join(map(encode, messages))), theirs
+    asking.close()
+
+
+Ends = tuple[RunningJob, Callable[..., None], socket.socket]
+
+
+def test_the_final_answer_is_returned_and_earlier_ones_are_shown(ends: Ends) -> None:
+    job, answer, theirs = ends
+    stale = Answered(5, Answer(AnswerState.DONE, "of another request"))
+    answer(
+        Greeting(SOCKET_VERSION, JOB_ID), stale, Answered(1, Answer(AnswerState.PROGRESS, "half")), Answered(1, DONE)
+    )
+    shown: list[str] = []
+    assert job.ask(OverviewRequest(), 5.0, shown.append) == DONE and shown == ["half"]
+    sent = MessageDecoder(message_types(FromClient)).feed(theirs.recv(2**16))
+    assert sent == [HELLO, Ask(1, OverviewRequest())]
+    answer(Answered(2, Answer(AnswerState.REFUSED, "no")))
+    with pytest.raises(RequestRefused, match="no"):
+        job.ask(OverviewRequest())
+    assert job.is_running
+
+
+UNANSWERED = {
+    "no answer comes": ([], r"the launcher \(process 4711\) has not answered in 0\.01 s; is it stopped\?"),
+    "the job ends": ([JobEnded("{}")], "the job ended before it answered; to see how it went: jaxrun explain"),
+    "it is another version": ([Greeting(99)], "it speaks version 99, not 1"),
+    "it was dropped": ([Dropped("64 others")], "cannot be asked: 64 others"),
+    "it is no launcher": ([Ask(1, OverviewRequest())], "it is of another version of jaxrun: a frame is of no known"),
+}
+
+
+@pytest.mark.parametrize(("frames", "text"), UNANSWERED.values(), ids=UNANSWERED)
+def test_what_is_not_answered_says_why(ends: Ends, frames: list[object], text: str) -> None:
+    job, answer, _ = ends
+    answer(*frames)
+    with pytest.raises(UnavailableError, match=text):
+        job.ask(OverviewRequest(), 0.01)
+    assert job.is_running == (not frames)
+
+
+def test_a_launcher_that_is_killed_ends_the_wait(ends: Ends) -> None:
+    job, _, theirs = ends
+    assert not job.wait_until_over(0.0)
+    theirs.close()
+    assert job.wait_until_over(5.0) and not job.is_running
+    job.send(EndOrder())
+    with pytest.raises(UnavailableError, match="the job ended before it answered"):
+        job.ask(OverviewRequest(), None)
