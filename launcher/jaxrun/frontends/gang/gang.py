@@ -19,7 +19,7 @@ from jaxrun.frontends.gang.call_events import Display, TerminalDisplay
 from jaxrun.frontends.gang.exceptions import GangError
 from jaxrun.frontends.gang.gang_job import GangJob, GangWorker
 from jaxrun.frontends.gang.map import map_items
-from jaxrun.frontends.gang.rank_connections import remove_directories
+from jaxrun.frontends.gang.rank_connections import remove_directories, sigint_deferred
 from jaxrun.frontends.gang.spec import GangSpec
 from jaxrun.node.forkserver.launcher_pool import begin_process_end, close_all
 from jaxrun.protocol.flight_file import LOCKSTEP_RECORD
@@ -108,10 +108,17 @@ class Gang:
             self._call_number += 1
             task = job.pack_call(self._call_number, fn, args, kwargs)
             name = getattr(fn, "__name__", type(fn).__name__)
-            self._open_call = GangCall(
-                job, self._call_number, task, self._display, self._end_call, name=name, lock=self._lock
-            )
-            return self._open_call
+            call = None
+            try:
+                with sigint_deferred():  # until the gang knows of a call that the ranks have got
+                    call = self._open_call = GangCall(
+                        job, self._call_number, task, self._display, self._end_call, name=name, lock=self._lock
+                    )
+            except KeyboardInterrupt as error:
+                if call is not None:
+                    call.end(error)
+                raise
+            return call
 
     def _end_call(self) -> None:
         self._open_call = None

@@ -120,7 +120,7 @@ class RankConnections:
     def send(self, message: GangMessage, ranks: Iterable[int]) -> None:
         """Send it to those ranks that are connected; what does not fit leaves with later calls of `poll`."""
         digests = message.digests() if self._has_tags else ()
-        with _sigint_deferred():
+        with sigint_deferred():
             for rank in ranks:
                 connection = self._connections.get(rank)
                 if connection is not None:
@@ -164,7 +164,7 @@ class RankConnections:
             self._loop.remove_reader(self._launcher.output_fd)
 
     def _read(self, connection: _RankConnection) -> None:
-        with _sigint_deferred():
+        with sigint_deferred():
             try:
                 while True:
                     self._received.append((connection.rank, connection.reader.receive()))
@@ -177,7 +177,7 @@ class RankConnections:
     def _flush(self, connection: _RankConnection) -> None:
         """Send what waits, and go on once the socket can take the rest."""
         fd = connection.socket.fileno()
-        with contextlib.suppress(OSError), _sigint_deferred():  # where the rank has gone, reading will show it
+        with contextlib.suppress(OSError), sigint_deferred():  # where the rank has gone, reading will show it
             if connection.writer.flush():
                 self._loop.set_writer(fd, None)
             else:
@@ -190,7 +190,7 @@ class RankConnections:
 
 
 @contextlib.contextmanager
-def _sigint_deferred() -> Iterator[None]:
+def sigint_deferred() -> Iterator[None]:
     """Let no Ctrl-C come between the bytes that were received or sent and the note that they were.
 
     By its handler: were it blocked, another thread would receive it, and Python raise KeyboardInterrupt in this one.
