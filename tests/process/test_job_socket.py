@@ -140,19 +140,21 @@ def test_an_order_of_another_process_ends_the_job_which_says_so_and_followers_he
     assert not path.exists()
 
 
-def test_what_a_killed_launcher_leaves_is_known_and_removed_by_the_next(tmp_path: Path) -> None:
+def test_what_a_killed_launcher_leaves_is_removed_by_its_guard_or_by_the_next_launcher(tmp_path: Path) -> None:
     (tmp_path / "killed").mkdir()
     with started(tmp_path / "killed", "-n", "1", MISBEHAVE, "--steps", "1000000") as job:
         job.wait_for_output("ready")
         path = socket_of(job)
         link = find_running_job(job.run_dir, "jaxrun top")
         assert link.is_running
-        path.touch()  # as if it were new
         job.process.kill()
         job.process.wait()
         wait_until(lambda: not link.is_running)
         link.close()
-    assert path.exists()
+        wait_until(lambda: not path.exists())
+    left, name = job_sockets.listen(path.stem, os.environ)
+    left.close()  # as if guard and launcher had been killed
+    assert name == str(path)
     job_sockets.remove_stale(os.environ)
     assert path.exists()  # it could be of a launcher that does not listen yet
     os.utime(path, (time.time() - 60,) * 2)
@@ -194,8 +196,8 @@ def test_a_path_that_is_too_long_for_a_socket_is_not_used(candidates: list[str])
     assert place() == candidates[1]
 
 
-def test_a_job_that_can_have_no_socket_says_so_and_runs(candidates: list[str], tmp_path: Path) -> None:
-    candidates[:] = [str(tmp_path / "not" / "there")]
+def test_a_job_that_can_have_no_socket_says_so_and_runs(candidates: list[str]) -> None:
+    candidates[:] = ["/nowhere/jaxrun-0"]
     server, path, trouble = open_server("ab" * 16, {}, is_named=True)
     server.close()
     assert path == ""

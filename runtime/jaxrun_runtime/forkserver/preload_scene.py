@@ -39,6 +39,8 @@ def as_the_program(main: str, argv: Sequence[str]) -> Iterator[None]:
 def recorded_output() -> Iterator[dict[int, bytes]]:
     """Yield a table in which, at the end, stands what was written to stdout and stderr meanwhile."""
     output: dict[int, bytes] = {}
+    with contextlib.suppress(AttributeError):
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # as in a rank
     with contextlib.ExitStack() as stack:
         files = {descriptor: os.memfd_create("preload") for descriptor in (1, 2)}
         for descriptor, file in files.items():

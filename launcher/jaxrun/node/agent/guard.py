@@ -155,10 +155,18 @@ def _watch(
         _sweep(groups, lambda: descent.living() | _find(mark, ranks) if descent is not None else set())
         if job_id:
             remove_all_of_job(job_id, snapshots=not snapshots)
+        _remove_socket((mark or launch_mark).partition("=")[2])
         if snapshots:
             remove_unless_held(snapshots, _NEXT_ATTEMPT_S)
     finally:
         os._exit(0)
+
+
+def _remove_socket(job_id: str) -> None:
+    """Remove the socket of the job if its launcher is gone; where an agent was the owner, the launcher may live."""
+    from jaxrun.records.rundir import job_sockets  # which no guard needs that is disarmed
+
+    job_sockets.remove_abandoned(job_id, os.environ)
 
 
 def _read(descent: Descendants | None) -> bytes:

@@ -4,7 +4,8 @@
 
 A run directory may lie on NFS, which holds no socket, and its path may be too long for one. Where /tmp cannot be used,
 the directory is in XDG_RUNTIME_DIR, else in TMPDIR: the last two may go away when the user logs out, or a batch job
-ends. A launcher removes its socket; the next one, or `jaxrun clean`, removes what a killed launcher has left.
+ends. A launcher removes its socket, and its guard does if it is killed; the next launcher, or `jaxrun clean`, removes
+what both have left.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from jaxrun.protocol.own_files import check_way, is_trusted, open_private_directory
 from jaxrun.text import format_user
@@ -82,10 +83,21 @@ def _listen_in(directory: str, job_id: str) -> tuple[socket.socket, str]:
 
 def remove(path: str) -> None:
     """Remove the socket at which this process listens, and its directory, if no other job has one there."""
-    directory, name = os.path.split(path)
+    _remove(*os.path.split(path), lambda own, name: True)
+
+
+def remove_abandoned(job_id: str, environ: Mapping[str, str]) -> None:
+    """Remove the socket of this job, if its launcher is gone."""
+    for directory in _candidates(environ):
+        _remove(directory, socket_name(job_id), _is_abandoned)
+
+
+def _remove(directory: str, name: str, may_go: Callable[[int, str], bool]) -> None:
     with contextlib.suppress(OSError):
         own = open_private_directory(directory)
         try:
+            if not may_go(own, name):
+                return
             os.unlink(name, dir_fd=own)
         finally:
             os.close(own)
