@@ -102,9 +102,9 @@ class WaitGraph:
         return next((call for call in calls if isinstance(call, MissingRanks)), None)
 
     def abandoned(self) -> Iterator[tuple[tuple[int, ...], AwaitedCall, tuple[int, ...]]]:
-        """The ranks that wait in vain, their call, and the ranks that have finished without it; joint functions first.
+        """Yield the ranks that wait in vain, their call, and the ranks that have finished without making that call.
 
-        There is one entry for all ranks that wait at the same place of a joint function.
+        Joint functions come first, with one entry for all ranks that wait at the same place of one.
         """
         for waits in self.joint_waits:
             if never := waits.missing_of(self.finished):

@@ -11,7 +11,10 @@ _MAX_SENTENCES = 3
 
 
 def describe_nccl(report: NcclReport | None, hosts: Mapping[int, str]) -> list[str]:
-    """One sentence for each difference, or one that there is none; none where NCCL says nothing of communicators."""
+    """Return a sentence for each difference, or one which says that there is none.
+
+    Empty if NCCL says nothing of communicators.
+    """
     if report is None or not report.communicators:
         return []
     found = [sentence for one in report.differing for sentence in _describe(one, hosts)]
