@@ -14,7 +14,7 @@ from deadlock_samples import FUTEX, RUN_ALL, SAMPLES, SYNC, dump, sample
 from jaxrun.analysis.diagnosis.helpers import Helpers, LostThread
 from jaxrun.analysis.diagnosis.rank_state import Activity, find_rank_state
 from jaxrun.analysis.diagnosis.snapshot import Snapshot
-from jaxrun.analysis.diagnosis.stacks import is_in_jax, main_stack, parse_dump
+from jaxrun.analysis.diagnosis.stacks import main_stack, parse_dump
 from jaxrun.analysis.verdict.deadlocks import explain_deadlock
 from jaxrun.analysis.verdict.stack_text import find_place
 from jaxrun.node.agent.child_processes import describe_children
@@ -78,7 +78,7 @@ def test_what_does_not_end_is_told_and_none_of_jaxruns_own_frames(frames, said, 
     (told,) = explain(text, helpers={0: Helpers((LIVES,))})
     assert told.startswith(f"rank 0 is at its end, but {said}")
     assert find_place(main_stack(text)).format() == f"the end of the program, {place}"
-    assert not is_in_jax(text), "that others have ended is no reason why it does not"
+    assert not main_stack(text).is_in_jax(), "that others have ended is no reason why it does not"
 
 
 def test_several_ranks_at_their_end_and_one_that_others_wait_for():
@@ -104,7 +104,7 @@ def test_the_threads_that_python_waits_for_are_named_and_daemons_are_not():
 
 def test_a_handler_that_calls_jax_waits_there_like_any_other_call():
     text = dump(f"{SYNC}\nJOB/train.py 30 step\n{HANDLERS}")
-    assert find_rank_state(0, text, FUTEX).activity is Activity.BARRIER and is_in_jax(text)
+    assert find_rank_state(0, text, FUTEX).activity is Activity.BARRIER and main_stack(text).is_in_jax()
 
 
 def test_a_ranks_own_stacks_name_threads_and_say_which_are_daemons():

@@ -9,7 +9,7 @@ from deadlock_samples import ENTRY, FUTEX, SYNC, dump
 
 from jaxrun.analysis.diagnosis.rank_state import Activity, find_rank_state
 from jaxrun.analysis.diagnosis.snapshot import Overview, Snapshot
-from jaxrun.analysis.diagnosis.stacks import is_in_jax, is_waiting_in_jax, main_stack
+from jaxrun.analysis.diagnosis.stacks import is_waiting_in_jax, main_stack
 from jaxrun.analysis.diagnosis.wait_graph import find_wait_graph
 from jaxrun.analysis.lockstep.joint_waits import find_missing_ranks
 from jaxrun.analysis.lockstep.reader import FlightReader
@@ -119,7 +119,7 @@ def test_a_rank_that_waits_in_a_joint_function_is_known_by_its_stack(function):
     state = find_rank_state(0, stack(function), FUTEX)
     assert (state.activity, state.call, state.place) == (Activity.JOINT_CALL, function, "train.py:9 main")
     assert find_place(main_stack(stack(function))).format() == f"train.py:9 main   in {function}"
-    assert is_in_jax(stack(function)) and is_waiting_in_jax(stack(function), "do_poll")
+    assert main_stack(stack(function)).is_in_jax() and is_waiting_in_jax(stack(function), "do_poll")
 
 
 def test_who_has_not_called_it_is_told_and_what_that_rank_does_instead():

@@ -145,12 +145,20 @@ def test_json_of_another_form_is_no_answer(broken):
     assert parse_answer(broken) is None
 
 
+def named_ranks(report):
+    """All ranks that are named, some more than once."""
+    for one in report.differing:
+        counts = (count for operation in one.operations for count in operation.counts)
+        for group in (one.missing, one.left, *(count.ranks for count in counts)):
+            yield from group.named
+
+
 def test_a_process_is_found_by_its_number_and_its_host():
     report = NcclReport("2.30.4", 1, parse_answer(SILENT).differing)
     same_number = {number: replace(process, pid=5205) for number, process in PROCESSES.items()}
 
     def located(processes):
-        return [one.rank for one in locate_ranks(report, processes).named_ranks()]
+        return [one.rank for one in named_ranks(locate_ranks(report, processes))]
 
     assert located(PROCESSES) == [5]
     # In containers each rank may be process 5205: then the host decides, if it has only one of them.
@@ -173,7 +181,7 @@ def test_512_ranks_make_a_short_message():
     ranks[77]["collective_counts"]["AllReduce"] = 639
     report = parse_answer(json_answer(*[communicator(*ranks, name=f"{n:x}") for n in range(4)]))
     reply = encode(RankReply(0, 1, nccl=report))
-    assert len(reply) < 5000 and [one.pid for one in report.named_ranks()] == [10_077] * 4
+    assert len(reply) < 5000 and [one.pid for one in named_ranks(report)] == [10_077] * 4
     located = locate_ranks(report, {77: ProcessIdentity(10_077, ("10.7.9.1",))})
     told = describe_nccl(located, {n: f"n{n // 8}" for n in range(512)})
     assert told[0] == (

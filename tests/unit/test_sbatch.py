@@ -10,6 +10,7 @@ import pytest
 
 from jaxrun.errors import UsageError
 from jaxrun.spec.backends import sbatch, submit
+from jaxrun.spec.backends.generated_files import MARK
 from jaxrun.spec.backends.slurm_job import end_of_allocation, parse_time_limit
 from jaxrun.spec.job.job import Job
 
@@ -128,7 +129,7 @@ def test_the_users_own_options_are_not_contradicted(words, gone):
 def test_a_name_may_need_quotes_and_bash_can_read_the_script():
     text = make("-n", "4", tag='it\'s a "run" # 3', file="my job.sh", program=("my 'train'.py",), hosts=2)
     assert directives(text)[0] == '--job-name=it\'s a "run" # 3'
-    assert "sbatch 'my job.sh'" in text and text.startswith("#!/bin/bash\n" + sbatch.SCRIPT_MARK)
+    assert "sbatch 'my job.sh'" in text and text.startswith("#!/bin/bash\n" + MARK)
     assert directives(make(program=("/a/b/train.py",)))[0] == "--job-name=train"
     done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")

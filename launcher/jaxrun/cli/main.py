@@ -151,7 +151,8 @@ def _run(dry_run: bool, **values: Any) -> int:
         from jaxrun.spec.job.leading_imports import preloaded_modules
         from jaxrun.spec.job.render import render_plan
 
-        click.echo(os.fsencode(render_plan(plan, environ, preloaded_modules(plan, os.getcwd()))), nl=False)
+        modules = preloaded_modules(job.preload, plan.program_argv, os.getcwd()) if plan.fork else []
+        click.echo(os.fsencode(render_plan(plan, environ, modules)), nl=False)
         return 0
     if job.requeue:
         from jaxrun.spec.backends.slurm_job import run_requeued

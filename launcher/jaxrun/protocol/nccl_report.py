@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 MAX_NAMED_RANKS = 16  # of one group: a report of thousands of ranks stays a short message
@@ -80,10 +79,3 @@ class NcclReport:
     version: str
     communicators: int = 0
     differing: tuple[Communicator, ...] = ()
-
-    def named_ranks(self) -> Iterator[NcclRank]:
-        """All ranks that are named, some more than once."""
-        for communicator in self.differing:
-            counts = (count for operation in communicator.operations for count in operation.counts)
-            for group in (communicator.missing, communicator.left, *(count.ranks for count in counts)):
-                yield from group.named

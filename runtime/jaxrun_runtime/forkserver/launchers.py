@@ -40,7 +40,6 @@ from jaxrun_runtime.forkserver.parent import die_with_maker
 from jaxrun_runtime.forkserver.preload import Preloader
 from jaxrun_runtime.forkserver.workers import ImportedJax
 
-_MAX_REQUEST_BYTES = 2**18
 _REAP_INTERVAL_S = 1.0
 _PRESTART_DELAY_S = 0.2  # without a request, after which the next launcher is started ahead of time
 _LAUNCHER_EXIT_TIMEOUT_S = 5.0  # for launchers to end by themselves once the Python process has died
@@ -84,7 +83,7 @@ def serve(
         channel.settimeout(_REAP_INTERVAL_S if idle else _PRESTART_DELAY_S)
         request = None
         with contextlib.suppress(TimeoutError):
-            request, descriptors = _receive(channel)
+            request, descriptors = workers.receive_request(channel, len(LAUNCHER_DESCRIPTORS))
         if request is None:
             # Outside of an `except`: else TimeoutError would be the context of what the ranks raise.
             idle = idle or _fork_launcher(channel, jax, imports.preloader)
@@ -105,14 +104,6 @@ def serve(
     _drop(idle)
     _clean_up_after(parent)
     os._exit(0)
-
-
-def _receive(channel: socket.socket) -> tuple[bytes, list[int]]:
-    """Receive a request with its descriptors; an empty one once the other side is gone. Raises TimeoutError."""
-    try:
-        return socket.recv_fds(channel, _MAX_REQUEST_BYTES, len(LAUNCHER_DESCRIPTORS))[:2]
-    except ConnectionResetError:  # it was killed before it had read all answers
-        return b"", []
 
 
 @dataclass(slots=True)

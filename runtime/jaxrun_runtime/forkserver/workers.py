@@ -155,6 +155,14 @@ def import_jax(channel: socket.socket) -> ImportedJax:
     return ImportedJax(obstacle, threads_of_numpy - threads_before - 1)
 
 
+def receive_request(channel: socket.socket, max_descriptors: int) -> tuple[bytes, list[int]]:
+    """Receive a request with its descriptors; an empty one once the other side is gone. Raises TimeoutError."""
+    try:
+        return socket.recv_fds(channel, _MAX_REQUEST_BYTES, max_descriptors)[:2]
+    except ConnectionResetError:  # it was killed before it had read all answers
+        return b"", []
+
+
 def serve(channel: socket.socket, program: Sequence[str], jax: ImportedJax, preloader: Preloader) -> NoReturn:
     """Fork a worker that runs `program` for each request, until `channel` is closed; decline where `jax` forbids it.
 
@@ -162,9 +170,7 @@ def serve(channel: socket.socket, program: Sequence[str], jax: ImportedJax, prel
     """
     server_pid = os.getpid()
     while True:
-        request = b""
-        with contextlib.suppress(ConnectionResetError):  # the launcher was killed before it had read all answers
-            request, descriptors, _, _ = socket.recv_fds(channel, _MAX_REQUEST_BYTES, len(FORK_DESCRIPTORS))
+        request, descriptors = receive_request(channel, len(FORK_DESCRIPTORS))
         if not request:
             os._exit(0)
         (order,) = ForkServerMessageDecoder().feed(request)

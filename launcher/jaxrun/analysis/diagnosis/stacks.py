@@ -145,7 +145,7 @@ class Stack:
         called = self.called
         return bool(called) and all(frame.is_packages for frame in called) and str(self.users[0]) in places
 
-    def is_in_jax(self, places: Collection[str]) -> bool:
+    def is_in_jax(self, places: Collection[str] = ()) -> bool:
         """Whether the thread is in JAX, asleep or not: it may poll a GPU, or run native code of another library; or
         waits for other ranks in a joint function of jaxrun. `places` as in `is_in_wrapper`.
         """
@@ -249,8 +249,3 @@ def is_waiting_in_jax(dump: str, kernel_wait: str, places: Collection[str] = ())
     """
     stack = main_stack(dump)
     return stack.waits_for_ranks or ("futex" in kernel_wait and stack.is_in_jax(places))
-
-
-def is_in_jax(dump: str, places: Collection[str] = ()) -> bool:
-    """Whether the main thread is in JAX: see Stack.is_in_jax."""
-    return main_stack(dump).is_in_jax(places)

@@ -6,23 +6,14 @@ import shlex
 import subprocess
 from pathlib import Path
 
-from jaxrun.errors import UnavailableError, UsageError
-from jaxrun.protocol.own_files import write_whole_file
-from jaxrun.spec.backends.kubernetes import MANIFEST_MARK
+from jaxrun.errors import UnavailableError
+from jaxrun.spec.backends.generated_files import write_generated_file
 from jaxrun.terminal import print_notice
 
 
 def write_manifest(path: Path, text: str) -> None:
-    """Write a manifest that its owner alone can read, since it holds the job's secret.
-
-    Raises UsageError rather than overwrite a file that jaxrun has not written.
-    """
-    try:
-        if path.exists() and MANIFEST_MARK not in path.read_text(errors="replace"):
-            raise UsageError(f"--manifest {path} exists, and is not a manifest of jaxrun; give another name")
-        write_whole_file(path, text.encode("utf-8", "surrogateescape"), 0o600)
-    except OSError as error:
-        raise UsageError(f"the manifest cannot be written to {path}: {error.strerror}") from None
+    """Write a manifest. Raises UsageError rather than overwrite a file that jaxrun has not written."""
+    write_generated_file(path, text, option="--manifest", kind="manifest", mode=0o600)
 
 
 def apply(path: Path, name: str, namespace: str) -> None:

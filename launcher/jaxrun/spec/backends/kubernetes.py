@@ -20,6 +20,7 @@ from typing import Any
 
 from jaxrun.errors import EXIT_NOT_UNIFORM, EXIT_PREEMPTED, EXIT_USAGE, UsageError
 from jaxrun.protocol.names import TOKEN
+from jaxrun.spec.backends.generated_files import MARK
 from jaxrun.spec.job.env_options import mask_secret
 from jaxrun.spec.job.host_env import COUNT, HEAD, HEAD_PORT
 from jaxrun.spec.job.job import Job
@@ -27,7 +28,6 @@ from jaxrun.spec.job.option_declaration import options_of
 from jaxrun.spec.job.plan import Plan
 from jaxrun.text import format_ranges
 
-MANIFEST_MARK = "# Written by jaxrun."
 _CONTAINER = "jaxrun"
 _REPLICATED_JOB = "host"  # of a JobSet; its pods are NAME-host-0-INDEX
 _RUNS = "/jaxrun-runs"  # where the claim of --run-dir is mounted
@@ -65,7 +65,7 @@ def manifest(job: Job, token: str | None, *, name: str, file: str) -> str:
         *([_jobset(job, name, job_spec)] if job.jobset else [_service(job, name), _job(job, name, job_spec)]),
     ]
     head = [
-        f"{MANIFEST_MARK} Hand it to the cluster with:  kubectl apply -f {shlex.quote(file)}",
+        f"{MARK} Hand it to the cluster with:  kubectl apply -f {shlex.quote(file)}",
         f"# and end the job, and all that belongs to it, with:  kubectl delete -f {shlex.quote(file)}",
         "# It holds the job's secret: keep it to yourself.",
     ]
@@ -74,8 +74,9 @@ def manifest(job: Job, token: str | None, *, name: str, file: str) -> str:
 
 def object_name(job: Job, suffix: str) -> str:
     """Make a name that Kubernetes takes of the program's, with `suffix`: "train-3f9a" of "src/Train.py"."""
-    text = re.sub(r"[^a-z0-9]+", "-", (job.tag or job.name).lower()).strip("-")[: _MAX_NAME - len(suffix) - 1]
-    return f"{text.strip('-') or 'job'}-{suffix}" if text[:1].isalpha() else f"job-{text}-{suffix}".replace("--", "-")
+    text = re.sub(r"[^a-z0-9]+", "-", (job.tag or job.name).lower()).strip("-")
+    text = text if text[:1].isalpha() else f"job-{text}"
+    return f"{text[: _MAX_NAME - len(suffix) - 1].strip('-')}-{suffix}"
 
 
 # ---- the objects

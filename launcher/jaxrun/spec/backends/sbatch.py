@@ -14,12 +14,12 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from jaxrun.errors import UsageError
+from jaxrun.spec.backends.generated_files import MARK
 from jaxrun.spec.backends.quarantine import excluded_hosts
 from jaxrun.spec.backends.slurm_job import parse_time_limit
 from jaxrun.spec.job.env_options import mask_secret
 from jaxrun.spec.job.job import Job
 
-SCRIPT_MARK = "# Written by jaxrun."
 _MIN_SIGTERM_LEAD_S = 60  # from the SIGTERM to the time limit
 _MIN_REQUEUE_LEAD_S = 15  # from the end of the grace to the time limit, to end the job and have it started again
 _SIGNAL_JITTER_S = 60  # Slurm may send a signal this much sooner than asked
@@ -78,7 +78,7 @@ def sbatch_script(job: Job, words: Sequence[str], *, directory: str, file: str) 
     name = job.tag or re.sub(r".*/|\.py$", "", job.program[0])
     lines = [
         "#!/bin/bash",
-        f"{SCRIPT_MARK} Hand it to Slurm, as often as you like, with:  sbatch {shlex.quote(file)}",
+        f"{MARK} Hand it to Slurm, as often as you like, with:  sbatch {shlex.quote(file)}",
         "# Options on that command line win over those below, as in:  sbatch --time=2:00:00 ...",
         "",
         "# What the job gets. Its shape stands also in the command at the end: change both.",

@@ -16,9 +16,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from jaxrun.errors import UnavailableError, UsageError
-from jaxrun.protocol.own_files import write_whole_file
-from jaxrun.spec.backends.sbatch import SCRIPT_MARK
+from jaxrun.errors import UnavailableError
+from jaxrun.spec.backends.generated_files import write_generated_file
 from jaxrun.spec.backends.slurm_job import JobState, query_job_state
 from jaxrun.terminal import print_notice
 
@@ -44,16 +43,8 @@ def submission_env(text: str, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def write_script(path: Path, text: str) -> None:
-    """Write a batch script that its owner alone can read, as its command line may hold what is secret.
-
-    Raises UsageError rather than overwrite a file that jaxrun has not written.
-    """
-    try:
-        if path.exists() and SCRIPT_MARK not in path.read_text(errors="replace"):
-            raise UsageError(f"--sbatch {path} exists, and is not a batch script of jaxrun; give another name")
-        write_whole_file(path, text.encode("utf-8", "surrogateescape"), 0o700)
-    except OSError as error:
-        raise UsageError(f"the batch script cannot be written to {path}: {error.strerror}") from None
+    """Write a batch script. Raises UsageError rather than overwrite a file that jaxrun has not written."""
+    write_generated_file(path, text, option="--sbatch", kind="batch script", mode=0o700)
 
 
 def submit(text: str, keep_at: Path, environ: Mapping[str, str]) -> tuple[str, str]:

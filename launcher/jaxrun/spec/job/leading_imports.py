@@ -21,7 +21,6 @@ from typing import NamedTuple
 from jaxrun.errors import UsageError
 from jaxrun.protocol.forkserver_messages import ImportedName, Preload
 from jaxrun.spec.job.options import PRELOAD_AUTO, PRELOAD_NONE
-from jaxrun.spec.job.plan import Plan
 from jaxrun.spec.job.preload_table import preloadable
 from jaxrun.spec.job.program import find_module, find_script
 
@@ -53,9 +52,9 @@ def preload_order(choice: str, program: Sequence[str], directory: str, by_rank: 
     return replace(found, by_rank=tuple(by_rank)) if found.imports else None
 
 
-def preloaded_modules(plan: Plan, directory: str) -> list[str]:
-    """Return the modules that a plan's fork server imports besides jax, for people."""
-    order = preload_order(plan.job.preload, plan.program_argv, directory, ()) if plan.fork else None
+def preloaded_modules(choice: str, program: Sequence[str], directory: str) -> list[str]:
+    """Return the modules that --preload `choice` has a fork server import besides jax, for people."""
+    order = preload_order(choice, program, directory, ())
     titles = [line.title for line in order.imports] if order is not None else []
     return [title for title in titles if title not in _IMPORTED_ANYWAY]
 

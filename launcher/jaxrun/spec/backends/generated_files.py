@@ -1,0 +1,26 @@
+"""Writes the batch scripts and manifests that jaxrun makes for a scheduler, and knows them again by their mark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jaxrun.errors import UsageError
+from jaxrun.protocol.own_files import write_whole_file
+
+MARK = "# Written by jaxrun."  # stands among the first lines of each
+
+
+def write_generated_file(path: Path, text: str, *, option: str, kind: str, mode: int) -> None:
+    """Write a file that its owner alone can read, since it may hold secrets.
+
+    option:  the option that names the file, for messages
+    kind:    what the file is: "batch script"
+
+    Raises UsageError rather than overwrite a file that jaxrun has not written.
+    """
+    try:
+        if path.exists() and MARK not in path.read_text(errors="replace"):
+            raise UsageError(f"{option} {path} exists, and is not a {kind} of jaxrun; give another name")
+        write_whole_file(path, text.encode("utf-8", "surrogateescape"), mode)
+    except OSError as error:
+        raise UsageError(f"the {kind} cannot be written to {path}: {error.strerror}") from None
