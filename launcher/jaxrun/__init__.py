@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from typing import Any
 
     from jaxrun.frontends.gang.call import Results as Results
-    from jaxrun.frontends.gang.exceptions import CallTimeout as CallTimeout
-    from jaxrun.frontends.gang.exceptions import GangError as GangError
-    from jaxrun.frontends.gang.exceptions import GangStartError as GangStartError
-    from jaxrun.frontends.gang.exceptions import RemoteError as RemoteError
-    from jaxrun.frontends.gang.exceptions import WorkerDied as WorkerDied
     from jaxrun.frontends.gang.gang import Gang as Gang
+    from jaxrun.frontends.gang.gang_errors import CallTimeout as CallTimeout
+    from jaxrun.frontends.gang.gang_errors import GangError as GangError
+    from jaxrun.frontends.gang.gang_errors import GangStartError as GangStartError
+    from jaxrun.frontends.gang.gang_errors import RemoteError as RemoteError
+    from jaxrun.frontends.gang.gang_errors import WorkerDied as WorkerDied
     from jaxrun.frontends.gang.pool import Pool as Pool
     from jaxrun.frontends.gang.pool import launch as launch
     from jaxrun.frontends.gang.pool import pool as pool
@@ -35,11 +35,11 @@ _HOMES = {
     "NotTraceable": "protocol.map_messages",
     "Pool": "frontends.gang.pool",
     "pool": "frontends.gang.pool",
-    "CallTimeout": "frontends.gang.exceptions",
-    "GangError": "frontends.gang.exceptions",
-    "GangStartError": "frontends.gang.exceptions",
-    "RemoteError": "frontends.gang.exceptions",
-    "WorkerDied": "frontends.gang.exceptions",
+    "CallTimeout": "frontends.gang.gang_errors",
+    "GangError": "frontends.gang.gang_errors",
+    "GangStartError": "frontends.gang.gang_errors",
+    "RemoteError": "frontends.gang.gang_errors",
+    "WorkerDied": "frontends.gang.gang_errors",
 }
 
 

@@ -14,7 +14,7 @@ from types import TracebackType
 
 from jaxrun.protocol.frames import is_ours
 from jaxrun.protocol.worker_messages import Failed, ThreadFailed, WorkerStage
-from jaxrun_runtime import program
+from jaxrun_runtime import run_program
 from jaxrun_runtime.agent_channel import AgentChannel
 
 EXIT_INTERRUPTED = 130  # 128 + SIGINT
@@ -148,7 +148,7 @@ def _is_internal(filename: str) -> bool:
 
 def _status(error: BaseException) -> int:
     if isinstance(error, SystemExit):
-        return program.exit_status(error)
+        return run_program.exit_status(error)
     return EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
 
 

@@ -18,7 +18,7 @@ jax that has been imported.
 | its coordinator's TLS          | the option jax_mtls_cert_file and others | the coordinator is open        |
 | a mesh over several hosts      | jax._src.sharding_impls.make_mesh        | only jax.make_mesh lays it     |
 
-Those that --lockstep needs are in lockstep/jax_hooks.py.
+Those that --lockstep needs are in lockstep/call_hooks.py.
 """
 
 from __future__ import annotations
@@ -245,13 +245,13 @@ def missing_features(lockstep: str = LOCKSTEP_OFF) -> list[str]:
         "JAX warns of proxies, which do no harm here": _has_proxy_flag(),
         "JAX_… variables that the program itself sets do nothing": hasattr(_lookup("jax", "config"), "values"),
     }
-    from jaxrun_runtime.lockstep import jax_hooks
+    from jaxrun_runtime.lockstep import call_hooks
 
     probes["a rank that comes 30 s late to a first collective on CPU ends the job"] = (
-        jax_hooks.can_hook_executions() and _can_compile_all_reduce()
+        call_hooks.can_hook_executions() and _can_compile_all_reduce()
     )
     if lockstep != LOCKSTEP_OFF:
-        missing = jax_hooks.missing_features(lockstep)
+        missing = call_hooks.missing_features(lockstep)
         probes[missing] = not missing
     return [lacks(what) for what, found in probes.items() if not found]
 

@@ -29,7 +29,7 @@ from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.names import COORDINATOR_ADDRESS, MASTER_ADDR, MASTER_PORT, PROCESS_ID
 from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, Hello, Join, StartCoordinator
 from jaxrun.text import format_ranges
-from jaxrun_runtime import children, jax_private, program
+from jaxrun_runtime import children, jax_private, run_program
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
 from jaxrun_runtime.coordinator_tls import RankKey, initialize_arguments
 
@@ -73,8 +73,8 @@ def relevant_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def hash_program(argv: list[str]) -> str:
-    """16 hex digits for the program's source; empty if that is not one file that can be found without importing."""
-    is_module, name, _ = program.split_argv(argv)
+    """16 hex digits for the run_program's source; empty if that is not one file that can be found without importing."""
+    is_module, name, _ = run_program.split_argv(argv)
     path = _module_file(name) if is_module else name
     try:
         with open(path, "rb") as file:

@@ -31,7 +31,7 @@ from jaxrun_runtime import (
     linux,
     nccl_network,
     own_frames,
-    program,
+    run_program,
     shutdown,
     signal_handlers,
     stack_dumps,
@@ -41,7 +41,7 @@ from jaxrun_runtime import (
 )
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
 from jaxrun_runtime.exceptions import DivergenceError, SnapshotError
-from jaxrun_runtime.gloo import connections
+from jaxrun_runtime.gloo import gloo_connections
 
 if TYPE_CHECKING:
     from jaxrun_runtime.forkserver.preload import Preloader
@@ -60,7 +60,7 @@ def run_worker(
     """
     channel = AgentChannel(env.channel_fd)
     try:
-        linux.set_process_title(f"jaxrun rank {env.rank}", f"jaxrun rank {env.rank}: {program.short_name(argv)}")
+        linux.set_process_title(f"jaxrun rank {env.rank}", f"jaxrun rank {env.rank}: {run_program.short_name(argv)}")
         _run_stages(env, argv, started, forked_by, channel, preloader)
     except AgentDisconnected:
         pass
@@ -97,7 +97,7 @@ def _run_stages(
         stage = WorkerStage.PROVE
         devices = join.report_devices(env, joined)
         channel.send(devices)
-        connections.open_before_first_use(env)
+        gloo_connections.open_before_first_use(env)
         _install_lockstep(env, channel)
         _allow_mesh_over_hosts(env)
         channel.receive(Run)
@@ -128,7 +128,7 @@ def _run_program(env: WorkerEnv, argv: list[str], preloader: Preloader | None) -
     if preloader is not None:
         preloader.begin_program()
     try:
-        program.run(argv)
+        run_program.run(argv)
     finally:
         watch.stop()
         if env.lockstep != LOCKSTEP_OFF:
@@ -144,7 +144,7 @@ def _report_interrupt(env: WorkerEnv, channel: AgentChannel) -> None:
 
 def _handle_error(env: WorkerEnv, channel: AgentChannel, stage: WorkerStage, error: BaseException) -> None:
     """Report the error and exit, unless it is a sys.exit with status 0."""
-    if not isinstance(error, SystemExit) or program.exit_status(error):
+    if not isinstance(error, SystemExit) or run_program.exit_status(error):
         interrupts.deactivate()
     if isinstance(error, (DivergenceError, SnapshotError, unsupported.ExecError, KeyboardInterrupt)):
         from jaxrun_runtime.lockstep import call_sites

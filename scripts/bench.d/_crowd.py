@@ -85,7 +85,7 @@ class Result:
 
 
 def plan(size: int, culprit: int, directory: Path) -> Plan:
-    """A job whose starter is a crowd; it leaves `crowd.json` beside the run directory."""
+    """A job whose launch command starts a crowd; it leaves `crowd.json` beside the run directory."""
     job = Job(
         program=("simulated.py",),
         backend="mpirun",

@@ -28,8 +28,8 @@ from typing import Any
 import _crowd
 from _bench import Bench, Outcome, grouped, progress, table
 
-from jaxrun.controller.head.shutdown import SETTLE_S
-from jaxrun.controller.supervisor.run import run as supervise
+from jaxrun.controller.head.job_shutdown import SETTLE_S
+from jaxrun.controller.supervisor.run_job import run as supervise
 
 SIZES = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 STATUS = 1  # the culprit's

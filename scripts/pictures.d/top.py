@@ -12,9 +12,9 @@ from rich.console import Console
 
 from jaxrun.analysis.diagnosis.snapshot import Overview
 from jaxrun.frontends.top.feed import INTERVAL_S, Feed
-from jaxrun.frontends.top.run import join_lines
 from jaxrun.frontends.top.samples import take_samples
-from jaxrun.frontends.top.screen import LastLine, View, render
+from jaxrun.frontends.top.view import LastLine, View, render
+from jaxrun.frontends.top.watch import join_lines
 from jaxrun.protocol.flight import DispatchedCall, Flight, PendingCall, ProgramInfo
 from jaxrun.protocol.flight_file import EVERY_CALL
 from jaxrun.protocol.snapshot_messages import RankReply

@@ -189,7 +189,7 @@ from jaxrun.spec.backends.remote_plan import plan_remote
 from jaxrun.spec.job.fault_spec import parse_faults
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import LaunchCommand
-from jaxrun.controller.supervisor.run import run
+from jaxrun.controller.supervisor.run_job import run
 
 script, options, *codes = sys.argv[1:]
 options = json.loads(options)

@@ -19,7 +19,7 @@ from jaxrun.protocol.agent_messages import (
     Shutdown,
     WorkerSpawned,
 )
-from jaxrun.protocol.staging import CopyStaged, Stage, StagedContent, StagedCopied
+from jaxrun.protocol.staging_messages import CopyStaged, Stage, StagedContent, StagedCopied
 
 JOB_ID = "ce" * 16
 BY_TERMINAL = """

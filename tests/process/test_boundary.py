@@ -219,4 +219,4 @@ def test_no_class_name_means_two_things():
 def test_private_names_of_jax_stay_behind_their_probes():
     texts = {str(path.relative_to(_RUNTIME / "jaxrun_runtime")): path.read_text() for path in _RUNTIME_FILES}
     found = {name for name, text in texts.items() if "jax._src" in text or "jaxlib._jax" in text}
-    assert found == {"jax_private.py", "lockstep/jax_hooks.py", "compile_cache/jax_hooks.py"}
+    assert found == {"jax_private.py", "lockstep/call_hooks.py", "compile_cache/compiler_hooks.py"}

@@ -12,7 +12,7 @@ from harness_worker import environment
 from jaxrun.protocol.flight_file import COMPILATIONS, EVERY_CALL, FIRST_CALLS, NOTHING
 from jaxrun.protocol.worker_messages import Done
 from jaxrun_runtime import jax_private
-from jaxrun_runtime.lockstep import jax_hooks
+from jaxrun_runtime.lockstep import call_hooks
 
 pytestmark = pytest.mark.jax_version
 
@@ -39,7 +39,7 @@ def _take(monkeypatch, module, name):
 def test_this_jax_has_all_that_jaxrun_uses():
     assert jax_private.missing_features() == []
     assert jax_private.missing_features("record") == jax_private.missing_features("strict") == []
-    assert jax_hooks.probe_level() == EVERY_CALL
+    assert call_hooks.probe_level() == EVERY_CALL
 
 
 _GLOO = "a rank that comes 30 s late to a first collective on CPU ends the job"
@@ -63,7 +63,7 @@ _WITHOUT = {
 def test_without_a_name_lockstep_sees_less_and_one_line_says_what(monkeypatch, missing):
     level, what = _WITHOUT[missing]
     _take(monkeypatch, *missing)
-    assert jax_hooks.probe_level() == level
+    assert call_hooks.probe_level() == level
     others = [_GLOO] if missing[1] == "ExecuteReplicated" else []
     lines = [f"jax {jax.__version__} lacks what jaxrun uses: {text}" for text in (*others, what)]
     assert jax_private.missing_features("record") == lines
@@ -83,7 +83,7 @@ def test_without_a_name_lockstep_sees_less_and_one_line_says_what(monkeypatch, m
 def test_a_class_that_has_changed_its_shape_is_as_good_as_missing(monkeypatch, kind, attribute, level):
     changed = ["renamed"]
     monkeypatch.setattr(getattr(importlib.import_module(_PXLA), kind), attribute, changed)
-    assert jax_hooks.probe_level() == level
+    assert call_hooks.probe_level() == level
     assert "--lockstep" in jax_private.missing_features("record")[-1]
 
 
@@ -91,18 +91,18 @@ def test_a_function_with_other_parameters_is_not_hooked(monkeypatch):
     kind = importlib.import_module(_PXLA).UnloadedMeshExecutable
     original = kind.from_hlo
     monkeypatch.setattr(kind, "from_hlo", staticmethod(lambda hlo, name, **more: original(name, hlo, **more)))
-    assert "same name and shapes" in jax_hooks.missing_features("record")
+    assert "same name and shapes" in call_hooks.missing_features("record")
     before = kind.from_hlo
-    jax_hooks.hook_lowering(lambda *_: None, lambda *_: None)
+    call_hooks.hook_lowering(lambda *_: None, lambda *_: None)
     assert kind.from_hlo is before
 
 
 def test_with_nothing_left_lockstep_sees_nothing(monkeypatch):
     _take(monkeypatch, _PXLA, "ExecuteReplicated")
     _take(monkeypatch, "jax.monitoring", "register_scalar_listener")
-    assert jax_hooks.probe_level() == NOTHING
-    assert jax_hooks.missing_features("record") == "--lockstep sees neither calls nor what is compiled"
-    jax_hooks.hook_compilations(lambda name: None, lambda stage, name, seconds: None)  # and does not mind
+    assert call_hooks.probe_level() == NOTHING
+    assert call_hooks.missing_features("record") == "--lockstep sees neither calls nor what is compiled"
+    call_hooks.hook_compilations(lambda name: None, lambda stage, name, seconds: None)  # and does not mind
 
 
 @pytest.mark.parametrize(

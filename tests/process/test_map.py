@@ -18,7 +18,7 @@ import pytest
 import jaxrun
 from jaxrun.errors import UsageError
 from jaxrun.frontends.gang import call
-from jaxrun.frontends.gang.exceptions import GangError
+from jaxrun.frontends.gang.gang_errors import GangError
 from jaxrun.protocol.map_messages import NotTraceable
 
 

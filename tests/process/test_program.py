@@ -9,7 +9,7 @@ import zipfile
 import pytest
 from harness_worker import environment
 
-from jaxrun_runtime import program
+from jaxrun_runtime import run_program
 
 pytestmark = pytest.mark.jax_version  # those environments have an older Python, too
 
@@ -63,9 +63,9 @@ threading.Thread(target=later).start()
 _RUNNER = """
 import os, sys
 del sys.path[0]
-from jaxrun_runtime import failure_report, program
+from jaxrun_runtime import failure_report, run_program
 try:
-    program.run(sys.argv[1:])
+    run_program.run(sys.argv[1:])
 except BaseException as error:
     error.__traceback__ = error.__traceback__.tb_next  # this file's own frame
     failure = failure_report.describe_failure(error, 0, "program")
@@ -201,7 +201,7 @@ def test_threads_and_exit_handlers_find_the_programs_globals_after_its_end(folde
 )
 def test_an_exit_status_is_the_one_that_python_gives(code):
     result = subprocess.run([sys.executable, "-SIc", f"raise SystemExit({code})"], capture_output=True)
-    assert program.exit_status(eval(f"SystemExit({code})")) == result.returncode
+    assert run_program.exit_status(eval(f"SystemExit({code})")) == result.returncode
 
 
 def test_a_program_that_has_gone_is_a_plain_error(folder):
@@ -220,4 +220,4 @@ def test_a_program_that_has_gone_is_a_plain_error(folder):
     ],
 )
 def test_the_short_name_is_for_lists_of_processes(argv, name):
-    assert program.short_name(argv) == name
+    assert run_program.short_name(argv) == name

@@ -44,7 +44,7 @@ IN_GLOO = thread(
     frame("0x7ffd778ecd40", "?"),
     frame("step", "/job/train.py", 23),
     frame("<module>", "/job/train.py", 157),
-    frame("run", "/v/lib/python3.13/site-packages/jaxrun_runtime/program.py", 46),
+    frame("run", "/v/lib/python3.13/site-packages/jaxrun_runtime/run_program.py", 46),
     frame("_run_code", "<frozen runpy>", 88),
     c_frame("0x7f09d704524a", LIBC),
 )

@@ -19,8 +19,8 @@ import pytest
 from harness import TIME_LIMIT, read_events
 
 import jaxrun
-from jaxrun.controller.supervisor.connections import AgentConnections, RemoteOutput
-from jaxrun.controller.supervisor.run import run
+from jaxrun.controller.supervisor.agent_connections import AgentConnections, RemoteOutput
+from jaxrun.controller.supervisor.run_job import run
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.node.channel.host_addresses import HostAddress
 from jaxrun.node.channel.listener import listen_on_tcp

@@ -8,7 +8,7 @@ import time
 import pytest
 from harness import TIME_LIMIT, process_state, started
 
-from jaxrun.controller.head.shutdown import UNANSWERED_S
+from jaxrun.controller.head.job_shutdown import UNANSWERED_S
 
 PROGRAM = """
 import sys

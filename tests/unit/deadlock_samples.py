@@ -20,7 +20,7 @@ def dump(text, *threads):
     return "\n".join(blocks).replace("python3/", "python3.13/")
 
 
-ENTRY = "SITE/jaxrun_runtime/program.py 46 run"
+ENTRY = "SITE/jaxrun_runtime/run_program.py 46 run"
 RUN_ALL = f"""
     JOB/train.py 154 main
     JOB/train.py 157 <module>
@@ -67,7 +67,7 @@ SITE/jaxrun_runtime/agent_channel.py 120 _read
 SITE/jaxrun_runtime/agent_channel.py 99 _wait_for
 SITE/jaxrun_runtime/agent_channel.py 77 receive_answer
 SITE/jaxrun_runtime/lockstep/call_recorder.py 148 _announce
-SITE/jaxrun_runtime/lockstep/jax_hooks.py 177 call
+SITE/jaxrun_runtime/lockstep/call_hooks.py 177 call
 {SLOW_PATH}
 JOB/train.py 24 step
 -- np.asarray of JAX 0.8 | FUTEX | CALL |

@@ -2,7 +2,7 @@
 
 import signal
 
-from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome, WorkerOutcome
+from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome, WorkerOutcome
 from jaxrun.analysis.diagnosis.root_cause import find_culprits
 from jaxrun.analysis.verdict.decide import decide as decide_verdict
 from jaxrun.protocol.worker_messages import Failed, ThreadFailed

@@ -321,7 +321,9 @@ HEAD_ADDRESS = "10.0.0.9"
 def make_registry(size, *, given=None, run_dir="/shared/run", directory="/shared", agents=0, **wanted):
     """Where the agents of a job of so many ranks report; `wanted` are fields of its Job."""
     job = Job(**{"program": ("train.py",), "backend": "mpirun", "platform": "cpu", "processes": size, **wanted})
-    command = LaunchCommand("open-mpi", "mpirun", ("mpirun",), agent_hosts=("?",) * agents, size=agents)
+    command = LaunchCommand(
+        "open-mpi", "mpirun", ("mpirun",), agent_hosts=("?",) * agents, size=agents, survive_host_loss=True
+    )
     return AgentRegistry(
         plan_remote(job, {}, JOB_ID, command, ["?"] * size),
         Told(given or {}, run_dir, run_dir),

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulation import JOB_ID, Simulation, make_registry, report
 
-from jaxrun.analysis.diagnosis.outcome import JobOutcome
+from jaxrun.analysis.diagnosis.job_outcome import JobOutcome
 from jaxrun.analysis.verdict.decide import decide
-from jaxrun.analysis.verdict.report import format_report
 from jaxrun.analysis.verdict.verdict import to_json
+from jaxrun.analysis.verdict.verdict_text import format_report
 from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head
 from jaxrun.controller.head.head_state import TimeLimits

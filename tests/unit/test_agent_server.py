@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 import pytest
 from listener_thread import frame, wait_until
 
-from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
+from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
 from jaxrun.controller.supervisor import losses
 from jaxrun.controller.supervisor.attempt_loop import AttemptLoop, Supervision
 from jaxrun.controller.supervisor.job_server import JobServer
@@ -158,7 +158,9 @@ class Server:
         self.head, self._log, self._screen, nobody = Head(), Log(), Screen(), Nobody()
         quiet, unasked = self._quiet[0], JobServer("ab" * 16, None, "", None)
         self._shared = Supervision({}, self._log, self._screen, quiet, time.time, nobody, nobody, unasked, started=0.0)
-        command = LaunchCommand("slurm", "srun", ("/bin/sleep", "600"), agent_hosts=("h1", "h2", "h3"))
+        command = LaunchCommand(
+            "slurm", "srun", ("/bin/sleep", "600"), agent_hosts=("h1", "h2", "h3"), survive_host_loss=True
+        )
         command = replace(command, attached_to=attached_to)
         job = Job(program=("train.py",), processes=2, backend="slurm")
         self._plan = plan_remote(job, {}, "ab" * 16, command, ["h1", "h2"])

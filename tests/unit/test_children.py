@@ -7,9 +7,9 @@ import os
 
 import pytest
 
-from jaxrun.protocol.children import is_child, is_rank
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.names import CHILD_OF, COORDINATOR_ADDRESS, INITIALIZE_IN_CHILD
+from jaxrun.protocol.rank_or_child import is_child, is_rank
 from jaxrun.records.output.noise import NoiseFilter
 from jaxrun_runtime import children
 

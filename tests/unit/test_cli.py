@@ -30,7 +30,7 @@ def here(tmp_path, monkeypatch):
 @pytest.fixture
 def run_raises(monkeypatch):
     """run_raises(ERROR): to run a plan raises it."""
-    return lambda error: monkeypatch.setattr("jaxrun.controller.supervisor.run.run", Mock(side_effect=error))
+    return lambda error: monkeypatch.setattr("jaxrun.controller.supervisor.run_job.run", Mock(side_effect=error))
 
 
 def test_a_task_of_an_mpirun_starts_no_job_of_its_own_unless_that_is_said(here, monkeypatch, capsys):
@@ -274,7 +274,7 @@ def test_help_has_the_options_of_the_first_week_in_groups(capsys):
 
 def test_help_all_shows_every_option_and_every_exit_code(capsys):
     from jaxrun import errors
-    from jaxrun.cli.options import parameters
+    from jaxrun.cli.click_options import parameters
 
     assert main(["attach", "--help-all"]) == 0
     assert "mpirun|srun ... jaxrun attach" in capsys.readouterr().out

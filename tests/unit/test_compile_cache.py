@@ -14,7 +14,7 @@ import jaxrun
 from jaxrun.protocol import shared_memory as directories
 from jaxrun.protocol.compiled_programs import cache_directory, make_cache_directory, open_cache_directory
 from jaxrun.protocol.own_files import draft_name
-from jaxrun_runtime.compile_cache import jax_hooks, set_up
+from jaxrun_runtime.compile_cache import compiler_hooks, set_up
 from jaxrun_runtime.compile_cache.shared_programs import SharedPrograms
 
 
@@ -104,9 +104,9 @@ def cache(tmp_path, monkeypatch):
     """An object like JAX's cache of files, whose class writes whole files; `reported` has the errors."""
     written = []
     kind = type("LRUCache", (), {"put": lambda self, key, value: written.append((key, value))})
-    monkeypatch.setitem(jax_hooks.sys.modules, "jax._src.lru_cache", SimpleNamespace(LRUCache=kind))
+    monkeypatch.setitem(compiler_hooks.sys.modules, "jax._src.lru_cache", SimpleNamespace(LRUCache=kind))
     reported = []
-    assert jax_hooks.write_whole_files(reported.append)
+    assert compiler_hooks.write_whole_files(reported.append)
     found = kind()
     found._path, found.eviction_enabled, found.reported, found.by_jax = str(tmp_path), False, reported, written
     return found

@@ -10,7 +10,7 @@ import pytest
 
 from jaxrun.protocol import shared_memory as directories
 from jaxrun.protocol.env import WorkerEnv
-from jaxrun_runtime.compile_cache import compile_once, jax_hooks
+from jaxrun_runtime.compile_cache import compile_once, compiler_hooks
 from jaxrun_runtime.compile_cache.shared_programs import IDLE_S, IDLE_SHARE, CompilingRank, seconds_worked
 from jaxrun_runtime.identity_dict import IdentityDict
 
@@ -102,8 +102,8 @@ class _Executable:
 @pytest.fixture
 def rank(tmp_path, monkeypatch):
     """Makes the compilers of ranks of one host, which are called with the code of a program and return it."""
-    monkeypatch.setattr(jax_hooks, "lowered_code", lambda module: module.code)
-    monkeypatch.setattr(jax_hooks, "outside_calls", lambda module, code: module.calls)
+    monkeypatch.setattr(compiler_hooks, "lowered_code", lambda module: module.code)
+    monkeypatch.setattr(compiler_hooks, "outside_calls", lambda module, code: module.calls)
     monkeypatch.setattr(compile_once, "describe_devices", len)
     monkeypatch.setattr(compile_once, "is_local", lambda devices: False)
     event = SimpleNamespace(record_event=lambda name: None)
@@ -115,14 +115,16 @@ def rank(tmp_path, monkeypatch):
     def make(cores=frozenset()):
         hooked = []
         with monkeypatch.context() as patched:
-            patched.setattr(jax_hooks, "hook_compiler", lambda compile_program: hooked.append(compile_program) or True)
+            patched.setattr(
+                compiler_hooks, "hook_compiler", lambda compile_program: hooked.append(compile_program) or True
+            )
             compile_once.set_up(ENV, cores, pytest.fail)
 
         def get(code, *, calls=(), callbacks=(), content=b"program", backend=None, error=None):
             backend = backend or _Backend()
             module = SimpleNamespace(code=code, calls=set(calls))
             options = SimpleNamespace(device_assignment=None, SerializeAsString=lambda: b"options")
-            request = jax_hooks.CompileRequest(backend, module, (1,), options, callbacks)
+            request = compiler_hooks.CompileRequest(backend, module, (1,), options, callbacks)
 
             def compile_here():
                 if error is not None:
@@ -197,7 +199,7 @@ def test_a_loaded_program_is_serialized_as_if_it_had_been_compiled(rank, monkeyp
     compiled, loaded = first(b"a"), second(b"a")
     assert compiled.serialize() == b"program" and loaded.serialize() == b"for this rank's devices"
     assert loaded.client.serialize_executable(loaded) == b"for this rank's devices"
-    monkeypatch.setattr(jax_hooks, "is_for_cache", lambda: True)
+    monkeypatch.setattr(compiler_hooks, "is_for_cache", lambda: True)
     assert loaded.serialize() == b"program"
     directories.remove_shared_directory(directories.shared_directory(ENV.job_id, 1, "h"))
     assert loaded.serialize() == b"for this rank's devices"
@@ -225,7 +227,7 @@ def test_a_compiler_that_is_called_otherwise_is_left_alone(monkeypatch):
     for compile_it in (None, lambda backend, module: None):
         found = SimpleNamespace(backend_compile_and_load=compile_it) if compile_it else SimpleNamespace()
         monkeypatch.setitem(sys.modules, "jax._src.compiler", found)
-        assert not jax_hooks.hook_compiler(lambda compile_here, request: None)
+        assert not compiler_hooks.hook_compiler(lambda compile_here, request: None)
         assert getattr(found, "backend_compile_and_load", None) is compile_it
     monkeypatch.setitem(sys.modules, "jax", SimpleNamespace(__version__="0.99"))
     told = []

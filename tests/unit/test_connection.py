@@ -10,7 +10,7 @@ import pytest
 from listener_thread import wait_until
 from test_silence import LIMIT, Clock
 
-from jaxrun.controller.supervisor.connections import AgentConnections, HostWatches, RemoteOutput
+from jaxrun.controller.supervisor.agent_connections import AgentConnections, HostWatches, RemoteOutput
 from jaxrun.errors import ProtocolError
 from jaxrun.node.agent.pipes import READ_BYTES
 from jaxrun.node.channel.connection import AGENT_TO_HEAD, HEAD_TO_AGENT, Connection

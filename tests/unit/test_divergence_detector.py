@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from calls_by_hand import ALL, call, flight, sent
 
-from jaxrun.analysis.verdict import report
+from jaxrun.analysis.verdict import verdict_text
 from jaxrun.controller.head.call_matcher import MISMATCH_SETTLE_S
 from jaxrun.protocol.agent_messages import WorkerExited
 from jaxrun.protocol.flight import PendingCall, ProgramDetails
@@ -24,7 +24,7 @@ def details(shape):
 
 
 def final_report(job):
-    return report.format_report(job.verdict, None)
+    return verdict_text.format_report(job.verdict, None)
 
 
 def end_well(job):

@@ -7,7 +7,7 @@ import pytest
 
 from jaxrun.analysis.diagnosis.findings import Level
 from jaxrun.analysis.verdict.verdict import Verdict
-from jaxrun.frontends.doctor import report
+from jaxrun.frontends.doctor import doctor_report
 from jaxrun.frontends.doctor.network import blame
 from jaxrun.frontends.doctor.observation import CollectiveTiming, Observation, read_run_dir
 from jaxrun.protocol.probe_messages import FabricFacts, GpuFacts, HostFacts, PeerResults
@@ -72,7 +72,7 @@ def bad(observation):
     """What is not as it should be: the check, the level, the text and the advice."""
     return [
         (name, finding.level, f"{finding.text} | {finding.advice}")
-        for name, finding in report.judge(observation)
+        for name, finding in doctor_report.judge(observation)
         if finding.level is not Level.OK
     ]
 
@@ -167,7 +167,7 @@ def test_what_is_wrong_is_named_with_its_host(observation, check, level, text):
 
 def test_nothing_is_said_against_what_is_as_it_should_be():
     assert bad(seen()) == []
-    assert report.exit_code(seen(), report.judge(seen())) == 0
+    assert doctor_report.exit_code(seen(), doctor_report.judge(seen())) == 0
     assert bad(seen(allocation=Allocation("7", HOSTS, (8, 8, 8)))) == []
     assert bad(box(**h100(used=-1, total=-1))) == []  # a GPU that has no memory of its own
 
@@ -175,7 +175,7 @@ def test_nothing_is_said_against_what_is_as_it_should_be():
 def test_by_which_interfaces_hosts_reach_each_other_is_told():
     mixed = network() | {1: replace(network()[1], interfaces={0: "ib0", 2: "eth0"})}
     for peers, by in ((network(), "eth0"), (mixed, "eth0 on h1, h3; eth0 and ib0 on h2")):
-        texts = [finding.text for name, finding in report.judge(seen(peers=peers)) if name == "network"]
+        texts = [finding.text for name, finding in doctor_report.judge(seen(peers=peers)) if name == "network"]
         assert texts == [f"each host reaches each other, by {by}"]
 
 
@@ -205,16 +205,16 @@ def test_a_host_that_says_nothing_while_others_do_is_named_before_the_verdict():
 def test_the_report_fits_the_terminal_and_says_how_many_there_are():
     timings = (CollectiveTiming("psum", 4096, 0.0003, 1e7), CollectiveTiming("psum", 2**20, 0.001, 9e8))
     shown = seen(facts(1, "h2", name_addresses=(), disk_errors={"/tmp": "No space left on device"}), timings=timings)
-    text = report.format_report(shown, report.judge(shown), TerminalFormat(60))
+    text = doctor_report.format_report(shown, doctor_report.judge(shown), TerminalFormat(60))
     assert max(map(len, text.splitlines())) <= 60
     assert text.splitlines()[-1] == "jaxrun doctor: 1 failure and 1 warning"
     assert "psum            0.30 ms     900 MB/s" in text
-    assert report.exit_code(shown, report.judge(shown)) == 69
+    assert doctor_report.exit_code(shown, doctor_report.judge(shown)) == 69
 
 
 def test_the_json_holds_all_that_was_found_and_seen():
     shown = seen(facts(1, "h2", name_addresses=()))
-    content = json.loads(report.to_json(shown, report.judge(shown)))
+    content = json.loads(doctor_report.to_json(shown, doctor_report.judge(shown)))
     assert content["exit_code"] == 0 and list(content["hosts"]) == list(HOSTS)
     (warning,) = (found for found in content["findings"] if found["level"] == "warning")
     assert warning["check"] == "names" and warning["text"].startswith("h2")

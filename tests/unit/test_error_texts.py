@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from jaxrun.analysis.diagnosis.consequences import ErrorOrigin, classify_error, find_consequence
-from jaxrun.analysis.diagnosis.outcome import WorkerOutcome
+from jaxrun.analysis.diagnosis.job_outcome import WorkerOutcome
 from jaxrun.analysis.verdict import error_lookup
 from jaxrun.analysis.verdict.known_errors import KNOWN_ERRORS
 from jaxrun.protocol.worker_messages import Failed, ThreadFailed

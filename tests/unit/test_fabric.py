@@ -7,8 +7,8 @@ import pytest
 from simulation import make_registry, report
 
 from jaxrun.analysis.diagnosis.findings import Level
+from jaxrun.frontends.doctor.doctor_report import judge
 from jaxrun.frontends.doctor.observation import Observation
-from jaxrun.frontends.doctor.report import judge
 from jaxrun.node.agent.fabric_probe import collect_fabric_facts
 from jaxrun.protocol.probe_messages import FabricFacts, HostFacts
 

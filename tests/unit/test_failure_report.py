@@ -11,12 +11,12 @@ import pytest
 from jaxrun.protocol.codec import encode
 from jaxrun.protocol.payload import pickle_exception
 from jaxrun.protocol.worker_messages import ThreadFailed, WorkerMessageDecoder
-from jaxrun_runtime import checkpoints, failure_report, program
+from jaxrun_runtime import checkpoints, failure_report, run_program
 from jaxrun_runtime.agent_channel import AgentDisconnected
 
 pytestmark = pytest.mark.jax_version
 
-_OURS = program.__file__
+_OURS = run_program.__file__
 _LIBRARY = "/somewhere/site-packages/library.py"
 
 
@@ -79,7 +79,7 @@ def test_the_frames_above_the_program_are_cut(above):
         ["train.py", "<frozen importlib._bootstrap>"],
         ["train.py", runpy.__file__],
         ["train.py", "/home/me/runpy.py"],
-        [_OURS.replace("program.py", "programs/train.py")],
+        [_OURS.replace("run_program.py", "programs/train.py")],
         ["/home/me/runpy.py"],
         [_LIBRARY],
     ],

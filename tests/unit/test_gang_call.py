@@ -20,7 +20,7 @@ from jaxrun.frontends.gang.call_events import (
     Returned,
     TerminalDisplay,
 )
-from jaxrun.frontends.gang.exceptions import CallTimeout, GangError
+from jaxrun.frontends.gang.gang_errors import CallTimeout, GangError
 from jaxrun.protocol.gang_messages import GangMessageKind, pack
 
 __all__ = ["gang"]  # a fixture

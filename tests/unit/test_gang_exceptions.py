@@ -13,7 +13,7 @@ import pytest
 
 from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.errors import JaxrunError
-from jaxrun.frontends.gang.exceptions import (
+from jaxrun.frontends.gang.gang_errors import (
     CallTimeout,
     GangError,
     GangStartError,

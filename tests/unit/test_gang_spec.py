@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import jaxrun
+from jaxrun.cli.click_options import parameters
 from jaxrun.cli.make_job import make_job
-from jaxrun.cli.options import parameters
 from jaxrun.errors import UsageError
 from jaxrun.frontends.gang.spec import GangSpec
 from jaxrun.frontends.notebook.arguments import MagicArguments, parse_arguments

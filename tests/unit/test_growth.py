@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from simulation import JOB_ID
 
-from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
+from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
 from jaxrun.analysis.verdict.restarts import AttemptEnd, Restart, Stop, decide_restart, summarize_end
 from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.controller.head.growth import LOOK_INTERVAL_S
@@ -14,7 +14,7 @@ from jaxrun.errors import UsageError
 from jaxrun.protocol.probe_messages import Machine
 from jaxrun.protocol.stop_messages import PollCount, StopAt, StopPolled, StopReached, StopRequested
 from jaxrun.records.event_log.events import HostsFound
-from jaxrun.spec.backends import by_hand
+from jaxrun.spec.backends import manual
 from jaxrun.spec.backends.remote_plan import replace_hosts, take_back
 from jaxrun.spec.job.job import Job
 from jaxrun.text import format_sizes
@@ -140,16 +140,16 @@ def hand_plan(**wanted):
         program=("train.py",), backend="hosts", platform="cpu", hosts=3, host_rank=0, head="h1:7", processes_per_host=2,
         max_restarts=1, **wanted,
     )  # fmt: skip
-    return by_hand.plan(job, {}, JOB_ID, Machine("h1", (0, 1), {}, False, False))
+    return manual.plan(job, {}, JOB_ID, Machine("h1", (0, 1), {}, False, False))
 
 
 def test_a_job_started_by_hand_goes_on_with_the_agents_that_are_there_and_takes_others_back():
     plan = hand_plan(min_hosts=2)
-    fewer = by_hand.replan_by_hand(plan, {0, 4})
+    fewer = manual.replan_manual(plan, {0, 4})
     assert fewer.agents == {0: (0, 1), 2: (), 4: (2, 3)} and fewer.is_smaller
     assert [worker.host for worker in fewer.workers] == ["--host-rank 0"] * 2 + ["--host-rank 2"] * 2
     assert [worker.local_rank for worker in fewer.workers] == [0, 1, 0, 1]
-    again = by_hand.replan_by_hand(fewer, {0, 2, 4})
+    again = manual.replan_manual(fewer, {0, 2, 4})
     assert (again.agents, again.workers) == (plan.agents, plan.workers) and not again.is_smaller
 
 
@@ -159,7 +159,7 @@ def test_a_job_started_by_hand_goes_on_with_the_agents_that_are_there_and_takes_
     ids=["fewer than --min-hosts", "not host 0", "not all, without --min-hosts"],
 )
 def test_with_too_few_agents_it_does_not_go_on(wanted, there):
-    assert by_hand.replan_by_hand(hand_plan(**wanted), there) is None
+    assert manual.replan_manual(hand_plan(**wanted), there) is None
 
 
 # ---- words

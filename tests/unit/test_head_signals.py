@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 from simulation import IN_JAX, IN_QUEUE
 
-from jaxrun.analysis.diagnosis.outcome import EndReason
+from jaxrun.analysis.diagnosis.job_outcome import EndReason
 from jaxrun.analysis.verdict.decide import decide
-from jaxrun.analysis.verdict.report import format_report
+from jaxrun.analysis.verdict.verdict_text import format_report
 from jaxrun.controller.head.head_state import JobPhase
-from jaxrun.controller.head.shutdown import UNANSWERED_HURRY_S, UNANSWERED_S
+from jaxrun.controller.head.job_shutdown import UNANSWERED_HURRY_S, UNANSWERED_S
 from jaxrun.protocol.job_messages import StacksRequest
 from jaxrun.protocol.snapshot_messages import ProcessState, RankDetail, RankQuery, RankReply
 from jaxrun.protocol.worker_messages import Exit

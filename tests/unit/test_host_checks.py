@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from simulation import make_registry, report
 
-from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
+from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
 from jaxrun.analysis.verdict.restarts import AttemptEnd, Restart, Stop, decide_restart, summarize_end
 from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head

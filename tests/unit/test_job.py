@@ -18,7 +18,7 @@ from jaxrun.spec.job.fault_spec import parse_faults
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.option_declaration import options_of
 from jaxrun.spec.job.options import JobOptions
-from jaxrun.spec.job.program import find_module, find_script, forbids_fork
+from jaxrun.spec.job.program_check import find_module, find_script, forbids_fork
 from jaxrun.text import parse_ranks
 
 

@@ -26,7 +26,7 @@ from listener_thread import (
     wait_until,
 )
 
-from jaxrun.controller.supervisor.connections import DroppedPeers
+from jaxrun.controller.supervisor.agent_connections import DroppedPeers
 from jaxrun.errors import UnavailableError
 from jaxrun.node.channel import listener as listener_module
 from jaxrun.node.channel.event_loop import EventLoop

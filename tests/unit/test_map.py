@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from jaxrun.errors import UsageError
 from jaxrun.frontends.gang.map_items import parse_items
 from jaxrun.protocol.map_messages import ArraySpec, MapTask, NotTraceable, Part, map_leaves
-from jaxrun_runtime.gang import calls
-from jaxrun_runtime.gang import map as rank_map
+from jaxrun_runtime.gang import calls, map_share
 from jaxrun_runtime.gang.compiled_function import CompiledFunction, compiled_function
 
 
@@ -173,7 +172,7 @@ def task_of(function, *leaves, template=0, unpack=False, shared=(), part=4, chun
 def results_of(call_with, task, *parts):
     """The results of these parts in the containers that the function returns, and how many were in each chunk."""
     call = call_with(*parts)
-    found = rank_map.serve_on_devices(task)
+    found = map_share.serve_on_devices(task)
     assert [part.start for part in call.sent] == [part.start for part in parts]
     chunks = [chunk for part in call.sent for chunk in part.content]
     leaves = [np.concatenate(column) for column in zip(*chunks, strict=True)]
@@ -233,7 +232,7 @@ class TestOnDevices:
         monkeypatch.setattr(np, "asarray", fail)
         call_with(Part(0, [FOUR.astype(np.float32)]))
         with pytest.raises(RuntimeError, match="out of memory"):
-            rank_map.serve_on_devices(task_of(lambda x: x, jnp.zeros(4)))
+            map_share.serve_on_devices(task_of(lambda x: x, jnp.zeros(4)))
 
     def test_a_function_is_kept_for_its_next_map(self):
         function = compiled_function(task_of(lambda x: x + 1, FOUR, key=b"f"))
@@ -301,10 +300,10 @@ def test_another_error_stays_what_it_is(function, error):
 
 def test_there_is_a_result_for_each_item_which_may_be_the_arguments(call_with):
     call = call_with(Part(0, [3, (1, 2)]), Part(2, [5]))
-    rank_map.serve_python(str, {}, False)
+    map_share.serve_python(str, {}, False)
     assert call.sent == [(0, ["3", "(1, 2)"]), (2, ["5"])]
     call = call_with(Part(0, [(1, 2)]))
-    rank_map.serve_python(lambda x, y, z: (x, y, z), {"z": 3}, True)
+    map_share.serve_python(lambda x, y, z: (x, y, z), {"z": 3}, True)
     assert call.sent == [(0, [(1, 2, 3)])]
 
 
@@ -318,5 +317,5 @@ def test_there_is_a_result_for_each_item_which_may_be_the_arguments(call_with):
 def test_an_item_that_raises_or_whose_result_cannot_be_sent_is_named(call_with, function, note):
     call_with(Part(10, [4, 5, 6]))
     with pytest.raises((ZeroDivisionError, TypeError)) as caught:
-        rank_map.serve_python(function, {}, False)
+        map_share.serve_python(function, {}, False)
     assert caught.value.__notes__ == [note]

@@ -131,7 +131,7 @@ def test_agents_outlive_an_mpirun_where_the_job_can_go_on_without_a_host(install
     assert (command.agent_hosts, command.size, command.agents_stay) == (("h1", "h1", "h2", "h2", "h3"), 4, True)
     assert _planned(environ, host_list="h1,h2", min_hosts=1, max_restarts=1).launch_command.agents_stay
     command = _planned(environ, host_list="h1:2,h2:2", max_restarts=1).launch_command
-    assert (command.agent_hosts, command.size, command.agents_stay) == ((), 0, False)
+    assert (command.size, command.survive_host_loss, command.agents_stay) == (4, False, False)
 
 
 def test_root_is_warned_and_outside_of_slurm_nothing_is_set(install, monkeypatch):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrun.frontends.gang.call_events import Printed
-from jaxrun.frontends.gang.exceptions import RemoteFailure
+from jaxrun.frontends.gang.gang_errors import RemoteFailure
 from jaxrun.frontends.gang.notebook_display import (
     NotebookDisplay,
     Transcript,

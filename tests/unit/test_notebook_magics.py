@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxrun.frontends.gang.exceptions import GangError, GangStartError, RemoteError, RemoteFailure
+from jaxrun.frontends.gang.gang_errors import GangError, GangStartError, RemoteError, RemoteFailure
 from jaxrun.frontends.gang.spec import GangSpec
 from jaxrun.frontends.notebook import magics
 from jaxrun.frontends.notebook.arguments import parse_arguments

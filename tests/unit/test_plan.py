@@ -8,9 +8,9 @@ from importlib import import_module
 
 import pytest
 
+from jaxrun.cli.click_options import parameters
 from jaxrun.cli.main import main
-from jaxrun.cli.options import parameters
-from jaxrun.controller.supervisor.run import check_limits
+from jaxrun.controller.supervisor.run_job import check_limits
 from jaxrun.errors import UsageError
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.settings import WorkerSettings
@@ -174,7 +174,7 @@ def test_more_processes_than_the_machine_can_run_leave_nothing_behind(monkeypatc
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     (tmp_path / "train.py").touch()
     (tmp_path / "pid_max").write_text("32768\n")
-    monkeypatch.setattr("jaxrun.controller.supervisor.run._SYSTEM_LIMITS", (str(tmp_path / "pid_max"),))
+    monkeypatch.setattr("jaxrun.controller.supervisor.run_job._SYSTEM_LIMITS", (str(tmp_path / "pid_max"),))
     before = sorted(tmp_path.iterdir())
     assert main(["-n", "9999", "train.py"]) == 2
     assert "-n 9999 takes 39996 threads at least, but this machine runs no more than 32768" in capsys.readouterr().err

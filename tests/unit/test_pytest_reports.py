@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from jaxrun.frontends.pytest_plugin.outcome import decide_outcome, format_one_line, format_table, group_ranks
+from jaxrun.frontends.pytest_plugin.phase_outcome import decide_outcome, format_one_line, format_table, group_ranks
 from jaxrun.frontends.pytest_plugin.rank_results import PhaseState, RankResult, RunResult
 from jaxrun.frontends.pytest_plugin.reports import ItemInfo, build_reports, not_run_reports
 from jaxrun.protocol.pytest_messages import PEER_LOST

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome, WorkerOutcome
+from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome, WorkerOutcome
 from jaxrun.controller.supervisor.quarantine_decision import HostsHeard, decide_quarantine
 
 SILENCE = "nothing was heard from its host for 2 s"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrun.controller.supervisor.by_hand import Rendezvous
+from jaxrun.controller.supervisor.attach import Rendezvous
 from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.node.channel.host_addresses import HostAddress, describe_addresses, list_addresses, select_addresses

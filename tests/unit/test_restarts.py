@@ -4,7 +4,7 @@ from unittest.mock import ANY
 
 import pytest
 
-from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome, WorkerOutcome
+from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome, WorkerOutcome
 from jaxrun.analysis.lockstep.divergence import Divergence
 from jaxrun.analysis.verdict.restarts import AlikeFailure, AttemptEnd, Restart, Stop, decide_restart, summarize_end
 from jaxrun.errors import UsageError

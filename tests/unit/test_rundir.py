@@ -272,7 +272,7 @@ def test_no_planted_link_is_written_through(tmp_path, monkeypatch):
     precious.write_text("mine")
     run = made(tmp_path)
     monkeypatch.setattr("jaxrun.protocol.own_files.draft_name", lambda: ".guessed.draft")
-    for name in ("rank-0000.out", "rank-0000.flight", ".guessed.draft", "starter.log"):
+    for name in ("rank-0000.out", "rank-0000.flight", ".guessed.draft", "launch_command.log"):
         (run / name).symlink_to(precious)
     said = []
     logs = RankLogs(run, (0,), said.append)
@@ -283,11 +283,11 @@ def test_no_planted_link_is_written_through(tmp_path, monkeypatch):
     setup = setup_of(plan, os.environ, str(run), run)
     pid, pipes = spawn(setup, setup.workers[0])
     pipes.close()
-    starter = LaunchProcess(LaunchCommand("", "a starter", ("/bin/sh", "-c", "echo output")), os.environ, run)
+    launch = LaunchProcess(LaunchCommand("", "a launch command", ("/bin/sh", "-c", "echo output")), os.environ, run)
     os.waitpid(pid, 0)
-    os.waitpid(starter.pid, 0)
-    assert starter.read() == b"output\n"
-    starter.close()
+    os.waitpid(launch.pid, 0)
+    assert launch.read() == b"output\n"
+    launch.close()
     (run / "events.jsonl").unlink()
     directory = RunDir(run)
     directory.on_write_error(said.append)

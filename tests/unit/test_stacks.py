@@ -32,7 +32,7 @@ LOADER = f"""Thread 0x00007f3f060fc6c0 (most recent call first):
   File "{LIB}/threading.py", line 1045 in _bootstrap_inner
   File "{LIB}/threading.py", line 1002 in _bootstrap
 """
-SCAFFOLD = f"""  File "{SITE}/jaxrun_runtime/program.py", line 44 in run
+SCAFFOLD = f"""  File "{SITE}/jaxrun_runtime/run_program.py", line 44 in run
   File "<frozen runpy>", line 88 in _run_code
 """
 IN_JAX = f"""Current thread 0x00007f3f06c46b80 (most recent call first):

@@ -13,7 +13,7 @@ from jaxrun.controller.head.startup import Startup
 from jaxrun.errors import UnavailableError
 from jaxrun.node.forkserver import early
 from jaxrun.protocol.agent_messages import StartWorkers
-from jaxrun.protocol.staging import CopyStaged, StagedCopied, read_staged, staged_path, use_copies
+from jaxrun.protocol.staging_messages import CopyStaged, StagedCopied, read_staged, staged_path, use_copies
 from jaxrun.records.event_log.actions import Finish, PrintLine
 from jaxrun.records.event_log.events import Tick
 

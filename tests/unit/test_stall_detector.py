@@ -36,7 +36,7 @@ RESTORES = (
 IDLE_GANG = (
     dump(
         "SITE/jaxrun/protocol/gang_messages.py 9 read\nSITE/jaxrun_runtime/gang/calls.py 9 _receive\n"
-        "SITE/jaxrun_runtime/program.py 9 run"
+        "SITE/jaxrun_runtime/run_program.py 9 run"
     ),
     "unix_stream_read_generic",
 )

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from calls_by_hand import asynchronous, blocking, noisy, shifted, window
 
-from jaxrun.analysis.diagnosis.outcome import EndReason
+from jaxrun.analysis.diagnosis.job_outcome import EndReason
 from jaxrun.analysis.lockstep.call_waits import find_waits
 from jaxrun.analysis.lockstep.straggler import Straggler, WaitTotals
 from jaxrun.analysis.verdict.stack_text import format_snapshot, format_straggler

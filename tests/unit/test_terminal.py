@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxrun.controller.head.debugger import HANDOVER_S
+from jaxrun.controller.head.debugger_turns import HANDOVER_S
 from jaxrun.controller.head.head_state import JobPhase
-from jaxrun.controller.supervisor.terminal import check_live, resolve_stdin, why_no_terminal
+from jaxrun.controller.supervisor.job_terminal import check_live, resolve_stdin, why_no_terminal
 from jaxrun.errors import UsageError
 from jaxrun.node.agent.spawn import open_stdin
 from jaxrun.protocol.debugger_messages import (

@@ -13,7 +13,7 @@ from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.frontends.top.feed import CallRate
 from jaxrun.frontends.top.rows import group_samples
 from jaxrun.frontends.top.samples import FAILED, LATE, LIKE_OTHERS, SLOW, STOPPED, RankSample, take_samples
-from jaxrun.frontends.top.screen import View, format_memory, format_pace, lay_out, render, render_pages
+from jaxrun.frontends.top.view import View, format_memory, format_pace, lay_out, render, render_pages
 from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.snapshot_messages import ProcessState, RankReply
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from outcomes import ABORT, GLOO, RUN_AT, culprit_ranks, decide, end, raised, stopped, weigh
 
-from jaxrun.analysis.diagnosis.outcome import InjectedFault
+from jaxrun.analysis.diagnosis.job_outcome import InjectedFault
 from jaxrun.analysis.lockstep.divergence import CallGroup, Divergence
 
 # ---- endings of other kinds

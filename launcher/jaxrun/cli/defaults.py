@@ -14,9 +14,9 @@ from typing import Any
 
 import click
 
+from jaxrun.cli.click_options import attach_parameters, parameters, split_words
 from jaxrun.cli.job_option import JobOption
 from jaxrun.cli.make_job import read_variables
-from jaxrun.cli.options import attach_parameters, parameters, split_words
 from jaxrun.errors import UsageError
 from jaxrun.protocol.names import CONTROL_FD, JOB_ID, RESERVED_PREFIX
 

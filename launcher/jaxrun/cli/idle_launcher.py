@@ -23,12 +23,12 @@ _MAX_REQUEST_BYTES = 2**18
 _IMPORTED_BY_EVERY_JOB = (
     "jaxrun.cli.main",
     "jaxrun.controller.supervisor.local_job",
-    "jaxrun.controller.supervisor.run",
+    "jaxrun.controller.supervisor.run_job",
     "jaxrun.controller.supervisor.attempts",
     "jaxrun.spec.backends.local",
     "jaxrun.spec.job.layout",
     "jaxrun.spec.job.devices",
-    "jaxrun.spec.job.program",
+    "jaxrun.spec.job.program_check",
     "jaxrun.records.rundir.rundir",
 )
 

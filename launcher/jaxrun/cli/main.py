@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from jaxrun.cli import torchrun
+from jaxrun.cli.click_options import attach_parameters, doctor_parameters, parameters
 from jaxrun.cli.defaults import Defaults, read_defaults, used_defaults
 from jaxrun.cli.help import ATTACH_USAGE, COMPLETION_VARIABLE, DOCTOR_USAGE, Command, command_to_complete
 from jaxrun.cli.job_option import job_options
 from jaxrun.cli.make_job import make_job, without_effect
-from jaxrun.cli.options import attach_parameters, doctor_parameters, parameters
 from jaxrun.errors import EXIT_SIGNAL_BASE, EXIT_UNAVAILABLE, JaxrunError, describe_shortage
 from jaxrun.protocol.names import GANG_ADDRESS, SUBCOMMANDS
 from jaxrun.spec.backends import ATTACH, HOSTS, KUBERNETES
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None, early_server: EarlyServer | Non
         command = _command(_pop_name(words))
         settings: dict[str, Any] = {}
         if isinstance(command, Command):
-            from jaxrun.spec.job.program import working_directory
+            from jaxrun.spec.job.program_check import working_directory
 
             invocation.defaults = read_defaults(job_options(command), os.environ, working_directory())
             settings["default_map"] = invocation.defaults.values
@@ -129,7 +129,7 @@ def _command(name: str) -> click.Command:
 
 def _run(dry_run: bool, **values: Any) -> int:
     from jaxrun.spec.backends.planning import make_plan
-    from jaxrun.spec.job.program import check_program
+    from jaxrun.spec.job.program_check import check_program
 
     environ = dict(os.environ)
     context = click.get_current_context()
@@ -178,10 +178,10 @@ def _refuse_task_of_several(context: click.Context, job: Job, environ: Mapping[s
 def _run_plan(plan: Plan, environ: Mapping[str, str], early_server: EarlyServer | None = None) -> int:
     """Run the job, or this host's part where each host has a command of its own."""
     if plan.job.backend == HOSTS:
-        from jaxrun.controller.supervisor.by_hand import run_host
+        from jaxrun.controller.supervisor.attach import run_host
 
         return run_host(plan, environ)
-    from jaxrun.controller.supervisor.run import run
+    from jaxrun.controller.supervisor.run_job import run
 
     return run(plan, environ, early_server)
 
@@ -249,8 +249,8 @@ def _attach(
 ) -> int:
     from pathlib import Path
 
-    from jaxrun.controller.supervisor.by_hand import attach
-    from jaxrun.spec.job.program import check_program
+    from jaxrun.controller.supervisor.attach import attach
+    from jaxrun.spec.job.program_check import check_program
 
     if check:
         from jaxrun.node.channel.rendezvous import check_reachable
@@ -266,7 +266,7 @@ def _attach(
 
 
 def _doctor(as_json: bool, **values: Any) -> int:
-    from jaxrun.frontends.doctor import report
+    from jaxrun.frontends.doctor import doctor_report
     from jaxrun.frontends.doctor.examine import INIT_TIMEOUT_S, PROGRAM, TIMEOUT_S, examine
     from jaxrun.spec.backends.planning import make_plan
     from jaxrun.terminal import TerminalFormat
@@ -278,8 +278,8 @@ def _doctor(as_json: bool, **values: Any) -> int:
     if job.host_rank:
         return _run_plan(plan, environ)
     seen = examine(plan, lambda plan: _run_plan(plan, environ), environ, sys.stderr)
-    findings = report.judge(seen)
+    findings = doctor_report.judge(seen)
     terminal = TerminalFormat.at(1, environ)
-    text = report.to_json(seen, findings) if as_json else report.format_report(seen, findings, terminal)
+    text = doctor_report.to_json(seen, findings) if as_json else doctor_report.format_report(seen, findings, terminal)
     click.echo(os.fsencode(text))
-    return report.exit_code(seen, findings)
+    return doctor_report.exit_code(seen, findings)

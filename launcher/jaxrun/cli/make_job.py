@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from jaxrun.cli.options import AUTOMATIC, PER_GPU, split_words
+from jaxrun.cli.click_options import AUTOMATIC, PER_GPU, split_words
 from jaxrun.errors import UsageError
 from jaxrun.protocol.flight_file import LOCKSTEP_FAIL, LOCKSTEP_STRICT
 from jaxrun.protocol.names import GANG_ADDRESS, GANG_TOKEN, POD_MARKER

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from jaxrun.cli.options import RunDirectory
+from jaxrun.cli.click_options import RunDirectory
 from jaxrun.errors import UsageError
 
 COMMANDS: dict[str, click.Command] = {}
@@ -91,18 +91,18 @@ def _profile(run_dir: str | None, steps: int, output: str | None) -> int:
     click.Option(["--launcher"], type=int, hidden=True),  # that has started it, for --live
 )
 def _top(run_dir: str | None, once: bool, launcher: int | None) -> int:
-    from jaxrun.frontends.top import run
+    from jaxrun.frontends.top import watch
     from jaxrun.records.rundir import running_job
 
     if launcher is not None:
         assert run_dir is not None
-        run.watch_from_start(Path(run_dir), launcher, os.environ)
+        watch.watch_from_start(Path(run_dir), launcher, os.environ)
         return 0
     job = running_job.find_running_job(_path(run_dir), "jaxrun top")
-    if once or not run.is_terminal():
-        run.show_once(job, os.environ)
+    if once or not watch.is_terminal():
+        watch.show_once(job, os.environ)
     else:
-        run.watch(job, os.environ)
+        watch.watch(job, os.environ)
     return 0
 
 

@@ -48,7 +48,7 @@ from jaxrun.protocol.snapshot_messages import (
     RankReply,
     RecorderSnapshot,
 )
-from jaxrun.protocol.staging import CopyStaged, Stage, StagedCopied
+from jaxrun.protocol.staging_messages import CopyStaged, Stage, StagedCopied
 from jaxrun.protocol.worker_messages import AgentToWorker, WorkerToAgent
 
 

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.shared_memory import shared_directory
 from jaxrun_runtime import jax_private
-from jaxrun_runtime.compile_cache import jax_hooks
-from jaxrun_runtime.compile_cache.jax_hooks import CompileRequest, describe_devices, is_local
+from jaxrun_runtime.compile_cache import compiler_hooks
+from jaxrun_runtime.compile_cache.compiler_hooks import CompileRequest, describe_devices, is_local
 from jaxrun_runtime.compile_cache.shared_programs import NOBODY, SharedPrograms
 from jaxrun_runtime.identity_dict import IdentityDict
 
@@ -45,7 +45,7 @@ def set_up(env: WorkerEnv, cores: Set[int], warn: Callable[[str], None]) -> None
     directory = shared_directory(env.job_id, env.attempt, env.host)
     programs = SharedPrograms(directory, env.local_size)
     compiler = _SharedCompiler(programs, cores)
-    if not jax_hooks.hook_compiler(compiler.compile):
+    if not compiler_hooks.hook_compiler(compiler.compile):
         warn(jax_private.lacks("each rank compiles for itself, as with --compile each"))
 
 
@@ -83,7 +83,7 @@ class _SharedCompiler:
         """The name of the program, equal on the ranks for which it is the same."""
         options, devices = request.options, list(request.devices)
         if is_local(devices):
-            options = jax_hooks.without_device_numbers(options)
+            options = compiler_hooks.without_device_numbers(options)
         machine = (*self._machine, len(os.sched_getaffinity(0)))  # as the program may bind itself to fewer cores
         facts = (request.backend.platform_version, machine, describe_devices(devices))
         digest = hashlib.sha256(repr(facts).encode())
@@ -128,7 +128,7 @@ class _SharedCompiler:
             executable = request.backend.deserialize_executable(content, request.devices, request.options)
         except Exception:  # then it is compiled here
             return None
-        jax_hooks.hook_serialization(type(executable), type(request.backend), self._serialize_loaded)
+        compiler_hooks.hook_serialization(type(executable), type(request.backend), self._serialize_loaded)
         self._loaded.set(executable, loaded)
         sys.modules["jax"].monitoring.record_event(LOADED_EVENT)
         return executable
@@ -142,8 +142,8 @@ class _SharedCompiler:
         loaded = self._loaded.get(executable)
         if loaded is None:
             return None
-        content = self._programs.read(loaded.key) if jax_hooks.is_for_cache() else None
-        return content or _serialize(jax_hooks.compile_code(loaded.request, loaded.code))
+        content = self._programs.read(loaded.key) if compiler_hooks.is_for_cache() else None
+        return content or _serialize(compiler_hooks.compile_code(loaded.request, loaded.code))
 
 
 def _bind(cores: Set[int]) -> None:
@@ -164,8 +164,8 @@ def _shareable_code(request: CompileRequest) -> bytes | None:
     if request.backend.platform != _CPU or request.host_callbacks:
         return None
     try:
-        code = jax_hooks.lowered_code(request.module)
-        calls = jax_hooks.outside_calls(request.module, code)
+        code = compiler_hooks.lowered_code(request.module)
+        calls = compiler_hooks.outside_calls(request.module, code)
     except Exception:  # as of what another JAX makes
         return None
     return code if len(code) <= _MAX_CODE_BYTES and all(map(_KNOWN_CALLS.fullmatch, calls)) else None

@@ -15,7 +15,7 @@ from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.own_files import is_draft
 from jaxrun.protocol.settings import CACHE_AUTO
 from jaxrun_runtime import jax_private
-from jaxrun_runtime.compile_cache import jax_hooks
+from jaxrun_runtime.compile_cache import compiler_hooks
 from jaxrun_runtime.compile_cache.shared_programs import choose_oldest, list_stored
 
 # A restart waits for many small programs, too; loading one is faster than compiling it, whatever its size.
@@ -50,18 +50,18 @@ def set_up(env: WorkerEnv, warn: Callable[[str], None]) -> None:
     def report_error(error: str) -> None:
         _print(env, f"keeps no more compiled programs in {directory}: {error}")
 
-    if not jax_hooks.write_whole_files(report_error):
+    if not compiler_hooks.write_whole_files(report_error):
         warn(jax_private.lacks("a rank that is killed may leave half a program in the directory of --compile-cache"))
-    if env.local_rank == 0 and env.rank and not jax_hooks.write_on_this_rank(directory):
+    if env.local_rank == 0 and env.rank and not compiler_hooks.write_on_this_rank(directory):
         what = "this host keeps no programs unless it shares the directory of --compile-cache"
         print(f"jaxrun: rank {env.rank} ({env.host}): {jax_private.lacks(what)}", file=sys.stderr)
     machine = describe_machine()
 
     def describe(devices: Sequence[Any]) -> bytes:
         # XLA splits loops by the cores that the compiling thread has, and the program may bind itself to fewer.
-        return repr((machine, len(os.sched_getaffinity(0)), jax_hooks.describe_devices(devices))).encode()
+        return repr((machine, len(os.sched_getaffinity(0)), compiler_hooks.describe_devices(devices))).encode()
 
-    if not jax_hooks.make_keys_alike(describe):
+    if not compiler_hooks.make_keys_alike(describe):
         warn(jax_private.lacks("on CPUs only rank 0 finds what --compile-cache keeps"))
 
 

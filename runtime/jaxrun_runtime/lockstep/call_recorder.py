@@ -25,7 +25,7 @@ from jaxrun.text import format_ranges
 from jaxrun_runtime import agent_channel, joint_calls, stack_dumps
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
 from jaxrun_runtime.exceptions import DivergenceError
-from jaxrun_runtime.lockstep import jax_hooks
+from jaxrun_runtime.lockstep import call_hooks
 from jaxrun_runtime.lockstep.call_profiler import CallProfiler
 from jaxrun_runtime.lockstep.call_sites import CallEntries, CallSites
 from jaxrun_runtime.lockstep.flight_recorder import FlightRecorder, RecordedProgram
@@ -41,7 +41,7 @@ _installed: CallRecorder | None = None  # in this process
 def install(env: WorkerEnv, channel: AgentChannel) -> CallRecorder | None:
     """Start to record. Returns None, and prints why, if the recorder's file cannot be written."""
     global _installed
-    level = jax_hooks.probe_level()
+    level = call_hooks.probe_level()
     strict = env.lockstep == LOCKSTEP_STRICT and level == EVERY_CALL
     try:
         recorder = FlightRecorder(env.flight_fd, env.rank, level=level, strict=strict)
@@ -55,12 +55,12 @@ def install(env: WorkerEnv, channel: AgentChannel) -> CallRecorder | None:
     calls = CallRecorder(env.rank, channel, recorder, profiler, strict)
     _installed = calls
     calls.note_joint_calls()
-    jax_hooks.hook_compilations(calls.on_compilation_start, calls.on_stage_end)
+    call_hooks.hook_compilations(calls.on_compilation_start, calls.on_stage_end)
     if level >= FIRST_CALLS:
-        jax_hooks.hook_lowering(calls.on_lowering, calls.on_lowered)
-        jax_hooks.hook_executions(calls.execute, (__file__, agent_channel.__file__))
+        call_hooks.hook_lowering(calls.on_lowering, calls.on_lowered)
+        call_hooks.hook_executions(calls.execute, (__file__, agent_channel.__file__))
     if level >= EVERY_CALL:
-        jax_hooks.hook_fast_dispatch(calls.find_program, calls.on_dispatched, refuse=strict)
+        call_hooks.hook_fast_dispatch(calls.find_program, calls.on_dispatched, refuse=strict)
         stack_dumps.observe_main_thread(calls.on_stacks)
     os.register_at_fork(after_in_child=calls.detach)
     return calls

@@ -1,7 +1,7 @@
 """What JAX's own objects say of a cross-process program: its arguments and results, its ranks, whether it communicates.
 
 An ExecuteReplicated is what runs a program; a MeshExecutable is what has been compiled. Their attributes are probed by
-jax_hooks.py.
+call_hooks.py.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 from jaxrun.text import format_ranges
 from jaxrun_runtime.identity_dict import IdentityDict
-from jaxrun_runtime.lockstep import jax_hooks, program_facts
+from jaxrun_runtime.lockstep import call_hooks, program_facts
 from jaxrun_runtime.lockstep.call_sites import is_internal_source
 from jaxrun_runtime.lockstep.flight_recorder import FlightRecorder, RecordedProgram
 
@@ -67,7 +67,7 @@ class ProgramTable:
     def add_lowered(self, compiled: Any, lowered: LoweredProgram) -> None:
         """Remember the description of a program that has been compiled, until its first call."""
         record = (lowered, program_facts.argument_info(compiled))
-        jax_hooks.on_loaded(compiled, lambda executed: self._records.__setitem__(executed, record))
+        call_hooks.on_loaded(compiled, lambda executed: self._records.__setitem__(executed, record))
 
     def find_or_add(self, executed: Any, args: Sequence[Any]) -> tuple[RecordedProgram | None, bool]:
         """Return the program about to be dispatched, and whether it is new.

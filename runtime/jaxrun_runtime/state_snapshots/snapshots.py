@@ -28,11 +28,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxrun.protocol.children import is_child
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.flight_file import RESTORE, SNAPSHOT
 from jaxrun.protocol.message_tags import digest
 from jaxrun.protocol.names import JOB_ID
+from jaxrun.protocol.rank_or_child import is_child
 from jaxrun.text import format_bytes, format_ranks
 from jaxrun_runtime import checkpoints, joint_calls, this_rank
 from jaxrun_runtime.exceptions import SnapshotError

@@ -19,7 +19,7 @@ import signal
 from collections.abc import Sequence
 
 from jaxrun.analysis.diagnosis.consequences import ErrorOrigin, Fate, classify_error, find_consequence
-from jaxrun.analysis.diagnosis.outcome import InjectedFault, WorkerOutcome
+from jaxrun.analysis.diagnosis.job_outcome import InjectedFault, WorkerOutcome
 from jaxrun.protocol.flight_file import DIVERGENCE_ERROR
 from jaxrun.protocol.worker_messages import ThreadFailed
 

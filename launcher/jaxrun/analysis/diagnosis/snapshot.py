@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from jaxrun.analysis.diagnosis.helpers import Helpers
-from jaxrun.analysis.diagnosis.outcome import WorkerOutcome
+from jaxrun.analysis.diagnosis.job_outcome import WorkerOutcome
 from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.nccl_report import NcclReport

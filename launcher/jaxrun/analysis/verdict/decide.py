@@ -7,11 +7,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 
 from jaxrun.analysis.diagnosis.consequences import Fate
-from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
+from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
 from jaxrun.analysis.diagnosis.root_cause import Culpability, culpability, find_culprits
 from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.diagnosis.stacks import main_stack
-from jaxrun.analysis.lockstep import report as lockstep
+from jaxrun.analysis.lockstep import divergence_text
 from jaxrun.analysis.lockstep.compare import find_lags
 from jaxrun.analysis.lockstep.divergence import Divergence
 from jaxrun.analysis.verdict import phrasing
@@ -91,18 +91,20 @@ def _add_divergence(verdict: Verdict, outcome: JobOutcome) -> Verdict:
         return verdict
     if outcome.reason is not EndReason.FAILED or not culprits or not broken:
         return verdict
-    headline = f"{lockstep.format_headline(outcome.divergences[0])}; {verdict.headline}"
+    headline = f"{divergence_text.format_headline(outcome.divergences[0])}; {verdict.headline}"
     return replace(verdict, outcome="diverged", headline=headline, means="", advice="", link="")
 
 
 def _describe_divergence(outcome: JobOutcome) -> str:
-    return f"{lockstep.format_headline(outcome.divergences[0])}, for which --lockstep fail ends the job"
+    return f"{divergence_text.format_headline(outcome.divergences[0])}, for which --lockstep fail ends the job"
 
 
 def format_divergences(outcome: JobOutcome, hosts: Mapping[int, str], but: Collection[Divergence] = ()) -> str:
     """The divergences of a job, but for these and those that the traceback of its culprit tells."""
     but = [*but, *_raised_divergences(outcome)]
-    return "\n".join(lockstep.format_divergence(found, hosts) for found in outcome.divergences if found not in but)
+    return "\n".join(
+        divergence_text.format_divergence(found, hosts) for found in outcome.divergences if found not in but
+    )
 
 
 def _raised_divergences(outcome: JobOutcome) -> tuple[Divergence, ...]:
@@ -122,7 +124,7 @@ def _add_straggler(verdict: Verdict, outcome: JobOutcome) -> Verdict:
 def _describe_lags(outcome: JobOutcome, hosts: Mapping[int, str]) -> Iterator[str]:
     """Where no rank has an error of its own: which calls some ranks had begun and others had not."""
     for lag in find_lags(outcome.flights) if outcome.reason is EndReason.FAILED else ():
-        yield f"{lockstep.format_lag(lag, hosts)}."
+        yield f"{divergence_text.format_lag(lag, hosts)}."
 
 
 def _describe_unanswered(outcome: JobOutcome, hosts: Mapping[int, str]) -> Iterator[str]:

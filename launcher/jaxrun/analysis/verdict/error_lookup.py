@@ -11,7 +11,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from jaxrun.analysis.diagnosis.outcome import WorkerOutcome
+from jaxrun.analysis.diagnosis.job_outcome import WorkerOutcome
 from jaxrun.analysis.diagnosis.root_cause import own_thread_failures
 from jaxrun.analysis.verdict.known_errors import KNOWN_ERRORS, KnownError
 

@@ -13,7 +13,7 @@ the culprit's own status, or 128 + its signal; 1 where it has none
 
 from __future__ import annotations
 
-from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome, WorkerOutcome
+from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome, WorkerOutcome
 from jaxrun.analysis.diagnosis.root_cause import find_culprits, find_first_failure
 from jaxrun.errors import (
     EXIT_NOT_UNIFORM,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from jaxrun.analysis.diagnosis.consequences import Fate
-from jaxrun.analysis.diagnosis.outcome import InjectedFault, JobOutcome, WorkerOutcome
+from jaxrun.analysis.diagnosis.job_outcome import InjectedFault, JobOutcome, WorkerOutcome
 from jaxrun.analysis.diagnosis.root_cause import Culpability, collateral, culpability, find_culprits, find_first_failure
 from jaxrun.analysis.verdict import phrasing
 from jaxrun.analysis.verdict.error_lookup import explain_consequence, explain_worker

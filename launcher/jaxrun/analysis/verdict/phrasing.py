@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from jaxrun.analysis.diagnosis.consequences import Fate
-from jaxrun.analysis.diagnosis.outcome import InjectedFault, WorkerOutcome
+from jaxrun.analysis.diagnosis.job_outcome import InjectedFault, WorkerOutcome
 from jaxrun.analysis.diagnosis.root_cause import collateral, own_thread_failures
 from jaxrun.analysis.verdict.stack_text import format_crash
 from jaxrun.protocol.worker_messages import WorkerStage

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome, WorkerOutcome
+from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome, WorkerOutcome
 from jaxrun.analysis.diagnosis.root_cause import Culpability, culpability, find_culprits, find_first_failure
 from jaxrun.analysis.verdict.exit_code import exit_code
 from jaxrun.errors import EXIT_PREEMPTED

@@ -5,11 +5,12 @@ Times are seconds since the epoch, and always passed in.
 | module                                | what it is for                                                              |
 |---------------------------------------|-----------------------------------------------------------------------------|
 | head                                  | the state machine of one attempt to run a job, made of the following        |
-| events, actions                       | what the head is told, and what it wants done                               |
 | head_state                            | the state that they share: phase, outcome, limits, timers                   |
 | timers                                | all timers: which ones run, when each is due, and what happens then         |
 | startup, agent_registry, consistency  | from the agents' reports to the first line of the program                   |
-| assignment                            | the worker that each agent starts: its devices, cores and variables         |
+| worker_assignment                     | the worker that each agent starts: its devices, cores and variables         |
+| certificates                          | signs the certificates of JAX's coordinator                                 |
+| staging_round                         | in which order hosts copy what --stage names                                |
 | clock_offsets                         | how far the hosts' clocks are apart                                         |
 | worker_table                          | what is known of each worker                                                |
 | queries                               | what ranks are doing: asked for by whoever wants to know, and as values     |
@@ -17,10 +18,13 @@ Times are seconds since the epoch, and always passed in.
 | health_checks, stall_detector         | whether a job hangs, or its time is over                                    |
 | straggler_detector, straggler_samples | which rank the others wait for, and where it is meanwhile                   |
 | divergence_detector, call_matcher     | whether the ranks make the same calls                                       |
+| standing_calls                        | which rank stands in which call                                             |
 | divergence_reports                    | what is told of the ranks that do not                                       |
 | interruption                          | what signals do: how Ctrl-C, SIGTERM and SIGHUP end the job                 |
-| shutdown                              | how a job is stopped: root cause first, then the order of the kills         |
+| job_shutdown                          | how a job is stopped: root cause first, then the order of the kills         |
+| stop_agreement                        | at which step all ranks stop                                                |
+| growth                                | when a smaller job takes its hosts back                                     |
 | conclusion                            | once all have ended: how they diverged, and the outcome                     |
-| debugger                              | which rank's debugger has the terminal                                      |
+| debugger_turns                        | which rank's debugger has the terminal                                      |
 | fault_injection                       | --chaos                                                                     |
 """

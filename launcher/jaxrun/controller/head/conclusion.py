@@ -5,11 +5,11 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass, replace
 
-from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome, WorkerOutcome
+from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome, WorkerOutcome
 from jaxrun.controller.head.divergence_detector import DivergenceDetector
 from jaxrun.controller.head.fault_injection import FaultInjector
 from jaxrun.controller.head.head_state import HeadState, JobPhase
-from jaxrun.controller.head.shutdown import JobShutdown
+from jaxrun.controller.head.job_shutdown import JobShutdown
 from jaxrun.controller.head.straggler_detector import StragglerDetector
 from jaxrun.controller.head.timers import Timer
 from jaxrun.protocol.flight_file import LOCKSTEP_FAIL

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from jaxrun.analysis.lockstep import report
+from jaxrun.analysis.lockstep import divergence_text
 from jaxrun.analysis.lockstep.divergence import Divergence
 from jaxrun.controller.head.call_matcher import CallMatcher, CallSlot
 from jaxrun.controller.head.timers import Timer, Timers
@@ -98,7 +98,7 @@ class DivergenceReports:
         self._timers.cancel_one(Timer.DETAILS, number)
         pending = self._pending.pop(number)
         divergence = pending.divergence.with_program_details(pending.details)
-        text = report.format_divergence(divergence, self._hosts)
+        text = divergence_text.format_divergence(divergence, self._hosts)
         waiting = pending.slot.waiting if pending.slot is not None else ()
         self._told |= set(waiting)
         actions = self._matcher.resolve(pending.slot, text) if pending.slot is not None else []

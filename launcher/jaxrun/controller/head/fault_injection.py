@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from functools import partial
 
-from jaxrun.analysis.diagnosis.outcome import FAULT_PARTICIPLES, InjectedFault
+from jaxrun.analysis.diagnosis.job_outcome import FAULT_PARTICIPLES, InjectedFault
 from jaxrun.controller.head.head_state import HeadState
 from jaxrun.controller.head.timers import Timer
 from jaxrun.protocol.agent_messages import FaultNotInjected, InjectFault

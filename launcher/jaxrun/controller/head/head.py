@@ -19,22 +19,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
+from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
 from jaxrun.analysis.diagnosis.root_cause import is_certain
 from jaxrun.controller.head.agent_registry import AgentRegistry, HostCheckError
 from jaxrun.controller.head.clock_offsets import ClockOffsets
 from jaxrun.controller.head.conclusion import Conclusion
 from jaxrun.controller.head.consistency import Expected, describe_unknown_rank
-from jaxrun.controller.head.debugger import DebuggerTurns
+from jaxrun.controller.head.debugger_turns import DebuggerTurns
 from jaxrun.controller.head.divergence_detector import DivergenceDetector
 from jaxrun.controller.head.fault_injection import FaultInjector
 from jaxrun.controller.head.growth import Growth
 from jaxrun.controller.head.head_state import FIRST_PROGRESS_S, PROGRESS_INTERVAL_S, HeadState, JobPhase, TimeLimits
 from jaxrun.controller.head.health_checks import HealthChecks
 from jaxrun.controller.head.interruption import Interruption, InterruptionEvent
+from jaxrun.controller.head.job_shutdown import JobShutdown
 from jaxrun.controller.head.queries import RankQueries
 from jaxrun.controller.head.requests import RequestEvent, Requests
-from jaxrun.controller.head.shutdown import JobShutdown
 from jaxrun.controller.head.startup import Startup, StartupEvent
 from jaxrun.controller.head.straggler_detector import StragglerDetector
 from jaxrun.controller.head.timers import Timer

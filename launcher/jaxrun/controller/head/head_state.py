@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
+from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
 from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.controller.head.stop_agreement import StopAgreement
 from jaxrun.controller.head.timers import Timers

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 
-from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
+from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
 from jaxrun.analysis.diagnosis.wait_graph import find_wait_graph
 from jaxrun.controller.head.divergence_detector import DivergenceDetector
 from jaxrun.controller.head.head_state import HeadState
+from jaxrun.controller.head.job_shutdown import JobShutdown
 from jaxrun.controller.head.queries import RankQueries, Replies, kernel_waits_of, stacks_of
-from jaxrun.controller.head.shutdown import JobShutdown
 from jaxrun.controller.head.stall_detector import EarlyExitDetector, StallCheck, StallDetector
 from jaxrun.controller.head.straggler_detector import StragglerDetector
 from jaxrun.controller.head.timers import Timer

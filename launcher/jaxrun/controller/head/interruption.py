@@ -17,12 +17,12 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass, replace
 
-from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
+from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
 from jaxrun.controller.head.divergence_detector import DivergenceDetector
 from jaxrun.controller.head.head_state import HeadState, JobPhase
 from jaxrun.controller.head.health_checks import HealthChecks
+from jaxrun.controller.head.job_shutdown import UNANSWERED_S, JobShutdown
 from jaxrun.controller.head.queries import RankQueries, Replies, kernel_waits_of, stacks_of
-from jaxrun.controller.head.shutdown import UNANSWERED_S, JobShutdown
 from jaxrun.controller.head.timers import Timer
 from jaxrun.controller.head.worker_table import WorkerTable
 from jaxrun.protocol.agent_messages import AgentSignalled

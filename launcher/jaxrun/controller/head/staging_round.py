@@ -7,7 +7,7 @@ from jaxrun.controller.head.worker_assignment import reachable_address
 from jaxrun.errors import UnavailableError
 from jaxrun.protocol.addresses import Address
 from jaxrun.protocol.agent_id import AgentId
-from jaxrun.protocol.staging import CopyStaged, StagedCopied
+from jaxrun.protocol.staging_messages import CopyStaged, StagedCopied
 from jaxrun.records.event_log.actions import Action, PrintLine, SendToAgents
 from jaxrun.text import format_bytes, plural
 

@@ -25,7 +25,7 @@ from jaxrun.protocol.addresses import Address
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import AgentConnected, AgentReport, StartWorkers
 from jaxrun.protocol.probe_messages import HostFacts, PeerResults, ProbePeers
-from jaxrun.protocol.staging import StagedCopied
+from jaxrun.protocol.staging_messages import StagedCopied
 from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, Hello, Join, Run, StartCoordinator
 from jaxrun.records.event_log.actions import Action, PrintLine, Send, SendToAgents
 from jaxrun.text import format_ranks_on_hosts

@@ -18,14 +18,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from jaxrun.analysis.diagnosis.outcome import JobOutcome
+from jaxrun.analysis.diagnosis.job_outcome import JobOutcome
 from jaxrun.controller.head.agent_registry import AgentRegistry
 from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head
 from jaxrun.controller.head.head_state import TimeLimits
 from jaxrun.controller.supervisor.dispatcher import Dispatcher
 from jaxrun.controller.supervisor.job_server import JobServer
-from jaxrun.controller.supervisor.terminal import Terminal, why_no_terminal
+from jaxrun.controller.supervisor.job_terminal import Terminal, why_no_terminal
 from jaxrun.node.agent.agent import SIGNALS
 from jaxrun.node.agent.guard import Guard
 from jaxrun.node.agent.signals import SignalPipe

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from jaxrun.analysis.diagnosis.outcome import JobOutcome
+from jaxrun.analysis.diagnosis.job_outcome import JobOutcome
 from jaxrun.analysis.verdict import decide
 from jaxrun.analysis.verdict.restarts import AttemptEnd, Restart, Stop, decide_restart, summarize_end
 from jaxrun.analysis.verdict.verdict import Verdict
@@ -24,7 +24,7 @@ from jaxrun.clock import Clock
 from jaxrun.controller.supervisor.attempt_loop import Supervision
 from jaxrun.controller.supervisor.job_report import describe_restart, open_output, report_verdict
 from jaxrun.controller.supervisor.job_server import open_server
-from jaxrun.controller.supervisor.terminal import Terminal, why_no_terminal
+from jaxrun.controller.supervisor.job_terminal import Terminal, why_no_terminal
 from jaxrun.errors import EXIT_SOFTWARE
 from jaxrun.node.agent.guard import Guard
 from jaxrun.node.agent.process_tree import become_subreaper, kill_all

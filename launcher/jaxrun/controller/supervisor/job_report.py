@@ -8,8 +8,8 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
-from jaxrun.analysis.verdict import report
+from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
+from jaxrun.analysis.verdict import verdict_text
 from jaxrun.analysis.verdict.decide import format_divergences
 from jaxrun.analysis.verdict.restarts import Restart
 from jaxrun.analysis.verdict.verdict import Verdict
@@ -112,7 +112,7 @@ def report_verdict(
     directory.close()
     server.end(text)
     left = format_divergences(outcome, verdict.hosts, but=outcome.shown_divergences)
-    output.print_text(report.format_report(verdict, directory.shown_path, output.terminal, left))
+    output.print_text(verdict_text.format_report(verdict, directory.shown_path, output.terminal, left))
     signals.receive()  # those of the job itself have been dealt with
     while not output.close(_SIGNAL_CHECK_S):
         for signum in signals.receive():

@@ -22,7 +22,7 @@ from jaxrun.spec.job.plan import LaunchCommand
 from jaxrun.text import format_ranks_on_hosts, format_signal, parse_ranks
 
 _LOG = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-LOG_NAME = "starter.log"
+LOG_NAME = "launch_command.log"
 _READ_BYTES = 65536
 _TAIL_BYTES = 4096
 _TAIL_LINES = 12
@@ -37,7 +37,7 @@ _FAILED_TASKS = re.compile(r"^srun: error: \S+: tasks? ([0-9,-]+): Exited with e
 
 
 class LaunchProcess:
-    """The running launch command, in a session of its own, with our stdin; its output goes to starter.log.
+    """The running launch command, in a session of its own, with our stdin; its output goes to launch_command.log.
 
     all_reported:  whether it has started all agents
     has_silent:    whether there may be agents that do not end by themselves

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import compress
 from operator import not_
 
-from jaxrun.controller.supervisor.connections import AgentConnection, AgentConnections, HostWatches
+from jaxrun.controller.supervisor.agent_connections import AgentConnection, AgentConnections, HostWatches
 from jaxrun.controller.supervisor.launch_process import LaunchProcess
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import AgentSignalled, StartFailed
@@ -71,7 +71,7 @@ class LossWatch:
         """Whether it starts the agents still, or several of them are lost that do not outlive it."""
         if not self.all_reported:
             return True
-        return self._lost_agents > 1 and self._launch.status is None and not self._launch.command.agent_hosts
+        return self._lost_agents > 1 and self._launch.status is None and not self._launch.command.survive_host_loss
 
     @property
     def _reported_ranks(self) -> set[int]:

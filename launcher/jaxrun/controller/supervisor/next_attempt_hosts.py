@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
+from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
 from jaxrun.analysis.diagnosis.root_cause import find_culprits
 from jaxrun.analysis.verdict.restarts import Stop
 from jaxrun.errors import JaxrunError
 from jaxrun.protocol.agent_id import AgentId
-from jaxrun.spec.backends.by_hand import replan_by_hand
+from jaxrun.spec.backends.manual import replan_manual
 from jaxrun.spec.backends.planning import replan
 from jaxrun.spec.backends.remote_plan import (
     agents_by_rank,
@@ -83,7 +83,7 @@ def _plan_by_hand(plan: Plan, outcome: JobOutcome, left: AgentsLeft) -> Plan | S
     """The plan of another attempt with the agents that are there: all that it had, or with --min-hosts others."""
     may_shrink = plan.job.min_hosts is not None and 0 in left.usable
     failed = {agent for agent, ranks in plan.agents.items() if outcome.failed_checks.keys() & set(ranks)}
-    made = replan_by_hand(plan, set(left.usable) - failed) if may_shrink else plan
+    made = replan_manual(plan, set(left.usable) - failed) if may_shrink else plan
     if made is None or not left.serve(made) or (failed and made is plan):
         return Stop("" if failed else "agents are gone that jaxrun did not start")
     if made.agents == plan.agents:

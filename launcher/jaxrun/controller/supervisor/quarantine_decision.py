@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxrun.analysis.diagnosis.outcome import JobOutcome
+from jaxrun.analysis.diagnosis.job_outcome import JobOutcome
 from jaxrun.analysis.diagnosis.root_cause import find_culprits
 from jaxrun.spec.backends.quarantine import add_to_quarantine
 

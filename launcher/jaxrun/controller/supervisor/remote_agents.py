@@ -13,16 +13,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
+from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
 from jaxrun.controller.head.agent_registry import AgentRegistry
-from jaxrun.controller.supervisor.attempt_loop import AttemptLoop
-from jaxrun.controller.supervisor.connections import (
+from jaxrun.controller.supervisor.agent_connections import (
     AgentConnection,
     AgentConnections,
     DroppedPeers,
     HostWatches,
     RemoteOutput,
 )
+from jaxrun.controller.supervisor.attempt_loop import AttemptLoop
 from jaxrun.controller.supervisor.engine_commands import HostSearch
 from jaxrun.controller.supervisor.launch_process import LaunchProcess
 from jaxrun.controller.supervisor.losses import ATTACHED_GRACE_S, LossWatch
@@ -73,7 +73,7 @@ from jaxrun.spec.job.plan import Plan
 from jaxrun.text import format_ranks
 
 if TYPE_CHECKING:
-    from jaxrun.controller.supervisor.staging import Staged
+    from jaxrun.controller.supervisor.launcher_staging import Staged
 
 _SHUTDOWN_SEND_S = 1.0  # for the last messages to leave
 _AGENT_EXIT_S = 1.0  # for the agents that answer to end, before the engine ends those that do not
@@ -179,7 +179,8 @@ class RemoteAgents:
         uses_mpi = self._outcome is not None and self._outcome.uses_mpi  # then another attempt needs its MPI, too
         stay, runs = command.agents_stay and not uses_mpi, not self._launch.reap()
         usable = self.usable_agents if runs or stay else set[AgentId]()
-        hosts = command.agent_hosts if stay or not command.agents_stay else ()
+        survive = command.survive_host_loss and (stay or not command.agents_stay)
+        hosts = command.agent_hosts if survive else ()
         return AgentsLeft(
             usable,
             {agent: host for number, host in enumerate(hosts) if (agent := AgentId(number)) in usable},
@@ -223,7 +224,8 @@ class RemoteAgents:
         """Tell all agents to end with `status`, and note what is known of them; `headline`: why the job failed."""
         launch, connections = self._launch, self.connections
         launch.all_reported = self._losses.all_reported
-        launch.has_silent = bool(self.silent_ranks) or len(connections.live) < len(launch.command.agent_hosts)
+        is_lost = launch.command.survive_host_loss and len(connections.live) < len(launch.command.agent_hosts)
+        launch.has_silent = bool(self.silent_ranks) or is_lost
         connections.send_all(Shutdown(status, job_goes_on, headline))
         connections.flush(_SHUTDOWN_SEND_S)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxrun.analysis.diagnosis.fabric import relevant_variables
-from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
+from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
 from jaxrun.analysis.verdict.restarts import Stop
 from jaxrun.controller.head.agent_registry import AgentRegistry
 from jaxrun.controller.head.worker_assignment import Told
@@ -40,7 +40,7 @@ from jaxrun.spec.job.plan import Plan
 from jaxrun.terminal import print_notice
 
 if TYPE_CHECKING:
-    from jaxrun.controller.supervisor.staging import Staged
+    from jaxrun.controller.supervisor.launcher_staging import Staged
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,12 @@
 |------------------|--------------------------------------------------------------------------------------|
 | gang             | Gang, as `import jaxrun` offers it; starts jobs anew, and closes them                |
 | pool             | jaxrun.launch; jaxrun.pool, in place of multiprocessing.Pool                         |
-| map, map_items   | a function of one item over many: dealt to the ranks; made arrays of                 |
+| map_call, map_items | a function of one item over many: dealt to the ranks; made arrays of                 |
 | call             | one function that runs on all ranks                                                  |
 | call_events      | what it reports meanwhile, and how a terminal shows it                               |
 | notebook_display | how a notebook shows it, and the values and errors of its cells                      |
 | ipython          | all that is used of IPython                                                          |
-| exceptions       | what the ranks raise, and how it is raised again here                                |
+| gang_errors      | what the ranks raise, and how it is raised again here                                |
 | gang_job         | one job of a gang, from its start to its end: launcher, connections, ranks           |
 | launcher_process | the launcher, seen from outside: output, end, verdict, commands                      |
 | rank_connections | where the ranks connect, and messages to and from all of them                        |

@@ -34,7 +34,7 @@ from jaxrun.frontends.gang.call_events import (
     RankMessage,
     Returned,
 )
-from jaxrun.frontends.gang.exceptions import CallTimeout, GangError, RemoteFailure, WorkerDied, combined_exception
+from jaxrun.frontends.gang.gang_errors import CallTimeout, GangError, RemoteFailure, WorkerDied, combined_exception
 from jaxrun.frontends.gang.gang_job import GangJob
 from jaxrun.protocol.flight import parse_group
 from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind, pack

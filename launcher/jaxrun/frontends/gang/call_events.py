@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Protocol, TextIO
 
-from jaxrun.frontends.gang.exceptions import RemoteFailure
+from jaxrun.frontends.gang.gang_errors import RemoteFailure
 from jaxrun.protocol.gang_messages import GangMessage
 
 

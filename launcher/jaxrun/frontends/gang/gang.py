@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 from jaxrun.errors import UsageError
 from jaxrun.frontends.gang.call import GangCall, Results, check_timeout
 from jaxrun.frontends.gang.call_events import Display, TerminalDisplay
-from jaxrun.frontends.gang.exceptions import GangError
+from jaxrun.frontends.gang.gang_errors import GangError
 from jaxrun.frontends.gang.gang_job import GangJob, GangWorker
-from jaxrun.frontends.gang.map import map_items
+from jaxrun.frontends.gang.map_call import map_items
 from jaxrun.frontends.gang.rank_connections import remove_directories, sigint_deferred
 from jaxrun.frontends.gang.spec import GangSpec
 from jaxrun.node.forkserver.launcher_pool import begin_process_end, close_all

@@ -18,7 +18,7 @@ from typing import Any
 
 from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.errors import JaxrunError, UnavailableError, UsageError
-from jaxrun.frontends.gang.exceptions import GangError, GangStartError, WorkerDied
+from jaxrun.frontends.gang.gang_errors import GangError, GangStartError, WorkerDied
 from jaxrun.frontends.gang.launcher_process import LauncherProcess
 from jaxrun.frontends.gang.main_imports import folder_of_main, imports_of_main
 from jaxrun.frontends.gang.rank_connections import RankConnections, RankListener

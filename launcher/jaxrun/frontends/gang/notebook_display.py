@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrun.frontends.gang.call_events import Printed, ShownCall
-from jaxrun.frontends.gang.exceptions import RemoteFailure, group_failures
+from jaxrun.frontends.gang.gang_errors import RemoteFailure, group_failures
 from jaxrun.frontends.gang.ipython import find_kernel_shell, publish
 from jaxrun.text import format_ranges, format_ranks, plural
 

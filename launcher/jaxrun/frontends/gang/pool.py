@@ -18,9 +18,9 @@ from typing import Any, Self
 
 from jaxrun.errors import UsageError
 from jaxrun.frontends.gang.call import Results
-from jaxrun.frontends.gang.exceptions import GangError
 from jaxrun.frontends.gang.gang import Gang
-from jaxrun.frontends.gang.map import map_items
+from jaxrun.frontends.gang.gang_errors import GangError
+from jaxrun.frontends.gang.map_call import map_items
 from jaxrun.frontends.gang.spec import GangSpec
 from jaxrun.protocol.probe_messages import Gpus
 from jaxrun.spec.job.devices import probe_machine

@@ -21,8 +21,8 @@ from typing import Any
 
 from jaxrun.errors import JaxrunError, UsageError
 from jaxrun.frontends.gang.call import GangCall, check_timeout
-from jaxrun.frontends.gang.exceptions import CallTimeout, GangError, RemoteError, WorkerDied
 from jaxrun.frontends.gang.gang import Gang
+from jaxrun.frontends.gang.gang_errors import CallTimeout, GangError, RemoteError, WorkerDied
 from jaxrun.frontends.gang.gang_job import check_start
 from jaxrun.frontends.gang.ipython import cell_name, publish, to_python
 from jaxrun.frontends.gang.notebook_display import MimeBundle, format_failures, merge_by_rank

@@ -15,6 +15,6 @@ plain asserts are pytest's own, and live in the process that has JAX. A test has
 | rank_sessions    | the pytest sessions in the ranks of one gang, and what makes them like the parent's      |
 | run_loop         | one test on such sessions: events in, a RunResult out; run_state: how far it has come    |
 | rank_results     | the RunResult: what became of each rank, phase by phase                                  |
-| outcome          | results of all ranks → the outcome of a phase, as a value and in words                   |
+| phase_outcome    | results of all ranks → the outcome of a phase, as a value and in words                   |
 | reports          | the outcome as pytest's reports                                                          |
 """

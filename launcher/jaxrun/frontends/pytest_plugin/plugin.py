@@ -26,7 +26,7 @@ from jaxrun.frontends.pytest_plugin.fixtures import (  # noqa: F401 (pytest find
     process_index,
     shared_tmp_path,
 )
-from jaxrun.protocol.children import is_rank
+from jaxrun.protocol.rank_or_child import is_rank
 from jaxrun.spec.backends import BACKENDS
 
 _GROUP_HELP = """\

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jaxrun.frontends.pytest_plugin.outcome import (
+from jaxrun.frontends.pytest_plugin.phase_outcome import (
     PhaseOutcome,
     decide_outcome,
     format_one_line,

@@ -15,10 +15,10 @@ from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.diagnosis.stacks import main_stack
 from jaxrun.analysis.diagnosis.wait_graph import GroupCall, WaitGraph, wait_graph_of
 from jaxrun.analysis.lockstep.compare import find_lags
-from jaxrun.analysis.lockstep.report import format_lag
+from jaxrun.analysis.lockstep.divergence_text import format_lag
 from jaxrun.analysis.verdict.stack_text import find_place
 from jaxrun.frontends.gang.call_events import Disconnected, LauncherOutput, Printed, RankMessage, Returned
-from jaxrun.frontends.gang.exceptions import WorkerDied
+from jaxrun.frontends.gang.gang_errors import WorkerDied
 from jaxrun.frontends.pytest_plugin.rank_results import PhaseState, RankResult, RunResult
 from jaxrun.frontends.pytest_plugin.rank_sessions import RankSessions, why_session_ended
 from jaxrun.frontends.pytest_plugin.run_state import RunState

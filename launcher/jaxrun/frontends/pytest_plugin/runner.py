@@ -22,8 +22,8 @@ from jaxrun.frontends.pytest_plugin.rank_sessions import RankSessions
 from jaxrun.frontends.pytest_plugin.reports import ItemInfo, Report
 from jaxrun.frontends.pytest_plugin.run_loop import RunLoop
 from jaxrun.frontends.pytest_plugin.warm_gangs import WarmGangs
-from jaxrun.protocol.children import is_rank
 from jaxrun.protocol.pytest_messages import RecordedWarning, RunTest
+from jaxrun.protocol.rank_or_child import is_rank
 
 _DIRECTORY_NAME_LENGTH = 30  # characters of a test's name in the name of its shared directory
 _IN_A_JOB = (

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from jaxrun.frontends.gang.exceptions import GangStartError
 from jaxrun.frontends.gang.gang import Gang
+from jaxrun.frontends.gang.gang_errors import GangStartError
 from jaxrun.frontends.pytest_plugin.mark import GangKey, MarkSpec, mark_spec
 from jaxrun.frontends.pytest_plugin.rank_sessions import (
     RankSessions,

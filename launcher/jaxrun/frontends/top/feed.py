@@ -16,7 +16,7 @@ from jaxrun.analysis.diagnosis.snapshot import Overview
 from jaxrun.analysis.verdict.stack_text import format_straggler
 from jaxrun.errors import JaxrunError
 from jaxrun.frontends.top.samples import take_samples
-from jaxrun.frontends.top.screen import View
+from jaxrun.frontends.top.view import View
 from jaxrun.protocol.flight_file import NOTHING
 from jaxrun.records.event_log.event_log import parse_line
 from jaxrun.records.history.job_log import describe_sizes, read_attempts

@@ -19,7 +19,7 @@ from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.auth import Purpose, peer_token
 from jaxrun.protocol.connect import HeadAddress, connect
 from jaxrun.protocol.gang_connection import BlockingConnection
-from jaxrun.protocol.staging import CopyStaged, Stage, StagedCopied, use_copies
+from jaxrun.protocol.staging_messages import CopyStaged, Stage, StagedCopied, use_copies
 
 _CONNECT_S = 10.0
 _POLL_S = 0.1

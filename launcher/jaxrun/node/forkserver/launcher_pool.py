@@ -29,7 +29,7 @@ from jaxrun.protocol.forkserver_messages import (
 )
 from jaxrun.protocol.names import SHUTDOWN_BYTE
 from jaxrun.spec.job.environment import interpreter_variables
-from jaxrun.spec.job.program import working_directory
+from jaxrun.spec.job.program_check import working_directory
 
 _RECEIVE_BYTES = 65536
 _MAX_REQUEST_BYTES = 2**17

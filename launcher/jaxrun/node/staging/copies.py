@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from jaxrun.protocol.own_files import check_way, draft_name, is_draft, open_private_directory, remove_directory
-from jaxrun.protocol.staging import Stage
+from jaxrun.protocol.staging_messages import Stage
 
 STAGE_PREFIX = "jaxrun-stage-"  # of the directory of a user's copies; their number follows
 _KEPT = 8  # copies that nobody need use

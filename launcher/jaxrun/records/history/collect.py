@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from jaxrun.analysis.verdict import report
+from jaxrun.analysis.verdict import verdict_text
 from jaxrun.errors import UsageError
 from jaxrun.protocol.flight import CompilationStage, Flight
 from jaxrun.protocol.flight_file import RING_RECORDS
@@ -45,9 +45,9 @@ def collect_job(run_dir: Path, max_calls: int) -> JobTrace:
     )
     if found is None:
         return replace(trace, headline="no verdict: jaxrun itself was killed, or the job is still running")
-    text = report.format_report(found, run_dir).strip("\n")
+    text = verdict_text.format_report(found, run_dir).strip("\n")
     return replace(
-        trace, headline=report.headline_of(found), report=text, outcome=found.outcome, culprits=found.culprits
+        trace, headline=verdict_text.headline_of(found), report=text, outcome=found.outcome, culprits=found.culprits
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
-from jaxrun.analysis.verdict import report, verdict
+from jaxrun.analysis.verdict import verdict, verdict_text
 from jaxrun.analysis.verdict.stack_text import format_straggler
 from jaxrun.errors import UsageError
 from jaxrun.protocol.agent_messages import FirstOutput, WorkerExited, WorkerSpawned
@@ -145,7 +145,7 @@ def _format_verdict(path: Path, log: AttemptLog, terminal: TerminalFormat) -> st
         why = "jaxrun is still running, was killed, or could not write (a full disk): these records are incomplete"
         return f"no verdict in {path}: {why}\n{_format_progress(log)}"
     try:
-        return report.format_report(verdict.from_json(text), path, terminal).lstrip("\n")
+        return verdict_text.format_report(verdict.from_json(text), path, terminal).lstrip("\n")
     except ValueError as error:
         return f"the verdict in {path / VERDICT_FILE} cannot be read: {error}\n{_format_progress(log)}"
 

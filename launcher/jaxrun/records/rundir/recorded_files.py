@@ -27,7 +27,7 @@ from jaxrun.records.rundir.rundir import (
     attempt_directory,
     unusable,
 )
-from jaxrun.spec.job.program import working_directory
+from jaxrun.spec.job.program_check import working_directory
 from jaxrun.text import format_user
 
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from jaxrun.analysis.lockstep import compare, report
+from jaxrun.analysis.lockstep import compare, divergence_text
 from jaxrun.analysis.lockstep.divergence import Divergence
 from jaxrun.analysis.lockstep.progress import format_progress
 from jaxrun.analysis.lockstep.reader import FlightReader
@@ -51,7 +51,7 @@ def format_recorders(run_dir: Path, hosts: Mapping[int, str], *, divergences: bo
         known = {rank: hosts.get(rank, UNKNOWN_HOST) for rank in readers}
         parts = [_table(flights, known)]
         if divergences:
-            parts += [report.format_divergence(found, known) for found in _divergences(flights, readers)[:1]]
+            parts += [divergence_text.format_divergence(found, known) for found in _divergences(flights, readers)[:1]]
         return "\n\n".join(parts)
 
 

@@ -39,7 +39,7 @@ ATTACH = "attach"  # `jaxrun attach`, whose processes somebody else has started
 HOSTS = "hosts"  # a command on each host, which --host-rank tells apart
 _BY_HAND = {  # not for --backend
     ATTACH: Backend("", ("network",)),
-    HOSTS: Backend("jaxrun.spec.backends.by_hand", (*HOST_OPTIONS, "fewer hosts", "by hand")),
+    HOSTS: Backend("jaxrun.spec.backends.manual", (*HOST_OPTIONS, "fewer hosts", "by hand")),
 }
 
 

@@ -71,8 +71,9 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
         argv=_check_length(mpi_families.mpirun_argv(family, path, request, AGENT_ARGV)),
         set_env=_environment(family, path, request),
         sigterm_at_start=family.sigterm_at_start,
-        agent_hosts=(*hosts, *(spares or job.spare_hosts)) if stay else (),
-        size=len(hosts) if stay else 0,
+        agent_hosts=(*hosts, *(spares or job.spare_hosts)),
+        size=len(hosts),
+        survive_host_loss=stay,
         agents_stay=stay,
     )
     if mpi_families.user_chose(family.placement_choices, request):

@@ -80,20 +80,21 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
     shape = _shape(job, allocation, "SLURM_OVERCOMMIT" in environ or has_option(job.slurm_args, _OVERCOMMIT_OPTIONS))
     hosts = _hosts(job, allocation, shape)
     waiting = [spare for spare in spares for _ in range(_room_for_waiting(shape, room.get(spare, 1)))]
-    outlives_loss = bool(job.spares or job.min_hosts or job.placement)
+    survive_host_loss = bool(job.spares or job.min_hosts or job.placement)
     command = LaunchCommand(
         engine="slurm",
         title=f"srun in Slurm job {allocation.job_id}",
         argv=(
-            *(srun, *_srun_options(job, (*hosts, *waiting), shape, environ, outlives_loss)),
+            *(srun, *_srun_options(job, (*hosts, *waiting), shape, environ, survive_host_loss)),
             *(*job.slurm_args, *AGENT_ARGV),
         ),
         set_env={"SRUN_CPUS_PER_TASK": str(shape.cpus)},
         unset_env=_hidden_variables(job, allocation, environ),
         passes_stdin=True,
         cancel=cancel_command("slurm"),
-        agent_hosts=(*hosts, *waiting) if outlives_loss else (),
-        size=len(hosts) + len(waiting) if outlives_loss else 0,
+        agent_hosts=(*hosts, *waiting),
+        size=len(hosts) + len(waiting),
+        survive_host_loss=survive_host_loss,
     )
     # What the launchers of one job have in common, which go on with each other's work.
     requeue_id = f"slurm {environ.get('SLURM_CLUSTER_NAME', '')} {allocation.job_id}"
@@ -181,7 +182,7 @@ def _check_room(allocation: Allocation, counts: Sequence[int], room: Sequence[in
 
 
 def _srun_options(
-    job: Job, agents: Sequence[str], shape: _Shape, environ: Mapping[str, str], outlives_loss: bool
+    job: Job, agents: Sequence[str], shape: _Shape, environ: Mapping[str, str], survive_host_loss: bool
 ) -> list[str]:
     """The words for an agent on each of the hosts `agents`: the ranks' hosts, and those of agents that wait."""
     on_host = Counter(agents)
@@ -206,7 +207,7 @@ def _srun_options(
     if not has_option(job.slurm_args, ("--exclusive",)):  # srun takes one of the two
         words.append("--overlap")
     # Else the loss of a host or of an agent, of one that waits too, ends all others.
-    words += ["--no-kill", "--kill-on-bad-exit=0"] if outlives_loss else ["--kill-on-bad-exit=1"]
+    words += ["--no-kill", "--kill-on-bad-exit=0"] if survive_host_loss else ["--kill-on-bad-exit=1"]
     return [*words, "--wait=0", f"--input={job.stdin or STDIN_RANK_0}", "--export=ALL"]
 
 

@@ -22,7 +22,7 @@ from jaxrun.errors import UsageError
 from jaxrun.protocol.forkserver_messages import ImportedName, Preload
 from jaxrun.spec.job.options import PRELOAD_AUTO, PRELOAD_NONE
 from jaxrun.spec.job.preload_table import preloadable
-from jaxrun.spec.job.program import find_module, find_script
+from jaxrun.spec.job.program_check import find_module, find_script
 
 _MAX_FILES = 64
 _MAX_BYTES = 256 * 1024  # of all files together, which Python parses in some 0.1 s

@@ -53,9 +53,10 @@ class LaunchCommand:
     attached_to:       what has started all processes already, where `argv` starts only the agent of rank 0
     passes_stdin:      whether standard input reaches any rank, or all, as --stdin says; else rank 0 alone
     sigterm_at_start:  whether it bears a SIGTERM while it starts the agents; else only SIGKILL ends it then
-    agent_hosts:       the host of each agent, first those of the ranks and then those that wait on spare hosts; empty
-                       where agents do not outlive the loss of another host
-    size:              with agent_hosts, how many agents it starts; the others are started by a command for each
+    agent_hosts:       the host of each agent: first the agents with ranks, then the agents that wait on spare hosts;
+                       empty where each agent is started by a person or by another program
+    size:              how many of agent_hosts this command starts; the others are started by one command each
+    survive_host_loss: whether the agents survive when the host of another agent is lost
     agents_stay:       whether agents outlive the command itself
     cancel:            ends the agents where this command was killed; None where they end with it, or by themselves
     """
@@ -70,6 +71,7 @@ class LaunchCommand:
     sigterm_at_start: bool = True
     agent_hosts: tuple[str, ...] = ()
     size: int = 0
+    survive_host_loss: bool = False
     agents_stay: bool = False
     cancel: CancelCommand | None = None
 
@@ -196,7 +198,7 @@ def to_json(plan: Plan, launcher: Mapping[str, object] | None = None) -> str:
         "spares": list(plan.spare_hosts),
         "fork": plan.fork,
         "argv": list(plan.argv),
-        "starter": {"title": plan.launch_command.title, "argv": list(plan.launch_command.argv)}
+        "launch_command": {"title": plan.launch_command.title, "argv": list(plan.launch_command.argv)}
         if plan.launch_command
         else None,
         "set_env": {name: mask_secret(name, value) for name, value in sorted(plan.set_env.items())},

@@ -21,10 +21,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from jaxrun.analysis.verdict.report import headline_of
+from jaxrun.analysis.verdict.verdict_text import headline_of
 from jaxrun.errors import EXIT_SIGNAL_BASE, JaxrunError, UsageError
 from jaxrun.frontends.top.feed import INTERVAL_S, Feed
-from jaxrun.frontends.top.screen import render, render_pages
+from jaxrun.frontends.top.view import render, render_pages
 from jaxrun.records.rundir.job_requests import format_stacks, request_snapshot
 from jaxrun.records.rundir.jobs import has_open
 from jaxrun.records.rundir.recorded_files import read_verdict

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from jaxrun.controller.head.head_state import HeadState
-from jaxrun.controller.head.shutdown import JobShutdown
+from jaxrun.controller.head.job_shutdown import JobShutdown
 from jaxrun.controller.head.timers import PROGRAM_CLOCKS, Timer
 from jaxrun.protocol.debugger_messages import (
     DebuggerClosed,

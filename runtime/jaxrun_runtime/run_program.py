@@ -11,7 +11,7 @@ import types
 from importlib.machinery import SourceFileLoader, SourcelessFileLoader
 from typing import Any
 
-from jaxrun.protocol.staging import read_staged, staged_path
+from jaxrun.protocol.staging_messages import read_staged, staged_path
 from jaxrun_runtime.import_watch import call_after_import
 
 _LONG_MAX = 2**63 - 1  # of the C type into which Python converts an exit status

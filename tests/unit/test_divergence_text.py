@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from jaxrun.analysis.lockstep import report
+from jaxrun.analysis.lockstep import divergence_text
 from jaxrun.analysis.lockstep.compare import Lag
 from jaxrun.analysis.lockstep.divergence import Absence, CallGroup, Divergence, OtherCall
 
@@ -32,7 +32,7 @@ F4 = ("", "f32[4]", "")
 
 
 def format_report_lines(*parties, hosts=ONE_HOST, group="0-3"):
-    return report.format_divergence(Divergence(group, 12, parties), hosts).splitlines()
+    return divergence_text.format_divergence(Divergence(group, 12, parties), hosts).splitlines()
 
 
 def difference(other, step=STEP):
@@ -288,11 +288,13 @@ def test_many_parties_are_cut():
 
 def test_what_happened_before_is_marked_as_unknown():
     found = Divergence("0-3", 905, (STEP, OTHER), is_earlier=True)
-    lines = report.format_divergence(found, ONE_HOST).splitlines()
+    lines = divergence_text.format_divergence(found, ONE_HOST).splitlines()
     before = "the processes were out of step before cross-process call #905"
     assert lines[0] == f"{before}, the oldest that is still recorded"
     assert lines[-1] == "jaxrun --lockstep strict stops at the first call that differs."
-    assert report.format_headline(found).startswith("the ranks were out of step before cross-process call #905 (")
+    assert divergence_text.format_headline(found).startswith(
+        "the ranks were out of step before cross-process call #905 ("
+    )
 
 
 @pytest.mark.parametrize(
@@ -309,7 +311,7 @@ def test_what_happened_before_is_marked_as_unknown():
     ],
 )
 def test_the_one_line_summary_names_the_place(parties, line):
-    headline = report.format_headline(Divergence("0-3", 12, parties))
+    headline = divergence_text.format_headline(Divergence("0-3", 12, parties))
     assert headline == f"the ranks were out of step at cross-process call {line}"
 
 
@@ -318,4 +320,4 @@ LAG = Lag("0-3", 5, (0, 1, 3), (2,), "jit(step)", "train.py:46 main", {0: 5, 1: 
 
 def test_what_is_certain_of_a_lag():
     told = "call #5, jit(step) at train.py:46, was reached by ranks 0-1, 3 and not by rank 2"
-    assert report.format_lag(LAG, ONE_HOST) == told
+    assert divergence_text.format_lag(LAG, ONE_HOST) == told

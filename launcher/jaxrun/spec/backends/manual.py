@@ -2,7 +2,7 @@
 
 With `jaxrun --hosts 2 --host-rank 1 --head h1:7777 …`, for hosts with neither MPI nor Slurm, each command starts the
 agent of its host's ranks. Rank 0 and those after it are on host 0, the next on host 1, and so on: every host has as
-many. supervisor/by_hand.py says how they meet.
+many. supervisor/attach.py says how they meet.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str, machine: Machine | N
     return replace(plan_remote(job, environ, job_id, command, hosts), agents=agents)
 
 
-def replan_by_hand(plan: Plan, there: Collection[AgentId]) -> Plan | None:
+def replan_manual(plan: Plan, there: Collection[AgentId]) -> Plan | None:
     """Return the plan of the same job on the hosts whose agents are `there`; None where they are too few."""
     each = len(plan.whole) // len(plan.agents)
     agents = [agent for agent in sorted(plan.agents) if agent in there]

@@ -21,8 +21,8 @@ from jaxrun.protocol.message_tags import digest
 from jaxrun.protocol.names import RUNTIME
 from jaxrun.protocol.payload import FunctionReference, OwnedDescriptor, dump, make_memory_file
 
-_ON_DEVICES = FunctionReference(f"{RUNTIME}.gang.map", "serve_on_devices")
-_AS_PYTHON = FunctionReference(f"{RUNTIME}.gang.map", "serve_python")
+_ON_DEVICES = FunctionReference(f"{RUNTIME}.gang.map_share", "serve_on_devices")
+_AS_PYTHON = FunctionReference(f"{RUNTIME}.gang.map_share", "serve_python")
 _PART_BYTES = 2**21  # of arrays: while one part is computed, the next ones are copied
 _PYTHON_PARTS = 16  # for each rank, which take very different times
 

@@ -21,7 +21,7 @@ from weakref import WeakSet
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun_runtime import jax_private
 from jaxrun_runtime.gloo.program_groups import find_groups
-from jaxrun_runtime.lockstep import jax_hooks, program_facts
+from jaxrun_runtime.lockstep import call_hooks, program_facts
 
 _log = logging.getLogger("jaxrun")
 _KEY_PREFIX = "jaxrun/gloo"
@@ -30,8 +30,8 @@ _MAX_INTERRUPTIONS = 100
 
 def open_before_first_use(env: WorkerEnv) -> None:
     """From now on, open the connections of each group before the first program that needs them runs."""
-    if env.size > 1 and jax_hooks.can_hook_executions() and jax_private.uses_gloo():
-        jax_hooks.hook_executions(GlooConnections(env.rank).execute, (__file__,))
+    if env.size > 1 and call_hooks.can_hook_executions() and jax_private.uses_gloo():
+        call_hooks.hook_executions(GlooConnections(env.rank).execute, (__file__,))
 
 
 class GlooConnections:

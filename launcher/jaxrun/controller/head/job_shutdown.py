@@ -12,7 +12,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 
-from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
+from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
 from jaxrun.analysis.diagnosis.root_cause import find_culprits, is_certain
 from jaxrun.controller.head.divergence_reports import DivergenceReports
 from jaxrun.controller.head.head_state import FIRST_PROGRESS_S, PROGRESS_INTERVAL_S, HeadState, JobPhase

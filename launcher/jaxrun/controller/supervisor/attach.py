@@ -14,7 +14,7 @@ from pathlib import Path
 
 from jaxrun.controller.supervisor.head_name import check_is_head, say_who_is_missing
 from jaxrun.controller.supervisor.remote_job import Endpoint
-from jaxrun.controller.supervisor.run import run
+from jaxrun.controller.supervisor.run_job import run
 from jaxrun.errors import JaxrunError, UsageError
 from jaxrun.node.agent import agent_process
 from jaxrun.node.agent.process_tree import command_lines_above
@@ -25,7 +25,7 @@ from jaxrun.protocol.agent_messages import Shutdown
 from jaxrun.protocol.connect import HeadAddress
 from jaxrun.protocol.names import TOKEN
 from jaxrun.records.termination_log import write_termination_log
-from jaxrun.spec.backends.by_hand import plan_attached
+from jaxrun.spec.backends.manual import plan_attached
 from jaxrun.spec.job import cluster_env
 from jaxrun.spec.job.cluster_env import BY_OPTIONS, RankInfo
 from jaxrun.spec.job.job import Job

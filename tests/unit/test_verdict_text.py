@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrun.analysis.verdict import report
 from jaxrun.analysis.verdict import verdict as verdict_file
+from jaxrun.analysis.verdict import verdict_text
 from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.errors import UsageError
 from jaxrun.terminal import A_FILE, PROSE_WIDTH, TerminalFormat, terminal_width, wrap_prose
@@ -38,11 +38,11 @@ FAILED = Verdict(
 
 
 def last_lines(verdict, count):
-    return report.format_report(verdict, RUN_DIR).splitlines()[-count:]
+    return verdict_text.format_report(verdict, RUN_DIR).splitlines()[-count:]
 
 
 def test_a_failure_report_fits_one_screen_with_cause_place_and_advice():
-    assert report.format_report(FAILED, RUN_DIR).splitlines() == [
+    assert verdict_text.format_report(FAILED, RUN_DIR).splitlines() == [
         "",
         "Traceback (most recent call last):",
         '  File "train.py", line 88, in step',
@@ -66,8 +66,8 @@ EXPLAINED = replace(
 
 
 def test_what_a_known_text_means_stands_under_it_and_not_in_its_place():
-    before = report.format_report(FAILED, RUN_DIR).splitlines()
-    assert report.format_report(EXPLAINED, RUN_DIR).splitlines() == [
+    before = verdict_text.format_report(FAILED, RUN_DIR).splitlines()
+    assert verdict_text.format_report(EXPLAINED, RUN_DIR).splitlines() == [
         *before[:6],
         "what this means: the mesh wants more devices than the 4 of this job.",
         "try: jaxrun -n 10, or -d 10 for simulated devices; jax.device_count() is what the program may use,",
@@ -78,29 +78,29 @@ def test_what_a_known_text_means_stands_under_it_and_not_in_its_place():
 
 
 def test_without_a_link_or_a_run_directory_none_is_shown():
-    assert "see:" not in report.format_report(replace(EXPLAINED, link=""), None)
-    assert report.format_report(FAILED, None).splitlines()[-2:] == [
+    assert "see:" not in verdict_text.format_report(replace(EXPLAINED, link=""), None)
+    assert verdict_text.format_report(FAILED, None).splitlines()[-2:] == [
         "7 others were stopped 0.03 s later; none of them had a fault of its own.",
         "exit 1",
     ]
 
 
 def test_on_a_terminal_the_headline_is_red_and_the_context_dim_and_prose_has_its_width():
-    text = report.format_report(EXPLAINED, RUN_DIR, TerminalFormat(60, colour=True))
-    assert text.splitlines()[:4] == report.format_report(FAILED, None).splitlines()[:4]
+    text = verdict_text.format_report(EXPLAINED, RUN_DIR, TerminalFormat(60, colour=True))
+    assert text.splitlines()[:4] == verdict_text.format_report(FAILED, None).splitlines()[:4]
     assert f"\x1b[1;31m{FAILED.headline}\x1b[0m\n" in text
     assert f"\n\x1b[2mlogs: {RUN_DIR}/rank-0002.err\x1b[0m\n" in text and text.endswith("\x1b[2mexit 1\x1b[0m")
     plain = re.sub(r"\x1b\[[\d;]*m", "", text)
     assert max(len(line) for line in plain.splitlines() if "://" not in line) <= 60
-    assert " ".join(plain.split()) == " ".join(report.format_report(EXPLAINED, RUN_DIR).split())
+    assert " ".join(plain.split()) == " ".join(verdict_text.format_report(EXPLAINED, RUN_DIR).split())
 
 
 def test_of_a_very_long_message_the_middle_is_left_out_and_the_log_named():
     message = "ValueError: first " + "x" * 50_000 + " last"
-    text = report.format_report(replace(FAILED, traceback=message), RUN_DIR)
+    text = verdict_text.format_report(replace(FAILED, traceback=message), RUN_DIR)
     assert len(text) < 9_000 and "ValueError: first xx" in text and "xx last\n" in text
     assert f"\n… 42,023 characters left out, which {RUN_DIR}/rank-0002.err holds …\n" in text
-    assert "characters left out …" in report.format_report(replace(FAILED, traceback=message), None)
+    assert "characters left out …" in verdict_text.format_report(replace(FAILED, traceback=message), None)
 
 
 DIVERGED = "the processes disagree at cross-process call #12\n  ranks 0-2:  jit(step)\n  rank 3:     jit(loss)"
@@ -110,22 +110,24 @@ DIVERGED = "the processes disagree at cross-process call #12\n  ranks 0-2:  jit(
 def test_a_divergence_that_the_screen_has_shown_is_not_shown_again(outcome):
     headline = "the ranks were out of step at cross-process call #12; 4 of 4 ranks were aborted."
     verdict = replace(FAILED, outcome=outcome, divergence=DIVERGED, headline=headline)
-    assert DIVERGED in report.format_report(verdict, RUN_DIR)
-    again = report.format_report(verdict, RUN_DIR, divergence_left="")
+    assert DIVERGED in verdict_text.format_report(verdict, RUN_DIR)
+    again = verdict_text.format_report(verdict, RUN_DIR, divergence_left="")
     assert DIVERGED not in again and ("not in step (above)" in again or headline in again)
     second = "the processes disagree at cross-process call #20"
-    both = report.format_report(replace(verdict, divergence=f"{DIVERGED}\n{second}"), None, divergence_left=second)
+    both = verdict_text.format_report(
+        replace(verdict, divergence=f"{DIVERGED}\n{second}"), None, divergence_left=second
+    )
     assert DIVERGED not in both and f"\n{second}\n" in f"{both}\n"
 
 
 def test_a_failure_without_a_traceback_is_one_paragraph():
     verdict = replace(FAILED, traceback="", headline="rank 2 of 8 was killed by SIGKILL (9).", victims={})
-    assert report.format_report(verdict, None) == "jaxrun: rank 2 of 8 was killed by SIGKILL (9).\nexit 1"
+    assert verdict_text.format_report(verdict, None) == "jaxrun: rank 2 of 8 was killed by SIGKILL (9).\nexit 1"
 
 
 def test_a_success_is_one_line():
     verdict = Verdict("ok", 0, HOSTS, startup=0.6, run=1.45, stopping=0.05)
-    assert report.format_report(verdict, RUN_DIR) == "jaxrun: done in 2.1 s (start-up 0.60 s)"
+    assert verdict_text.format_report(verdict, RUN_DIR) == "jaxrun: done in 2.1 s (start-up 0.60 s)"
 
 
 STOPPED, ENDED = dict.fromkeys((0, 1), "was stopped"), dict.fromkeys((4, 5), "was ended by JAX")

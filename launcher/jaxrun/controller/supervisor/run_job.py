@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxrun.controller.supervisor.terminal import check_live, resolve_stdin, start_screen
+from jaxrun.controller.supervisor.job_terminal import check_live, resolve_stdin, start_screen
 from jaxrun.errors import UsageError
 from jaxrun.node.agent.guard import Guard, job_marker
 from jaxrun.node.forkserver import early
@@ -48,7 +48,7 @@ def run(
 def _run_local(plan: Plan, environ: Mapping[str, str], started: float, early_server: EarlyServer | None) -> int:
     loopback_address()  # without one, nothing is made
     if plan.job.stage:
-        from jaxrun.controller.supervisor.staging import stage_here
+        from jaxrun.controller.supervisor.launcher_staging import stage_here
 
         plan = stage_here(plan, environ)
     _check_compile_cache(plan, environ)
@@ -73,7 +73,7 @@ def _run_remote(plan: Plan, environ: Mapping[str, str], started: float, endpoint
     addresses = select_addresses(list_addresses(), plan.job.interface)
     staged = None
     if plan.job.stage:  # by threads, which have ended when a process forks
-        from jaxrun.controller.supervisor.staging import stage_directories
+        from jaxrun.controller.supervisor.launcher_staging import stage_directories
 
         staged = stage_directories(plan.job)
     plan, directory = _continue_in_run_dir(plan)

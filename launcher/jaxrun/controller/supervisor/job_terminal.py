@@ -1,6 +1,6 @@
 """The terminal that jaxrun was started from: who reads what is typed there (--stdin, debuggers), and --live.
 
-head/debugger.py decides which rank's debugger has it.
+head/debugger_turns.py decides which rank's debugger has it.
 """
 
 from __future__ import annotations
