@@ -1,8 +1,9 @@
-"""Variables that the program sets itself, such as os.environ["JAX_ENABLE_X64"] = "1" before its `import jax`.
+"""Settings of JAX that the program makes itself, by os.environ["JAX_ENABLE_X64"] = "1" or by jax.config.update.
 
 Under `python` JAX reads them when it is imported or when its backend starts, and here both have happened before the
-program's first line. So JAX_… variables that are options are set as options when the program imports jax; for what JAX
-can no longer change, one line says where it was set, and how to say it to jaxrun instead.
+program's first line. So JAX_… variables that are options are set as options when the program imports jax. JAX would
+ignore other settings silently: one line tells where the program makes them, and which option of jaxrun does the same.
+One line also warns of jax_disable_jit, with which JAX computes wrong results in a job of several processes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from jaxrun_runtime.import_watch import ImportWatch
 
 # Options that JAX reads only when it joins the job or starts its backend.
 _READ_AT_START = re.compile(
-    "jax_(platforms|num_cpu_devices|cpu_collectives_implementation|cpu_get_.*_timeout_minutes|distributed_.*|mtls_.*"
+    "jax_(platforms|platform_name|num_cpu_devices|cpu_collectives_implementation|cpu_get_.*_timeout_minutes|distributed_.*|mtls_.*"
     "|enable_preemption_service|enable_recoverability|pjrt_client_create_options|mock_gpu_topology|cross_host_.*)"
 )
 # Variables that are not JAX's own, by the platform that reads them when it starts.
@@ -34,20 +35,24 @@ _READ_BY_PLATFORM = {
     "tpu": re.compile("LIBTPU_INIT_ARGS|TPU_.*"),
 }
 _XLA_FLAGS = "XLA_FLAGS"
+_PLATFORM_NAMES = ("JAX_PLATFORMS", "JAX_PLATFORM_NAME")
+_DISABLE_JIT = "jax_disable_jit"
 _DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
 _FLAG_OF_PLATFORM = re.compile("--xla_(cpu|gpu|tpu)_")
 
 
 class EnvWatch:
-    """Watches the environment while the program runs; `notify` gets a line for each variable that is set too late.
+    """Watches variables and options while the program runs; `notify` gets a line for each that has no effect.
 
-    jax_is_imported: the program has imported jax from its start
+    size:             processes of the job
+    jax_is_imported:  the program has imported jax from its start
     """
 
-    def __init__(self, notify: Callable[[str], None], *, jax_is_imported: bool = False) -> None:
+    def __init__(self, notify: Callable[[str], None], *, size: int, jax_is_imported: bool = False) -> None:
         import jax
 
         self._notify = notify
+        self._size = size
         self._platform = jax.local_devices()[0].platform
         self._local_devices = jax.local_device_count()
         self._before = dict(os.environ)
@@ -58,6 +63,9 @@ class EnvWatch:
         self._import = ImportWatch("jax", lambda jax: self._apply_options())
 
     def start(self) -> None:
+        if jax_private.read_option(_DISABLE_JIT):
+            self._warn_of_disabled_jit("the environment")
+        jax_private.watch_updates(self._handle_update)
         if not self._jax_is_imported:
             self._import.start()
         original = os.putenv
@@ -81,6 +89,24 @@ class EnvWatch:
         else:
             self._tell_if_late(name, value, frame)
 
+    def _handle_update(self, name: str, value: object, before: object) -> None:
+        """Handle `jax.config.update(name, value)`, or `with jax.disable_jit()`, just before it happens."""
+        frame = sys._getframe(1)
+        if name == _DISABLE_JIT:
+            if value:
+                self._warn_of_disabled_jit(find_place(frame))
+        elif _READ_AT_START.fullmatch(name) and value is not None:
+            self._tell_if_late(name, str(value), frame, before="" if before is None else str(before))
+
+    def _warn_of_disabled_jit(self, place: str) -> None:
+        if self._size == 1 or _DISABLE_JIT in self._told or os.getpid() != self._owner:
+            return
+        self._told.add(_DISABLE_JIT)
+        self._notify(
+            f"{place} sets {_DISABLE_JIT}, with which JAX ignores the shardings of jit: what is computed between the "
+            "ranks is silently wrong, such as process_allgather, which returns the rank's own part; debug so with -n 1"
+        )
+
     def _apply_options(self) -> None:
         """Set the options of JAX that the program has set as variables before it imported jax."""
         for name, value in os.environ.items():
@@ -92,10 +118,13 @@ class EnvWatch:
             else:
                 jax_private.set_option(option, name, value)
 
-    def _tell_if_late(self, name: str, value: str, frame: FrameType | None = None) -> None:
+    def _tell_if_late(self, name: str, value: str, frame: FrameType | None = None, before: str | None = None) -> None:
+        """Report a variable, or an option with the value `before`, if JAX has read it already."""
         if name in self._told or os.getpid() != self._owner:  # a forked child has its own environment
             return
-        instead = say_instead(name, value, self._before.get(name, ""), self._platform, self._local_devices)
+        if before is None:
+            before = self._before.get(name, "")
+        instead = say_instead(name.upper(), value, before, self._platform, self._local_devices)
         if instead:
             self._told.add(name)
             place = find_place(frame) if frame else self._places.get(name, "the program")
@@ -104,6 +133,9 @@ class EnvWatch:
 
 def say_instead(name: str, value: str, before: str, platform: str, local_devices: int) -> str:
     """The options of jaxrun to set a variable early enough; empty where JAX would not do anything else with it.
+
+    An option of JAX, as jax_platforms, has the same name as its variable in capitals.
+
 
     before:         its value when JAX started, empty for none
     platform:       "cpu", "gpu" or "tpu"
@@ -115,7 +147,7 @@ def say_instead(name: str, value: str, before: str, platform: str, local_devices
         return _xla_flags_instead(value, before, platform, local_devices)
     if name == "JAX_NUM_CPU_DEVICES":
         return f"-d {value}" if platform == "cpu" and value != str(local_devices) else ""
-    if name == "JAX_PLATFORMS":
+    if name in _PLATFORM_NAMES:
         wanted = value.partition(",")[0].strip().lower()
         same = wanted in ("", platform) or (platform == "gpu" and wanted in ("cuda", "rocm"))
         return "" if same else f"--platform {wanted}"

@@ -24,6 +24,8 @@ Those that --lockstep needs are in lockstep/call_hooks.py.
 from __future__ import annotations
 
 import atexit
+import contextlib
+import functools
 import logging
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -228,6 +230,34 @@ def set_option(name: str, variable: str, text: str) -> None:
     elif kind in (int, float):
         value = kind(text)
     config.update(name, value)
+
+
+def read_option(name: str) -> Any:
+    """The value of an option of JAX; None if there is no such option."""
+    return getattr(_lookup("jax", "config"), name, None)
+
+
+def watch_updates(on_update: Callable[[str, object, object], None]) -> None:
+    """Call `on_update(name, new value, old value)` just before the program changes an option of JAX.
+
+    It changes options by jax.config.update and by `with jax.disable_jit()`.
+    """
+    jax: Any = sys.modules["jax"]
+    update, disable_jit = jax.config.update, jax.disable_jit
+
+    @functools.wraps(update)
+    def watched_update(name: str, val: Any) -> None:
+        with contextlib.suppress(Exception):  # whatever the program has done to sys or to its stderr
+            on_update(name, val, read_option(name))
+        update(name, val)
+
+    @functools.wraps(disable_jit)
+    def watched_disable_jit(disable: bool = True) -> Any:
+        with contextlib.suppress(Exception):
+            on_update("jax_disable_jit", disable, read_option("jax_disable_jit"))
+        return disable_jit(disable)
+
+    jax.config.update, jax.disable_jit = watched_update, watched_disable_jit
 
 
 def missing_features(lockstep: str = LOCKSTEP_OFF) -> list[str]:

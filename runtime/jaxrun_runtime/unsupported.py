@@ -1,7 +1,7 @@
 """What a program expects of `python` and a rank cannot give it, with what is said where the program tries it.
 
 os.exec… is refused: what is executed would run alone, as process 0 of 1. mpi4py knows nothing of the other ranks where
-no MPI has started them.
+no MPI has started them, and the workers of pytest-xdist, which would run alone as well, are refused.
 """
 
 from __future__ import annotations
@@ -32,6 +32,30 @@ def explain(env: WorkerEnv, channel: AgentChannel) -> None:
     """From now on, say so where the program tries one of these."""
     _refuse_exec()
     watch_mpi(env, channel)
+    if env.size > 1:
+        call_after_import("execnet", _refuse_xdist)  # by which xdist starts its workers
+
+
+def _refuse_xdist(execnet: ModuleType) -> None:
+    """Raise pytest's error about its command line where xdist is about to start workers."""
+    original = execnet.Group.makegateway
+
+    @functools.wraps(original)
+    def makegateway(*args: Any, **kwargs: Any) -> Any:
+        if "xdist.dsession" in sys.modules:
+            _raise_usage_error()
+        return original(*args, **kwargs)
+
+    execnet.Group.makegateway = makegateway
+
+
+def _raise_usage_error() -> NoReturn:
+    import pytest
+
+    raise pytest.UsageError(
+        "the workers of pytest-xdist (-n) would be no ranks of this job: each would run its tests alone, as process 0 "
+        "of 1. Add -n 0; or run pytest by itself, with @pytest.mark.processes(N) at the tests."
+    )
 
 
 def _refuse_exec() -> None:

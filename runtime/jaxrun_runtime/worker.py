@@ -123,7 +123,7 @@ def _run_program(env: WorkerEnv, argv: list[str], preloader: Preloader | None) -
     children.tell_children(env, os.environ)
     # Where the program imports jax before all else, no variable that it sets comes before that import.
     is_imported = preloader is not None and preloader.imports_jax
-    watch = EnvWatch(functools.partial(_warn, env), jax_is_imported=is_imported)
+    watch = EnvWatch(functools.partial(_warn, env), size=env.size, jax_is_imported=is_imported)
     watch.start()
     if preloader is not None:
         preloader.begin_program()

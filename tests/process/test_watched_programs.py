@@ -53,6 +53,12 @@ os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
 import jax
 helper.set_host_device_count(8)
 print("devices", jax.local_device_count())
+jax.config.update("jax_platforms", "cpu")  # as it is
+jax.config.update("jax_platforms", "cuda")
+jax.config.update("jax_cpu_collectives_implementation", "mpi")
+jax.config.update("jax_enable_x64", False)
+with jax.disable_jit():
+    jax.config.update("jax_disable_jit", True)  # said once
 """
 HELPER = """\
 import os
@@ -81,7 +87,7 @@ def test_options_are_set_as_by_python_and_a_rank_without_jax_ends_as_ever(tmp_pa
 
 
 @pytest.mark.jax_version
-def test_a_variable_that_is_set_too_late_is_told_once_with_its_place_and_the_option_of_jaxrun(tmp_path: Path) -> None:
+def test_a_setting_that_is_made_too_late_is_told_once_with_its_place_and_the_option_of_jaxrun(tmp_path: Path) -> None:
     (tmp_path / "late.py").write_text(LATE)
     (tmp_path / "helper.py").write_text(HELPER)
     result = jaxrun(tmp_path, "-n", "2", "late.py")
@@ -90,6 +96,12 @@ def test_a_variable_that_is_set_too_late_is_told_once_with_its_place_and_the_opt
         "jaxrun: late.py:8 sets JAX_CPU_COLLECTIVES_IMPLEMENTATION, which JAX has read already; too late here: "
         "use --env JAX_CPU_COLLECTIVES_IMPLEMENTATION=mpi",
         "jaxrun: helper.py:4 sets XLA_FLAGS, which JAX has read already; too late here: use -d 8",
+        "jaxrun: late.py:14 sets jax_platforms, which JAX has read already; too late here: use --platform cuda",
+        "jaxrun: late.py:15 sets jax_cpu_collectives_implementation, which JAX has read already; too late here: "
+        "use --env JAX_CPU_COLLECTIVES_IMPLEMENTATION=mpi",
+        "jaxrun: late.py:17 sets jax_disable_jit, with which JAX ignores the shardings of jit: what is computed "
+        "between the ranks is silently wrong, such as process_allgather, which returns the rank's own part; debug so "
+        "with -n 1",
     ]
     assert read_lines(result.run_dir / "rank-0001.err", "jaxrun:") == []
     assert result.out.count("devices 1") == 2
@@ -233,6 +245,24 @@ def test_pytest_is_a_program_where_warnings_are_errors_with_strict_lockstep(tmp_
     assert (result.code, result.verdict()["divergence"]) == (0, ""), result
     assert result.out.count("1 passed") == 2, result
     assert not besides(result.err)
+
+
+@pytest.mark.extended
+def test_the_workers_of_xdist_are_refused_as_they_would_be_no_ranks(tmp_path: Path) -> None:
+    pytest.importorskip("xdist")
+    (tmp_path / "test_it.py").write_text("def test_it():\n    pass\n")
+    result = jaxrun(tmp_path, "-n", "2", "-m", "pytest", "-q", "-n", "2")
+    assert result.code == pytest.ExitCode.USAGE_ERROR, result
+    assert "ERROR: the workers of pytest-xdist (-n) would be no ranks of this job" in result.err + result.out
+    assert "Traceback" not in result.err
+
+
+@pytest.mark.parametrize(("size", "line"), [(2, "jaxrun: the environment sets jax_disable_jit"), (1, "")])
+def test_jit_that_is_disabled_by_the_environment_is_told_at_the_start(tmp_path: Path, size: int, line: str) -> None:
+    (tmp_path / "empty.py").write_text("")
+    result = jaxrun(tmp_path, "-n", str(size), "empty.py", env={"JAX_DISABLE_JIT": "1"})
+    told = read_lines(result.run_dir / "rank-0000.err", "jaxrun:")
+    assert (result.code, [text[: len(line)] for text in told]) == (0, [line] if line else []), result
 
 
 @pytest.mark.extended

@@ -176,6 +176,8 @@ _COUNT = "--xla_force_host_platform_device_count"
         ("JAX_PLATFORMS", "cpu", "", "cpu", ""),
         ("JAX_PLATFORMS", "cuda,cpu", "", "gpu", ""),
         ("JAX_PLATFORMS", "cpu", "", "gpu", "--platform cpu"),
+        ("JAX_PLATFORM_NAME", "cpu", "", "gpu", "--platform cpu"),
+        ("JAX_PLATFORM_NAME", "cpu", "", "cpu", ""),
         ("JAX_CPU_COLLECTIVES_IMPLEMENTATION", "mpi", "", "cpu", "--env JAX_CPU_COLLECTIVES_IMPLEMENTATION=mpi"),
         ("JAX_COORDINATOR_ADDRESS", "h1:1", "", "cpu", ""),
         ("NCCL_DEBUG", "INFO", "", "gpu", ""),  # NCCL starts with the first computation

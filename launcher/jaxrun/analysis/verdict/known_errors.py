@@ -50,6 +50,11 @@ KNOWN_ERRORS = {
         "JAX has its devices before the program's first line, so their number cannot be changed in it.",
         "take that line out of the program, and type jaxrun -d N.",
     ),
+    "devices-set-by-chex": KnownError(
+        r"Attempted to set (?P<count>\d+) devices, but \d+ CPUs already available",
+        "JAX has its devices before the program's first line, so their number cannot be changed in it.",
+        "take chex.set_n_cpu_devices out of the program, and type jaxrun -d {count}.",
+    ),
     "joined-late": KnownError(
         r"jax\.distributed\.initialize\(\) must be called before any JAX",
         "a process can join a job only before it uses JAX; jaxrun has done it before the program's first line.",
