@@ -18,7 +18,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from jaxrun.protocol import frames
+from jaxrun import stack_frames
 from jaxrun_runtime import jax_private
 from jaxrun_runtime.import_watch import ImportWatch
 
@@ -176,9 +176,9 @@ def find_place(frame: FrameType | None) -> str:
     found = None
     while frame is not None:
         filename = frame.f_code.co_filename
-        if frames.is_programs(filename):
+        if stack_frames.is_programs(filename):
             found = frame
             break
-        found = found or (None if frames.is_ours(filename) else frame)
+        found = found or (None if stack_frames.is_ours(filename) else frame)
         frame = frame.f_back
     return f"{os.path.basename(found.f_code.co_filename)}:{found.f_lineno}" if found else "the program"

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import FunctionType, MethodType
 from typing import Any
 
-from jaxrun.protocol.frames import EXIT_HANDLER
+from jaxrun.stack_frames import EXIT_HANDLER
 
 _register, _unregister = atexit.register, atexit.unregister
 _wrapped: list[tuple[Any, Callable[..., Any]]] = []  # the functions that were registered, and what calls them

@@ -12,8 +12,8 @@ import traceback
 from collections.abc import Iterator
 from types import TracebackType
 
-from jaxrun.protocol.frames import is_ours
 from jaxrun.protocol.worker_messages import Failed, ThreadFailed, WorkerStage
+from jaxrun.stack_frames import is_ours
 from jaxrun_runtime import run_program
 from jaxrun_runtime.agent_channel import AgentChannel
 

@@ -11,7 +11,7 @@ import inspect
 from types import ModuleType
 from typing import Any
 
-from jaxrun.protocol.frames import is_scaffold
+from jaxrun.stack_frames import is_scaffold
 from jaxrun_runtime.import_watch import call_after_import
 
 _HIDDEN = "hidden_frames_filename"  # the argument by which loguru's logger leaves out the frames of its own file

@@ -25,7 +25,7 @@ from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxrun_runtime as jr
-from jaxrun.protocol.shared_memory import remove_shared_directory, snapshot_directory
+from jaxrun.files.shared_memory import remove_shared_directory, snapshot_directory
 from jaxrun_runtime.state_snapshots import snapshots
 from jaxrun_runtime.state_snapshots.host_memory import HostMemory
 from jaxrun_runtime.state_snapshots.placement import Room

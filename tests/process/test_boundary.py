@@ -1,4 +1,4 @@
-"""The launcher runs without jax; the workers know nothing of the launcher but the protocol, the errors and text.py."""
+"""The launcher runs without jax. Ranks import only what is shared: protocol, files, stack_frames, errors, text."""
 
 import ast
 import functools
@@ -22,12 +22,12 @@ _ROOT = Path(__file__).parents[2]
 _LAUNCHER = _ROOT / "launcher"
 _RUNTIME = _ROOT / "runtime"
 _BANNED = ("jax", "jaxlib", "numpy", "jaxrun_runtime")
-_SHARED = ("jaxrun.protocol", "jaxrun.errors", "jaxrun.text")
+_SHARED = ("jaxrun.protocol", "jaxrun.files", "jaxrun.stack_frames", "jaxrun.errors", "jaxrun.text")
 _BY_STRING = ("import_module", "__import__")
 # A floor of the launcher imports only itself and those that stand after it.
 _ORDER = (
-    "cli", "frontends", "controller", "node", "records", "analysis", "spec", "protocol",
-    "text", "terminal", "errors", "clock",
+    "cli", "frontends", "controller", "node", "records", "analysis", "spec", "files", "protocol",
+    "stack_frames", "text", "terminal", "errors", "clock",
 )  # fmt: skip
 
 

@@ -146,7 +146,7 @@ def test_such_an_error_has_the_line_of_the_program_and_is_not_restarted(tmp_path
 
 def test_a_directory_that_another_user_has_made_is_named_with_its_path(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(
-        "import os, jaxrun_runtime as jr\nfrom jaxrun.protocol import shared_memory\n"
+        "import os, jaxrun_runtime as jr\nfrom jaxrun.files import shared_memory\n"
         "os.mkdir('memory'); shared_memory._MEMORY = os.path.abspath('memory')\n"
         "os.mkdir(shared_memory._own_directory(), 0o755)\njr.snapshot(1, {})\n"
     )

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 import jaxrun
-from jaxrun.protocol import shared_memory as directories
-from jaxrun.protocol.compiled_programs import cache_directory, make_cache_directory, open_cache_directory
-from jaxrun.protocol.own_files import draft_name
+from jaxrun.files import shared_memory as directories
+from jaxrun.files.compiled_programs import cache_directory, make_cache_directory, open_cache_directory
+from jaxrun.files.own_files import draft_name
 from jaxrun_runtime.compile_cache import compiler_hooks, set_up
 from jaxrun_runtime.compile_cache.shared_programs import SharedPrograms
 
@@ -286,7 +286,7 @@ def test_a_directory_can_be_made_while_another_process_removes_it(own):
 
 _REMOVER = """
 import itertools, os, sys
-from jaxrun.protocol import shared_memory
+from jaxrun.files import shared_memory
 shared_memory._MEMORY = sys.argv[1]
 for number in itertools.count():
     shared_memory.remove_shared_directory("shared")

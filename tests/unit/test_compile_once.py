@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxrun.protocol import shared_memory as directories
+from jaxrun.files import shared_memory as directories
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun_runtime.compile_cache import compile_once, compiler_hooks
 from jaxrun_runtime.compile_cache.shared_programs import IDLE_S, IDLE_SHARE, CompilingRank, seconds_worked

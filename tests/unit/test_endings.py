@@ -18,8 +18,8 @@ from jaxrun.analysis.diagnosis.stacks import main_stack, parse_dump
 from jaxrun.analysis.verdict.deadlocks import explain_deadlock
 from jaxrun.analysis.verdict.stack_text import find_place
 from jaxrun.node.agent.child_processes import describe_children
-from jaxrun.protocol.frames import EXIT_HANDLER
 from jaxrun.protocol.snapshot_messages import ChildProcess
+from jaxrun.stack_frames import EXIT_HANDLER
 from jaxrun_runtime import exit_handlers, stack_dumps
 
 KILLED, FAILED, LIVES = ChildProcess(42, status=-9), ChildProcess(43, status=1), ChildProcess(44, "sleep 1000")

@@ -9,13 +9,13 @@ import pytest
 
 import jaxrun
 import jaxrun_runtime
-from jaxrun.protocol.own_files import check_way, draft_name, is_draft, remove_directory, remove_file, write_whole_file
+from jaxrun.files.own_files import check_way, draft_name, is_draft, remove_directory, remove_file, write_whole_file
 from jaxrun_runtime.compile_cache.shared_programs import StoredFile, choose_oldest, list_stored
 
-# What else deletes than protocol/own_files.py, and what: all but one by the descriptor of the directory that it is in.
+# What else deletes than files/own_files.py, and what: all but one by the descriptor of the directory that it is in.
 _DELETING = {
     "jaxrun/node/agent/spawn.py": "a recorder that was just made, in the run directory",
-    "jaxrun/protocol/shared_memory.py": "the user's directory in memory, by its name, once it is empty",
+    "jaxrun/files/shared_memory.py": "the user's directory in memory, by its name, once it is empty",
     "jaxrun/records/rundir/jobs.py": "the link `latest` of a collection",
     "jaxrun/records/rundir/job_sockets.py": "sockets of jobs, and the user's directory of them",
     "jaxrun/records/rundir/rundir.py": "files of a run",
@@ -42,12 +42,12 @@ def test_every_place_that_deletes_is_known_and_does_so_by_a_descriptor():
         root = Path(package.__file__).parent
         calls = {str(path.relative_to(root.parent)): _deletions(path) for path in root.rglob("*.py")}
         found |= {name: deletions for name, deletions in calls.items() if deletions}
-    del found["jaxrun/protocol/own_files.py"]
+    del found["jaxrun/files/own_files.py"]
     assert set(found) == set(_DELETING)
     by_path = [
         name for name, calls in found.items() for call in calls if "dir_fd" not in {word.arg for word in call.keywords}
     ]
-    assert by_path == ["jaxrun/protocol/shared_memory.py"]
+    assert by_path == ["jaxrun/files/shared_memory.py"]
 
 
 def _fill(directory):

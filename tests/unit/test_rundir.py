@@ -271,7 +271,7 @@ def test_no_planted_link_is_written_through(tmp_path, monkeypatch):
     precious = tmp_path / "precious"
     precious.write_text("mine")
     run = made(tmp_path)
-    monkeypatch.setattr("jaxrun.protocol.own_files.draft_name", lambda: ".guessed.draft")
+    monkeypatch.setattr("jaxrun.files.own_files.draft_name", lambda: ".guessed.draft")
     for name in ("rank-0000.out", "rank-0000.flight", ".guessed.draft", "launch_command.log"):
         (run / name).symlink_to(precious)
     said = []

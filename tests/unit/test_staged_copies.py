@@ -11,6 +11,7 @@ import pytest
 
 from jaxrun.controller.supervisor.launcher_staging import Staged
 from jaxrun.errors import UnavailableError
+from jaxrun.files.own_files import is_draft
 from jaxrun.node.agent import host_staging
 from jaxrun.node.agent.host_staging import HostStaging
 from jaxrun.node.agent.spawn import WorkerSetup
@@ -20,7 +21,6 @@ from jaxrun.node.staging import copies as copies_module
 from jaxrun.node.staging.copies import Copies
 from jaxrun.node.staging.directory_copy import copied_link, copy_directory, list_directory
 from jaxrun.protocol.addresses import Address
-from jaxrun.protocol.own_files import is_draft
 from jaxrun.protocol.staging_messages import CopyStaged, Stage, StagedContent, StagedCopied
 from jaxrun.protocol.worker_command import worker_argv
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jaxrun.errors import UnavailableError
-from jaxrun.protocol import shared_memory as directories
+from jaxrun.files import shared_memory as directories
 from jaxrun_runtime.state_snapshots import checks, host_memory, placement, structure, survey
 from jaxrun_runtime.state_snapshots.checks import Check, CheckResult
 from jaxrun_runtime.state_snapshots.host_memory import HostMemory, file_name, read_region

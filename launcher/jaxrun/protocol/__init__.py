@@ -1,7 +1,8 @@
-"""All that launcher and workers agree on: environment variables, messages, files, and the handshake.
+"""What launcher and workers agree on: environment variables, messages and the handshake.
 
-This package is the only code that both sides import; nothing else spells a `JAXRUN_…` name. Each module is imported by
-its name: the command line needs the variables only, and the messages would cost its start 7 ms.
+Both sides import this package, and besides it only jaxrun.files, stack_frames, errors and text. No other code spells a
+`JAXRUN_…` name. Import the module you need: the command line reads variables only, and the messages would cost its
+start 7 ms.
 
 | processes               | messages                               | bytes                       |
 |-------------------------|----------------------------------------|-----------------------------|

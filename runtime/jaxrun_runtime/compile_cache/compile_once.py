@@ -16,8 +16,8 @@ import sys
 from collections.abc import Callable, Iterator, Set
 from typing import Any, NamedTuple
 
+from jaxrun.files.shared_memory import shared_directory
 from jaxrun.protocol.env import WorkerEnv
-from jaxrun.protocol.shared_memory import shared_directory
 from jaxrun_runtime import jax_private
 from jaxrun_runtime.compile_cache import compiler_hooks
 from jaxrun_runtime.compile_cache.compiler_hooks import CompileRequest, describe_devices, is_local

@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxrun.protocol.own_files import write_whole_file
+from jaxrun.files.own_files import write_whole_file
 
 _CPU = "cpu"
 _CALL_OUTSIDE, _CALLEE = "custom_call", "call_target_name"  # an operation of StableHLO, and its attribute

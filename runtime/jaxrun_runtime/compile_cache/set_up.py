@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxrun.protocol.compiled_programs import cache_directory, make_cache_directory, open_cache_directory
+from jaxrun.files.compiled_programs import cache_directory, make_cache_directory, open_cache_directory
+from jaxrun.files.own_files import is_draft
 from jaxrun.protocol.env import WorkerEnv
-from jaxrun.protocol.own_files import is_draft
 from jaxrun.protocol.settings import CACHE_AUTO
 from jaxrun_runtime import jax_private
 from jaxrun_runtime.compile_cache import compiler_hooks

@@ -4,7 +4,7 @@
 |---------------|------------------------------------------------------------------------------------------|
 | KEY           | a program; empty: it cannot be shared, so each rank compiles it                           |
 | KEY.claim     | a link to the process id of the rank that compiles the program, or has compiled it        |
-| a draft       | a program that is being written (jaxrun.protocol.own_files)                              |
+| a draft       | a program that is being written (jaxrun.files.own_files)                              |
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from jaxrun.protocol.own_files import write_whole_file
-from jaxrun.protocol.shared_memory import open_shared_directory
+from jaxrun.files.own_files import write_whole_file
+from jaxrun.files.shared_memory import open_shared_directory
 
 _NOT_SHARED = b""
 NOBODY = -1

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from jaxrun.protocol.compiled_programs import cache_directory
+from jaxrun.files.compiled_programs import cache_directory
 from jaxrun.protocol.settings import CACHE_AUTO
 
 _MAX_ENTRIES = 200

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
+from jaxrun.files.own_files import remove_directory
 from jaxrun.protocol.codec import encode
 from jaxrun.protocol.forkserver_messages import (
     LAUNCHER_DESCRIPTORS,
@@ -31,7 +32,6 @@ from jaxrun.protocol.forkserver_messages import (
     UnfinishedPreload,
 )
 from jaxrun.protocol.names import GANG_DIRECTORY_PREFIX, SHUTDOWN_BYTE
-from jaxrun.protocol.own_files import remove_directory
 from jaxrun_runtime import linux
 from jaxrun_runtime.forkserver import workers
 from jaxrun_runtime.forkserver.again import start_again

@@ -19,7 +19,7 @@ from typing import Any
 
 import jaxrun_runtime
 from jaxrun.errors import ProtocolError, add_note
-from jaxrun.protocol.gang_connection import BlockingConnection
+from jaxrun.protocol.blocking_connection import BlockingConnection
 from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind, pack
 from jaxrun.protocol.message_tags import ConnectionTags
 from jaxrun.protocol.payload import OwnedDescriptor, Payload, pickle_exception

@@ -16,9 +16,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from jaxrun.files.own_files import remove_directory
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.flight_file import ORDERS_WORD
-from jaxrun.protocol.own_files import remove_directory
 from jaxrun.protocol.worker_messages import ProfileCalls, ProfileEnded
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
 from jaxrun_runtime.lockstep.flight_recorder import RankGroup

@@ -16,7 +16,7 @@ from time import time_ns
 from types import CodeType, FrameType
 from typing import Any
 
-from jaxrun.protocol import frames
+from jaxrun import stack_frames
 from jaxrun.protocol.flight_file import ENTERED_WORD
 from jaxrun_runtime.interrupts import claim_monitoring_tool
 
@@ -132,8 +132,8 @@ class _ProgramFiles(dict[str, bool]):
     def __missing__(self, file: str) -> bool:
         if len(self) >= _MAX_FILES:
             self.clear()
-        package = frames.find_package(getattr(sys.modules.get("__main__"), "__file__", None) or "")
-        self[file] = frames.is_programs(file) or (bool(package) and file.startswith(package))
+        package = stack_frames.find_package(getattr(sys.modules.get("__main__"), "__file__", None) or "")
+        self[file] = stack_frames.is_programs(file) or (bool(package) and file.startswith(package))
         return self[file]
 
 
@@ -141,7 +141,7 @@ _is_programs = _ProgramFiles()
 
 
 def _is_internal(filename: str) -> bool:
-    return frames.is_ours(filename) or frames.is_jax(filename)
+    return stack_frames.is_ours(filename) or stack_frames.is_jax(filename)
 
 
 def _absolute(filename: str) -> str:

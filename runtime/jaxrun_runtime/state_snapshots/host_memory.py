@@ -17,8 +17,8 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
+from jaxrun.files.shared_memory import open_shared_directory, snapshot_directory
 from jaxrun.protocol.message_tags import digest
-from jaxrun.protocol.shared_memory import open_shared_directory, snapshot_directory
 from jaxrun_runtime.state_snapshots.placement import (
     SLOTS,
     Bounds,

@@ -24,8 +24,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from jaxrun.errors import ProtocolError
 from jaxrun.protocol.addresses import Address, parse_addresses
 from jaxrun.protocol.auth import ServerHandshake
+from jaxrun.protocol.blocking_connection import BlockingConnection
 from jaxrun.protocol.connect import HeadAddress, connect
-from jaxrun.protocol.gang_connection import BlockingConnection
 from jaxrun.protocol.message_tags import ConnectionTags
 from jaxrun_runtime.state_snapshots.host_memory import Data, HostMemory
 

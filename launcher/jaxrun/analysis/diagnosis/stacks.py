@@ -13,7 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from jaxrun.protocol import frames
+from jaxrun import stack_frames
 from jaxrun.protocol.flight_file import (
     GANG_ALLGATHER,
     GANG_BARRIER,
@@ -57,17 +57,17 @@ class Frame:
 
     @property
     def is_jax(self) -> bool:
-        return frames.is_jax(self.file)
+        return stack_frames.is_jax(self.file)
 
     @property
     def is_scaffold(self) -> bool:
         """Whether the frame is jaxrun's, or what Python itself puts around a program or a thread."""
-        return frames.is_scaffold(self.file)
+        return stack_frames.is_scaffold(self.file)
 
     @property
     def library(self) -> str:
         """The package or the module of Python that the frame belongs to, as "flax" or "queue"; the file's name else."""
-        package = PurePath(frames.find_package(self.file))
+        package = PurePath(stack_frames.find_package(self.file))
         return package.stem if package.name else PurePath(self.file).stem
 
     @property
@@ -78,10 +78,10 @@ class Frame:
     @property
     def is_packages(self) -> bool:
         """Whether the frame is that of an installed package other than JAX."""
-        return frames.is_packages(self.file)
+        return stack_frames.is_packages(self.file)
 
     def __str__(self) -> str:
-        if self.file == frames.EXIT_HANDLER:
+        if self.file == stack_frames.EXIT_HANDLER:
             return self.function
         return f"{PurePath(self.file).name}:{self.line} {self.function}"
 
@@ -123,7 +123,9 @@ class Stack:
     @property
     def programs(self) -> tuple[Frame, ...]:
         """The program's frames; none in a thread that only runs libraries."""
-        return tuple(self.frames[index] for index in frames.find_program_frames([one.file for one in self.frames]))
+        return tuple(
+            self.frames[index] for index in stack_frames.find_program_frames([one.file for one in self.frames])
+        )
 
     @property
     def users(self) -> tuple[Frame, ...]:
@@ -174,7 +176,7 @@ class Stack:
     def ending_frame(self) -> Frame | None:
         """The frame of the exit handler or finalizer that runs after the main thread's end: the program's, if any."""
         inner = self.frames[: self._shutdown_frame or 0]
-        return next((frame for frame in inner if frames.is_programs(frame.file)), inner[-1] if inner else None)
+        return next((frame for frame in inner if stack_frames.is_programs(frame.file)), inner[-1] if inner else None)
 
     @property
     def _shutdown_frame(self) -> int | None:

@@ -11,7 +11,7 @@ from pathlib import PurePath
 from jaxrun.analysis.lockstep import hlo_diff
 from jaxrun.analysis.lockstep.divergence import CallGroup
 from jaxrun.protocol.flight import Arrays, strip_directory
-from jaxrun.protocol.frames import find_package, is_jax
+from jaxrun.stack_frames import find_package, is_jax
 from jaxrun.text import plural
 
 _TYPE = re.compile(r"(?P<dtype>[^\[]*)\[(?P<shape>[^\]]*)\](?P<rest>.*)$")

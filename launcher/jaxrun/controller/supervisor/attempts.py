@@ -26,10 +26,10 @@ from jaxrun.controller.supervisor.job_report import describe_restart, open_outpu
 from jaxrun.controller.supervisor.job_server import open_server
 from jaxrun.controller.supervisor.job_terminal import Terminal, why_no_terminal
 from jaxrun.errors import EXIT_SOFTWARE
+from jaxrun.files.shared_memory import remove_all_of_job
 from jaxrun.node.agent.guard import Guard
 from jaxrun.node.agent.process_tree import become_subreaper, kill_all
 from jaxrun.node.agent.signals import LAUNCHER_SIGNALS, SignalPipe
-from jaxrun.protocol.shared_memory import remove_all_of_job
 from jaxrun.records.event_log.event_log import LoggedEvent
 from jaxrun.records.event_log.events import AttemptEnded, AttemptStarted
 from jaxrun.records.output.screen import HeldScreen

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from jaxrun.errors import ProtocolError, UsageError
+from jaxrun.files.own_files import is_trusted
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.protocol.codec import MessageDecoder, encode, message_types
 from jaxrun.protocol.job_messages import (
@@ -37,7 +38,6 @@ from jaxrun.protocol.job_messages import (
     SignalOrder,
 )
 from jaxrun.protocol.names import CONTROL_FD
-from jaxrun.protocol.own_files import is_trusted
 from jaxrun.records.event_log.events import Event, FaultRequested, ParentExited, Requested, SignalRequested
 from jaxrun.records.rundir import job_sockets
 from jaxrun.spec.job.fault_spec import FAULT_KINDS

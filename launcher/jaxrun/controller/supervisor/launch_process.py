@@ -15,8 +15,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxrun.files.own_files import open_own_directory
 from jaxrun.protocol.agent_id import AgentId
-from jaxrun.protocol.own_files import open_own_directory
 from jaxrun.spec.job.cluster_env import CancelCommand, launch_id
 from jaxrun.spec.job.plan import LaunchCommand
 from jaxrun.text import format_ranks_on_hosts, format_signal, parse_ranks

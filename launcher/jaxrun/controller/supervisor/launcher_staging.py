@@ -16,7 +16,7 @@ from jaxrun.node.channel.listener import Peer
 from jaxrun.node.staging.copies import Copies
 from jaxrun.node.staging.directory_copy import copy_directory, list_directory
 from jaxrun.node.staging.transfer import pass_on
-from jaxrun.protocol.gang_connection import BlockingConnection
+from jaxrun.protocol.blocking_connection import BlockingConnection
 from jaxrun.protocol.staging_messages import Stage, StagedContent, staged_path, use_copies
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import Plan

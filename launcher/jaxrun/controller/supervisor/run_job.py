@@ -110,7 +110,7 @@ def _check_compile_cache(plan: Plan, environ: Mapping[str, str]) -> None:
     """Raise UsageError if this host cannot keep compiled programs where --compile-cache says."""
     if plan.job.compile_cache == CACHE_OFF:
         return
-    from jaxrun.protocol.compiled_programs import cache_directory, make_cache_directory
+    from jaxrun.files.compiled_programs import cache_directory, make_cache_directory
 
     directory = cache_directory(plan.job.compile_cache, environ)
     try:

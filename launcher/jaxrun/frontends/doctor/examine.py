@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import IO
 
 from jaxrun.errors import UsageError
+from jaxrun.files.own_files import remove_directory
 from jaxrun.frontends.doctor.observation import Observation, read_run_dir
 from jaxrun.node.agent.host_probe import collect_facts, try_to_write
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.names import RUNTIME
-from jaxrun.protocol.own_files import remove_directory
 from jaxrun.spec.backends.slurm_allocation import Allocation, read_allocation
 from jaxrun.spec.job.plan import Plan
 from jaxrun.text import UNKNOWN_HOST, plural

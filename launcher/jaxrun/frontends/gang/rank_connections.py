@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxrun.errors import ProtocolError
+from jaxrun.files.own_files import remove_directory
 from jaxrun.frontends.gang.launcher_process import LauncherProcess
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.node.channel.host_addresses import list_addresses, select_addresses
@@ -28,7 +29,6 @@ from jaxrun.protocol.auth import new_token
 from jaxrun.protocol.gang_connection import GangMessageReader, GangMessageWriter
 from jaxrun.protocol.gang_messages import GangMessage
 from jaxrun.protocol.names import GANG_ADDRESS, GANG_DIRECTORY_PREFIX, GANG_TOKEN
-from jaxrun.protocol.own_files import remove_directory
 
 Received = tuple[int, GangMessage | None]
 

@@ -14,6 +14,7 @@ from functools import partial
 
 from jaxrun.clock import Clock
 from jaxrun.errors import UnavailableError
+from jaxrun.files.shared_memory import remove_shared_directory, snapshot_directory
 from jaxrun.node.agent.agent import SIGNALS, Agent
 from jaxrun.node.agent.agent_report import make_report, plain_address
 from jaxrun.node.agent.agent_states import (
@@ -48,7 +49,6 @@ from jaxrun.protocol.agent_messages import (
 )
 from jaxrun.protocol.auth import derive_rank_token
 from jaxrun.protocol.connect import HeadAddress, connect
-from jaxrun.protocol.shared_memory import remove_shared_directory, snapshot_directory
 from jaxrun.text import format_ranks
 
 _SIGNALS = (

@@ -7,11 +7,11 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from jaxrun.files.own_files import open_own_directory
 from jaxrun.node.agent.fabric_probe import collect_fabric_facts
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import AgentReport, JobInfo
 from jaxrun.protocol.names import VERSION
-from jaxrun.protocol.own_files import open_own_directory
 from jaxrun.records.rundir.rundir import JOB_FILE
 from jaxrun.spec.job.cluster_env import launch_id
 from jaxrun.spec.job.devices import probe_machine

@@ -17,11 +17,11 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
+from jaxrun.files.shared_memory import remove_all_of_job, remove_unless_held
 from jaxrun.node.agent.process_tree import TRACKER_GRACE_S, Descendants, children, group_members, is_tracker, kill
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.node.forkserver.client import reap
 from jaxrun.protocol.names import JOB_ID, RANK
-from jaxrun.protocol.shared_memory import remove_all_of_job, remove_unless_held
 
 _SWEEP_TIMEOUT_S = 2.0
 _SWEEP_PAUSE_S = 0.02

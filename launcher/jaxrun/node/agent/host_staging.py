@@ -17,8 +17,8 @@ from jaxrun.node.staging.transfer import pass_on
 from jaxrun.protocol.addresses import Address, parse_addresses
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.auth import Purpose, peer_token
+from jaxrun.protocol.blocking_connection import BlockingConnection
 from jaxrun.protocol.connect import HeadAddress, connect
-from jaxrun.protocol.gang_connection import BlockingConnection
 from jaxrun.protocol.staging_messages import CopyStaged, Stage, StagedCopied, use_copies
 
 _CONNECT_S = 10.0

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from jaxrun.files.own_files import open_own_directory
 from jaxrun.node.forkserver.client import start_process
 from jaxrun.protocol.agent_messages import StartWorker
 from jaxrun.protocol.codec import encode
@@ -24,7 +25,6 @@ from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF, TEXT_OFFSET, flight_file_name
 from jaxrun.protocol.forkserver_messages import FORK_DESCRIPTORS, ForkWorker
 from jaxrun.protocol.names import JOB_ID
-from jaxrun.protocol.own_files import open_own_directory
 from jaxrun.protocol.settings import STDIN_RANK_0
 from jaxrun.protocol.worker_command import worker_argv
 from jaxrun.protocol.worker_messages import RankSecret

@@ -7,6 +7,12 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from jaxrun.files.shared_memory import (
+    hold_directory,
+    remove_shared_directory,
+    shared_directory,
+    snapshot_directory,
+)
 from jaxrun.node.agent import spawn
 from jaxrun.node.agent.spawn import WorkerEnds, WorkerSetup
 from jaxrun.node.agent.worker_process import WorkerProcess
@@ -14,12 +20,6 @@ from jaxrun.node.forkserver import early
 from jaxrun.node.forkserver.client import ForkServer
 from jaxrun.protocol.agent_messages import StartFailed, WorkerEvent, WorkerSpawned
 from jaxrun.protocol.forkserver_messages import Preloaded, SuccessorForked, WorkerForked
-from jaxrun.protocol.shared_memory import (
-    hold_directory,
-    remove_shared_directory,
-    shared_directory,
-    snapshot_directory,
-)
 
 if TYPE_CHECKING:
     from jaxrun.node.forkserver.client import Answer

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from jaxrun.errors import ProtocolError, UnavailableError, UsageError
+from jaxrun.files.own_files import remove_file, write_whole_file
 from jaxrun.protocol.addresses import Address, parse_addresses
 from jaxrun.protocol.auth import MAX_FRAME_BYTES, Challenge
 from jaxrun.protocol.codec import MessageDecoder, message_types
 from jaxrun.protocol.connect import HeadAddress
-from jaxrun.protocol.own_files import remove_file, write_whole_file
 from jaxrun.spec.job.cluster_env import RankInfo
 
 _TEXTS = ("token", "head")

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from jaxrun.protocol.own_files import check_way, draft_name, is_draft, open_private_directory, remove_directory
+from jaxrun.files.own_files import check_way, draft_name, is_draft, open_private_directory, remove_directory
 from jaxrun.protocol.staging_messages import Stage
 
 STAGE_PREFIX = "jaxrun-stage-"  # of the directory of a user's copies; their number follows

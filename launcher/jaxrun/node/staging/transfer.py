@@ -19,7 +19,7 @@ from typing import Any
 
 from jaxrun.errors import ProtocolError
 from jaxrun.node.staging.copies import Copies
-from jaxrun.protocol.gang_connection import BlockingConnection
+from jaxrun.protocol.blocking_connection import BlockingConnection
 from jaxrun.protocol.staging_messages import StagedContent
 
 COPIED_MODE = 0o755  # what a copy keeps of a file's mode: nobody else writes to it, and it gives nobody's rights

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from jaxrun.analysis.diagnosis.stacks import FATAL_ERROR
-from jaxrun.protocol.own_files import open_own_directory
+from jaxrun.files.own_files import open_own_directory
 
 STREAMS = ("out", "err")
 TAIL_BYTES = 4096

@@ -18,7 +18,7 @@ import struct
 import time
 from collections.abc import Callable, Mapping
 
-from jaxrun.protocol.own_files import check_way, is_trusted, open_private_directory
+from jaxrun.files.own_files import check_way, is_trusted, open_private_directory
 from jaxrun.text import format_user
 
 _SUFFIX = ".sock"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.errors import UsageError
-from jaxrun.protocol.own_files import open_own_or_linked_directory, remove_directory
+from jaxrun.files.own_files import open_own_or_linked_directory, remove_directory
 from jaxrun.records.rundir.recorded_files import find_collection, is_run_dir, read_plan, read_verdict
 from jaxrun.records.rundir.rundir import (
     COLLECTION_DIR,

@@ -13,8 +13,8 @@ from pathlib import Path
 from jaxrun.analysis.verdict import verdict
 from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.errors import ProtocolError, UsageError
+from jaxrun.files.own_files import is_trusted, open_own_directory
 from jaxrun.protocol.codec import from_content
-from jaxrun.protocol.own_files import is_trusted, open_own_directory
 from jaxrun.records.event_log.event_log import EventLog, parse_lines
 from jaxrun.records.rundir.rundir import (
     COLLECTION_DIR,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxrun.errors import UsageError
-from jaxrun.protocol.own_files import (
+from jaxrun.files.own_files import (
     NEW_FILE,
     draft_name,
     open_own_directory,

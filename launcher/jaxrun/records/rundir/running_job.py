@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from jaxrun.errors import ProtocolError, UnavailableError, UsageError
+from jaxrun.files.own_files import open_own_directory
 from jaxrun.protocol.codec import MessageDecoder, encode, message_types
 from jaxrun.protocol.job_messages import (
     MAX_ANSWER_FRAME_BYTES,
@@ -29,7 +30,6 @@ from jaxrun.protocol.job_messages import (
     Request,
     ToClient,
 )
-from jaxrun.protocol.own_files import open_own_directory
 from jaxrun.records.rundir import job_sockets
 from jaxrun.records.rundir.jobs import has_open
 from jaxrun.records.rundir.recorded_files import RecordedLauncher, find_run_dir, read_plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from jaxrun.errors import UsageError
-from jaxrun.protocol.own_files import write_whole_file
+from jaxrun.files.own_files import write_whole_file
 
 MARK = "# Written by jaxrun."  # stands among the first lines of each
 

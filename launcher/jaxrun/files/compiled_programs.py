@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from jaxrun.protocol.own_files import check_way, is_trusted
+from jaxrun.files.own_files import check_way, is_trusted
 from jaxrun.protocol.settings import CACHE_AUTO
 from jaxrun.text import format_user
 

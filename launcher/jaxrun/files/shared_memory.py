@@ -17,7 +17,7 @@ import os
 import time
 from collections.abc import Iterator
 
-from jaxrun.protocol.own_files import open_private_directory, remove_directory
+from jaxrun.files.own_files import open_private_directory, remove_directory
 
 _MEMORY = "/dev/shm"
 _SNAPSHOTS = "-snapshots-"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxrun.protocol import frames
+from jaxrun import stack_frames
 
 LIB = "/usr/lib/python3.13"
 SITE = "/venv/lib/python3.13/site-packages"
@@ -22,8 +22,8 @@ SITE = "/venv/lib/python3.13/site-packages"
     ],
 )
 def test_these_are_the_programs(file):
-    assert frames.is_programs(file) and not frames.is_library(file.replace(SITE, ""))
-    assert frames.find_package("/job/train.py") == ""
+    assert stack_frames.is_programs(file) and not stack_frames.is_library(file.replace(SITE, ""))
+    assert stack_frames.find_package("/job/train.py") == ""
 
 
 @pytest.mark.parametrize(
@@ -45,9 +45,9 @@ def test_these_are_the_programs(file):
     ],
 )
 def test_these_are_a_librarys_and_this_is_its_package(file, package):
-    assert not frames.is_programs(file)
-    assert frames.is_library(file)
-    assert (frames.find_package(file), frames.is_packages(file)) == (package, bool(package))
+    assert not stack_frames.is_programs(file)
+    assert stack_frames.is_library(file)
+    assert (stack_frames.find_package(file), stack_frames.is_packages(file)) == (package, bool(package))
 
 
 @pytest.mark.parametrize(
@@ -63,4 +63,4 @@ def test_these_are_a_librarys_and_this_is_its_package(file, package):
     ids=["the user's", "an installed program", "none", "a thread of a library", "a zipped program", "no frames"],
 )
 def test_the_frames_of_the_program_are(files, own):
-    assert frames.find_program_frames(files) == own
+    assert stack_frames.find_program_frames(files) == own
