@@ -19,7 +19,11 @@ from jaxrun_runtime.agent_channel import AgentChannel
 
 EXIT_INTERRUPTED = 130  # 128 + SIGINT
 
-_WRAPPERS_FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "checkpoints.py")
+_HERE = os.path.dirname(os.path.abspath(__file__))
+# Files with functions that stand in the place of a library's, and call it.
+_WRAPPER_FILES = {
+    os.path.join(_HERE, f"{name}.py") for name in ("checkpoints", "jax_private", "make_mesh", "profiles", "unsupported")
+}
 _CLOUDPICKLE_FILE = os.sep + os.path.join("cloudpickle", "cloudpickle.py")
 # The most characters of what is sent, and the most notes of an exception.
 _MAX_MESSAGE_LENGTH = 20_000
@@ -60,8 +64,8 @@ def format_traceback(error: BaseException, *, in_program: bool = True) -> str:
 
 
 def trim_traceback(error: BaseException, *, in_program: bool = True) -> None:
-    """Remove the outer frames of jaxrun, cloudpickle, runpy and the import system, and those of functions of orbax that
-    jaxrun has wrapped; also from causes and contexts.
+    """Remove the outer frames of jaxrun, cloudpickle, runpy and the import system, and those of functions of JAX
+    and orbax that jaxrun has wrapped; also from causes and contexts.
     """
     seen: set[int] = set()
     todo: list[BaseException | None] = [error]
@@ -137,7 +141,7 @@ def _unlink_wrappers(frames: TracebackType | None) -> None:
     """Take out the frames of wrappers from which something else was called."""
     kept, between = frames, frames.tb_next if frames is not None else None
     while kept is not None and between is not None:
-        if between.tb_frame.f_code.co_filename != _WRAPPERS_FILE:
+        if between.tb_frame.f_code.co_filename not in _WRAPPER_FILES:
             kept.tb_next, kept = between, between
         between = between.tb_next
 

@@ -31,6 +31,7 @@ from jaxrun_runtime import (
     linux,
     nccl_network,
     own_frames,
+    profiles,
     run_program,
     shutdown,
     signal_handlers,
@@ -232,6 +233,7 @@ def _watch_program(env: WorkerEnv, channel: AgentChannel) -> None:
     checkpoints.connect(env, channel)
     unsupported.explain(env, channel)
     own_frames.hide()
+    profiles.keep_apart(env)
 
 
 def _warn(env: WorkerEnv, text: str) -> None:

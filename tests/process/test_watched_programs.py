@@ -130,6 +130,37 @@ manager.close()
     assert [(event["rank"], event["step"]) for event in result.events("CheckpointSaved")] == [(0, 3), (0, 5)]
 
 
+# ---- profiles of the program's own
+
+PROFILES = """\
+import jax
+import jax.numpy as jnp
+from jax.experimental.multihost_utils import sync_global_devices
+
+for directory, more in (("first", {}), ("second", {"create_perfetto_trace": True})):
+    jax.profiler.start_trace(directory, **more)
+    jnp.ones((8, 8)).sum().block_until_ready()
+    sync_global_devices(directory)
+    jax.profiler.stop_trace()
+with jax.profiler.trace("third"):
+    sync_global_devices("third")
+"""
+
+
+@pytest.mark.jax_version
+def test_each_ranks_own_profile_has_files_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "profiles.py").write_text(PROFILES)
+    result = jaxrun(tmp_path, "-n", "2", "profiles.py")
+    assert result.code == 0, result
+    for directory, count in (("first", 1), ("second", 2), ("third", 1)):
+        names = [path.name for path in (tmp_path / directory).glob("plugins/profile/*/*")]
+        of_first = [name for name in names if not name.startswith("rank-")]
+        assert sorted(name for name in names if name not in of_first) == sorted(f"rank-0001-{n}" for n in of_first)
+        assert len([name for name in of_first if name.endswith(".xplane.pb")]) == 1
+        assert len([name for name in of_first if name.endswith(".json.gz")]) == count
+        assert [path.name for path in (tmp_path / directory).iterdir()] == ["plugins"]  # and no draft
+
+
 # ---- children that the program forks: they end by SIGTERM and crash on their own account
 
 FORKING = """\

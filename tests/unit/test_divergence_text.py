@@ -219,6 +219,29 @@ def test_what_differs_within_the_programs_is_named(text, other_text, lines, advi
     assert hint.startswith(advice)
 
 
+CONSTANT = "%cst = stablehlo.constant dense<2.0> : tensor<f32>"
+
+
+@pytest.mark.parametrize(
+    ("source", "other_text", "words", "advice"),
+    [
+        (
+            "<lambda> at /home/me/train.py:88",
+            MAIN + "\n%1 = stablehlo.multiply %0, %cst",
+            "another lambda of this line, or a Python value that is baked in",
+            "let one thread make them all",
+        ),
+        ("<lambda> at /home/me/train.py:88", MAIN + CONSTANT.replace("2.0", "3.0"), VALUE, "pass the value"),
+        ("step at /home/me/train.py:88", MAIN + "\n%1 = stablehlo.multiply %0, %cst", VALUE, "pass the value"),
+    ],
+)
+def test_lambdas_of_one_line_are_told_from_a_value_that_is_baked_in(source, other_text, words, advice):
+    step = replace(STEP, source=source, hlo=packed(MAIN + CONSTANT if "3.0" in other_text else MAIN))
+    body, hint = difference(replace(step, ranks=(3,), code="d", hlo=packed(other_text)), step)
+    assert words in body[0]
+    assert advice in hint
+
+
 def test_a_weak_type_is_named_beside_the_program():
     other = replace(OTHER, key="a", code="d", arguments=(WEAK, W), hlo=packed(MAIN.replace("<2>", "<3>")))
     body, hint = difference(other, replace(STEP, hlo=packed(MAIN)))

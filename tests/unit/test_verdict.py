@@ -3,9 +3,11 @@
 import signal
 
 import pytest
-from outcomes import ABORT, GLOO, culprit_ranks, end, failed, raised, stopped, thread, weigh
+from outcomes import ABORT, GLOO, HOSTS, NOW, RUN_AT, START, culprit_ranks, end, failed, raised, stopped, thread, weigh
 
+from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
 from jaxrun.analysis.diagnosis.root_cause import Culpability, culpability, is_certain
+from jaxrun.analysis.verdict.decide import decide
 
 # ---- the culprit
 
@@ -175,6 +177,21 @@ def test_a_death_without_any_report_shows_the_end_of_stderr():
     assert weigh(end(1, 5.0, -signal.SIGKILL, stderr_tail=tail), *stopped(0, 2, 3)).traceback == ""
 
 
+@pytest.mark.parametrize(("uses_mpi", "call"), [(True, "(MPI_Abort, or os._exit?)"), (False, "(os._exit?)")])
+def test_a_status_without_an_exception_is_mpi_abort_where_the_program_uses_mpi(uses_mpi, call):
+    outcome = JobOutcome(EndReason.FAILED, (end(1, 5.0, 5), *stopped(0, 2, 3)), run_at=RUN_AT, uses_mpi=uses_mpi)
+    verdict = decide(outcome, HOSTS, started=START, ended=NOW)
+    assert f"exited with status 5 without an exception {call}, 5.0 s" in verdict.headline
+
+
+@pytest.mark.parametrize(("message", "shown"), [("", "  ValueError: bad record"), ("no data", "")])
+def test_an_exit_without_a_message_shows_the_end_of_stderr(message, shown):
+    exits = failed(1, message, error="SystemExit", status=1)
+    verdict = weigh(end(1, 5.0, 1, failure=exits, stderr_tail="ValueError: bad record\n"), *stopped(0, 2, 3))
+    assert verdict.traceback == shown
+    assert verdict.intro == ("the last lines that rank 1 (h0) wrote to stderr:" if shown else "")
+
+
 def test_a_verdict_that_knows_only_consequences_says_so():
     verdict = weigh(*(raised(rank, 9.0 - rank, GLOO) for rank in range(4)))
     assert verdict.culprits == (3,) and verdict.exit_code == 1
@@ -238,4 +255,4 @@ def test_kinds_of_victims_are_distinguished():
         raised(2, 5.2, "of another kind", error="KeyError"),
         end(3, 4.0, 0, finished=True),
     )
-    assert verdict.victims == {0: "lost its connection", 2: "raised KeyError", 3: "had finished"}
+    assert verdict.victims == {0: "lost its connection", 2: "raised KeyError at train.py:88", 3: "had finished"}

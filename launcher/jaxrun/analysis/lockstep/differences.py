@@ -18,6 +18,7 @@ _TYPE = re.compile(r"(?P<dtype>[^\[]*)\[(?P<shape>[^\]]*)\](?P<rest>.*)$")
 _WEAK = ", weak"
 _ELIDED = "__elided__"  # in the place of a large constant
 _MAIN, _SHARD_MAP = "func.func public @main(", "sdy.manual_computation"  # begin lines that show options
+_LAMBDA, _CONSTANT = "<lambda> at ", "stablehlo.constant "
 _MAX_LINES = 12  # of a difference of programs
 _LONG_SHARDING = 28  # characters; where it is the same for all, a longer one is left out
 
@@ -37,6 +38,7 @@ class DifferenceKind(Enum):
     WEAK = auto()
     RESULT = auto()
     OPTIONS = auto()
+    LAMBDA = auto()
     CONSTANT = auto()
     CODE = auto()
     UNKNOWN = auto()
@@ -63,6 +65,8 @@ ADVICE = {
     "rank (jnp.asarray(value, dtype)).",
     DifferenceKind.RESULT: "ask for the same results on every rank, with the same dtypes and out_shardings.",
     DifferenceKind.OPTIONS: "give jit and shard_map the same options on every rank, as donate_argnums and in_specs.",
+    DifferenceKind.LAMBDA: f"{_SAME_CALLS}: where threads make calls, let one thread make them all; give each lambda "
+    "of this line a name (def), by which reports can tell them apart.",
     DifferenceKind.CONSTANT: "pass the array as an argument instead, or broadcast rank 0's first "
     "(jax.experimental.multihost_utils.broadcast_one_to_all).",
     DifferenceKind.CODE: "pass the value as an argument instead, or broadcast rank 0's first "
@@ -187,9 +191,15 @@ def _codes(groups: Sequence[CallGroup]) -> list[Difference]:
     lines = hlo_diff.diff(*texts)
     mains = {next((line for line in text.splitlines() if _MAIN in line), "") for text in texts}
     has_options = len(mains) > 1 or any(_SHARD_MAP in line for line in lines)
-    kind = DifferenceKind.OPTIONS if has_options else DifferenceKind.CODE
+    kind = DifferenceKind.OPTIONS if has_options else _code_kind(first, lines)
     sides, omitted = (first.ranks, second.ranks), max(0, len(lines) - _MAX_LINES)
     return [Difference(kind, lines=tuple(lines[:_MAX_LINES]), sides=sides, omitted=omitted)]
+
+
+def _code_kind(group: CallGroup, lines: Sequence[str]) -> DifferenceKind:
+    """Return LAMBDA where lambdas of one line, which have one name, differ in more than the value of a constant."""
+    has_other_operations = any(_CONSTANT not in line for line in lines)
+    return DifferenceKind.LAMBDA if group.source.startswith(_LAMBDA) and has_other_operations else DifferenceKind.CODE
 
 
 def _pair(groups: Sequence[CallGroup]) -> tuple[CallGroup, CallGroup] | None:

@@ -18,6 +18,7 @@ _DIFFERENCES = 4
 _VALUES = 4
 _PROGRAMS = {
     DifferenceKind.CODE: "a Python value that is baked in differs",
+    DifferenceKind.LAMBDA: "another lambda of this line, or a Python value that is baked in",
     DifferenceKind.OPTIONS: "what it donates, its specs or its options differ",
     DifferenceKind.CONSTANT: "a large array that is baked in differs",
 }
@@ -85,7 +86,7 @@ def _made(call_group: CallGroup) -> str:
 
 def _difference(difference: Difference, hosts: Mapping[int, str]) -> Iterator[str]:
     match difference.kind:
-        case DifferenceKind.CODE | DifferenceKind.OPTIONS | DifferenceKind.CONSTANT:
+        case _ if difference.kind in _PROGRAMS:
             yield f"  same name and shapes, different program: {_PROGRAMS[difference.kind]}"
             yield from _diff(difference, hosts)
         case _ if difference.values:

@@ -34,7 +34,8 @@ def describe_job_failure(verdict: Verdict, outcome: JobOutcome, *, started: floa
     elif kind is Culpability.CONSEQUENCE:
         headline = _describe_unknown_cause(workers, first, hosts, moment)
     else:
-        headline = _describe_own_failure(culprits, hosts, moment, is_short=phrasing.was_running(first, run_at))
+        is_short = phrasing.was_running(first, run_at)
+        headline = _describe_own_failure(culprits, hosts, moment, is_short=is_short, uses_mpi=outcome.uses_mpi)
     if (fault or kind is Culpability.CONSEQUENCE) and traceback and len(hosts) > 1:
         intro = intro or f"rank {first.rank}'s traceback:"
     culprit_ranks = tuple(worker.rank for worker in culprits)
@@ -64,9 +65,9 @@ def find_told_fault(workers: Sequence[WorkerOutcome]) -> InjectedFault | None:
 
 
 def _describe_own_failure(
-    culprits: Sequence[WorkerOutcome], hosts: Mapping[int, str], moment: str, is_short: bool
+    culprits: Sequence[WorkerOutcome], hosts: Mapping[int, str], moment: str, *, is_short: bool, uses_mpi: bool
 ) -> str:
-    did = phrasing.describe_failure(culprits[0], many=len(culprits) > 1)
+    did = phrasing.describe_failure(culprits[0], many=len(culprits) > 1, uses_mpi=uses_mpi)
     comma = "" if is_short and len(did) < _SHORT_CHARS else ","
     memory = f"; {culprits[0].out_of_memory}" if culprits[0].out_of_memory else ""
     return f"{phrasing.describe_ranks(culprits, hosts)} {did}{comma} {moment}{memory}."

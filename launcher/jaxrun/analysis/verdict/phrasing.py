@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +11,9 @@ from jaxrun.analysis.diagnosis.consequences import Fate
 from jaxrun.analysis.diagnosis.job_outcome import InjectedFault, WorkerOutcome
 from jaxrun.analysis.diagnosis.root_cause import collateral, own_thread_failures
 from jaxrun.analysis.verdict.stack_text import format_crash
+from jaxrun.protocol.flight import strip_directory
 from jaxrun.protocol.worker_messages import WorkerStage
+from jaxrun.stack_frames import find_program_frames
 from jaxrun.text import (
     format_ranges,
     format_rank,
@@ -28,7 +31,8 @@ _STAGES = {
 }
 _MAX_TAIL_LINES = 12
 _MAX_MESSAGE_CHARACTERS = 200
-_OS_EXIT = "(os._exit?)"
+_OS_EXIT, _MPI_EXIT = "(os._exit?)", "(MPI_Abort, or os._exit?)"
+_FRAME = re.compile(r'^ *File "([^"]+)", line ([0-9]+)', re.MULTILINE)  # of a traceback, outermost first
 
 
 def describe_ranks(workers: Sequence[WorkerOutcome], hosts: Mapping[int, str]) -> str:
@@ -43,7 +47,7 @@ def describe_ranks(workers: Sequence[WorkerOutcome], hosts: Mapping[int, str]) -
     return f"{len(workers)} of {len(hosts)} ranks{which}"
 
 
-def describe_failure(worker: WorkerOutcome, *, many: bool = False) -> str:
+def describe_failure(worker: WorkerOutcome, *, many: bool = False, uses_mpi: bool = False) -> str:
     """The predicate: `raised ValueError`, `was killed by SIGKILL (9)`; `many` where several ranks did it."""
     after = " after its program had ended" if worker.finished else ""
     if worker.failure is not None:
@@ -56,7 +60,8 @@ def describe_failure(worker: WorkerOutcome, *, many: bool = False) -> str:
         return _describe_signal(worker, worker.status, "were " if many else "was ") + after
     if worker.status == 0:
         return f"{format_status(0)} before the end of its program {_OS_EXIT}"
-    return f"{format_status(worker.status)} without an exception {_OS_EXIT}{after}"
+    exit_call = _MPI_EXIT if uses_mpi else _OS_EXIT
+    return f"{format_status(worker.status)} without an exception {exit_call}{after}"
 
 
 def describe_time(worker: WorkerOutcome, started: float, run_at: float | None) -> str:
@@ -80,7 +85,8 @@ def find_evidence(workers: Sequence[WorkerOutcome], hosts: Mapping[int, str]) ->
     """
     worker = workers[0]
     name = format_ranks_on_hosts([worker.rank], hosts)
-    if worker.failure is not None:
+    # A program that ends by sys.exit(1) may have printed the error by itself, as hydra does.
+    if worker.failure is not None and (worker.failure.error != "SystemExit" or worker.failure.message):
         traceback = worker.failure.traceback.rstrip("\n")
         shared = f"{len(workers)} of {len(hosts)} ranks raised the same error; {name}'s traceback:"
         return (shared if len(workers) > 1 and traceback else ""), traceback
@@ -97,7 +103,7 @@ def find_evidence(workers: Sequence[WorkerOutcome], hosts: Mapping[int, str]) ->
 def describe_victim(worker: WorkerOutcome) -> str:
     """What became of a rank that is not a culprit, to complete `rank 3 …`."""
     if worker.failure is not None:
-        return collateral(worker) or _describe_error(worker)
+        return collateral(worker) or _describe_error(worker) + _raised_at(worker.failure.traceback)
     if worker.lost_reason and not worker.killed_by_launcher:
         return Fate.LOST_TOO
     if worker.ended_well:
@@ -151,6 +157,13 @@ def _describe_error(worker: WorkerOutcome) -> str:
     if lines and lines[0]:
         return f"ended with status {failure.status}: sys.exit({lines[0][:_MAX_MESSAGE_CHARACTERS]!r})"
     return f"ended with status {failure.status} (sys.exit)"
+
+
+def _raised_at(traceback: str) -> str:
+    """Return ` at train.py:88`, the innermost line of the program in a traceback; empty where it has none."""
+    places = _FRAME.findall(traceback)[::-1]
+    index = next(iter(find_program_frames([file for file, _ in places])), None)
+    return f" at {strip_directory(places[index][0])}:{places[index][1]}" if index is not None else ""
 
 
 def _describe_signal(worker: WorkerOutcome, status: int, auxiliary: str) -> str:
