@@ -14,7 +14,7 @@ Ranks = tuple[range, ...]
 V = TypeVar("V", bound=Hashable)
 _PLURALS = {
     **{"is": "are", "has": "have", "was": "were", "waits": "wait", "sleeps": "sleep", "goes": "go"},
-    **{"it": "they", "its": "their", "does": "do"},
+    **{"it": "they", "its": "their", "does": "do", "grows": "grow"},
 }
 _MAX_SECONDS = 1e9
 _MAX_LINE_CHARS = 2000

@@ -244,6 +244,26 @@ class FirstOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryShortage:
+    """The memory of the agent's host, or of its ranks' cgroup, will be full within a minute at its present growth.
+
+    rank:       the rank that grows most
+    used:       bytes in use
+    limit:      bytes that there are
+    full_in_s:  seconds until then
+    growth:     bytes per second
+    growing:    the ranks that account for a good part of the growth; none where other processes grow
+    """
+
+    rank: int
+    used: int
+    limit: int
+    full_in_s: float
+    growth: float
+    growing: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ForkingDeclined:
     """The agent starts each worker in an interpreter of its own: the process that has imported jax cannot be forked."""
 
@@ -321,7 +341,7 @@ class Shutdown:
 
 AgentEvent = AgentConnected | AgentReport | AgentSignalled | HostFacts | PeerResults | StagedCopied | ClockReply
 _OfWorker = WorkerSpawned | WorkerExited | StartFailed | FaultNotInjected
-WorkerEvent = _OfWorker | RankReply | RecorderSnapshot | ProgramDetailsReply
+WorkerEvent = _OfWorker | MemoryShortage | RankReply | RecorderSnapshot | ProgramDetailsReply
 HostTask = ProbePeers | CopyStaged  # before the workers start
 AgentOrder = HostTask | StartWorkers | ClockProbe
 WorkerOrder = InjectFault | RankQuery | ProgramDetailsRequest | AgentToWorker

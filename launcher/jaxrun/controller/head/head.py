@@ -33,6 +33,7 @@ from jaxrun.controller.head.head_state import FIRST_PROGRESS_S, PROGRESS_INTERVA
 from jaxrun.controller.head.health_checks import HealthChecks
 from jaxrun.controller.head.interruption import Interruption, InterruptionEvent
 from jaxrun.controller.head.job_shutdown import JobShutdown
+from jaxrun.controller.head.memory_shortages import MemoryShortages
 from jaxrun.controller.head.queries import RankQueries
 from jaxrun.controller.head.requests import RequestEvent, Requests
 from jaxrun.controller.head.startup import Startup, StartupEvent
@@ -46,6 +47,7 @@ from jaxrun.protocol.agent_messages import (
     AgentReport,
     ClockReply,
     FaultNotInjected,
+    MemoryShortage,
     StartFailed,
     WorkerExited,
     WorkerSpawned,
@@ -128,6 +130,7 @@ class Head:
             StopEvent: self._state.stop.handle,
             WorkerReport: self._workers.add_report,
             RankReply: self._queries.handle,
+            MemoryShortage: MemoryShortages(self._state, self._queries).handle,
             RecorderSnapshot: self._on_recorder,
             ClockReply: self._stragglers.handle_clock,
             Call: self._divergence.handle_call,

@@ -41,6 +41,7 @@ class Timer(enum.IntEnum):
     HANDOVER = enum.auto()  # the rank that has the terminal has not come back from a step, and others wait
     MISMATCH = enum.auto()  # the ranks differ in this call: report it
     COMPILATION_CHECK = enum.auto()  # some ranks compile for a call: what do the others do?
+    MEMORY = enum.auto()  # a host's memory will soon be full: its agents have had time to say so
     DETAILS = enum.auto()  # the details of the programs that this divergence names have not come
 
 

@@ -14,6 +14,7 @@ from functools import partial
 
 from jaxrun.analysis.diagnosis.stacks import FATAL_ERROR
 from jaxrun.errors import EXIT_SOFTWARE, ProtocolError
+from jaxrun.node.agent.memory_watch import INTERVAL_S, MemoryWatch
 from jaxrun.node.agent.oom import OomWatch, own_memory_cgroup
 from jaxrun.node.agent.pipes import OutputPipes, OutputSink
 from jaxrun.node.agent.snapshot_reader import SnapshotReader
@@ -56,7 +57,10 @@ class Agent:
         self._report = report
         self._clock = clock
         self._pipes = OutputPipes(output, lambda rank: report(FirstOutput(rank)))
-        self._oom = OomWatch(own_memory_cgroup())
+        cgroup = own_memory_cgroup()
+        self._oom = OomWatch(cgroup)
+        self._memory = MemoryWatch(cgroup)
+        self._memory_due = clock() + INTERVAL_S
         self._snapshots = SnapshotReader(workers, output, clock)
 
     def start(self) -> None:
@@ -64,6 +68,7 @@ class Agent:
         loop, workers = self._loop, self._workers
         loop.add_poller(self._pause_or_resume_output)
         loop.add_timer(self._snapshots.deadline, self._report_snapshots)
+        loop.add_timer(lambda: self._memory_due, self._watch_memory)
         events = workers.start()
         if workers.fork_server is not None:
             loop.add_reader(workers.fork_server.channel.fileno(), MESSAGES, self._on_fork_server)
@@ -188,6 +193,13 @@ class Agent:
     def _report_snapshots(self) -> None:
         self._report_all(self._snapshots.poll())
 
+    def _watch_memory(self) -> None:
+        now = self._clock()
+        self._memory_due = now + INTERVAL_S
+        held = {worker.rank: worker.memory_bytes() for worker in self._workers if worker.live}
+        if held and (shortage := self._memory.read(held, now)) is not None:
+            self._report(shortage)
+
     def _reap(self) -> None:
         by_pid = {worker.child: worker for worker in self._workers if worker.live}
         with contextlib.suppress(ChildProcessError):
@@ -206,6 +218,8 @@ class Agent:
         self._pipes.finish(worker.rank)
         crashed = status < 0 and status != -signal.SIGKILL
         oom = self._oom.explain(worker.pid) if status == -signal.SIGKILL and not worker.killed else ""
+        if oom and (figures := self._memory.describe_last(worker.rank)):
+            oom += f"; a moment before, {figures}"
         crash_dump = worker.read_new_stacks() if crashed else ""
         if crashed and FATAL_ERROR not in crash_dump:  # the program has led the fault handler to stderr, as absl does
             crash_dump = self._output.logs.crash_dump(worker.rank) or crash_dump

@@ -1,0 +1,150 @@
+"""Forecasts when the memory of this host, or of the ranks' memory cgroup, will be full, from one reading a second.
+
+A forecast needs growth that lasts: the rate is the lower one of the whole window and of its last two seconds. A program
+that loads its data and stops growing is not mentioned, nor is anything before two thirds of the memory are used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxrun.node.agent.oom import memory_limit
+from jaxrun.protocol.agent_messages import MemoryShortage
+from jaxrun.text import format_bytes
+
+INTERVAL_S = 1.0  # between readings
+_WINDOW = 11  # readings
+_RECENT = 3
+_MIN_READINGS = 4
+_HORIZON_S = 60.0  # what is full later is not mentioned
+_MIN_USED = 2 / 3  # of the memory
+_MIN_PART = 0.2  # of the growth, to count among the ranks that grow
+_RECOVERED_S = 30.0  # after so long without a forecast the next one is reported again
+
+_MEMINFO = Path("/proc/meminfo")
+# By version of the cgroup: the file with the bytes in use, and the line of memory.stat with the cache that the kernel
+# frees first.
+_USAGE_FILES = {"memory.current": "inactive_file", "memory.usage_in_bytes": "total_inactive_file"}
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The memory in use at one moment, in bytes.
+
+    time:     in seconds
+    limit:    how much there is
+    by_rank:  what each rank's process holds
+    """
+
+    time: float
+    used: int
+    limit: int
+    by_rank: Mapping[int, int]
+
+
+class MemoryWatch:
+    """Watches the memory that the ranks of this agent share; it is full when either the host's or the cgroup's is.
+
+    cgroup:   the directory of the ranks' memory cgroup, None where there is none
+    meminfo:  the host's memory, as the kernel describes it
+    """
+
+    def __init__(self, cgroup: Path | None, meminfo: Path = _MEMINFO) -> None:
+        self._cgroup = cgroup
+        self._meminfo = meminfo
+        self._host: deque[Reading] = deque(maxlen=_WINDOW)
+        self._group: deque[Reading] = deque(maxlen=_WINDOW)
+        self._quiet_since: float | None = None  # without a forecast, since one was reported
+        self._is_reported = False
+
+    def read(self, by_rank: Mapping[int, int], now: float) -> MemoryShortage | None:
+        """Take a reading, with the bytes that each rank holds; return a forecast that was not reported yet."""
+        if (host := read_host_memory(self._meminfo)) is not None:
+            self._host.append(Reading(now, *host, by_rank))
+        if (group := read_cgroup_memory(self._cgroup)) is not None:
+            self._group.append(Reading(now, *group, by_rank))
+        found = [one for readings in (self._host, self._group) if (one := forecast(readings)) is not None]
+        first = min(found, key=lambda one: one.full_in_s, default=None)
+        if first is None:
+            self._quiet_since = self._quiet_since or now
+            if now - self._quiet_since >= _RECOVERED_S:
+                self._is_reported = False
+            return None
+        self._quiet_since = None
+        is_news, self._is_reported = not self._is_reported, True
+        return first if is_news else None
+
+    def describe_last(self, rank: int) -> str:
+        """The last figures before the kernel killed this rank: `63.2 of 64 GiB were used, rank 3 held 20.1 GiB`."""
+        readings = self._group or self._host
+        if not readings or rank not in readings[-1].by_rank:
+            return ""
+        last, first = readings[-1], readings[0]
+        used = f"{format_bytes(last.used)} of {format_bytes(last.limit)} were used, rank {rank} held "
+        held = last.by_rank[rank]
+        seconds = last.time - first.time
+        grown = held - first.by_rank.get(rank, held)
+        rate = f" and grew by {format_bytes(grown / seconds)}/s" if seconds > 0 and grown > 0 else ""
+        return f"{used}{format_bytes(held)}{rate}"
+
+
+def forecast(readings: Sequence[Reading]) -> MemoryShortage | None:
+    """Return when the memory will be full, if that is within a minute at the present growth; else None."""
+    if len(readings) < _MIN_READINGS:
+        return None
+    last = readings[-1]
+    growth = min(_growth(readings[0], last), _growth(readings[-_RECENT], last))
+    if growth <= 0 or last.used < _MIN_USED * last.limit:
+        return None
+    full_in_s = (last.limit - last.used) / growth
+    if full_in_s >= _HORIZON_S:
+        return None
+    rates = {rank: _rank_growth(readings[0], last, rank) for rank in last.by_rank}
+    growing = {rank: rate for rank, rate in rates.items() if rate >= _MIN_PART * growth}
+    return MemoryShortage(
+        rank=max(rates, key=lambda rank: rates[rank]) if rates else 0,
+        used=last.used,
+        limit=last.limit,
+        full_in_s=full_in_s,
+        growth=growth,
+        growing=tuple(sorted(growing)),
+    )
+
+
+def _growth(first: Reading, last: Reading) -> float:
+    """Bytes per second."""
+    return (last.used - first.used) / (last.time - first.time) if last.time > first.time else 0.0
+
+
+def _rank_growth(first: Reading, last: Reading, rank: int) -> float:
+    grown = last.by_rank[rank] - first.by_rank.get(rank, last.by_rank[rank])
+    return grown / (last.time - first.time)
+
+
+def read_host_memory(meminfo: Path = _MEMINFO) -> tuple[int, int] | None:
+    """Return the bytes of memory and swap that are used and that there are; None where the kernel does not say."""
+    try:
+        lines = (line.split() for line in meminfo.read_text().splitlines())
+        kib = {words[0].rstrip(":"): int(words[1]) for words in lines if len(words) > 1}
+        total = kib["MemTotal"] + kib.get("SwapTotal", 0)
+        free = kib["MemAvailable"] + kib.get("SwapFree", 0)
+    except (OSError, KeyError, ValueError):
+        return None
+    return (total - free) * 2**10, total * 2**10
+
+
+def read_cgroup_memory(cgroup: Path | None) -> tuple[int, int] | None:
+    """Return the bytes that a memory cgroup uses, without cache that can be freed, and its limit; None without one."""
+    limit = memory_limit(cgroup)
+    if cgroup is None or limit is None:
+        return None
+    for name, cache in _USAGE_FILES.items():
+        with contextlib.suppress(OSError, ValueError):
+            used = int((cgroup / name).read_text())
+            stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+            return max(0, used - int(stat.get(cache, 0))), limit
+    return None
