@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import errno
 
+_NOT_INSTALLED = ("ModuleNotFoundError:", "ImportError:")
 EXIT_USAGE = 2
 EXIT_NOT_UNIFORM = 65
 EXIT_UNAVAILABLE = 69
@@ -75,3 +76,9 @@ def describe_shortage(error: Exception) -> str:
     what = "No more processes can be started" if error.errno == errno.EAGAIN else error.strerror
     where = f" ({error.filename})" if error.filename else ""
     return f"the job cannot be run here: {what}{where}; {_SHORTAGES[error.errno]}"
+
+
+def describe_failed_import(reason: str, python: str) -> str:
+    """Describe why an interpreter could not import jax; `reason` is the exception, "ValueError: …"."""
+    text = f"jax could not be imported: {reason}"
+    return f"{text}\nis it installed for {python}?" if reason.startswith(_NOT_INSTALLED) else text

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,6 +21,7 @@ from jaxrun.protocol.debugger_messages import (
     DebuggerReadRequest,
     DebuggerRequest,
 )
+from jaxrun_runtime import jax_private
 from jaxrun_runtime.agent_channel import AgentChannel
 from jaxrun_runtime.import_watch import call_after_import
 
@@ -79,12 +80,17 @@ class _DebuggerStream(io.TextIOBase):
 
 
 class NoTerminalError(RuntimeError):
-    """Raised at a breakpoint that nobody can use."""
+    """Raised at a breakpoint that nobody can use, for this reason."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(f"nobody can use this breakpoint: {reason}; PYTHONBREAKPOINT=0 skips each breakpoint()")
 
 
 def relay_debuggers(channel: AgentChannel, rank: int) -> None:
-    """Make every pdb.Pdb of this process one that is used from jaxrun's terminal."""
+    """Make every pdb.Pdb of this process, and jax.debug.breakpoint, one that is used from jaxrun's terminal."""
     terminal = ChannelTerminal(channel, rank)
+    jax_private.replace_breakpoint_debugger(lambda original: _relay_breakpoints(original, terminal))
     call_after_import("pdb", lambda module: _replace_pdb(module, terminal))  # to import it takes 10 ms
 
 
@@ -129,9 +135,7 @@ class ChannelTerminal:
         self._channel.send(DebuggerRequest(self._rank, place))
         decision = self._channel.receive(DebuggerDecision)
         if not decision.granted:
-            raise NoTerminalError(
-                f"nobody can use this breakpoint: {decision.reason}; PYTHONBREAKPOINT=0 skips each breakpoint()"
-            )
+            raise NoTerminalError(decision.reason)
         self._held = True
 
     def close(self) -> None:
@@ -150,6 +154,32 @@ class ChannelTerminal:
     def is_usable(self) -> bool:
         """Whether this is the rank itself, and not a process that its program has forked."""
         return self._channel.in_owner_process()
+
+
+def _relay_breakpoints(original: Callable[..., None], terminal: ChannelTerminal) -> Callable[..., None]:
+    """Return what JAX calls at each jax.debug.breakpoint that is reached, also from threads of its own.
+
+    An exception would become an error of the computation, with many lines of JAX's: a breakpoint that nobody can use is
+    passed, with one line.
+    """
+
+    def debug(frames: Sequence[Any], thread_id: int | None, **options: Any) -> None:
+        if not terminal.is_usable or options.get("stdin") or options.get("stdout"):
+            original(frames, thread_id, **options)
+            return
+        place = f"{os.path.basename(frames[0].filename)}:{frames[0].lineno}" if frames else ""
+        try:
+            terminal.open(place)
+        except NoTerminalError as error:
+            print(f"jaxrun: jax.debug.breakpoint at {place} is passed: {error.reason}", file=sys.stderr)
+            return
+        stream = _DebuggerStream(terminal)
+        try:
+            original(frames, thread_id, **options, stdin=stream, stdout=stream)
+        finally:
+            terminal.close()
+
+    return debug
 
 
 def _replace_pdb(module: ModuleType, terminal: ChannelTerminal) -> None:

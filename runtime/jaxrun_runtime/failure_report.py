@@ -16,6 +16,7 @@ from jaxrun.protocol.worker_messages import Failed, ThreadFailed, WorkerStage
 from jaxrun.stack_frames import is_ours
 from jaxrun_runtime import run_program
 from jaxrun_runtime.agent_channel import AgentChannel
+from jaxrun_runtime.unsupported import UsedTooEarlyError
 
 EXIT_INTERRUPTED = 130  # 128 + SIGINT
 
@@ -35,6 +36,7 @@ _MAX_NOTES = 20
 
 def describe_failure(error: BaseException, rank: int, stage: WorkerStage = WorkerStage.PROGRAM) -> Failed:
     """The report of `error`."""
+    is_programs = stage == WorkerStage.PROGRAM or isinstance(error, UsedTooEarlyError)
     return Failed(
         rank=rank,
         time=time.time(),
@@ -42,7 +44,7 @@ def describe_failure(error: BaseException, rank: int, stage: WorkerStage = Worke
         status=_status(error),
         error=type(error).__name__,
         message=clip_text(_text(error), _MAX_MESSAGE_LENGTH),
-        traceback=format_traceback(error, in_program=stage == WorkerStage.PROGRAM),
+        traceback=format_traceback(error, in_program=is_programs),
         notes=tuple(_notes(error)),
     )
 

@@ -13,6 +13,7 @@ jax that has been imported.
 | before a program needs them    | jax._src.compiler.get_compile_options    | to a first collective          |
 | no warning about proxies       | the flag jax_check_proxy_envs            | the warning                    |
 | initialize() by the program    | jax._src.distributed.initialize          | only jax.distributed's is empty |
+| the prompt of its debugger     | jax._src.debugger.core.register_debugger | a rank without a terminal reads an end |
 | whether a backend exists       | jax._src.xla_bridge._backends            | nothing is imported before the fork |
 | variables set in the program   | jax.config.values, jax.config.meta       | they do nothing                |
 | its coordinator's TLS          | the option jax_mtls_cert_file and others | the coordinator is open        |
@@ -82,6 +83,11 @@ def set_gloo_address(address: str) -> bool:
 def has_backend() -> bool:
     """Whether this process has a backend of JAX, after which it must not be forked; True where nobody can tell."""
     return bool(_lookup("jax._src.xla_bridge", "_backends") != {})
+
+
+def was_used() -> bool:
+    """Whether this process has a backend of JAX, by which it can join no job; False where nobody can tell."""
+    return bool(_lookup("jax._src.xla_bridge", "_backends"))
 
 
 def uses_gloo() -> bool:
@@ -237,6 +243,16 @@ def read_option(name: str) -> Any:
     return getattr(_lookup("jax", "config"), name, None)
 
 
+def replace_breakpoint_debugger(make_debugger: Callable[[Callable[..., None]], Callable[..., None]]) -> bool:
+    """Let jax.debug.breakpoint open what `make_debugger` makes of JAX's own debugger, by default."""
+    core = "jax._src.debugger.core"
+    register, get = _lookup(core, "register_debugger"), _lookup(core, "get_debugger")
+    if register is None or get is None:
+        return False
+    register("jaxrun", make_debugger(get("cli")), 0)
+    return True
+
+
 def watch_updates(on_update: Callable[[str, object, object], None]) -> None:
     """Call `on_update(name, new value, old value)` just before the program changes an option of JAX.
 
@@ -273,6 +289,7 @@ def missing_features(lockstep: str = LOCKSTEP_OFF) -> list[str]:
             "jaxlib._jax", "make_gloo_tcp_collectives"
         ),
         "JAX warns of proxies, which do no harm here": _has_proxy_flag(),
+        "jax.debug.breakpoint does not get jaxrun's terminal": _lookup("jax._src.debugger.core", "register_debugger"),
         "JAX_… variables that the program itself sets do nothing": hasattr(_lookup("jax", "config"), "values"),
     }
     from jaxrun_runtime.lockstep import call_hooks

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.worker_messages import MpiImported
+from jaxrun_runtime import jax_private
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
 from jaxrun_runtime.import_watch import call_after_import
 
@@ -26,6 +27,22 @@ _MPI_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_FD", "PMIX_RANK")
 
 class ExecError(RuntimeError):
     """The program has called os.exec… in a rank."""
+
+
+class UsedTooEarlyError(RuntimeError):
+    """Something has used JAX in this process before it could join the job."""
+
+
+def check_unused() -> None:
+    """Raise UsedTooEarlyError where JAX has a backend already: whatever is computed would be by this process alone."""
+    if not jax_private.was_used():
+        return
+    files = (getattr(sys.modules.get(name), "__file__", None) for name in ("sitecustomize", "usercustomize"))
+    found = " or ".join(file for file in files if file) or "a .pth file of its environment"
+    raise UsedTooEarlyError(
+        f"something has used JAX before this process could join the job: {found}, which Python runs at its start; it "
+        "may import jax, but not ask for devices or compute with it"
+    )
 
 
 def explain(env: WorkerEnv, channel: AgentChannel) -> None:

@@ -85,6 +85,7 @@ def _run_stages(
         _apply_host_settings(env)
         stack_dumps.write_on_signal(env.stacks_fd)
         _import_jax(env)
+        unsupported.check_unused()
         key = coordinator_tls.make_key(env)
         channel.send(join.build_hello(env, argv, os.environ, started, key))
         stage = WorkerStage.JOIN

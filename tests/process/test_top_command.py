@@ -198,8 +198,35 @@ out = io.StringIO()
 pdb.Pdb(stdin=io.StringIO("p 40 + 2\\nc\\n"), stdout=out).set_trace()
 x = 1
 print("wrote", "42" in out.getvalue(), pdb.Pdb.__name__, flush=True)
+import jax
+jax.debug.breakpoint()
 breakpoint()
 """
+IN_JIT = """
+import jax
+
+@jax.jit
+def double(x):
+    y = 2 * x
+    jax.debug.breakpoint()
+    return y
+
+double(jax.numpy.float32(jax.process_index())).block_until_ready()
+"""
+
+
+@pytest.mark.jax_version
+def test_jaxs_own_breakpoint_gets_the_terminal_on_one_rank_after_another(tmp_path: Path, script) -> None:
+    with TerminalSession(tmp_path, "--no-run-dir", "-n", "2", str(script(IN_JIT))) as terminal:
+        for _ in range(2):
+            terminal.wait_for("is in its debugger at program0.py:7")
+            terminal.wait_for("(jdb) ")
+            terminal.type("p y\n")
+            terminal.wait_for("Array(")
+            terminal.wait_for("(jdb) ")
+            terminal.type("c\n")
+        assert terminal.end() == 0, terminal.text
+    assert "Array(0., dtype=float32)" in terminal.text and "Array(2., dtype=float32)" in terminal.text, terminal.text
 
 
 @pytest.mark.jax_version
@@ -211,4 +238,6 @@ def test_without_a_terminal_a_breakpoint_says_why_it_cannot_be_used_and_a_pdb_wi
     assert "jaxrun: --pdb does nothing: jaxrun's standard input is not a terminal\n" in result.err
     said = "nobody can use this breakpoint: jaxrun's standard input is not a terminal; PYTHONBREAKPOINT=0 skips"
     assert result.err.count(said) == 1
+    passed = "jaxrun: jax.debug.breakpoint at program0.py:8 is passed: jaxrun's standard input is not a terminal\n"
+    assert passed in result.err  # one rank may be stopped before it gets there
     assert "pdb.py" not in result.err

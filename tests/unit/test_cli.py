@@ -164,6 +164,7 @@ def test_torchruns_processes_per_node_are_those_of_each_of_several_hosts():
             ["attach", "--master_addr", "h1", "train.py"],
             "there is no option --master-addr: use --head HOST:PORT, the same on all hosts",
         ),
+        (["-c", "print(1)"], "there is no option -c: write the code into a file"),
         (["-ppn", "2", "train.py"], "there is no option -ppn: use --processes-per-host"),
         (["explian", "latest"], "'explian' does not exist; did you mean the command jaxrun explain?"),
         (["stacks", "--ful"], "there is no option --ful of jaxrun stacks; did you mean --full?"),

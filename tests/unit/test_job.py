@@ -192,6 +192,9 @@ def test_a_script_and_a_directory_or_zip_file_with_a_main_are_found(tmp_path):
     assert find_script(tmp_path / "app") == tmp_path / "app" / "__main__.py"
     assert find_script(tmp_path / "app.zip") is None
     assert find_script(tmp_path / "line\nbreak ä'\"") == tmp_path / "line\nbreak ä'\""
+    for name, first in (("tool", "#!/bin/sh\n'''exec' /long/python"), ("uses-uv", "#!/usr/bin/env -S uv run --script")):
+        (tmp_path / name).write_text(f"{first}\n")
+        assert find_script(tmp_path / name) == tmp_path / name
 
 
 @pytest.mark.parametrize(
@@ -201,6 +204,11 @@ def test_a_script_and_a_directory_or_zip_file_with_a_main_are_found(tmp_path):
         ("gone/train.py", r"there is no directory 'gone'"),
         ("package.train", "a module is started with -m"),
         ("python3", "leave python3 out"),
+        ("pytest", r"'pytest' does not exist here; the module is started with: jaxrun \[OPTIONS\] -m pytest"),
+        ("start.sh", "is a script of another language"),
+        ("start", "is a script of another language"),
+        ("work.ipynb", "is a notebook; make a program of it with: jupyter nbconvert --to script work.ipynb"),
+        ("a.out", "is a compiled program"),
         (".", r"is a directory without __main__.py"),
         ("pipe", "is not a regular file"),  # as every process reads the program
         ("loop.py", r"loop\.py' cannot be read: Too many levels"),
@@ -213,6 +221,10 @@ def test_what_is_no_program_is_refused_with_the_reason(tmp_path, monkeypatch, na
     monkeypatch.chdir(tmp_path)
     for file in ("train.py", "data.csv"):
         (tmp_path / file).touch()
+    (tmp_path / "start.sh").write_text("python train.py\n")
+    (tmp_path / "start").write_text("#!/usr/bin/env bash\npython train.py\n")
+    (tmp_path / "work.ipynb").write_text("{}")
+    (tmp_path / "a.out").write_bytes(b"\x7fELF\x02")
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "loop.py").symlink_to("loop.py")
     with pytest.raises(UsageError, match=message):

@@ -210,6 +210,18 @@ def test_the_place_is_the_programs_own_where_it_has_a_frame(filenames, place):
     assert env_watch.find_place(_frame(*filenames)) == place
 
 
+# ---- JAX in use before the job is joined
+
+
+def test_a_sitecustomize_that_has_used_jax_is_named(monkeypatch):
+    monkeypatch.setattr(unsupported.jax_private, "was_used", lambda: False)
+    unsupported.check_unused()
+    monkeypatch.setattr(unsupported.jax_private, "was_used", lambda: True)
+    monkeypatch.setitem(sys.modules, "sitecustomize", SimpleNamespace(__file__="/site/sitecustomize.py"))
+    with pytest.raises(unsupported.UsedTooEarlyError, match=r"could join the job: /site/sitecustomize\.py"):
+        unsupported.check_unused()
+
+
 # ---- jax.make_mesh over several hosts
 
 _REFUSAL = "`jax.make_mesh` does not support multi-slice topologies. Please use create_hybrid_device_mesh"

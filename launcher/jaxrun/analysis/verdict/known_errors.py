@@ -34,6 +34,7 @@ class KnownError:
 _DOCS = "https://docs.jax.dev/en/latest"
 _ISSUES = "https://github.com/jax-ml/jax/issues"
 _IN_STEP = "every rank must make the same calls in the same order: what here depends on the rank, or on its data?"
+_OPTION_VALUE = "JAX reads {name} when it is imported, and {value!r} is no value for it."
 _SSH_TRY = "from the host where jaxrun runs, `ssh HOST true` must work for each host without any question."
 _PYTHON_TRY = "start jaxrun with a Python that all hosts have at the same path: on a shared disk, or installed alike."
 
@@ -49,6 +50,16 @@ KNOWN_ERRORS = {
         r"jax_num_cpu_devices config should be updated before backends are initialized",
         "JAX has its devices before the program's first line, so their number cannot be changed in it.",
         "take that line out of the program, and type jaxrun -d N.",
+    ),
+    "option-value": KnownError(
+        r"invalid (?:truth )?value '(?P<value>[^'\n]{0,80})' for environment '(?P<name>JAX_\w{1,60})'",
+        _OPTION_VALUE,
+        "`unset {name}`, or set it to 1 or 0.",
+    ),
+    "flag-value": KnownError(
+        r"Invalid value \"(?P<value>[^\"\n]{0,80})\" for JAX flag (?P<name>\w{1,60})",
+        _OPTION_VALUE,
+        "unset the variable of that name in capitals, or set it to a value that JAX knows.",
     ),
     "devices-set-by-chex": KnownError(
         r"Attempted to set (?P<count>\d+) devices, but \d+ CPUs already available",
@@ -68,9 +79,10 @@ KNOWN_ERRORS = {
         is_root=True,
     ),
     "no-stdin": KnownError(
-        r"EOF when reading a line",
+        r"EOF when reading a line|\(25, 'Inappropriate ioctl for device'\)[\s\S]{0,200}EOFError",
         "one rank has jaxrun's standard input, rank 0 or that of --stdin RANK; the others find nothing to read.",
-        "read it on that rank, and send it on: jax.experimental.multihost_utils.broadcast_one_to_all.",
+        "read it on that rank, and send it on: jax.experimental.multihost_utils.broadcast_one_to_all; a password comes "
+        "better from a variable of --env-file.",
     ),
     "not-addressable": KnownError(
         r"spans non-addressable \(non process local\) devices",

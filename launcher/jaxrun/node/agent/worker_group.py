@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from jaxrun.errors import describe_failed_import
 from jaxrun.files.shared_memory import (
     hold_directory,
     remove_shared_directory,
@@ -147,8 +148,7 @@ class WorkerGroup:
         if all_forked:  # only the successor is missing: the next attempt starts a server of its own
             return []
         if answer is not None and answer.traceback:
-            text = f"jax could not be imported: {answer.reason}\nis it installed for {self.setup.argv[0]}?"
-            return [StartFailed(text, answer.traceback)]
+            return [StartFailed(describe_failed_import(answer.reason, self.setup.argv[0]), answer.traceback)]
         reason = "the process that imports jax for all workers has ended" if answer is None else answer.reason
         if any(process.pid for process in self):  # too late for fresh interpreters
             return [StartFailed(f"not all workers could be started: {reason}")]

@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 
-from jaxrun.errors import UnavailableError
+from jaxrun.errors import UnavailableError, describe_failed_import
 from jaxrun.node.forkserver.client import difference, is_fixed, open_standard_descriptors, reap, start_server
 from jaxrun.protocol.codec import encode
 from jaxrun.protocol.env import WorkerEnv
@@ -109,9 +109,7 @@ class LauncherPool:
         (message,) = ForkServerMessageDecoder().feed(answer)
         if isinstance(message, ForkDeclined):
             self.close()
-            raise UnavailableError(
-                f"jax could not be imported: {message.reason}\nis it installed for {sys.executable}?"
-            )
+            raise UnavailableError(describe_failed_import(message.reason, sys.executable))
         assert isinstance(message, LauncherStarted)
         return message.pid, descriptors[0]
 

@@ -18,6 +18,9 @@ from jaxrun.spec.job.job import Job
 _NO_FORK_MARKER = re.compile(rb"\s*#\s*jaxrun:\s*no-fork\b")
 _MARKER_LINES = 20
 _LINE_LIMIT_BYTES = 4096
+_BEGINNING_BYTES = 1024  # in which a file shows its language
+_OTHER_SHEBANG = re.compile(rb"#!.*[/ ](?:ba|z|da|k|c|tc|fi)?sh\b|#!.*[/ ](?:perl|ruby|node|Rscript|julia)\b")
+_EXECUTES_PYTHON = b"'''exec' "  # a script of pip's whose interpreter has a long path
 
 
 def check_program(job: Job, cwd: str, commands: Collection[str] = ()) -> tuple[Job, Path | None]:
@@ -51,11 +54,28 @@ def find_script(path: Path, commands: Collection[str] = ()) -> Path | None:
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise UsageError(f"program {str(path)!r} is not a regular file; every process must be able to read it")
         with path.open("rb") as file:
-            return None if file.read(4) == b"PK\x03\x04" else path
+            beginning = file.read(_BEGINNING_BYTES)
+        _refuse_other_language(path, beginning)
+        return None if beginning.startswith(b"PK\x03\x04") else path
     except (FileNotFoundError, NotADirectoryError):
         raise UsageError(_missing_message(path, commands)) from None
     except OSError as error:
         raise UsageError(f"program {str(path)!r} cannot be read: {error.strerror}") from None
+
+
+def _refuse_other_language(path: Path, beginning: bytes) -> None:
+    """Raise UsageError for a file that is clearly no Python program."""
+    first, _, second = beginning.partition(b"\n")
+    is_shell = path.suffix == ".sh" and not (first.startswith(b"#!") and b"python" in first)
+    if path.suffix == ".ipynb":
+        hint = f"is a notebook; make a program of it with: jupyter nbconvert --to script {path}"
+    elif beginning.startswith(b"\x7fELF"):
+        hint = "is a compiled program; a rank runs Python, and --wrap COMMAND puts a command around each"
+    elif (is_shell or _OTHER_SHEBANG.match(first)) and not second.startswith(_EXECUTES_PYTHON):
+        hint = "is a script of another language; name the Python program that it starts: jaxrun [OPTIONS] PROGRAM.py"
+    else:
+        return
+    raise UsageError(f"program {str(path)!r} {hint}")
 
 
 def find_module(name: str, cwd: str) -> Path | None:
@@ -134,6 +154,8 @@ def _missing_message(path: Path, commands: Collection[str]) -> str:
         return f"{message}: there is no directory {str(path.parent)!r}"
     if path.name in ("python", "python3") and path.parent == Path("."):
         return f"{message} here; leave {path.name} out: jaxrun [OPTIONS] PROGRAM [ARGS]..."
+    if path.parent == Path(".") and path.name.isidentifier() and _installed_spec(path.name) is not None:
+        return f"{message} here; the module is started with: jaxrun [OPTIONS] -m {path.name} [ARGS]..."
     command = difflib.get_close_matches(str(path), commands, n=1, cutoff=0.6)
     if command:
         return f"{message}; did you mean the command jaxrun {command[0]}?"
