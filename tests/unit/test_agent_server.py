@@ -16,6 +16,7 @@ from jaxrun.controller.supervisor import losses
 from jaxrun.controller.supervisor.attempt_loop import AttemptLoop, Supervision
 from jaxrun.controller.supervisor.job_server import JobServer
 from jaxrun.controller.supervisor.launch_process import LaunchProcess
+from jaxrun.controller.supervisor.notifier import Notifier
 from jaxrun.controller.supervisor.remote_agents import Entrance, LaunchedAgents, RemoteAgents
 from jaxrun.controller.supervisor.spare_agents import SpareAgents
 from jaxrun.node.channel.connection import HEAD_TO_AGENT, Connection
@@ -157,7 +158,18 @@ class Server:
         self._quiet = socket.socketpair()
         self.head, self._log, self._screen, nobody = Head(), Log(), Screen(), Nobody()
         quiet, unasked = self._quiet[0], JobServer("ab" * 16, None, "", None)
-        self._shared = Supervision({}, self._log, self._screen, quiet, time.time, nobody, nobody, unasked, started=0.0)
+        self._shared = Supervision(
+            {},
+            self._log,
+            self._screen,
+            quiet,
+            time.time,
+            nobody,
+            nobody,
+            unasked,
+            Notifier("", {}, {}, pytest.fail),
+            started=0.0,
+        )
         command = LaunchCommand(
             "slurm", "srun", ("/bin/sleep", "600"), agent_hosts=("h1", "h2", "h3"), survive_host_loss=True
         )

@@ -16,6 +16,7 @@ from jaxrun.controller.head.head_state import JobPhase
 from jaxrun.controller.supervisor.attempt_loop import AttemptLoop, Supervision
 from jaxrun.controller.supervisor.job_report import describe_restart, open_output, report_verdict
 from jaxrun.controller.supervisor.job_server import JobServer
+from jaxrun.controller.supervisor.notifier import Notifier
 from jaxrun.node.agent.signals import SignalPipe
 from jaxrun.protocol.agent_messages import SignalWorker
 from jaxrun.protocol.probe_messages import Machine
@@ -169,7 +170,18 @@ def attempt_of(*actions):
     """(an AttemptLoop whose head wants these actions, its signals)."""
     with SignalPipe((signal.SIGCHLD, signal.SIGINT)) as signals:
         nobody, output = NothingToServe(), QuietOutput()
-        shared = Supervision({}, RunDir(None), output, signals, time.time, nobody, nobody, server(), started=0.0)
+        shared = Supervision(
+            {},
+            RunDir(None),
+            output,
+            signals,
+            time.time,
+            nobody,
+            nobody,
+            server(),
+            Notifier("", {}, {}, pytest.fail),
+            started=0.0,
+        )
         made = AttemptLoop(shared, StubbornHead(*actions), 1)
         yield made, signals
         made.loop.close()

@@ -26,6 +26,7 @@ from jaxrun.controller.head.head_state import TimeLimits
 from jaxrun.controller.supervisor.dispatcher import Dispatcher
 from jaxrun.controller.supervisor.job_server import JobServer
 from jaxrun.controller.supervisor.job_terminal import Terminal, why_no_terminal
+from jaxrun.controller.supervisor.notifier import Notifier
 from jaxrun.node.agent.agent import SIGNALS
 from jaxrun.node.agent.guard import Guard
 from jaxrun.node.agent.signals import SignalPipe
@@ -77,6 +78,7 @@ class Supervision:
     guard: Guard
     terminal: Terminal
     server: JobServer
+    notifier: Notifier
     started: float
 
 
@@ -122,6 +124,7 @@ class AttemptLoop:
         shared.terminal.attach(loop, SIGNALS, lambda line: self.handle(TerminalLine(line)))
         shared.guard.attach(loop, SIGNALS, self._notify)
         loop.add_poller(self._output.flush_due)
+        loop.add_timer(shared.notifier.deadline, shared.notifier.poll)
         loop.add_timer(dispatcher.deadline, lambda: self._due.append(dispatcher.handle_timeouts()))
 
     @property

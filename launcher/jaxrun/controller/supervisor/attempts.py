@@ -14,6 +14,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from jaxrun.analysis.diagnosis.job_outcome import JobOutcome
@@ -23,8 +24,9 @@ from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.clock import Clock
 from jaxrun.controller.supervisor.attempt_loop import Supervision
 from jaxrun.controller.supervisor.job_report import describe_restart, open_output, report_verdict
-from jaxrun.controller.supervisor.job_server import open_server
+from jaxrun.controller.supervisor.job_server import JobServer, open_server
 from jaxrun.controller.supervisor.job_terminal import Terminal, why_no_terminal
+from jaxrun.controller.supervisor.notifier import Notifier
 from jaxrun.errors import EXIT_SOFTWARE
 from jaxrun.files.shared_memory import remove_all_of_job
 from jaxrun.node.agent.guard import Guard
@@ -36,6 +38,7 @@ from jaxrun.records.output.screen import HeldScreen
 from jaxrun.records.rundir.rundir import RunDir
 from jaxrun.records.termination_log import write_termination_log
 from jaxrun.spec.job.plan import Plan
+from jaxrun.terminal import print_notice
 
 if TYPE_CHECKING:
     from jaxrun.controller.supervisor.local_job import LocalJob
@@ -61,20 +64,26 @@ def supervision(
         server = None
         try:
             server, socket, trouble = open_server(plan.job_id, environ, is_named=directory.path is not None)
-            directory.on_event(server.publish)
             output = open_output(plan, environ, directory, held, socket)
+            notifier = Notifier.of_job(plan, directory.name, environ, lambda text: output.print_line(f"jaxrun: {text}"))
+            directory.on_event(partial(_publish, server, notifier))
             if trouble:
                 output.print_line(f"jaxrun: {trouble}")
             if plan.job.pdb and (why := why_no_terminal(plan)):
                 output.print_line(f"jaxrun: --pdb does nothing: {why}")
             terminal = Terminal(output)
-            yield Supervision(environ, directory, output, signals, Clock(), guard, terminal, server, started)
+            yield Supervision(environ, directory, output, signals, Clock(), guard, terminal, server, notifier, started)
         finally:
             if server is not None:
                 server.close()
             kill_all(keep=(guard.pid,))
             remove_all_of_job(plan.job_id)
             guard.disarm()
+
+
+def _publish(server: JobServer, notifier: Notifier, event: LoggedEvent, line: str) -> None:
+    server.publish(line)
+    notifier.on_event(event)
 
 
 def supervise(plan: Plan, shared: Supervision, job: LocalJob | RemoteJob) -> int:
@@ -84,7 +93,9 @@ def supervise(plan: Plan, shared: Supervision, job: LocalJob | RemoteJob) -> int
         verdict, outcome = run_attempts(plan, shared, job)
         headline = verdict.headline if verdict.exit_code else ""
         write_termination_log(plan.job.termination_log, headline, shared.environ)
+        shared.notifier.on_end(verdict)
         exit_code = report_verdict(verdict, outcome, shared.directory, shared.output, shared.signals, shared.server)
+        shared.notifier.wait(shared.signals, print_notice)
     finally:
         job.stop(exit_code, headline)
     return exit_code

@@ -55,7 +55,7 @@ class LocalJob:
         agent.start()
         outcome = attempt.run(LocalLink(agent, attempt))
         self._forks = self._forks and not workers.declined
-        kill_all(keep=(shared.guard.pid, *self._fork_servers.pids))
+        kill_all(keep=(shared.guard.pid, *self._fork_servers.pids, *shared.notifier.pids))
         agent.close()
         attempt.loop.close()
         return AttemptResult(outcome, attempt.hosts)

@@ -55,7 +55,7 @@ class RunDir:
         self._error_reported = False
         self._early_errors: list[str] = []
         self._warn: Callable[[str], None] = self._early_errors.append
-        self._publish: Callable[[str], None] = lambda line: None
+        self._publish: Callable[[LoggedEvent, str], None] = lambda event, line: None
         if path is not None:
             if descriptor < 0:
                 self._directory = open_own_directory(path)
@@ -89,8 +89,8 @@ class RunDir:
         for text in self._early_errors:
             warn(text)
 
-    def on_event(self, publish: Callable[[str], None]) -> None:
-        """Call `publish` with the line of each event from now on, without its end, when it is in the file."""
+    def on_event(self, publish: Callable[[LoggedEvent, str], None]) -> None:
+        """Call `publish` with each event from now on and its line, without its end, once it is in the file."""
         self._publish = publish
 
     def record(self, event: LoggedEvent) -> None:
@@ -98,7 +98,7 @@ class RunDir:
         line = format_line(event)
         if self._events is not None:
             self._append(line)
-        self._publish(line)
+        self._publish(event, line)
 
     def _append(self, line: str) -> None:
         assert self._events is not None

@@ -455,6 +455,14 @@ class JobOptions(WorkerSettings):
         metavar="FILE",
         doctor=False,
     )
+    notify: str = _failure(
+        "--notify",
+        "Run this command of a shell when the job ends, restarts, shrinks, grows or stalls, for 10 s at most: the "
+        "event is JSON on its standard input, and its name in JAXRUN_EVENT.",
+        default="",
+        metavar="CMD",
+        doctor=False,
+    )
     max_restarts: int = _failure(
         "--max-restarts",
         "Start the job again after a failure, up to N times. A saved step starts the count again; two equal failures "
