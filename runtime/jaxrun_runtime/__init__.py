@@ -1,4 +1,4 @@
-"""Which process of a job this is, and its share of the data: for programs that jaxrun runs.
+"""What a program that jaxrun runs can ask: which process of the job it is, and its share of the data.
 
     import jaxrun_runtime as jr
     if jr.is_main:
@@ -7,16 +7,16 @@
 | name       | meaning                                                        | without jaxrun |
 |------------|----------------------------------------------------------------|----------------|
 | rank       | number of this process in the job, as jax.process_index()      | 0              |
-| size       | how many processes the job has                                 | 1              |
+| size       | number of processes in the job                                 | 1              |
 | local_rank | number of this process on its host                             | 0              |
-| local_size | how many processes this host has                               | 1              |
+| local_size | number of processes on this host                               | 1              |
 | host       | the host's name in the job                                     | the machine's  |
 | run_dir    | pathlib.Path of the job's run directory, or None               | None           |
 | is_main    | rank == 0                                                      | True           |
 
 shard and batches give each process its rows of the data. should_stop, saved, attempt, snapshot and restore are for
-jobs that survive preemption, restarts and lost hosts (docs/surviving.md). --lockstep strict raises DivergenceError,
-wrong arguments of snapshot and restore raise SnapshotError.
+jobs that survive preemption, restarts and lost hosts (docs/surviving.md). --lockstep strict raises DivergenceError.
+snapshot and restore raise SnapshotError for wrong arguments.
 
 This package imports neither jax nor numpy; `shard` and `batches` import numpy when they are first used.
 """
@@ -64,10 +64,10 @@ _NAMES = ("rank", "size", "local_rank", "local_size", "host", "run_dir", "is_mai
 
 
 def __getattr__(name: str) -> Any:
-    # Read at each use, not at import: workers are forked from a process that has imported this package.
+    # Values are read at each use, not at import: workers are forked from a process that has imported this package.
     if name in _HOMES:
         found = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-        globals()[name] = found  # so that the next use costs nothing
+        globals()[name] = found  # the next use does not come here
         return found
     if name not in _NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

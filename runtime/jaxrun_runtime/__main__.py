@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 if not __package__ or not sys.flags.safe_path:
-    del sys.path[0]  # this directory, of which Python runs this file; with `python -m` the current one
+    del sys.path[0]  # the directory of this file; with `python -m`, the current directory
 
 import os
 import stat
@@ -33,7 +33,7 @@ def main() -> None:
     if not _has_descriptors(env):
         sys.exit(
             f"jaxrun_runtime: rank {env.rank} does not have the descriptors of its agent: the command of --wrap closes "
-            "what it inherits; give it the option that keeps descriptors, or use another command"
+            "descriptors that it inherits; give it the option that keeps them, or use another command"
         )
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     worker.run_worker(env, sys.argv[1:], started)

@@ -27,17 +27,17 @@ N = TypeVar("N")
 _RECEIVE_BYTES = 65536
 _ANSWERS = (Proceed, CallMismatch)  # to a Call
 _STOP_MESSAGES = (StopRequested, StopAt)
-_ASKED_FOR = (*_ANSWERS, *_STOP_MESSAGES, ProfileCalls, RankSecret)  # by a method of their own
+_NOT_FOR_RECEIVE = (*_ANSWERS, *_STOP_MESSAGES, ProfileCalls, RankSecret)  # other methods return these
 
 
 class AgentDisconnected(Exception):
-    """The channel is closed, by the agent, by its death, or by the program."""
+    """Raised when the channel is closed: the agent closed it or died, or the program closed the descriptor."""
 
 
 class AgentChannel:
-    """Sends and receives messages; several threads may do either.
+    """Sends messages to the agent and receives its messages; any thread may do either.
 
-    Whichever thread waits first reads for all; the others wait for it, and each takes what it is waiting for.
+    Of several threads that wait for messages, the first reads for all. Each thread takes its own messages.
     """
 
     def __init__(self, fd: int) -> None:
@@ -56,7 +56,7 @@ class AgentChannel:
     def send(self, message: WorkerMessage) -> None:
         """Send a message. Raises AgentDisconnected if the agent is gone."""
         frame = encode(message)
-        if not self.in_owner_process():  # where another thread may have held the lock at the fork
+        if not self.in_owner_process():  # another thread may have held the lock at the fork
             raise AgentDisconnected
         with interrupts.deferred(), self._sending:
             try:
@@ -66,21 +66,21 @@ class AgentChannel:
                 raise AgentDisconnected from error
 
     def receive(self, first: type[M], second: type[N] | None = None) -> M | N:
-        """Block until the next message that has no method of its own, and return it.
+        """Block until the next message that no other method returns, and return it.
 
-        Raises ProtocolError if it is of neither type, AgentDisconnected if none can come.
+        Raises ProtocolError if it has neither type, and AgentDisconnected if no message can come.
         """
-        message = self._wait_for(lambda message: not isinstance(message, _ASKED_FOR))
+        message = self._wait_for(lambda message: not isinstance(message, _NOT_FOR_RECEIVE))
         if isinstance(message, first) or (second is not None and isinstance(message, second)):
             return message
         wanted = " or ".join(kind.__name__ for kind in (first, second) if kind is not None)
         raise ProtocolError(f"expected {wanted} from the agent, received {message!r}")
 
     def poll(self, kind: type[M]) -> M | None:
-        """Return a message of this type if one has arrived. Raises AgentDisconnected."""
+        """Return a message of this type if it has arrived, else None. Raises AgentDisconnected."""
         with self._arrival:
             message = self._pop_received(lambda message: isinstance(message, kind))
-            if message is not None or self._reading:  # what another thread reads is found the next time
+            if message is not None or self._reading:  # the next poll finds what another thread reads now
                 return message  # type: ignore[return-value]
             self._reading = True
         try:
@@ -93,16 +93,16 @@ class AgentChannel:
         return self._pop_received(lambda message: isinstance(message, kind))  # type: ignore[return-value]
 
     def receive_answer(self, group: str, number: int) -> Proceed | CallMismatch:
-        """Block until the answer to this Call, of which one may wait at a time. Raises AgentDisconnected."""
+        """Block until the answer to this Call. Only one Call may wait at a time. Raises AgentDisconnected."""
         while True:
             message = self._wait_for(lambda message: isinstance(message, _ANSWERS))
             assert isinstance(message, _ANSWERS)
-            # Another's is that of a call whose wait an exception has ended.
+            # Any other answer belongs to an earlier call, whose wait was ended by an exception.
             if (message.group, message.number) == (group, number):
                 return message
 
     def receive_stop(self) -> StopRequested | StopAt:
-        """Block until the program is asked to stop, or told when. Raises AgentDisconnected."""
+        """Block until a request to stop the program, or the poll at which to stop. Raises AgentDisconnected."""
         message = self._wait_for(lambda message: isinstance(message, _STOP_MESSAGES))
         assert isinstance(message, _STOP_MESSAGES)
         return message
@@ -118,11 +118,11 @@ class AgentChannel:
 
     @property
     def agent_pid(self) -> int:
-        """The process that has made the channel; 0 where its number means nothing here, in a process namespace."""
+        """The id of the process that made the channel; 0 if that process is outside our process namespace."""
         return linux.peer_pid(self._socket)
 
     def in_owner_process(self) -> bool:
-        """Whether this is the worker itself, and not a process that its program has forked."""
+        """Whether this process is the worker itself, not a process that the program has forked."""
         return os.getpid() == self._owner
 
     def _wait_for(self, wanted: Callable[[WorkerMessage], bool]) -> WorkerMessage:
@@ -152,7 +152,7 @@ class AgentChannel:
         """Block until bytes have arrived, and keep the messages that they complete."""
         try:
             self._check_owner()
-            self._poll.poll()  # here an interrupt may end the wait
+            self._poll.poll()  # an interrupt may end this wait
             with interrupts.deferred():
                 data = self._socket.recv(_RECEIVE_BYTES)
                 self._received += self._decoder.feed(data)
@@ -162,6 +162,6 @@ class AgentChannel:
             raise AgentDisconnected
 
     def _check_owner(self) -> None:
-        """A program may close descriptors that are not its own; its next file then has our number."""
+        """Raise AgentDisconnected in a fork, or if the program closed our descriptor and its number is reused."""
         if not self.in_owner_process() or linux.file_identity(self._socket.fileno()) != self._identity:
             raise AgentDisconnected

@@ -1,9 +1,7 @@
-"""saved, by which the program tells jaxrun that a checkpoint is complete; attempt, which of several attempts this is.
+"""`saved`: the program tells jaxrun that a checkpoint is complete. `attempt`: which attempt to run the job this is.
 
-For orbax's CheckpointManager, rank 0 does it itself.
-
-Of orbax only public names are used: `CheckpointManager.save` and `wait_until_finished`, which are wrapped once the
-program imports them.
+With orbax's CheckpointManager, rank 0 reports checkpoints by itself: its public methods `save` and
+`wait_until_finished` are wrapped when the program imports them.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from jaxrun_runtime import this_rank
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
 from jaxrun_runtime.import_watch import call_after_import
 
-_report: Callable[[int], None] | None = None  # in a worker
+_report: Callable[[int], None] | None = None  # None outside of a worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +32,8 @@ class AttemptInfo:
     """One attempt to run the job.
 
     number:  from 1
-    size:    how many processes it has; may be fewer than in the previous attempt
-    reason:  why the previous attempt ended, in one line; empty in the first
+    size:    number of processes; may be smaller than in the previous attempt
+    reason:  why the previous attempt ended, in one line; empty in the first attempt
     """
 
     number: int
@@ -44,10 +42,10 @@ class AttemptInfo:
 
 
 def attempt() -> AttemptInfo:
-    """The attempt to which this process belongs; without jaxrun, attempt 1 with one process.
+    """Return the attempt to which this process belongs; without jaxrun, attempt 1 with one process.
 
-    It has `number` (from 1), `size` (how many processes there are, perhaps fewer than before) and `reason` (in one
-    line, why the attempt before it ended; empty in the first).
+    It has `number` (from 1), `size` (the number of processes, perhaps fewer than before) and `reason` (in one line,
+    why the previous attempt ended; empty in the first).
     """
     if JOB_ID not in os.environ:
         return AttemptInfo(1, 1, "")
@@ -69,7 +67,7 @@ def saved(step: int) -> None:
 
 
 def connect(env: WorkerEnv, channel: AgentChannel) -> None:
-    """From now on, this process is a worker, whose head is told of checkpoints."""
+    """Report checkpoints of this worker to the head from now on."""
     global _report
 
     def report(step: int) -> None:
@@ -82,12 +80,12 @@ def connect(env: WorkerEnv, channel: AgentChannel) -> None:
 
 
 def _watch_orbax(module: ModuleType) -> None:
-    """Report each checkpoint of a CheckpointManager as soon as it is complete, also where it saves asynchronously."""
+    """Report each checkpoint of a CheckpointManager as soon as it is complete, even if it saves asynchronously."""
     manager_class: Any = getattr(module, "CheckpointManager", None)
     if not all(hasattr(manager_class, name) for name in ("save", "wait_until_finished")):
         return  # the program can call `saved`
     save, wait_until_finished = manager_class.save, manager_class.wait_until_finished
-    unfinished: WeakKeyDictionary[Any, list[int]] = WeakKeyDictionary()  # the step, until one of the waits for it ends
+    unfinished: WeakKeyDictionary[Any, list[int]] = WeakKeyDictionary()  # by manager: the step that is being saved
 
     @functools.wraps(save)
     def watched_save(manager: Any, step: int, *args: Any, **kwargs: Any) -> Any:
@@ -99,7 +97,7 @@ def _watch_orbax(module: ModuleType) -> None:
 
     @functools.wraps(wait_until_finished)
     def watched_wait(manager: Any, *args: Any, **kwargs: Any) -> Any:
-        steps = unfinished.get(manager, [])  # not those of a save that begins meanwhile
+        steps = unfinished.get(manager, [])  # the step of a save that begins meanwhile is in another list
         try:
             result = wait_until_finished(manager, *args, **kwargs)
         except Exception:
@@ -110,7 +108,7 @@ def _watch_orbax(module: ModuleType) -> None:
         return result
 
     def wait_quietly(manager: Any) -> None:
-        with contextlib.suppress(Exception):  # the program is told of it by its own next call
+        with contextlib.suppress(Exception):  # the program's own next call raises it
             manager.wait_until_finished()
 
     manager_class.save, manager_class.wait_until_finished = watched_save, watched_wait

@@ -1,8 +1,9 @@
-"""What a rank's children are told, so that none of them joins the job as that rank: child_site/sitecustomize.py.
+"""Keeps the children of a rank from joining the job as that rank.
 
-A child is any process that the program starts, by whatever means. It inherits two variables: JAXRUN_CHILD_OF says whose
-child it is, and PYTHONPATH leads Python to the file that guards jax.distributed.initialize there. jaxrun gives neither
-to the ranks of a job that a rank starts in turn. In a process that the program forks, JAX's state is the rank's own.
+A child is any process that the program starts, by whatever means. It inherits two variables: JAXRUN_CHILD_OF names the
+rank that started it, and PYTHONPATH leads Python to child_site/sitecustomize.py, which guards
+jax.distributed.initialize. The ranks of a job that a rank starts get neither. A process that the program forks has
+JAX's state from the rank.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from jaxrun.protocol.names import CHILD_OF, COORDINATOR_ADDRESS, INITIALIZE_IN_C
 
 SITE = Path(__file__).parent / "child_site"
 _PYTHONPATH = "PYTHONPATH"
-# Each process of an mpirun, an srun or a cloud's job is known by some of these; JAX and MPI read them.
+# mpirun, srun and clouds set some of these to different values in each process; JAX and MPI read them.
 _CLUSTER_VARIABLES = (
     *("OMPI_MCA_orte_hnp_uri", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_NAMESPACE", "PMIX_RANK"),
     *("PMI_RANK", "PMI_SIZE", "PMI_FD", "PMI_PORT", "PALS_RANKID", "FLUX_TASK_RANK", "MV2_COMM_WORLD_RANK"),
@@ -27,7 +28,7 @@ _CLUSTER_VARIABLES = (
 
 
 def tell_children(env: WorkerEnv, environ: MutableMapping[str, str]) -> None:
-    """Put into `environ`, which children inherit, whose children they are. Called when this rank has joined."""
+    """Set the variables for children in `environ`, which they inherit. Called when this rank has joined."""
     told = {
         "pid": os.getpid(),
         "says": what_initialize_says(env.rank),

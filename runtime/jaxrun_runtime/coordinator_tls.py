@@ -1,8 +1,8 @@
-"""A rank's part in closing JAX's coordinator to strangers, by mutual TLS: its key, which never leaves this process.
+"""Makes a rank's key for mutual TLS with JAX's coordinator, which closes the coordinator to strangers.
 
-The public half goes to the head in the Hello, and a certificate for it comes back with the order to join. JAX reads key
-and certificates from files. These are in memory only: nobody else can open them, and they are gone with this process,
-however it ends.
+The private key never leaves this process. The public key goes to the head in the Hello, and a certificate comes back
+with the order to join. JAX reads key and certificates from files. These are in memory only: no other user can open
+them, and they vanish with this process, however it ends.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from jaxrun_runtime import jax_private
 
 @dataclass(frozen=True, slots=True)
 class RankKey:
-    """The key of this rank, or none.
+    """The key of this rank; both fields are empty if it has no key.
 
-    private:  as PEM
+    private:  PEM
     public:   a compressed point of P-256, in hex
     """
 
@@ -30,10 +30,10 @@ class RankKey:
 
 
 def make_key(env: WorkerEnv) -> RankKey:
-    """The key of this rank, where the job wants one, and JAX has been given no certificates otherwise.
+    """Return the key of this rank; an empty key if the job needs none, or if JAX already has certificates.
 
-    jax has been imported; `cryptography` is only if it is needed. Raises RuntimeError if there can be none, and the job
-    asks for one.
+    jax must have been imported; `cryptography` is imported only if it is needed. Raises RuntimeError if a key cannot be
+    made and --coordinator-tls is on.
     """
     has_several_hosts = env.local_size < env.size and not env.simulated_boot_id
     is_wanted = env.coordinator_tls == TLS_ON or (env.coordinator_tls == TLS_AUTO and has_several_hosts)
@@ -60,7 +60,7 @@ def make_key(env: WorkerEnv) -> RankKey:
 
 
 def initialize_arguments(key: RankKey, certificate: Certificate | None) -> dict[str, str]:
-    """Those of jax.distributed.initialize by which it joins with this certificate; none without one."""
+    """Return the arguments with which jax.distributed.initialize joins with this certificate; empty if it is None."""
     if certificate is None:
         return {}
     return {
@@ -72,8 +72,8 @@ def initialize_arguments(key: RankKey, certificate: Certificate | None) -> dict[
 
 
 def _file_in_memory(name: str, content: bytes) -> str:
-    """The path of a file that this process has open until its end, as JAX reads it again from time to time."""
+    """Return the path of a file that stays open until this process ends: JAX reads it again from time to time."""
     file = os.memfd_create(f"coordinator-{name}")
-    os.fchmod(file, 0o600)  # the kernel lets everybody read it
+    os.fchmod(file, 0o600)  # by default everybody may read a memfd
     os.write(file, content)
     return f"/proc/self/fd/{file}"

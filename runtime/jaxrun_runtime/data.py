@@ -20,10 +20,10 @@ Tree = TypeVar("Tree")
 
 
 def shard(data: Tree, rank: int | None = None, size: int | None = None, *, multiple: int = 1) -> tuple[Tree, Mask]:
-    """This process's rows of `data`, and a mask of shape [rows] that is False where a row is padding.
+    """Return this process's rows of `data`, and a mask of shape [rows] that is False where a row is padding.
 
     `data` is an array, or a pytree of arrays with the same number of rows (leading axis). It must be equal on every
-    process. The other parameters are those of `batches`. Raises ValueError also if `data` has no rows.
+    process. For the other parameters see `batches`. Raises ValueError if `data` has no rows, or as `batches` does.
     """
     import jax
 
@@ -69,7 +69,7 @@ def batches(
 
 
 def _rows_of_rank(batch: Indices, within: Indices) -> tuple[Indices, Mask]:
-    # Padding repeats a real row, because a row of zeros can become NaN, which a mask does not keep out of a gradient.
+    # Padding repeats a real row. A row of zeros could become NaN, and a mask does not keep NaN out of a gradient.
     return batch[np.minimum(within, len(batch) - 1)], within < len(batch)
 
 

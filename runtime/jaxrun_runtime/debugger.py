@@ -1,7 +1,7 @@
-"""Debuggers in a rank that are used from a terminal elsewhere.
+"""Debuggers in a rank that read from and write to a terminal of another process.
 
-breakpoint(), pdb.set_trace() and --pdb in a job: from the terminal of jaxrun, one rank after another. In a test: from
-that of the process that runs pytest (pytest/rank_gang.py).
+In a job, breakpoint(), pdb.set_trace() and --pdb use the terminal of jaxrun, one rank after another. In a test they use
+the terminal of the process that runs pytest (pytest/rank_gang.py).
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from jaxrun_runtime.import_watch import call_after_import
 if TYPE_CHECKING:
     import pdb
 
-_QUIT = "BdbQuit"  # what the command q raises
+_QUIT = "BdbQuit"  # the exception that the command q raises
 
 
 class LineTerminal(Protocol):
-    """Where somebody uses the debugger."""
+    """A terminal for a debugger."""
 
     def write(self, text: str) -> None: ...
 
     def read_line(self) -> str:
-        """A line with its newline; empty at the end of the input."""
+        """Return a line with its newline; empty at the end of the input."""
 
 
 def relayed(terminal: LineTerminal) -> dict[str, Any]:
-    """Arguments of a pdb.Pdb that reads from and writes to `terminal`."""
+    """Return arguments for a pdb.Pdb that reads from and writes to `terminal`."""
     stream = _DebuggerStream(terminal)
     return {"stdin": stream, "stdout": stream, "nosigint": True}
 
@@ -80,7 +80,7 @@ class _DebuggerStream(io.TextIOBase):
 
 
 class NoTerminalError(RuntimeError):
-    """Raised at a breakpoint that nobody can use, for this reason."""
+    """Raised at a breakpoint for which there is no terminal, with the reason."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
@@ -88,19 +88,19 @@ class NoTerminalError(RuntimeError):
 
 
 def relay_debuggers(channel: AgentChannel, rank: int) -> None:
-    """Make every pdb.Pdb of this process, and jax.debug.breakpoint, one that is used from jaxrun's terminal."""
+    """Let every pdb.Pdb of this process, and jax.debug.breakpoint, use jaxrun's terminal."""
     terminal = ChannelTerminal(channel, rank)
     jax_private.replace_breakpoint_debugger(lambda original: _relay_breakpoints(original, terminal))
-    call_after_import("pdb", lambda module: _replace_pdb(module, terminal))  # to import it takes 10 ms
+    call_after_import("pdb", lambda module: _replace_pdb(module, terminal))  # importing pdb takes 10 ms
 
 
 def can_debug(error: BaseException) -> bool:
-    """Whether --pdb opens a debugger for this end of a program."""
+    """Whether --pdb opens a debugger for a program that ended by this error."""
     return isinstance(error, Exception) and type(error).__name__ not in (_QUIT, NoTerminalError.__name__)
 
 
 def trim_debugger_frames(error: BaseException) -> None:
-    """Leave the frames of pdb out of the traceback of an exception that it has raised itself."""
+    """Remove pdb's frames from the traceback of an exception that pdb itself raised."""
     if type(error).__name__ not in (_QUIT, NoTerminalError.__name__):
         return
     frames = error.__traceback__
@@ -109,7 +109,7 @@ def trim_debugger_frames(error: BaseException) -> None:
             frames.tb_next = None
         frames = frames.tb_next
     if type(error).__name__ == _QUIT:
-        error.add_note("the debugger was left by q, which ends the program; c goes on")
+        error.add_note("q left the debugger and ended the program; c continues the program")
 
 
 def post_mortem(error: BaseException, channel: AgentChannel) -> None:
@@ -121,7 +121,7 @@ def post_mortem(error: BaseException, channel: AgentChannel) -> None:
 
 
 class ChannelTerminal:
-    """jaxrun's terminal, by way of the agent."""
+    """jaxrun's terminal, reached through the agent."""
 
     def __init__(self, channel: AgentChannel, rank: int) -> None:
         self._channel = channel
@@ -129,7 +129,7 @@ class ChannelTerminal:
         self._held = False
 
     def open(self, place: str) -> None:
-        """Wait until this rank has the terminal. Raises NoTerminalError if there is none for it."""
+        """Wait until this rank has the terminal. Raises NoTerminalError if it cannot get one."""
         if self._held:
             return
         self._channel.send(DebuggerRequest(self._rank, place))
@@ -139,7 +139,7 @@ class ChannelTerminal:
         self._held = True
 
     def close(self) -> None:
-        """Let others have the terminal."""
+        """Give the terminal up, so that other ranks can get it."""
         self._held = False
         self._channel.send(DebuggerClosed(self._rank))
 
@@ -152,7 +152,7 @@ class ChannelTerminal:
 
     @property
     def is_usable(self) -> bool:
-        """Whether this is the rank itself, and not a process that its program has forked."""
+        """Whether this process is the rank itself, not a process that the program has forked."""
         return self._channel.in_owner_process()
 
 
@@ -186,9 +186,9 @@ def _replace_pdb(module: ModuleType, terminal: ChannelTerminal) -> None:
     original: Any = module.Pdb
 
     class JobPdb(original):  # type: ignore[misc]
-        """Holds the terminal from a breakpoint until the program is continued.
+        """A Pdb that holds the terminal from a breakpoint until the program continues.
 
-        One that is given streams of its own, or is made in a process that the program has forked, is left alone.
+        It behaves like any Pdb if it gets its own streams, or in a process that the program has forked.
         """
 
         def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -204,7 +204,7 @@ def _replace_pdb(module: ModuleType, terminal: ChannelTerminal) -> None:
 
         def interaction(self, frame: FrameType | None, *more: Any) -> None:
             self._open(frame)
-            self._leaves = frame is None  # a post mortem ends with this
+            self._leaves = frame is None  # a post mortem ends with its one interaction
             super().interaction(frame, *more)
             if self._relays and self._leaves:
                 terminal.close()

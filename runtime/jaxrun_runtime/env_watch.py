@@ -42,10 +42,10 @@ _FLAG_OF_PLATFORM = re.compile("--xla_(cpu|gpu|tpu)_")
 
 
 class EnvWatch:
-    """Watches variables and options while the program runs; `notify` gets a line for each that has no effect.
+    """Watches variables and options while the program runs; calls `notify` with a line for each without effect.
 
-    size:             processes of the job
-    jax_is_imported:  the program has imported jax from its start
+    size:             number of processes of the job
+    jax_is_imported:  whether the program imports jax before everything else
     """
 
     def __init__(self, notify: Callable[[str], None], *, size: int, jax_is_imported: bool = False) -> None:
@@ -79,11 +79,11 @@ class EnvWatch:
         os.putenv = putenv  # what os.environ calls
 
     def stop(self) -> None:
-        """Make sure that what the program has not imported is there for jaxrun and the exit handlers."""
+        """Put jax back into sys.modules, for jaxrun and exit handlers, if the program has not imported it."""
         self._import.stop()
 
     def _handle(self, name: str, value: str, frame: FrameType) -> None:
-        """Remember where the program sets a variable of JAX; of what is not JAX's own, say at once that it is late."""
+        """Remember where the program sets a variable of JAX; report other variables at once if they are too late."""
         if name.startswith("JAX_"):
             self._places[name] = find_place(frame)
         else:
@@ -108,7 +108,7 @@ class EnvWatch:
         )
 
     def _apply_options(self) -> None:
-        """Set the options of JAX that the program has set as variables before it imported jax."""
+        """Set JAX's options from the variables that the program set before it imported jax."""
         for name, value in os.environ.items():
             if not name.startswith("JAX_") or self._before.get(name) == value:
                 continue
@@ -172,7 +172,7 @@ def _xla_flags_instead(value: str, before: str, platform: str, local_devices: in
 
 
 def find_place(frame: FrameType | None) -> str:
-    """Where the program is, "train.py:3": its own frame rather than that of a package that it calls."""
+    """Return the program's current line, "train.py:3": in its own file rather than in a package that it calls."""
     found = None
     while frame is not None:
         filename = frame.f_code.co_filename

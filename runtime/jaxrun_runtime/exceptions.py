@@ -1,16 +1,16 @@
-"""What functions of this package raise, in a file of its own: the package imports the functions, and they these."""
+"""The exceptions of this package. They have their own file so that the package and its functions can import them."""
 
 
 class DivergenceError(RuntimeError):
-    """With --lockstep strict: the processes would make different cross-process calls. The text says how they differ."""
+    """Raised with --lockstep strict before the processes make different cross-process calls; says how they differ."""
 
 
 class SnapshotError(TypeError, ValueError):
-    """snapshot or restore was called with something that it cannot keep or use. The text names every leaf.
+    """Raised by snapshot and restore for arguments that they cannot keep or use. The text names every wrong leaf.
 
-    All ranks raise it alike, and jaxrun does not start the job again after it: the next attempt would do the same.
+    All ranks raise it together. jaxrun does not restart the job after it, because the next attempt would fail, too.
     """
 
 
 for _error in (DivergenceError, SnapshotError):
-    _error.__module__ = __package__  # where people find it, and the name that a traceback shows
+    _error.__module__ = __package__  # the public name, which tracebacks show

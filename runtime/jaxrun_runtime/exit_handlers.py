@@ -1,7 +1,7 @@
-"""Gives exit handlers that are no Python code a frame with their name: a stack then shows which one does not return.
+"""Gives exit handlers that are C functions a frame with their name, so that stacks show a handler that does not return.
 
-`atexit.register(time.sleep, 1000)` calls a function of C, which has no frame, and Python does not tell which handler it
-is in. So `register` wraps such functions, and no others, in one whose code has their name.
+`atexit.register(time.sleep, 1000)` registers a C function. It has no frame, and Python does not tell which handler is
+running. So `register` wraps such functions, and no others, in a Python function whose code has their name.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any
 from jaxrun.stack_frames import EXIT_HANDLER
 
 _register, _unregister = atexit.register, atexit.unregister
-_wrapped: list[tuple[Any, Callable[..., Any]]] = []  # the functions that were registered, and what calls them
+_wrapped: list[tuple[Any, Callable[..., Any]]] = []  # each registered C function, and the function that wraps it
 
 
 def name_native_handlers() -> None:
-    """Replace atexit.register and atexit.unregister by functions that do the same."""
+    """Replace atexit.register and atexit.unregister by the functions below."""
     atexit.register, atexit.unregister = register, unregister
 
 
 def register(func: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """Register a function that is called at the exit, as atexit.register does."""
+    """Register a function to be called at exit, as atexit.register does."""
     if not callable(func) or _has_frame(func):
         return _register(func, *args, **kwargs)
     call = _in_frame_of(_name(func))
@@ -34,7 +34,7 @@ def register(func: Any, /, *args: Any, **kwargs: Any) -> Any:
 
 
 def unregister(func: Any, /) -> None:
-    """Do not call this function at the exit, however often it was registered."""
+    """Unregister a function, as atexit.unregister does: it is not called at exit, however often it was registered."""
     _unregister(func)
     for wrapped in [pair for pair in _wrapped if pair[0] == func]:
         _wrapped.remove(wrapped)
@@ -51,7 +51,7 @@ def _in_frame_of(name: str) -> Callable[..., None]:
 
 
 def _has_frame(func: Any) -> bool:
-    """Whether a call of it shows in a stack."""
+    """Whether a call of `func` shows in a stack."""
     while isinstance(func, functools.partial):
         func = func.func
     if isinstance(func, MethodType):

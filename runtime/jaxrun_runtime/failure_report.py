@@ -26,7 +26,7 @@ _WRAPPER_FILES = {
     os.path.join(_HERE, f"{name}.py") for name in ("checkpoints", "jax_private", "make_mesh", "profiles", "unsupported")
 }
 _CLOUDPICKLE_FILE = os.sep + os.path.join("cloudpickle", "cloudpickle.py")
-# The most characters of what is sent, and the most notes of an exception.
+# The most characters that are sent, and the most notes of an exception.
 _MAX_MESSAGE_LENGTH = 20_000
 _MAX_TRACEBACK_LENGTH = 200_000
 _MAX_NOTE_LENGTH = 2_000
@@ -35,7 +35,7 @@ _MAX_NOTES = 20
 
 
 def describe_failure(error: BaseException, rank: int, stage: WorkerStage = WorkerStage.PROGRAM) -> Failed:
-    """The report of `error`."""
+    """Return the report of `error`."""
     is_programs = stage == WorkerStage.PROGRAM or isinstance(error, UsedTooEarlyError)
     return Failed(
         rank=rank,
@@ -50,24 +50,25 @@ def describe_failure(error: BaseException, rank: int, stage: WorkerStage = Worke
 
 
 def format_traceback(error: BaseException, *, in_program: bool = True) -> str:
-    """The traceback as Python prints it, without the frames above the user's program; empty for a sys.exit.
+    """Return the traceback as Python prints it, without the frames above the user's program; empty for a sys.exit.
 
-    An error in jaxrun's own code keeps its frames, unless it is about the program itself (`in_program`), such as a
-    missing file or a syntax error.
+    in_program:  whether the program was running. If it was not, an error in jaxrun's own code keeps its frames.
     """
     if isinstance(error, SystemExit):
         return ""
     try:
         trim_traceback(error, in_program=in_program)
         text = "".join(traceback.format_exception(error))
-    except BaseException as secondary:  # its class can do anything when it is asked for attributes, even sys.exit
+    except BaseException as secondary:  # the error's class may run any code for its attributes, even sys.exit
         text = f"{type(error).__name__} (its traceback cannot be shown: {type(secondary).__name__})\n"
     return clip_text(text, _MAX_TRACEBACK_LENGTH)
 
 
 def trim_traceback(error: BaseException, *, in_program: bool = True) -> None:
-    """Remove the outer frames of jaxrun, cloudpickle, runpy and the import system, and those of functions of JAX
-    and orbax that jaxrun has wrapped; also from causes and contexts.
+    """Remove frames that are not the program's from the traceback of `error`, its causes and contexts.
+
+    These are the outer frames of jaxrun, cloudpickle, runpy and the import system, and the frames of jaxrun's wrappers
+    around functions of JAX and orbax.
     """
     seen: set[int] = set()
     todo: list[BaseException | None] = [error]
@@ -86,7 +87,7 @@ def trim_traceback(error: BaseException, *, in_program: bool = True) -> None:
 
 
 def report_thread_failures(channel: AgentChannel, rank: int) -> None:
-    """Send a ThreadFailed for each thread that ends by an exception, in addition to Python's printing it."""
+    """Send a ThreadFailed for each thread that ends by an exception. Python prints the exception as usual."""
     before = threading.excepthook
 
     def report(args: threading.ExceptHookArgs) -> None:
@@ -124,8 +125,8 @@ def print_error(error: BaseException) -> None:
 
 
 def clip_text(text: str, limit: int) -> str:
-    """`text` as valid Unicode, its middle left out if it has more than `limit` characters."""
-    # Undecodable bytes in a message are surrogates, which JSON and terminals refuse.
+    """Return `text` as valid Unicode, without its middle if it has more than `limit` characters."""
+    # Undecodable bytes in a message become surrogates, which JSON and terminals refuse.
     clean = text.encode("utf-8", "backslashreplace").decode()
     if len(clean) <= limit:
         return clean
@@ -140,7 +141,7 @@ def _skip_internal_frames(frames: TracebackType | None) -> TracebackType | None:
 
 
 def _unlink_wrappers(frames: TracebackType | None) -> None:
-    """Take out the frames of wrappers from which something else was called."""
+    """Remove the frames of jaxrun's wrappers, except the first frame."""
     kept, between = frames, frames.tb_next if frames is not None else None
     while kept is not None and between is not None:
         if between.tb_frame.f_code.co_filename not in _WRAPPER_FILES:
@@ -163,11 +164,11 @@ def _text(error: BaseException) -> str:
         return ""
     try:
         return str(error.code if isinstance(error, SystemExit) else error)
-    except BaseException:  # even a sys.exit: it would end this rank in place of the report
+    except BaseException:  # even a sys.exit, which would end this rank before its report
         return "(its message could not be made)"
 
 
 def _notes(error: BaseException) -> Iterator[str]:
-    with contextlib.suppress(BaseException):  # the program can have put anything there
+    with contextlib.suppress(BaseException):  # the program may have put anything into __notes__
         for note in list(getattr(error, "__notes__", ()))[:_MAX_NOTES]:
             yield clip_text(str(note), _MAX_NOTE_LENGTH)

@@ -1,6 +1,6 @@
-"""A mapping by the identity of objects that can be neither hashed by value nor referenced weakly, such as executables.
+"""A mapping from objects by identity, for objects that cannot be hashed or referenced weakly, such as executables.
 
-An id alone is no key: once its object has died, another one may have it.
+An id alone cannot be the key: after its object has died, another object may have the same id.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ import sys
 from typing import Any, Generic, TypeVar
 
 _Value = TypeVar("_Value")
-_FEW = 64  # entries that are kept before it is looked which of them nobody else has
+_FEW = 64  # entries before the first clean-up
 
 
 class IdentityDict(Generic[_Value]):
-    """Holds its keys, so that their ids are their own, and drops those that nobody else holds as it grows.
+    """A mapping that keeps its keys alive, so that their ids stay unique, and drops keys that only it still holds.
 
-    It has at most twice as many entries as there were objects alive when it last looked, and 64.
+    It drops them in clean-ups as it grows. It has at most 64 entries, or twice as many as after the last clean-up.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class IdentityDict(Generic[_Value]):
         return len(self._entries)
 
     def get(self, key: object) -> _Value | None:
-        """The value of this very object; None without one."""
+        """Return the value of this very object, or None."""
         entry = self._entries.get(id(key))
         return None if entry is None else entry[1]
 
@@ -42,4 +42,4 @@ def _count(entry: tuple[Any, Any]) -> int:
     return sys.getrefcount(entry[0])
 
 
-_OURS = _count((object(), None))  # what a key counts that nothing but its entry holds; it differs between Pythons
+_OURS = _count((object(), None))  # the count of a key that only its entry holds; it differs between Python versions

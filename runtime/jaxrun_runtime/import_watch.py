@@ -1,10 +1,10 @@
-"""Tells when the program first imports a module: also one that this process has imported already.
+"""Calls a function when the program first imports a module, even if this process has already imported it.
 
-Python's import statement asks nobody for what it finds in sys.modules. So such a module, and those below it, are taken
-out of it, as they would not be there yet under `python`; the first import puts them all back, the same objects.
+An import statement asks no finder if the module is in sys.modules. So the module and its submodules are removed from
+sys.modules, where they would not be yet under `python`. The first import puts the same objects back.
 
-Until then, whoever looks for the module finds the spec and the loader that it has under `python`: runpy, pkgutil and
-inspect read a module by its loader without importing it.
+Until then, find_spec returns the spec and loader that the module has under `python`: runpy, pkgutil and inspect read a
+module through its loader without importing it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 
 class ImportWatch(MetaPathFinder):
-    """Calls `on_import(module)` when the module `name` is imported next; one that is there is hidden until then."""
+    """Calls `on_import(module)` at the next import of the module `name`, and hides the module until then."""
 
     def __init__(self, name: str, on_import: Callable[[ModuleType], None]) -> None:
         self._name = name
@@ -34,14 +34,14 @@ class ImportWatch(MetaPathFinder):
         sys.meta_path.insert(0, self)
 
     def stop(self) -> None:
-        """Put the modules back, and watch no longer. May be called again."""
+        """Put the modules back, and stop watching. May be called again."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
         for name, module in self._hidden.items():
             sys.modules.setdefault(name, module)
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Answer for the module itself; who only looks for it does not import it yet."""
+        """Return a spec for the watched module only. A caller that only looks for the module does not import it."""
         if name != self._name:
             return None
         found = self._hidden[name].__spec__ if name in self._hidden else self._find_elsewhere()
@@ -59,13 +59,13 @@ class ImportWatch(MetaPathFinder):
             sys.meta_path.insert(0, self)
 
     def _create(self, spec: ModuleSpec) -> ModuleType | None:
-        """The hidden module, or None for a new one."""
+        """Return the hidden module, or None to create a new one."""
         if self._name in self._hidden:
             self.stop()
         return self._hidden.get(self._name)
 
     def _execute(self, module: ModuleType, spec: ModuleSpec, found: ModuleSpec) -> None:
-        """Execute the module unless it was hidden. `spec` was given out for it in the place of the spec `found`."""
+        """Execute the module unless it was hidden. `spec` is the copy that find_spec returned instead of `found`."""
         watched, spec.loader = spec.loader, found.loader
         if module.__loader__ is watched:
             module.__loader__ = found.loader
@@ -79,7 +79,7 @@ class ImportWatch(MetaPathFinder):
 
 
 class _OtherLoader:
-    """A loader with other functions to create and to execute a module."""
+    """A loader like another one, except for the functions that create and execute a module."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -91,9 +91,9 @@ class _OtherLoader:
 def _loader_with(
     loader: Any, create: Callable[[ModuleSpec], ModuleType | None], execute: Callable[[ModuleType], None]
 ) -> Any:
-    """A loader of the same type, if it can be copied, that is `loader` but for these two functions.
+    """Return a loader like `loader`, except for these two functions; of the same type, if `loader` can be copied.
 
-    `create` returns None where `loader` itself is to create the module.
+    If `create` returns None, `loader` creates the module.
     """
     made: Any
     try:
@@ -107,7 +107,7 @@ def _loader_with(
 
 
 def call_after_import(name: str, callback: Callable[[ModuleType], None]) -> None:
-    """Call `callback` with the module `name` as soon as the program has imported it; at once if it has been already."""
+    """Call `callback` with the module `name` once the program has imported it; at once if it is imported already."""
     if name in sys.modules:
         callback(sys.modules[name])
     else:

@@ -1,7 +1,7 @@
 """Ctrl-C in a rank: SIGINT is raised as KeyboardInterrupt in the main thread, but never within a message.
 
-Python raises it once C++ code returns. If that code returns with an error, as a collective does whose other ranks have
-ended by the same Ctrl-C, Python would first unwind the program to the next `finally`, past every `except
+Python raises it once C++ code returns. That code may return with an error, for example a collective whose other ranks
+were ended by the same Ctrl-C. Python would then unwind the program to the next `finally` first, past every `except
 KeyboardInterrupt`. So from the signal on, a monitor makes Python look for signals before it handles any exception.
 """
 
@@ -23,7 +23,7 @@ _REPEAT_S = 1.0  # the same Ctrl-C may reach a rank from the launcher and from a
 _CAN_WATCH_EXCEPTIONS = hasattr(sys, "monitoring")
 _POSTPONE_S = 0.05
 _MAX_POSTPONED = 20
-_MONITORING_TOOLS = (4, 3)  # that Python reserves for nobody
+_MONITORING_TOOLS = (4, 3)  # tool ids that Python reserves for no purpose
 _PYTHONS_HANDLER = signal.default_int_handler
 
 _installed: Interrupts | None = None
@@ -32,7 +32,8 @@ _installed: Interrupts | None = None
 class Interrupts:
     """Raises KeyboardInterrupt at SIGINT while `active`.
 
-    It takes the place of signal.default_int_handler, by which asyncio and others know that nobody else handles SIGINT.
+    Its handler replaces signal.default_int_handler: asyncio and others compare with that name to find out whether the
+    program handles SIGINT itself.
     """
 
     def __init__(self, on_raise: Callable[[], None] | None = None) -> None:
@@ -46,7 +47,7 @@ class Interrupts:
         self._handler = self._handle_signal
 
     def install(self) -> None:
-        """Handle SIGINT from now on, in place of any other Interrupts. To be called in the main thread."""
+        """Handle SIGINT from now on, in place of any other Interrupts. Call it in the main thread."""
         global _installed
         _installed = self
         signal.default_int_handler = self._handler  # type: ignore[assignment]
@@ -55,7 +56,7 @@ class Interrupts:
 
     @contextlib.contextmanager
     def deferred(self) -> Iterator[None]:
-        """Raise interrupts at the end of the block only, so that no message is left half sent or received."""
+        """Delay interrupts until the end of the block, so that no message is left half sent or received."""
         if self._deferring or threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -77,7 +78,7 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def _postpone(self) -> bool:
-        """Before Python 3.12: let a `finally` or `except` block come to its end first, if that does not take long."""
+        """Before Python 3.12: delay the interrupt until a `finally` or `except` block ends, at most for a second."""
         if _CAN_WATCH_EXCEPTIONS or sys.exc_info()[1] is None or self._postponed >= _MAX_POSTPONED:
             return False
         self._postponed += 1
@@ -91,7 +92,7 @@ class Interrupts:
             self._on_raise()
 
     def _uninstall(self) -> None:
-        """In a process that the program has forked, SIGINT is Python's again, unless the program handles it."""
+        """Give SIGINT back to Python in a process that the program has forked, unless the program handles it."""
         if signal.default_int_handler is self._handler:
             signal.default_int_handler = _PYTHONS_HANDLER
         if signal.getsignal(signal.SIGINT) is self._handler:
@@ -99,7 +100,7 @@ class Interrupts:
 
 
 def raise_in_program(on_raise: Callable[[], None]) -> None:
-    """Raise KeyboardInterrupt at SIGINT from now on; `on_raise` is called before. To be called in the main thread."""
+    """Raise KeyboardInterrupt at SIGINT from now on, and call `on_raise` before. Call it in the main thread."""
     interrupts = Interrupts(on_raise)
     interrupts.install()
     interrupts.active = True
@@ -107,9 +108,9 @@ def raise_in_program(on_raise: Callable[[], None]) -> None:
 
 
 def _watch_exceptions() -> None:
-    """Have KeyboardInterrupt take the place of an error with which C++ code returns after SIGINT.
+    """Raise KeyboardInterrupt instead of an error with which C++ code returns after SIGINT.
 
-    Before Python 3.12, which cannot watch exceptions, it comes after the error's `finally` blocks.
+    Python before 3.12 cannot watch exceptions: there KeyboardInterrupt comes after the error's `finally` blocks.
     """
     monitoring = getattr(sys, "monitoring", None)
     if monitoring is None:
@@ -122,9 +123,9 @@ def _watch_exceptions() -> None:
 
 
 def _watch(monitoring: Any, signals: socket.socket) -> None:
-    """At SIGINT, have a function called at each exception: Python handles signals as it enters a function.
+    """After SIGINT, have a function called at each exception: Python handles signals as it enters a function.
 
-    Reads as long as the process lives: a signal that nobody read would be written of on stderr.
+    It reads for as long as the process lives: Python would write to stderr about signals that nobody reads.
     """
     tool = None
     while data := signals.recv(64):
@@ -135,7 +136,7 @@ def _watch(monitoring: Any, signals: socket.socket) -> None:
 
 
 def _register_tool(monitoring: Any) -> int | None:
-    """Return a tool that looks for signals at each exception, until there was one; None if all are in use."""
+    """Return the id of a tool that makes Python look for signals at each exception; None if all ids are in use."""
     tool = claim_monitoring_tool("jaxrun-interrupts")
     if tool is None:
         return None
@@ -149,7 +150,7 @@ def _register_tool(monitoring: Any) -> int | None:
 
 
 def claim_monitoring_tool(name: str) -> int | None:
-    """Return a number of ours by which sys.monitoring works, from Python 3.12 on; None if others have all."""
+    """Claim a tool id of sys.monitoring (Python 3.12 and later) and return it; None if all are in use."""
     monitoring: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
     tool: int | None = next((tool for tool in _MONITORING_TOOLS if monitoring.get_tool(tool) is None), None)
     if tool is not None:
@@ -158,14 +159,14 @@ def claim_monitoring_tool(name: str) -> int | None:
 
 
 def _release_wakeup_fd(ours: int) -> None:
-    """In a process that the program has forked: its signals are not the rank's."""
+    """Stop reporting signals to the rank's wake-up descriptor, in a process that the program has forked."""
     current = signal.set_wakeup_fd(-1)
     if current != ours:
         signal.set_wakeup_fd(current)
 
 
 def deferred() -> contextlib.AbstractContextManager[None]:
-    """Interrupts.deferred of those that are installed."""
+    """Return Interrupts.deferred() of the installed Interrupts; does nothing if none is installed."""
     return _installed.deferred() if _installed is not None else contextlib.nullcontext()
 
 

@@ -1,8 +1,8 @@
 """The private names of JAX that jaxrun uses, each behind a probe.
 
-A function here returns False or None if this JAX lacks the name, and jaxrun goes on without it; `missing_features` says
-in one line what is lost. Tested on the oldest and the newest supported JAX. This file does not import jax, but uses the
-jax that has been imported.
+If this JAX lacks a name, the function here returns False or None, and jaxrun works without it; `missing_features` has a
+line that says what is lost. Tested on the oldest and the newest supported JAX. This file does not import jax; it uses
+the jax that the process has imported.
 
 | what                           | private name                             | without it                     |
 |--------------------------------|------------------------------------------|--------------------------------|
@@ -19,7 +19,7 @@ jax that has been imported.
 | its coordinator's TLS          | the option jax_mtls_cert_file and others | the coordinator is open        |
 | a mesh over several hosts      | jax._src.sharding_impls.make_mesh        | only jax.make_mesh lays it     |
 
-Those that --lockstep needs are in lockstep/call_hooks.py.
+The names that --lockstep needs are in lockstep/call_hooks.py.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _TRUE, _FALSE = {"y", "yes", "t", "true", "on", "1"}, {"n", "no", "f", "false", 
 
 
 def remove_exit_barrier() -> bool:
-    """Remove JAX's exit handler, which waits up to 300 s for every other process. True if there is none any more."""
+    """Remove JAX's exit handler, which waits up to 300 s for every other process. Returns whether it is gone."""
     if "jax" not in sys.modules:
         return True
     handler = _lookup("jax._src.api", "clean_up")
@@ -66,7 +66,7 @@ def remove_exit_barrier() -> bool:
 
 
 def set_gloo_address(address: str) -> bool:
-    """Make Gloo publish `address` (an IP address) instead of what the host's own name resolves to."""
+    """Make Gloo publish `address` (an IP address) instead of the address to which the host's own name resolves."""
     original = _lookup("jaxlib._jax", "make_gloo_tcp_collectives")
     if original is None:
         return False
@@ -81,7 +81,7 @@ def set_gloo_address(address: str) -> bool:
 
 
 def has_backend() -> bool:
-    """Whether this process has a backend of JAX, after which it must not be forked; True where nobody can tell."""
+    """Whether this process has a backend of JAX, and so must not be forked; True if this JAX does not tell."""
     return bool(_lookup("jax._src.xla_bridge", "_backends") != {})
 
 
@@ -96,9 +96,9 @@ def uses_gloo() -> bool:
 
 
 def compile_all_reduce(devices: Sequence[Any]) -> Callable[[], object] | None:
-    """Compile a program in which these CPU devices add one number up; returns what runs it.
+    """Compile a program that sums one number over these CPU devices; returns a function that runs it.
 
-    The devices may belong to several processes, which must all run it. None if this JAX cannot compile it.
+    The devices may belong to several processes, which must all run it. Returns None if this JAX cannot compile it.
     """
     import numpy
 
@@ -117,7 +117,7 @@ def compile_all_reduce(devices: Sequence[Any]) -> Callable[[], object] | None:
 
 
 def replace_initialize(initialize: Callable[..., None]) -> bool:
-    """Replace jax.distributed.initialize, also where a program finds it among JAX's private modules."""
+    """Replace jax.distributed.initialize, in the public module and in the private one that defines it."""
     sys.modules["jax"].distributed.initialize = initialize
     if _lookup("jax._src.distributed", "initialize") is None:
         return False
@@ -134,14 +134,14 @@ def silence_proxy_warning() -> bool:
 
 
 def certificate_options() -> dict[str, str | None]:
-    """JAX's options for certificates of its coordinator, by name; empty if it lacks one of them."""
+    """Return JAX's options for certificates of its coordinator, by name; empty if this JAX lacks any of them."""
     values = getattr(_lookup("jax", "config"), "values", {})
     found = {name: values[name] for name in _CERTIFICATE_OPTIONS if name in values}
     return found if len(found) == len(_CERTIFICATE_OPTIONS) else {}
 
 
 def replace_make_mesh(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Put `wrap(jax.make_mesh)` in the place of jax.make_mesh, also where JAX defines it."""
+    """Replace jax.make_mesh by `wrap(jax.make_mesh)`, in the public module and in the private one that defines it."""
     original = _lookup("jax", "make_mesh")
     replacement = wrap(original)
     for module in ("jax", "jax._src.sharding_impls"):
@@ -150,9 +150,9 @@ def replace_make_mesh(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) 
 
 
 def exchange_nonce(rank: int, nonce: str, timeout: float) -> str | None:
-    """The nonce that the coordinator holds, where rank 0 has put its own; None if this JAX offers no key-value table.
+    """Return the nonce that rank 0 has put into the coordinator's key-value table; rank 0 puts its own there first.
 
-    Raises JAX's own error after `timeout` seconds.
+    Returns None if this JAX has no key-value table. Raises JAX's own error after `timeout` seconds.
     """
     client = getattr(_lookup("jax._src.distributed", "global_state"), "client", None)
     if not all(hasattr(client, call) for call in _KEY_VALUE_CALLS):
@@ -163,9 +163,9 @@ def exchange_nonce(rank: int, nonce: str, timeout: float) -> str | None:
 
 
 def exchange(name: str, rank: int, size: int, text: str) -> list[str]:
-    """The texts that all ranks give under this name, which is used once, by rank; waits for all of them.
+    """Exchange a text with all ranks under this name; returns the texts by rank. Waits for all ranks.
 
-    Raises RuntimeError if this JAX offers no key-value table.
+    A name can be used once. Raises RuntimeError if this JAX has no key-value table.
     """
     client = _table_client()
     client.key_value_set(f"{name}/{rank}", text)
@@ -173,15 +173,15 @@ def exchange(name: str, rank: int, size: int, text: str) -> list[str]:
 
 
 def runtime_error() -> type[Exception]:
-    """The class of what JAX's native code raises."""
+    """Return the class of errors that JAX's native code raises."""
     found = getattr(_lookup("jax", "errors"), "JaxRuntimeError", None)
     return found if isinstance(found, type) else RuntimeError
 
 
 def meet(name: str, rank: int, ranks: Iterable[int]) -> None:
-    """Wait until all these ranks have come to the meeting of this name; a rank may come to it more than once.
+    """Wait until all these ranks have called `meet` with this name. A rank may call it more than once.
 
-    Without a table of key-values, returns at once.
+    Returns at once if this JAX has no key-value table.
     """
     client = getattr(_lookup("jax._src.distributed", "global_state"), "client", None)
     if not all(hasattr(client, call) for call in _KEY_VALUE_CALLS):
@@ -192,9 +192,12 @@ def meet(name: str, rank: int, ranks: Iterable[int]) -> None:
 
 
 def agree(name: str, rank: int, size: int, text: str, decide: Callable[[Sequence[str]], str]) -> str:
-    """What rank 0 decides of the texts that all ranks give under this name, by rank; waits for all of them.
+    """Let rank 0 decide on the texts of all ranks; returns its decision on every rank. Waits for all ranks.
 
-    The name is used once. Raises RuntimeError if this JAX offers no key-value table.
+    decide:  called on rank 0 with the texts by rank
+    name:    can be used once
+
+    Raises RuntimeError if this JAX has no key-value table.
     """
     client = _table_client()
     if rank:
@@ -206,7 +209,7 @@ def agree(name: str, rank: int, size: int, text: str, decide: Callable[[Sequence
 
 
 def forget(name: str) -> None:
-    """Free what the table has under the name, if this JAX can; all ranks must have read it."""
+    """Delete the entries of this name from the key-value table, if this JAX can. All ranks must have read them."""
     if delete := getattr(_table_client(), "key_value_delete", None):
         delete(name)
 
@@ -219,13 +222,13 @@ def _table_client() -> Any:
 
 
 def find_option(variable: str) -> str | None:
-    """The option of JAX that it makes of this variable when it is imported; None if there is none."""
+    """Return the option that JAX sets from this variable when it is imported, or None."""
     name = variable.lower()
     return name if name in getattr(_lookup("jax", "config"), "values", {}) else None
 
 
 def set_option(name: str, variable: str, text: str) -> None:
-    """Set an option as JAX does at its import, where `variable` is `text`. Raises ValueError for a wrong value."""
+    """Set an option as JAX does at its import if `variable` is `text`. Raises ValueError for a wrong value."""
     config = _lookup("jax", "config")
     kind = getattr(config, "meta", {}).get(name, [type(config.values[name])])[0]
     value: object = text
@@ -277,20 +280,20 @@ def watch_updates(on_update: Callable[[str, object, object], None]) -> None:
 
 
 def missing_features(lockstep: str = LOCKSTEP_OFF) -> list[str]:
-    """One line for each feature that this JAX lacks and a job with this `lockstep` mode uses."""
+    """Return a line for each feature that this JAX lacks and a job with this `lockstep` mode uses."""
     client = _lookup("jaxlib._jax", "DistributedRuntimeClient")
     has_calls = all(hasattr(client, call) for call in _KEY_VALUE_CALLS)
     has_table = has_calls and _lookup("jax._src.distributed", "global_state")
     has_barrier = _lookup("jax._src.api", "clean_up")
     probes = {
-        "a worker cannot leave JAX's exit barrier out: its end waits for all others": has_barrier,
-        "a worker cannot tell whose coordinator it has joined": has_table,
-        "a host's own name must resolve to an address that the others reach": _lookup(
+        "a worker cannot skip JAX's exit barrier, and waits for all others when it exits": has_barrier,
+        "a worker cannot check whose coordinator it has joined": has_table,
+        "a host's own name must resolve to an address that the others can reach": _lookup(
             "jaxlib._jax", "make_gloo_tcp_collectives"
         ),
-        "JAX warns of proxies, which do no harm here": _has_proxy_flag(),
+        "JAX warns about proxies, although they do no harm here": _has_proxy_flag(),
         "jax.debug.breakpoint does not get jaxrun's terminal": _lookup("jax._src.debugger.core", "register_debugger"),
-        "JAX_… variables that the program itself sets do nothing": hasattr(_lookup("jax", "config"), "values"),
+        "JAX_… variables that the program itself sets have no effect": hasattr(_lookup("jax", "config"), "values"),
     }
     from jaxrun_runtime.lockstep import call_hooks
 
@@ -308,7 +311,7 @@ def _can_compile_all_reduce() -> bool:
 
 
 def lacks(what: str) -> str:
-    """The line that says so: `what` is not possible with this JAX."""
+    """Return the line that reports that this JAX lacks a feature; `what` describes the consequence."""
     return f"jax {_lookup('jax', '__version__')} lacks what jaxrun uses: {what}"
 
 

@@ -1,7 +1,7 @@
-"""What comes before the program: says Hello, joins jax.distributed, and reports the resulting devices.
+"""Steps of a worker before its program: sends the Hello, joins jax.distributed, and reports the devices.
 
-The Hello has the worker's identity, and all that must be equal on every rank before they may join. All arguments of
-jax.distributed.initialize are given, so that JAX detects nothing.
+The Hello has the worker's identity, and everything that must be equal on all ranks before they may join. jaxrun passes
+all arguments of jax.distributed.initialize, so that JAX detects nothing.
 
 Rank 0 reserves a free port until its coordinator listens there; only then do the others get the address. (With JAX
 alone, connecting before the coordinator listens costs seconds of back-off, a busy port is a segmentation fault, and a
@@ -35,14 +35,14 @@ from jaxrun_runtime.coordinator_tls import RankKey, initialize_arguments
 
 _log = logging.getLogger("jaxrun")
 _COORDINATOR_POLL_INTERVAL_S = 0.001  # while the coordinator does not listen yet
-_HEARTBEAT_TIMEOUT_S = 100  # JAX's; the agents notice a lost worker much earlier
+_HEARTBEAT_TIMEOUT_S = 100  # JAX's default; the agents notice a lost worker much earlier
 _RELEVANT_PREFIXES = ("JAX_", "XLA_", "NCCL_", "LIBTPU_")
 _RELEVANT_NAMES = ("PYTHONHASHSEED", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 _DIFFERS_BY_RANK = (COORDINATOR_ADDRESS, PROCESS_ID, "JAX_LOCAL_DEVICE_IDS", "NCCL_HOSTID", "NCCL_RAS_ADDR")
 
 
 def build_hello(env: WorkerEnv, argv: list[str], environ: Mapping[str, str], started: float, key: RankKey) -> Hello:
-    """The Hello of this process. Imports jax. `started`: when the process started, in seconds since the epoch."""
+    """Return the Hello of this process. Imports jax. `started`: start of the process, in seconds since the epoch."""
     import jax
     import jaxlib.version
     import numpy
@@ -67,13 +67,13 @@ def build_hello(env: WorkerEnv, argv: list[str], environ: Mapping[str, str], sta
 
 
 def relevant_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that change what JAX computes, sees or sends, without those that differ between ranks by design."""
+    """Return the variables that change what JAX computes, sees or sends, and that must be equal on all ranks."""
     named = {k: v for k, v in environ.items() if k.startswith(_RELEVANT_PREFIXES) and k not in _DIFFERS_BY_RANK}
     return named | {k: environ[k] for k in _RELEVANT_NAMES if k in environ}
 
 
 def hash_program(argv: list[str]) -> str:
-    """16 hex digits for the run_program's source; empty if that is not one file that can be found without importing."""
+    """Return 16 hex digits for the program's source; empty unless it is one file that is found without importing."""
     is_module, name, _ = run_program.split_argv(argv)
     path = _module_file(name) if is_module else name
     try:
@@ -99,8 +99,8 @@ def _module_file(name: str) -> str:
 class PortReservation:
     """A free TCP port, bound but not listening: no other process gets it, but gRPC in this process can listen on it.
 
-    gRPC binds with SO_REUSEPORT. The kernel allows that beside another socket of the same user that has set it, too,
-    and never gives a bound port to a bind to port 0.
+    gRPC binds with SO_REUSEPORT. The kernel allows this if the other socket on the port has the same user and has set
+    SO_REUSEPORT, too. It never returns a bound port for a bind to port 0.
     """
 
     def __init__(self, interface: str) -> None:
@@ -124,7 +124,7 @@ class PortReservation:
 
 
 def join(env: WorkerEnv, channel: AgentChannel, order: StartCoordinator | Join, key: RankKey) -> float:
-    """Join as rank 0 (StartCoordinator) or as another rank. Returns the time of completion, seconds since the epoch."""
+    """Join as rank 0 (StartCoordinator) or as another rank. Returns when it has joined, in seconds since the epoch."""
     tls = initialize_arguments(key, order.certificate)
     if isinstance(order, StartCoordinator):
         jax_private.set_gloo_address(order.interface)
@@ -142,7 +142,7 @@ def join(env: WorkerEnv, channel: AgentChannel, order: StartCoordinator | Join, 
 
 
 def local_address_towards(address: str) -> str:
-    """The address of this host's interface that reaches `address` ("host:port"). Sends nothing."""
+    """Return the address of this host's interface that reaches `address` ("host:port"). Sends nothing."""
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -172,7 +172,7 @@ def report_devices(env: WorkerEnv, joined: float) -> DeviceReport:
 
 
 def _bound_to() -> str:
-    """The cores of this process, unless it may run on all of its host."""
+    """Return the cores of this process as ranges, "0-3,8"; empty if it may run on all cores of its host."""
     cores = os.sched_getaffinity(0)
     return format_ranges(cores, ",") if len(cores) < (os.cpu_count() or 0) else ""
 
@@ -180,8 +180,8 @@ def _bound_to() -> str:
 def _reserve_master_port(interface: str) -> int:
     """Reserve a free port for as long as this process lives.
 
-    The program can listen there, as servers do, with SO_REUSEADDR: the kernel allows that beside a socket that has set
-    it, too, and does not listen.
+    The program can listen there with SO_REUSEADDR, as servers do: the kernel allows this if the other socket on the
+    port has set SO_REUSEADDR, too, and does not listen.
     """
     reserved = socket.socket(socket.AF_INET6 if ":" in interface else socket.AF_INET)
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -208,7 +208,7 @@ def _start_coordinator(env: WorkerEnv, channel: AgentChannel, interface: str, ma
     try:
         _initialize(env, port.address, coordinator_bind_address=port.address, **tls)
     finally:
-        joined.set()  # ends the thread if the coordinator has failed, or is closed already in a job of one process
+        joined.set()  # ends the thread if the coordinator has failed, or has already closed in a job of one process
         announcer.join()
         port.release()
 
@@ -253,8 +253,8 @@ def _accept_initialize_by_program(env: WorkerEnv) -> None:
         other += [f"{name}={value}" for name, value in given.items() if name.startswith("mtls_") and value]
         if other:
             _log.warning(
-                "the program called jax.distributed.initialize(%s), but jaxrun has joined this process "
-                "already, as rank %d of %d, and so it stays",
+                "the program's call jax.distributed.initialize(%s) has no effect: jaxrun has already joined this "
+                "process as rank %d of %d",
                 ", ".join(other),
                 env.rank,
                 env.size,

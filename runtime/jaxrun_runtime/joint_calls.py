@@ -1,8 +1,8 @@
 """Notes in the flight recorder which joint functions of jaxrun this rank calls, and when it waits for others there.
 
-Joint functions are those that all ranks must call, such as `snapshot`: there the ranks wait for each other, outside of
-JAX. Whoever looks for hangs reads from these notes (protocol/flight_file.py) for which ranks a rank waits. So whatever
-waits for other ranks goes through `wait_for_ranks`, whose frame says the same in stacks.
+Joint functions, such as `snapshot`, are functions of jaxrun that all ranks must call, because ranks wait for each other
+in them, outside of JAX. The notes (protocol/flight_file.py) tell the analysis of hangs which ranks a rank waits for.
+Every wait for other ranks goes through `wait_for_ranks`, whose frame marks the wait in stacks.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _thread = threading.local()  # `call`: the innermost JointCall that this thread 
 
 
 def connect(recorder: FlightRecorder, find_site: Callable[[FrameType | None], int]) -> None:
-    """From now on, write to this recorder; `find_site` numbers the program's line above a frame."""
+    """Write to this recorder from now on. `find_site(frame)` returns the number of the program's line above a frame."""
     global _recorder, _find_site
     _recorder, _find_site = recorder, find_site
 
 
 def record(env: WorkerEnv) -> None:
-    """Note joint calls in a job whose other calls are not recorded (--lockstep off)."""
+    """Record joint calls only, in a job with --lockstep off."""
     with contextlib.suppress(OSError, ValueError):
         recorder = FlightRecorder(env.flight_fd, env.rank)
         connect(recorder, CallSites(recorder.add_site).find)
@@ -42,9 +42,9 @@ def record(env: WorkerEnv) -> None:
 
 
 class JointCall:
-    """One call of a joint function, as a context manager: counted when it is entered.
+    """One call of a joint function, as a context manager. Entering it counts the call.
 
-    number:  how often this rank has called the function, this call included; 0 without a recorder
+    number:  how many times this rank has called the function, including this call; 0 without a recorder
     """
 
     def __init__(self, function: str) -> None:
@@ -66,7 +66,7 @@ class JointCall:
             self.number = _recorder.words[place] = _recorder.words[place] + 1
 
     def wait(self, number: int, function: Callable[..., _Result], *arguments: object) -> _Result:
-        """Call `function`, which returns once all ranks have made the call of this number."""
+        """Call `function` and return its result. It must return once all ranks have made the call of this number."""
         if _recorder is None or _find_site is None or number <= 0:
             return function(*arguments)
         words, at = _recorder.words, self._at
@@ -80,21 +80,21 @@ class JointCall:
 
 
 def wait_for_ranks(function: Callable[..., _Result], *arguments: object) -> _Result:
-    """Call `function`, which waits for all ranks to make the call of the joint function that this thread is in.
+    """Call `function`, which waits until all ranks have made this thread's current call of a joint function.
 
-    Outside of a joint function, as in a thread that works in the background, nothing is noted.
+    Outside of a joint function, such as in a background thread, nothing is noted.
     """
     call: JointCall | None = getattr(_thread, "call", None)
     return function(*arguments) if call is None else call.wait(call.number, function, *arguments)
 
 
 def calls_made(function: str) -> int:
-    """How often this rank has called the function; 0 without a recorder."""
+    """Return how many times this rank has called the function; 0 without a recorder."""
     return _recorder.words[_first_word(function) + flight_file.JOINT_CALLED] if _recorder is not None else 0
 
 
 def forget(*functions: str) -> None:
-    """Count the calls of these functions from 1 again: all ranks begin anew."""
+    """Reset the counts of these functions to 0. All ranks must do it."""
     for function in functions:
         if _recorder is not None:
             _recorder.words[_first_word(function) + flight_file.JOINT_CALLED] = 0

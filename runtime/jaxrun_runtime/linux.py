@@ -1,4 +1,4 @@
-"""Linux calls for which Python has no function, through ctypes, and what descriptors are."""
+"""Linux calls for which Python has no function, through ctypes, and facts about descriptors."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent dies, even if it is busy in C++ then, or stopped.
+    """Ask the kernel to kill this process when its parent dies, even while it is busy in C++ or stopped.
 
-    The parent is the thread that has forked this process. The caller must check that it has not died before.
+    The parent is the thread that forked this process. The caller must check that the parent has not died before.
     """
     _raise_on_error(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl(PR_SET_PDEATHSIG)")
 
@@ -37,9 +37,9 @@ def die_with_parent() -> None:
 def set_process_title(name: str, title: str) -> None:
     """Show `name` as this process's name, and `title` as its command line, as ps, top and nvidia-smi do.
 
-    The kernel cuts the name to 15 bytes. The title takes the place of the arguments and is cut to their length: the
-    environment behind them stays, as the processes of a job are found by it. (setproctitle moves it, and takes 10 to
-    50 ms to import.)
+    The kernel cuts the name to 15 bytes. The title overwrites the arguments and is cut to their length. The environment
+    behind them stays, because jaxrun finds the processes of a job by it. (setproctitle would move the environment, and
+    takes 10 to 50 ms to import.)
     """
     _raise_on_error(_libc.prctl(_PR_SET_NAME, os.fsencode(name), 0, 0, 0), "prctl(PR_SET_NAME)")
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
@@ -51,7 +51,7 @@ def set_process_title(name: str, title: str) -> None:
 
 
 def become_simulated_host(name: str, boot_id: str) -> None:
-    """Give this process a host name and a boot id of its own, by which JAX distinguishes hosts.
+    """Give this process its own host name and boot id, which JAX uses to distinguish hosts.
 
     Works without root if user namespaces are allowed. Must be called while there is only one thread. Raises OSError if
     the machine forbids it; the process may then be in some new namespaces, which does no harm.
@@ -72,7 +72,7 @@ def become_simulated_host(name: str, boot_id: str) -> None:
 
 
 def tcp_connections() -> Iterator[socket.socket]:
-    """A duplicate of each TCP socket of this process, to be closed by the caller."""
+    """Yield a duplicate of each TCP socket of this process. The caller closes it."""
     for name in os.listdir("/proc/self/fd"):
         try:
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
@@ -87,18 +87,18 @@ def tcp_connections() -> Iterator[socket.socket]:
 
 
 def peer_pid(channel: socket.socket) -> int:
-    """The process that has made a socket pair; 0 where its number means nothing here, in a process namespace."""
+    """Return the id of the process that made a socket pair; 0 if that process is outside our process namespace."""
     return int.from_bytes(channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4), sys.byteorder)
 
 
 def file_identity(fd: int) -> tuple[int, int]:
-    """What tells a file from another that has its descriptor now, as the program has closed ours."""
+    """Return the file's device and inode. They change if the program closes a descriptor and its number is reused."""
     status = os.fstat(fd)
     return status.st_dev, status.st_ino
 
 
 def flush_c_output() -> None:
-    """Flush C's stdout, whose buffer os._exit would lose."""
+    """Flush C's stdout. os._exit would lose its buffer."""
     # Not fflush(NULL), which blocks while a thread reads from another stream.
     _libc.fflush(ctypes.c_void_p.in_dll(_libc, "stdout"))
 

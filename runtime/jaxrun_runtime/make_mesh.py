@@ -1,9 +1,9 @@
 """Lets jax.make_mesh lay a mesh over several hosts, which JAX refuses on CPU and GPU since 0.10.2.
 
-JAX takes each host (each NVLink domain of GPUs) for a slice, and asks for create_hybrid_device_mesh where devices are
-of several. Until then it laid the devices in order, so that the leading axes go over the hosts, as is done here. XLA
-sees nothing of this: to tell it that all hosts are one slice (partition_index) would make it plan GPU collectives for
-fast links that are not there.
+JAX treats each host (each NVLink domain of GPUs) as a slice, and asks for create_hybrid_device_mesh if devices belong
+to several slices. Before 0.10.2 it laid the devices in order, so that the leading axes go over the hosts, and so does
+this file. XLA does not see this. If it were told that all hosts are one slice (partition_index), it would plan GPU
+collectives for fast links that do not exist.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 from jaxrun_runtime import jax_private
 
 _REFUSAL = "multi-slice"
-_SLICED_PLATFORMS = ("cpu", "gpu")  # where the slices of TPUs matter to XLA, JAX's refusal stands
+_SLICED_PLATFORMS = ("cpu", "gpu")  # on TPUs slices matter to XLA, so JAX's refusal stays
 
 
 def allow_several_hosts(notify: Callable[[str], None]) -> None:
-    """Replace jax.make_mesh in a job that spans several hosts; `notify` gets one line when it is first needed."""
+    """Replace jax.make_mesh in a job on several hosts; calls `notify` with a line when it is first needed."""
     import jax
 
     devices = jax.devices()
@@ -30,7 +30,7 @@ def allow_several_hosts(notify: Callable[[str], None]) -> None:
 
 
 def _over_several_hosts(original: Callable[..., Any], notify: Callable[[str], None]) -> Callable[..., Any]:
-    """Wrap `original` so that it lays the mesh where JAX refuses to."""
+    """Wrap `original` so that it lays the mesh if JAX refuses to."""
     told: list[str] = []
 
     @functools.wraps(original)
@@ -50,7 +50,7 @@ def _over_several_hosts(original: Callable[..., Any], notify: Callable[[str], No
 
 
 def _lay_mesh(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Make the mesh of devices in order that `original` refuses to make of these arguments."""
+    """Make the mesh, with devices in order, that `original` refuses to make from these arguments."""
     import jax
     from jax.experimental import mesh_utils
 
@@ -59,7 +59,7 @@ def _lay_mesh(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     sizes, *names_and_types = given.args
     sizes = tuple(int(size) for size in sizes)
     devices = list(jax.devices() if given.kwargs["devices"] is None else given.kwargs["devices"])
-    # A mesh of one device is of one slice: it shows what JAX makes of the names and types.
+    # A mesh of one device has one slice. It shows how JAX interprets the names and types.
     model = original((1,) * len(sizes), *names_and_types, devices=devices[:1])
     laid = mesh_utils.create_device_mesh(sizes, devices[: math.prod(sizes)])
     return jax.sharding.Mesh(laid, model.axis_names, axis_types=model.axis_types)

@@ -1,4 +1,4 @@
-"""Says by which network NCCL sends to other hosts, which it logs when it makes its first communicator."""
+"""Reports the network that NCCL uses between hosts, from NCCL's log of its first communicator."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from jaxrun.protocol.env import WorkerEnv
 _LOG_VARIABLES = ("NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS")
 _POLL_INTERVAL_S = 0.5
 _DEVICES = Path("/sys/class")
-_NICS = ("cxi/*", "infiniband/*", "net/hsn[0-9]*")  # of fabrics, for which there is something faster than TCP
-# A provider is that of libfabric, where NCCL's plugin for it comes first.
+_NICS = ("cxi/*", "infiniband/*", "net/hsn[0-9]*")  # NICs of fabrics that can do better than TCP
+# The first group is libfabric's provider, which NCCL's plugin for libfabric logs first.
 NETWORK = re.compile(rb"(?:NET/OFI Selected [Pp]rovider is ([^\s,]+)[^\0]*?)?NCCL INFO Using network (.+)\n")
 
 
 def watch(env: WorkerEnv, platform: str) -> None:
-    """In a job with GPUs on several hosts, let rank 0 say it, unless the user has NCCL's log."""
+    """Let rank 0 report the network in a job with GPUs on several hosts, unless the user has asked for NCCL's log."""
     if platform != "gpu" or env.rank or env.local_size == env.size or any(map(os.environ.get, _LOG_VARIABLES)):
         return
     log = os.memfd_create("jaxrun-nccl")
@@ -39,7 +39,7 @@ def _report(log: int) -> None:
 
 
 def describe_network(network: str, provider: str, devices: Path = _DEVICES) -> str:
-    """Write which network NCCL has taken, with a warning if it is TCP beside a fabric of this host."""
+    """Return the line about the network that NCCL uses, with a warning if it is TCP although the host has a fabric."""
     shown = f"NCCL's network between hosts: {network}{provider and f' ({provider})'}"
     nics = [nic.name for pattern in _NICS for nic in sorted(devices.glob(pattern))]
     is_tcp = network == "Socket" or provider.startswith(("tcp", "sockets"))

@@ -1,7 +1,7 @@
-"""Keeps jaxrun's own frames out of the stacks that tools of the program print.
+"""Keeps jaxrun's own frames out of the stacks that the program's tools print.
 
-They stand above the program's first frame, and tools that print the values of variables fill a screen with them. Python
-can hide no frame, so this is possible only where a tool has a way to leave some out, as loguru has.
+These frames are above the program's first frame. A tool that prints the values of variables fills a screen with them.
+Python cannot hide a frame, so this works only for tools that can leave frames out, such as loguru.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _HIDDEN = "hidden_frames_filename"  # the argument by which loguru's logger leav
 
 
 def hide() -> None:
-    """From now on, leave jaxrun's frames out of what the program prints by such tools."""
+    """Leave jaxrun's frames out of the output of such tools from now on."""
     call_after_import("loguru._better_exceptions", _hide_from_loguru)
 
 
 def _hide_from_loguru(module: ModuleType) -> None:
     formatter: Any = getattr(module, "ExceptionFormatter", None)
     if formatter is None or _HIDDEN not in inspect.signature(formatter).parameters:
-        return  # another version of loguru; its stacks are longer
+        return  # another version of loguru: its stacks show jaxrun's frames
     original = formatter.__init__
 
     @functools.wraps(original)
@@ -36,7 +36,7 @@ def _hide_from_loguru(module: ModuleType) -> None:
 
 
 class _OwnFiles(str):
-    """Equal to one file, and to each file of jaxrun's own."""
+    """A file name that is equal to one file, and to every file of jaxrun."""
 
     __slots__ = ()
     __hash__ = str.__hash__

@@ -14,18 +14,18 @@ from typing import Any
 from jaxrun.protocol.staging_messages import read_staged, staged_path
 from jaxrun_runtime.import_watch import call_after_import
 
-_LONG_MAX = 2**63 - 1  # of the C type into which Python converts an exit status
+_LONG_MAX = 2**63 - 1  # Python converts an exit status to a C long
 
 
 def split_argv(argv: list[str]) -> tuple[bool, str, list[str]]:
-    """`["-m", "pkg.mod", "a"]` or `["train.py", "a"]` → (is it a module, its name or path, its arguments)."""
+    """Split `["-m", "pkg.mod", "a"]` or `["train.py", "a"]` into (is it a module, its name or path, its arguments)."""
     if argv[0] == "-m":
         return True, argv[1], argv[2:]
     return False, argv[0], argv[1:]
 
 
 def short_name(argv: list[str]) -> str:
-    """The program's name for lists of processes: "train.py", "package.train", "gang"."""
+    """Return the program's name for lists of processes: "train.py", "package.train", "gang"."""
     is_module, name, _ = split_argv(argv)
     if is_module:
         return "gang" if name == f"{__package__}.gang" else name
@@ -41,7 +41,7 @@ def run(argv: list[str]) -> None:
     main = _fresh_main()
     call_after_import("_pytest.assertion.rewrite", _forbid_rewriting)
     if is_module:
-        sys.argv[:] = ["-m", *arguments]  # runpy puts the file's path there when it has found the file
+        sys.argv[:] = ["-m", *arguments]  # runpy replaces "-m" by the file's path when it has found the file
         _search_first(staged_path(os.getcwd(), staged))
         _run_as_main(name, alter_argv=True)
         return
@@ -63,7 +63,7 @@ def _search_first(folder: str) -> None:
 
 
 def exit_status(error: SystemExit) -> int:
-    """Python's exit status for a SystemExit: 0 without a code, a number modulo 256, 1 for anything else."""
+    """Return Python's exit status for a SystemExit: 0 without a code, a number modulo 256, 1 for anything else."""
     if error.code is None:
         return 0
     if not isinstance(error.code, int):
@@ -72,7 +72,7 @@ def exit_status(error: SystemExit) -> int:
 
 
 def _forbid_rewriting(_: types.ModuleType) -> None:
-    """Else pytest, in the program, would warn that it can no longer rewrite what is imported already."""
+    """Mark jaxrun's packages so that pytest, in the program, does not warn that it cannot rewrite them any more."""
     for package in ("jaxrun", "jaxrun_runtime"):
         sys.modules[package].__doc__ = f"{sys.modules[package].__doc__}\nPYTEST_DONT_REWRITE"
 
@@ -83,25 +83,25 @@ def _fresh_main() -> types.ModuleType:
     if sys.version_info < (3, 14):
         main.__annotations__ = {}
     sys.modules["__main__"] = main
-    if "__mp_main__" in sys.modules:  # multiprocessing was imported already, and has made this alias
+    if "__mp_main__" in sys.modules:  # an alias that multiprocessing has made, if it is already imported
         sys.modules["__mp_main__"] = main
     return main
 
 
 def _run_as_main(name: str, *, alter_argv: bool) -> None:
-    # What `python -m` itself calls. runpy.run_module would clear the module's globals while its threads and exit
-    # handlers still use them.
+    # `python -m` itself calls this function. runpy.run_module would clear the module's globals while its threads and
+    # exit handlers still use them.
     run_module_as_main: Any = getattr(runpy, "_run_module_as_main")  # noqa: B009
     run_module_as_main(name, alter_argv)
 
 
 def _is_importable(path: str) -> bool:
-    """Whether `path` is a directory or a zip file, of which Python runs the `__main__.py`."""
+    """Whether `path` is a directory or a zip file. Python runs the `__main__.py` in it."""
     return pkgutil.get_importer(path) is not None
 
 
 def _load(path: str) -> tuple[types.CodeType, type[SourceFileLoader] | type[SourcelessFileLoader]]:
-    """The code of a script or of a compiled file, and the class of loader that Python gives it."""
+    """Return the code of a script or of a compiled file, and the class of its loader under Python."""
     with io.open_code(path) as file:
         if (compiled := pkgutil.read_code(file)) is not None:
             return compiled, SourcelessFileLoader

@@ -37,7 +37,7 @@ def exit_with_success(env: WorkerEnv, channel: AgentChannel) -> NoReturn:
     _finalize_mpi()
     interrupts.deactivate()
     _release_interrupted_peers()
-    with contextlib.suppress(AgentDisconnected):  # a program may close all descriptors, and has still succeeded
+    with contextlib.suppress(AgentDisconnected):  # a program that closes all descriptors has still succeeded
         channel.send(Done(env.rank, time.time()))
         channel.receive(Exit)
     exit_now(0)
@@ -70,13 +70,13 @@ def exit_now(status: int) -> NoReturn:
 
 
 def _join_threads() -> None:
-    shutdown = getattr(threading, "_shutdown", None)  # what Py_Finalize calls first
+    shutdown = getattr(threading, "_shutdown", None)  # Py_Finalize calls it first
     if shutdown is not None:
         shutdown()
 
 
 def _run_exit_handlers() -> None:
-    run = getattr(atexit, "_run_exitfuncs", None)  # what Py_Finalize calls next
+    run = getattr(atexit, "_run_exitfuncs", None)  # Py_Finalize calls it next
     if run is not None:
         run()
 
@@ -91,7 +91,7 @@ def _finalize_program() -> None:
 
 
 def _finalize_mpi() -> None:
-    """Finalize MPI, if the program has used mpi4py, which does this when the interpreter is torn down."""
+    """Finalize MPI if the program has used mpi4py, which otherwise does this when the interpreter is torn down."""
     mpi4py, mpi = sys.modules.get("mpi4py"), sys.modules.get("mpi4py.MPI")
     if mpi is None or getattr(getattr(mpi4py, "rc", None), "finalize", None) is False:
         return
@@ -100,7 +100,7 @@ def _finalize_mpi() -> None:
 
 
 def _flush_files() -> None:
-    # A function of its own, as the last object that it sees would not be finalized while a variable holds it.
+    # This is a separate function because its variable keeps the last object alive until it returns.
     for found in gc.get_objects():
         # isinstance would run the code of proxy objects.
         if issubclass(type(found), _BUFFERED_FILES):
@@ -111,8 +111,8 @@ def _flush_files() -> None:
 def _release_interrupted_peers() -> None:
     """After a Ctrl-C, close the connections to other ranks, as the end of this process would.
 
-    A rank that waits in C++ for this one then returns to Python, where its own KeyboardInterrupt is raised. The
-    coordinator's connections stay, as JAX aborts a process that loses it.
+    A rank that waits in C++ for this rank then returns to Python, where its own KeyboardInterrupt is raised. The
+    connections to the coordinator stay open, because JAX aborts a process that loses the coordinator.
     """
     if not interrupts.was_raised():
         return

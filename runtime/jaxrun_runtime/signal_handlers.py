@@ -1,8 +1,7 @@
-"""How ranks, and the children that they fork, can be ended by signals.
+"""Reports how the program handles SIGINT and SIGTERM, and makes SIGTERM end the children that a rank forks.
 
-The head is told whether the program handles SIGINT and SIGTERM itself. A program listens to SIGTERM if it has a Python
-handler of its own, or asks JAX whether the job is being preempted (multihost_utils.reached_preemption_sync_point, and
-orbax by it).
+A program handles SIGTERM if it has its own Python handler, or if it asks JAX whether the job is being preempted
+(multihost_utils.reached_preemption_sync_point, which orbax calls).
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _mask = threading.local()
 
 
 def report_signal_handlers(channel: AgentChannel, rank: int) -> None:
-    """Send SignalHandlers each time that the program changes what it does at SIGINT or SIGTERM."""
+    """Send SignalHandlers each time that the program changes how it handles SIGINT or SIGTERM."""
     reporter = _Reporter(channel, rank)
     reporter.watch_python_handlers()
     call_after_import("jax.experimental.multihost_utils", reporter.watch_preemption_sync)
@@ -65,7 +64,7 @@ class _Reporter:
         module.reached_preemption_sync_point = reached
 
     def report(self) -> None:
-        """Send what has changed since the last report, if anything has."""
+        """Send a report if anything has changed since the last one."""
         current = SignalHandlers(
             self._rank,
             interrupt=_is_programs(signal.SIGINT),
@@ -86,16 +85,16 @@ def _is_programs(signum: int) -> bool:
 
 
 def watch_forks() -> None:
-    """From now on each child that this process forks gives up the rank's handlers.
+    """Make each child that this process forks from now on give up the rank's handlers.
 
-    JAX's C++ handler of SIGTERM would swallow that signal in a child, so that multiprocessing's Pool.terminate would
-    wait for ever; the fault handler would write the child's stacks among the rank's.
+    In a child, JAX's C++ handler would swallow SIGTERM, so that multiprocessing's Pool.terminate would wait forever.
+    The fault handler would write the child's stacks into the file of the rank's stacks.
     """
     os.register_at_fork(before=_block_termination, after_in_parent=_restore_mask, after_in_child=_give_up_handlers)
 
 
 def _block_termination() -> None:
-    """A SIGTERM that reaches the child before it has its own handlers must wait for them."""
+    """Block SIGTERM until the child has its own handlers."""
     _mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
 
@@ -104,8 +103,8 @@ def _restore_mask() -> None:
 
 
 def _give_up_handlers() -> None:
-    """In the child: SIGTERM ends it unless the program handles that itself, and a crash is shown on its stderr."""
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # for Python, which does not see JAX's handler
+    """Let SIGTERM end the child, unless the program handles SIGTERM, and show a crash on its stderr."""
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # Python does not see JAX's handler
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     stack_dumps.give_up_in_fork()
     with contextlib.suppress(OSError, ValueError):

@@ -1,9 +1,9 @@
 """Writes the stacks of this process's threads into a file when the agent asks for them, or at a fatal signal.
 
-A thread of ours waits for STACKS_SIGNAL, which all others block, so that no system call of the program is interrupted.
-While it writes it holds the GIL, and no frame moves. If C++ code holds the GIL for long, the agent sends
-FAULT_HANDLER_SIGNAL. Python's fault handler needs no GIL, but reads frames that may be moving, by which it can crash
-a rank before Python 3.12.8 and 3.13.1 (https://github.com/python/cpython/issues/123967).
+One of jaxrun's threads waits for STACKS_SIGNAL. All other threads block this signal, so that no system call of the
+program is interrupted. While the thread writes, it holds the GIL, so no frame changes. If C++ code holds the GIL for
+long, the agent sends FAULT_HANDLER_SIGNAL. Python's fault handler needs no GIL, but reads frames that may be changing.
+This can crash a rank before Python 3.12.8 and 3.13.1 (https://github.com/python/cpython/issues/123967).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from types import FrameType
 
 from jaxrun.protocol.env import FAULT_HANDLER_SIGNAL, STACKS_SIGNAL
 
-# As many as the fault handler writes.
+# The limits of Python's fault handler.
 _MAX_THREADS = 100
 _MAX_FRAMES = 100
 _MAX_NAME_LENGTH = 80  # characters
@@ -28,22 +28,22 @@ _observers: list[Callable[[FrameType | None], None]] = []
 
 
 def write_on_signal(fd: int) -> None:
-    """Write to `fd` from now on. To be called in the main thread, while it is the only one."""
+    """Write stacks to `fd` from now on. Call it in the main thread, before there are others."""
     os.set_inheritable(fd, False)
     faulthandler.enable(fd, all_threads=True)
     faulthandler.register(FAULT_HANDLER_SIGNAL, fd, all_threads=True)
-    faulthandler.register(STACKS_SIGNAL, fd, all_threads=True)  # should a thread of the program's unblock it
+    faulthandler.register(STACKS_SIGNAL, fd, all_threads=True)  # in case a thread of the program unblocks the signal
     signal.pthread_sigmask(signal.SIG_BLOCK, {STACKS_SIGNAL})
     threading.Thread(target=_serve, args=(fd,), name="jaxrun-stacks", daemon=True).start()
 
 
 def observe_main_thread(observer: Callable[[FrameType | None], None]) -> None:
-    """Call `observer` with the main thread's innermost frame each time before stacks are written."""
+    """Call `observer` with the main thread's innermost frame before each time that stacks are written."""
     _observers.append(observer)
 
 
 def give_up_in_fork() -> None:
-    """In a process that the program has forked: its stacks are not the rank's."""
+    """Stop writing stacks, in a process that the program has forked."""
     faulthandler.unregister(STACKS_SIGNAL)
     faulthandler.unregister(FAULT_HANDLER_SIGNAL)
 
@@ -51,7 +51,7 @@ def give_up_in_fork() -> None:
 def _serve(fd: int) -> None:
     while signal.sigwait({STACKS_SIGNAL}):
         while signal.sigtimedwait({STACKS_SIGNAL}, 0):
-            pass  # one answer serves all who have asked by now
+            pass  # one answer serves all requests so far
         for observer in _observers:
             with contextlib.suppress(Exception):
                 observer(sys._current_frames().get(threading.main_thread().ident or 0))
@@ -59,8 +59,8 @@ def _serve(fd: int) -> None:
 
 
 def describe_threads() -> str:
-    """The stacks of all threads but the caller's in the fault handler's format, the main thread's last."""
-    # Nothing but the text may stay: frames would keep what the program's functions refer to.
+    """Return the stacks of all threads except the caller's, in the fault handler's format, the main thread's last."""
+    # Keep only text: frames would keep the objects of the program's functions alive.
     found = sys._current_frames()
     found.pop(threading.get_ident(), None)
     main = found.pop(threading.main_thread().ident or 0, None)
@@ -73,8 +73,8 @@ def describe_threads() -> str:
 
 
 def _thread_names() -> dict[int, str]:
-    """`[Loader-1] `, and `[Loader-1, daemon] ` for a thread whose end Python does not await."""
-    # Not threading.enumerate, which waits for a lock.
+    """Return the names of threads by identifier, such as `[Loader-1] `, or `[Loader-1, daemon] ` for a daemon."""
+    # threading.enumerate would wait for a lock.
     threads = dict(getattr(threading, "_active", {}))
     return {ident: f"[{_clip(thread.name)}{', daemon' * thread.daemon}] " for ident, thread in threads.items()}
 

@@ -1,13 +1,13 @@
-"""should_stop: whether the program should save its state and end, with the same answer on all ranks at each poll.
+"""should_stop: tells the program when to save its state and exit, with the same answer on all ranks at each poll.
 
-| started by               | told to stop by                     | the ranks agree by                        |
+| started by               | request to stop comes from          | ranks agree by                            |
 |--------------------------|-------------------------------------|-------------------------------------------|
 | jaxrun                   | the head                            | protocol/stop_messages.py                 |
 | something else, several  | SIGTERM, as JAX's preemption notice | JAX's preemption sync                     |
 | something else, one      | SIGTERM                             |                                           |
 
-In a job of jaxrun it is not JAX's preemption sync, which compares the numbers of all that ask it, and answers once:
-where orbax asks as well, as in each `CheckpointManager.save`, only one of the two would ever be told.
+A job of jaxrun does not use JAX's preemption sync, because it compares the numbers of all callers and answers only
+once. If orbax calls it, too, as each `CheckpointManager.save` does, only one of the two would get the answer.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
 from jaxrun_runtime.joint_calls import JointCall
 
 Poll = Callable[[int | None], bool]
-_make_poll: Callable[[], Poll] | None = None  # in a worker
-_poll: Poll | None = None  # since the first poll
+_make_poll: Callable[[], Poll] | None = None  # None outside of a worker
+_poll: Poll | None = None  # None before the first poll
 
 
 def should_stop(step: int | None = None) -> bool:
-    """Whether the job should stop: if True, save a checkpoint and end with status 0. Once True, it stays True.
+    """Return whether the job should stop: if True, save a checkpoint and exit with status 0. Once True, it stays True.
 
     It becomes True on all ranks at the same call, counted from the program's start. So all ranks must make the same
-    calls, from one thread. A call costs less than a microsecond: ask in every step of warm-up, training and evaluation.
+    calls, from one thread. A call costs less than a microsecond: call it in every step of warm-up, training and
+    evaluation.
 
     step:  your number of the step, for jaxrun's messages
     """
@@ -47,24 +48,28 @@ def should_stop(step: int | None = None) -> bool:
 
 
 def connect(env: WorkerEnv, channel: AgentChannel) -> None:
-    """From now on, this process is a worker, whose head says when to stop."""
+    """Let the head decide when this worker's program should stop."""
     global _make_poll
-    _make_poll = lambda: _AgreedStop(channel, env.rank).poll  # noqa: E731
+
+    def make_poll() -> Poll:
+        return _AgreedStop(channel, env.rank).poll
+
+    _make_poll = make_poll
 
 
 class _AgreedStop:
-    """A rank's side of stop_messages.py; a thread answers, as the program may be in a call that others wait for."""
+    """The rank's side of stop_messages.py. A thread answers the head, because the program may be in a long call."""
 
     def __init__(self, channel: AgentChannel, rank: int) -> None:
         self._channel = channel
         self._rank = rank
         self._lock = threading.Lock()
         self._change = threading.Condition(self._lock)
-        self._polls = 0  # that have returned False
+        self._polls = 0  # polls that have returned False
         self._is_asked = False
         self._stop_at: int | None = None
         self._is_stopped = False
-        # Its first call counts alone: from then on the thread answers for this rank.
+        # Only the first call is counted: from then on the thread answers for this rank.
         self._first_call = JointCall(SHOULD_STOP)
         self._first_call.count()
         with contextlib.suppress(AgentDisconnected):
@@ -99,10 +104,14 @@ class _AgreedStop:
                 self._channel.send(PollCount(self._rank, polls))
 
     def _give_up(self) -> None:
-        """In a process that the program has forked, where no thread answers: nothing changes any more."""
+        """Keep the present answer forever, in a process that the program has forked: no thread gets messages there."""
         global _poll
         is_stopped = self._is_stopped
-        _poll = lambda step: is_stopped  # noqa: E731
+
+        def poll(step: int | None) -> bool:
+            return is_stopped
+
+        _poll = poll
 
 
 def _poll_without_jaxrun() -> Poll:
@@ -113,7 +122,7 @@ def _poll_without_jaxrun() -> Poll:
 
 
 class _JaxSync:
-    """Asks JAX, which has all processes agree on a number that they pass: that of the poll."""
+    """Asks JAX's preemption sync, which compares the numbers that processes pass to it: the numbers of their polls."""
 
     def __init__(self) -> None:
         from jax.experimental import multihost_utils
@@ -129,7 +138,7 @@ class _JaxSync:
 
 
 class _Termination:
-    """Waits for SIGTERM, before any handler that the program has; in another thread than the main one, in vain."""
+    """Notes SIGTERM, then calls the program's handler. Sees no signal if it is made outside of the main thread."""
 
     def __init__(self) -> None:
         self._is_stopped = False

@@ -1,7 +1,7 @@
-"""What this process was told when it started as a rank, for the parts of the runtime that the program calls.
+"""Keeps the settings that this process got when it started as a rank, for the functions that the program calls.
 
-A rank keeps it in memory. The program's environment shows only what docs/environment.md lists: neither the settings of
-the job nor descriptors, and no secret, since programs log or publish their environment.
+They are kept in memory. The program's environment shows only the variables in docs/environment.md. It has no settings
+of the job, no descriptors and no secret, because programs log or publish their environment.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def keep(env: WorkerEnv, environ: MutableMapping[str, str]) -> None:
 
 
 def read(environ: Mapping[str, str]) -> WorkerEnv:
-    """Return what this rank was told; in a child of a rank, as much of it as its environment shows.
+    """Return this rank's settings; in a child of a rank, the settings that its environment shows.
 
     Raises ProtocolError if `environ` is not the environment of a rank or its child.
     """

@@ -1,7 +1,7 @@
-"""What a program expects of `python` and a rank cannot give it, with what is said where the program tries it.
+"""Explains features that a program has under `python` and not in a rank, when the program uses them.
 
-os.exec… is refused: what is executed would run alone, as process 0 of 1. mpi4py knows nothing of the other ranks where
-no MPI has started them, and the workers of pytest-xdist, which would run alone as well, are refused.
+os.exec… is refused, because the new program would run alone, as process 0 of 1. The workers of pytest-xdist are refused
+for the same reason. mpi4py does not know the other ranks unless an MPI has started them, and one line says so.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from jaxrun_runtime import jax_private
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
 from jaxrun_runtime.import_watch import call_after_import
 
-_EXEC_CALLS = ("execv", "execve")  # the others of `os` call these
-# By these a process knows that an MPI, or Slurm for one, has started it: Open MPI, MPICH and Intel MPI, PMIx.
+_EXEC_CALLS = ("execv", "execve")  # the other exec functions of `os` call these
+# Set by an MPI, or by Slurm for an MPI: Open MPI, MPICH and Intel MPI, PMIx.
 _MPI_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_FD", "PMIX_RANK")
 
 
 class ExecError(RuntimeError):
-    """The program has called os.exec… in a rank."""
+    """Raised when the program calls os.exec… in a rank."""
 
 
 class UsedTooEarlyError(RuntimeError):
@@ -46,15 +46,15 @@ def check_unused() -> None:
 
 
 def explain(env: WorkerEnv, channel: AgentChannel) -> None:
-    """From now on, say so where the program tries one of these."""
+    """Refuse or explain these features from now on."""
     _refuse_exec()
     watch_mpi(env, channel)
     if env.size > 1:
-        call_after_import("execnet", _refuse_xdist)  # by which xdist starts its workers
+        call_after_import("execnet", _refuse_xdist)  # xdist starts its workers with execnet
 
 
 def _refuse_xdist(execnet: ModuleType) -> None:
-    """Raise pytest's error about its command line where xdist is about to start workers."""
+    """Raise pytest's error about its command line when xdist is about to start workers."""
     original = execnet.Group.makegateway
 
     @functools.wraps(original)
@@ -76,7 +76,7 @@ def _raise_usage_error() -> NoReturn:
 
 
 def _refuse_exec() -> None:
-    """Let os.exec… raise ExecError; processes that the program has forked may execute what they want."""
+    """Let os.exec… raise ExecError in this process. Processes that the program has forked may call it."""
     owner = os.getpid()
     for name in _EXEC_CALLS:
         setattr(os, name, _guard(getattr(os, name), owner))
@@ -97,7 +97,7 @@ def _guard(original: Callable[..., NoReturn], owner: int) -> Callable[..., NoRet
 
 
 def watch_mpi(env: WorkerEnv, channel: AgentChannel) -> None:
-    """When the program imports mpi4py.MPI, tell the head; or have rank 0 say that MPI does not know of the others."""
+    """When the program imports mpi4py.MPI, report it to the head; without an MPI, rank 0 prints a line instead."""
 
     def report(module: ModuleType) -> None:
         with contextlib.suppress(AgentDisconnected):  # as in a process that the program has forked
@@ -111,7 +111,7 @@ def watch_mpi(env: WorkerEnv, channel: AgentChannel) -> None:
 
 def _warn_of_singleton(module: ModuleType) -> None:
     print(
-        "jaxrun: mpi4py sees rank 0 of 1 in every process, as no MPI has started them; "
+        "jaxrun: mpi4py sees rank 0 of 1 in every process, because no MPI started them; "
         "jaxrun --backend mpirun makes them the ranks of one MPI job",
         file=sys.stderr,
     )

@@ -56,8 +56,8 @@ def run_worker(
     """Run the program `argv` as the worker that `env` describes. Never returns.
 
     started:    when this process started, in seconds since the epoch
-    forked_by:  the fork server's process id; 0 without one
-    preloader:  what the fork server has imported for the program
+    forked_by:  the fork server's process id; 0 in a fresh interpreter
+    preloader:  has imported packages for the program, in the fork server
     """
     channel = AgentChannel(env.channel_fd)
     try:
@@ -123,7 +123,7 @@ def _run_program(env: WorkerEnv, argv: list[str], preloader: Preloader | None) -
     from jaxrun_runtime.env_watch import EnvWatch
 
     children.tell_children(env, os.environ)
-    # Where the program imports jax before all else, no variable that it sets comes before that import.
+    # If the program imports jax before everything else, it sets no variable before that import.
     is_imported = preloader is not None and preloader.imports_jax
     watch = EnvWatch(functools.partial(_warn, env), size=env.size, jax_is_imported=is_imported)
     watch.start()
@@ -151,8 +151,10 @@ def _handle_error(env: WorkerEnv, channel: AgentChannel, stage: WorkerStage, err
     if isinstance(error, (DivergenceError, SnapshotError, unsupported.ExecError, KeyboardInterrupt)):
         from jaxrun_runtime.lockstep import call_sites
 
-        is_interrupt = isinstance(error, KeyboardInterrupt)  # which may end a library's work as well
-        (call_sites.trim_internal_frames if is_interrupt else call_sites.trim_to_user_frames)(error)
+        if isinstance(error, KeyboardInterrupt):  # the frames of a library that was interrupted stay
+            call_sites.trim_internal_frames(error)
+        else:
+            call_sites.trim_to_user_frames(error)
     debugger.trim_debugger_frames(error)
     failure = failure_report.describe_failure(error, env.rank, stage)
     # The launcher shows and logs the failure. The program prints it, too, where plain Python would print differently.
@@ -167,7 +169,7 @@ def _handle_error(env: WorkerEnv, channel: AgentChannel, stage: WorkerStage, err
 
 def _apply_host_settings(env: WorkerEnv) -> None:
     """Bind the process to its cores, and give it the identity of its simulated host."""
-    if cores := os.sched_getaffinity(0) & set(env.cpus):  # others are those that --wrap numactl leaves out
+    if cores := os.sched_getaffinity(0) & set(env.cpus):  # --wrap numactl may have left some of them out
         os.sched_setaffinity(0, cores)
     if not env.simulated_boot_id:
         return
@@ -177,12 +179,12 @@ def _apply_host_settings(env: WorkerEnv) -> None:
         _warn(
             env,
             f"the simulated hosts share this machine's boot id, because it forbids namespaces ({error}); "
-            "what JAX does differently across hosts will not be seen",
+            "JAX will treat them as one host",
         )
 
 
 def _import_jax(env: WorkerEnv) -> None:
-    """Import jax, unless the fork server has, and warn of features that it lacks."""
+    """Import jax, unless the fork server has imported it, and warn about features that it lacks."""
     from jaxrun_runtime import jax_private
 
     if "jax" not in sys.modules:
@@ -224,7 +226,7 @@ def _allow_mesh_over_hosts(env: WorkerEnv) -> None:
 
 
 def _watch_program(env: WorkerEnv, channel: AgentChannel) -> None:
-    """Be told of what the program does beside its main thread's work."""
+    """Watch the program's threads, exit handlers, signal handlers, forks, debuggers and checkpoints."""
     failure_report.report_thread_failures(channel, env.rank)
     exit_handlers.name_native_handlers()
     signal_handlers.watch_forks()
@@ -249,7 +251,8 @@ def _die_with_agent(channel: AgentChannel, forked_by: int) -> None:
     """
     while forked_by and os.getppid() == forked_by and not channel.is_agent_gone():
         time.sleep(_FORK_SERVER_POLL_INTERVAL_S)
-    # A wrapper that is the parent (--wrap) may start its child in a thread that ends, by which the kernel goes.
+    # With --wrap the parent is a wrapper. It may start its child in a thread that ends, and the kernel would take the
+    # end of that thread for the death of the parent.
     if os.getppid() == channel.agent_pid != 0:
         linux.die_with_parent()
     if channel.is_agent_gone():

@@ -161,7 +161,7 @@ def test_a_training_resumes_from_the_save_that_it_made_when_slurm_warned(
         result = job.result(timeout=2 * TIME_LIMIT)
         job.gone()
     saved = re.findall(r"stopped after step (\d+), and saved it", result.out)
-    resumed = re.findall(r"goes on after step (\d+), bit for bit", result.out)
+    resumed = re.findall(r"continues after step (\d+), bit for bit", result.out)
     assert saved == resumed and len(saved) == 1 and parameters(result) == undisturbed, result
     assert (result.verdict()["outcome"], result.verdict()["attempt"]) == ("ok", 2), result
 

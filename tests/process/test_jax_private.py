@@ -272,4 +272,4 @@ def test_variables_that_are_no_options_of_this_jax_are_nothing(monkeypatch):
     assert jax_private.find_option("JAX_OF_MY_OWN") is None
     monkeypatch.setattr(jax, "config", object())
     assert jax_private.find_option("JAX_DEBUG_INFS") is None
-    assert any("that the program itself sets do nothing" in line for line in jax_private.missing_features())
+    assert any("that the program itself sets have no effect" in line for line in jax_private.missing_features())

@@ -325,6 +325,6 @@ def test_training_ends_with_the_same_bits_after_sigterm_a_killed_rank_and_a_rest
 
     faults = ("--max-restarts", "2", "--chaos", f"kill:{random.randrange(2)}@{random.uniform(0.2, 1.5):.1f}s")
     resumed = jaxrun(folder("resumed"), *faults, *train, state, *length, "--step-time", "0.05")
-    assert f"goes on after step {found[1]}, bit for bit" in resumed.out
+    assert f"continues after step {found[1]}, bit for bit" in resumed.out
     assert "killed by SIGKILL (9), as --chaos asked" in resumed.err
     assert parameters(resumed) == undisturbed

@@ -118,7 +118,7 @@ def test_the_words_have_rank_local_rank_and_host(tmp_path: Path) -> None:
     ("wrap", "code", "text"),
     [
         ("no-%r", 69, "rank 0 could not be started: No such file or directory (no-0)"),
-        (f"{sys.executable} closer.py", 1, "the command of --wrap closes what it inherits"),
+        (f"{sys.executable} closer.py", 1, "the command of --wrap closes descriptors that it inherits"),
         ("env -i", 1, "the command of --wrap passes on no variables"),
         ("true", 1, "exited with status 0 before the end of its program"),
     ],

@@ -87,12 +87,12 @@ def test_a_training_that_is_stopped_and_goes_on_ends_with_the_same_bits(
         evaluated, stopped = run("parts", 25).splitlines()
     assert re.fullmatch(r"step   15  loss 0\.\d{4}", evaluated)
     assert stopped == "stopped after step 17, and saved it"
-    assert run("parts", 25) == f"goes on after step 17, bit for bit\n{whole}\n"
+    assert run("parts", 25) == f"continues after step 17, bit for bit\n{whole}\n"
 
     (description,) = (tmp_path / "parts/25/description").glob("metadata")
     description.write_text(description.read_text().replace('"devices": 4', '"devices": 1'))
     rounding = "saved on 1 device, so equal to an undisturbed run only up to rounding"
-    assert run("parts", 26).startswith(f"goes on after step 25, {rounding}\n")
+    assert run("parts", 26).startswith(f"continues after step 25, {rounding}\n")
     with pytest.raises(SystemExit, match="is of --batch-size 128; give that, or another DIR"):
         run("parts", 27, "--batch-size", "64")
 

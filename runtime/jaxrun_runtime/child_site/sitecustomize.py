@@ -1,23 +1,23 @@
-"""Python runs this file at the start of each Python process that a rank has started: there JAX must not join the job.
+"""Keeps JAX in a child of a rank from joining the job; Python runs this file when a Python process starts.
 
-A child of a rank inherits what a rank is known by: JAX_COORDINATOR_ADDRESS and the variables of the mpirun or srun.
-Where it calls jax.distributed.initialize(), as a loader's worker does that imports the main file, JAX would connect it
-as that rank again, and the coordinator then ends the real one. So in a child the call does nothing, and says so.
+A child inherits the variables that identify the rank: JAX_COORDINATOR_ADDRESS and the variables of mpirun or srun. If
+it calls jax.distributed.initialize(), as a loader's worker does that imports the main file, JAX would connect it as
+that rank again, and the coordinator would end the real rank. So in a child the call does nothing, and says so.
 
-How this file gets there: a rank puts this directory on PYTHONPATH (children.py), where Python's `site` module looks for
-a sitecustomize. That reaches subprocesses, multiprocessing's spawn and forkserver and all that they start, and needs no
-trace in the Python environment, as a .pth file would be, nor JAX. It does not reach a Python that ignores PYTHONPATH
-(-I, -E), or one that is started with another PYTHONPATH.
+A rank puts this directory on PYTHONPATH (children.py), where Python's `site` module looks for a sitecustomize. This
+reaches subprocesses, multiprocessing's spawn and forkserver, and everything that they start. It needs no JAX, and no
+file in the Python environment, unlike a .pth file. It does not reach a Python that ignores PYTHONPATH (-I, -E), or gets
+another PYTHONPATH.
 
-This file stands alone: the child may run another Python, without jaxrun. Tools of an older system run Python 3.6, so
-nothing here is newer, not even in annotations. It costs a child that imports no jax 0.1 ms. A sitecustomize of the
-user's own runs after it, as if this one were not there.
+This file imports nothing of jaxrun, because the child may run another Python. Tools of older systems run Python 3.6, so
+nothing here is newer, not even in annotations. It costs a child that does not import jax 0.1 ms. The user's own
+sitecustomize runs after it, as if this file did not exist.
 """
 
 import os
 import sys
 
-TYPE_CHECKING = False  # to import typing would cost more than all else here
+TYPE_CHECKING = False  # importing typing would cost more than everything else here
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from importlib.machinery import ModuleSpec
@@ -58,7 +58,7 @@ def _guarding(execute: "Callable[[Any], None]") -> "Callable[[Any], None]":
 
 
 def guard_initialize(original: "Callable[..., None]") -> "Callable[..., None]":
-    """Return what stands for jax.distributed.initialize in a child, `original` in all other processes."""
+    """Return a function that replaces jax.distributed.initialize in a child; elsewhere it calls `original`."""
     import functools
     import inspect
     import json
@@ -82,15 +82,15 @@ def guard_initialize(original: "Callable[..., None]") -> "Callable[..., None]":
 
 
 def is_own_job(address: "str | None", environ: "Mapping[str, str]", parent: "Mapping[str, Any]") -> bool:
-    """Return whether a child's call of initialize means a JAX job of its own, rather than the rank's.
+    """Return whether a child's call of initialize is for another JAX job than the rank's.
 
     address:  the argument coordinator_address, or None
-    parent:   what children.py says of the rank
+    parent:   the rank's entry in JAXRUN_CHILD_OF (children.py)
     """
     address = address or environ.get(_COORDINATOR_ADDRESS)
     if address and address != parent["coordinator"]:
         return True
-    # By these each process of an mpirun or srun is known: None where the rank has none, which another one may set.
+    # Another mpirun or srun sets these to other values; None means that the rank does not have the variable.
     cluster: Mapping[str, str | None] = parent["cluster"]
     return any(environ.get(name, value) != value for name, value in cluster.items())
 
@@ -103,7 +103,7 @@ def _tell(line: str) -> None:
 
 
 def _run_the_next_sitecustomize() -> None:
-    """Import the sitecustomize that Python would have found without this directory; raises ImportError without one."""
+    """Import the sitecustomize that Python would find without this directory. Raises ImportError if there is none."""
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder) != here]
     del sys.modules[__name__]

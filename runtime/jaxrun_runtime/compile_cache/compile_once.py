@@ -1,9 +1,9 @@
-"""One rank of each host compiles a program, and the others load what it has compiled (--compile).
+"""Lets one rank of each host compile a program; the other ranks load the executable (--compile).
 
-The first rank that has lowered a program compiles it, whichever that is. Two programs are the same if their lowered
-modules, compile options, devices, platform and the compiler are, byte for byte. A program that calls back into this
-process, or that anything else ties to it, is compiled by each rank, as is one that the others cannot have from the
-first: because it has ended, stands still (CompilingRank), or cannot serialize it.
+The first rank that has lowered a program compiles it. Two programs are the same if their lowered modules, compile
+options, devices, platform and compiler are equal, byte for byte. Each rank compiles for itself if the program calls
+back into its process, or depends on the process in another way. It also does so if it cannot get the executable from
+the first rank, because that rank has ended, stands still (CompilingRank) or cannot serialize it.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from jaxrun_runtime.compile_cache.compiler_hooks import CompileRequest, describe
 from jaxrun_runtime.compile_cache.shared_programs import NOBODY, SharedPrograms
 from jaxrun_runtime.identity_dict import IdentityDict
 
-LOADED_EVENT = "/jaxrun/compile_once/loaded"  # of jax.monitoring, for each program that another rank has compiled
+LOADED_EVENT = "/jaxrun/compile_once/loaded"  # jax.monitoring's event for a program that another rank compiled
 _CPU = "cpu"
-_MAX_CODE_BYTES = 16 * 2**20  # as a rank keeps that of each program that it has loaded and still uses
-_DUMPS = "xla_dump_to"  # of XLA_FLAGS: everybody is to write what it compiles
-# The functions outside a program that every process finds by their names, with arguments that are no addresses.
+_MAX_CODE_BYTES = 16 * 2**20  # a rank keeps the code of each loaded program while it uses the program
+_DUMPS = "xla_dump_to"  # a flag in XLA_FLAGS: each rank must write what it compiles
+# Functions outside a program that every process finds by name, and whose arguments are not addresses.
 _KNOWN_CALLS = re.compile(
     r"lapack_\w+|ApproxTopK|TopK|mhlo\.\w+|chlo\.\w+|xla\.sdy\.\w+|Sharding|SPMD\w+|annotate_device_placement"
 )
 
 
 def set_up(env: WorkerEnv, cores: Set[int], warn: Callable[[str], None]) -> None:
-    """Let this rank share what is compiled, where --compile and JAX allow it. jax must have been imported.
+    """Let this rank share compiled programs, if --compile and JAX allow it. jax must have been imported.
 
-    cores:  those that this rank may use while it compiles for all; it may be bound to fewer
-    warn:   is told what is not possible with this JAX
+    cores:  the cores that this rank may use while it compiles for all; it may be bound to fewer
+    warn:   called with a line if this JAX does not allow it
     """
     if env.local_size == 1 or _DUMPS in os.environ.get("XLA_FLAGS", ""):
         return
@@ -62,7 +62,7 @@ class _SharedCompiler:
         self._loaded: IdentityDict[_Loaded] = IdentityDict()  # by executable
 
     def compile(self, compile_here: Callable[[], Any], request: CompileRequest) -> Any:
-        """Return the executable of the program, from whoever has it first."""
+        """Return the executable of the program: compiled here, or loaded from the rank that compiled it first."""
         if os.getpid() != self._owner:  # in a fork of the program
             return compile_here()
         code = _shareable_code(request)
@@ -80,7 +80,7 @@ class _SharedCompiler:
         return executable if executable is not None else compile_here()
 
     def _key(self, request: CompileRequest, code: bytes) -> str:
-        """The name of the program, equal on the ranks for which it is the same."""
+        """Return the key of the program. It is equal on two ranks if the program is the same."""
         options, devices = request.options, list(request.devices)
         if is_local(devices):
             options = compiler_hooks.without_device_numbers(options)
@@ -101,16 +101,16 @@ class _SharedCompiler:
             if content:
                 self._programs.write(key, content)
             else:
-                self._programs.refuse(key)  # nobody need wait for it
+                self._programs.refuse(key)  # the other ranks stop waiting
         return executable
 
     @contextlib.contextmanager
     def _on_all_cores(self, backend: Any) -> Iterator[None]:
-        """Let this thread and those that the compiler starts use the cores of the ranks that wait.
+        """Let this thread, and threads that the compiler starts, use the cores of the ranks that wait.
 
-        The code must be the same. XLA splits a loop into one part for each of its threads, but no more than this thread
-        has cores. It has as many threads as there were cores when the backend was made, or NPROC, or devices; where
-        these are more than the cores, this thread keeps to its own.
+        The generated code must stay the same. XLA splits a loop into one part per XLA thread, but into no more parts
+        than this thread has cores. XLA has as many threads as there were cores when the backend was made, or NPROC, or
+        devices. If XLA could have more threads than this rank has cores, this thread keeps its own cores.
         """
         is_bound = self._bound_to != self._cores and os.sched_getaffinity(0) == self._bound_to
         is_bound = is_bound and not self._nproc and backend.local_device_count() <= len(self._bound_to)
@@ -134,10 +134,10 @@ class _SharedCompiler:
         return executable
 
     def _serialize_loaded(self, executable: Any) -> bytes | None:
-        """Serialize one that was loaded, which XLA cannot; None if it was not.
+        """Serialize an executable that was loaded, which XLA cannot do; None if `executable` was not loaded.
 
-        JAX's persistent cache gets what it was loaded from. Anybody else may load it without saying for which devices,
-        so it is compiled for those of this rank.
+        JAX's persistent cache gets the content from which it was loaded. Other callers may load the result without
+        naming devices, so for them the program is compiled for this rank's devices.
         """
         loaded = self._loaded.get(executable)
         if loaded is None:
@@ -147,12 +147,12 @@ class _SharedCompiler:
 
 
 def _bind(cores: Set[int]) -> None:
-    with contextlib.suppress(OSError):  # as of cores that the system has taken away since
+    with contextlib.suppress(OSError):  # the system may have taken cores away since
         os.sched_setaffinity(0, cores)
 
 
 class _Loaded(NamedTuple):
-    """A program that another rank has compiled; `request` has no module any more."""
+    """A program that another rank compiled; the module of `request` is removed."""
 
     key: str
     code: bytes
@@ -166,7 +166,7 @@ def _shareable_code(request: CompileRequest) -> bytes | None:
     try:
         code = compiler_hooks.lowered_code(request.module)
         calls = compiler_hooks.outside_calls(request.module, code)
-    except Exception:  # as of what another JAX makes
+    except Exception:  # another version of JAX may make something else
         return None
     return code if len(code) <= _MAX_CODE_BYTES and all(map(_KNOWN_CALLS.fullmatch, calls)) else None
 

@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> None:
         found = jr.restore(state) if jr.attempt().number > 1 else None  # from the memory of the job's hosts
         if found is not None and found.step >= done:
             done, state = found
-            print_once(f"goes on after step {done}, from memory")
+            print_once(f"continues after step {done}, from memory")
         elif done:
             state = restore(checkpoints, done, state, description)
 
@@ -106,7 +106,7 @@ def restore(checkpoints: Any, step: int, state: State, description: dict[str, in
     same = "bit for bit" if jax.default_backend() == "cpu" else "on as many devices"
     devices = "1 device" if before["devices"] == 1 else f"{before['devices']} devices"
     other = f"saved on {devices}, so equal to an undisturbed run only up to rounding"
-    print_once(f"goes on after step {step}, {same if before['devices'] == description['devices'] else other}")
+    print_once(f"continues after step {step}, {same if before['devices'] == description['devices'] else other}")
     restored: State = saved.state
     return restored
 
