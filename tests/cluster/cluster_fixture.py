@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import harness
@@ -19,7 +19,7 @@ import processes
 from harness import TIME_LIMIT, Found, Result, wait_until, write_fake_runtime
 from launch_modes import LaunchMode
 from processes import Process
-from state import CONTROLLER, Place
+from state import CONTROLLER, Place, address
 
 from jaxrun.node.agent.guard import find_marked, job_marker
 
@@ -47,6 +47,7 @@ class Bed:
 
     root: Path
     hosts: tuple[str, ...] = HOSTS
+    moved: set[str] = field(default_factory=set)  # hosts that have another address until they are off the next time
 
     def start(self, *words: str, **popen: object) -> subprocess.Popen[str]:
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": os.environ, **popen}
@@ -68,6 +69,13 @@ class Bed:
 
     def inside(self, host: str, *command: str, status: int = 0) -> str:
         return self.run("exec", host, "--", *command, status=status)
+
+    def turn_on_elsewhere(self, host: str, other: str) -> None:
+        """Give a host that is off its power again, with another address."""
+        self.run("up")
+        self.moved.add(host)
+        self.inside(host, "ip", "addr", "del", f"{address(host)}/24", "dev", "eth0")
+        self.inside(host, "ip", "addr", "add", f"{other}/24", "dev", "eth0")
 
     def row(self, host: str) -> list[str]:
         """The line of the status: host, address, boot id, link, slurm, processes."""

@@ -51,6 +51,8 @@ def mended(bed: cluster_fixture.Bed) -> Iterator[None]:
     try:
         yield
     finally:
+        while bed.moved:
+            bed.run("off", bed.moved.pop())
         for host in bed.hosts:
             match bed.row(host)[3]:
                 case "cut":

@@ -1,7 +1,8 @@
 """As much of Kubernetes as the manifests of --backend kubernetes use: each host of the testbed runs a pod of a Job.
 
 It stands in for kubelet, DNS and the controller of Jobs: pods get the variables and the Secret of the manifest, their
-names resolve late, a drained pod gets SIGTERM, its grace and SIGKILL, and exit codes meet the Job's podFailurePolicy.
+names resolve late, a drained pod gets SIGTERM, its grace and SIGKILL, one whose node is lost is replaced by one with
+another address, and exit codes meet the Job's podFailurePolicy.
 """
 
 from __future__ import annotations
@@ -66,6 +67,8 @@ class JobController:
         self._environ = environ
         self._names = Place(bed.root).etc / "hosts"
         self._known_names = self._names.read_text()
+        self._lost: list[int] = []  # pods whose nodes have no power
+        self._addresses: dict[int, str] = {}  # of pods that were replaced
         self.started: list[Pod] = []
         self.failed = 0
         self.status = ""
@@ -86,7 +89,8 @@ class JobController:
         """Have the names of all pods resolve from now on, on all hosts."""
         job, domain = self._parts["Job"]["metadata"]["name"], self._pod["subdomain"]
         assert domain == self._parts["Service"]["metadata"]["name"]
-        lines = [f"{address(f'h{i + 1}')} {job}-{i}.{domain}\n" for i in range(self._spec["completions"])]
+        found = {i: self._addresses.get(i, address(f"h{i + 1}")) for i in range(self._spec["completions"])}
+        lines = [f"{ip} {job}-{i}.{domain}\n" for i, ip in found.items()]
         self._names.write_text(self._known_names + "".join(lines))
 
     def drain(self, index: int) -> None:
@@ -97,6 +101,13 @@ class JobController:
         killer = threading.Timer(self._pod["terminationGracePeriodSeconds"], pod.process.kill)
         killer.daemon = True
         killer.start()
+
+    def lose(self, index: int) -> None:
+        """The node of the pod loses its power. The pod that takes its place has another address."""
+        pod = next(pod for pod in reversed(self.started) if pod.index == index)
+        pod.conditions.add(_DRAINED)
+        self._lost.append(index)
+        self._bed.run("off", f"h{index + 1}")
 
     def end(self) -> None:
         """End what runs, as the deletion of the Job does."""
@@ -130,6 +141,11 @@ class JobController:
 
     def _start(self, index: int) -> Pod:
         (container,) = self._pod["containers"]
+        if index in self._lost:
+            self._lost.remove(index)
+            self._addresses[index] = f"10.77.0.{60 + index}"
+            self._bed.turn_on_elsewhere(f"h{index + 1}", self._addresses[index])
+            self.resolve_names()
         directory = self._directory / f"pod-{index}-{len(self.started)}"
         directory.mkdir(parents=True)
         job = self._parts["Job"]["metadata"]["name"]

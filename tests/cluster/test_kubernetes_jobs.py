@@ -82,6 +82,29 @@ def resolve_once_missed(job: JobController) -> None:
     job.resolve_names()
 
 
+ONCE_AGAIN = RUNS + "print('attempt', os.environ['JAXRUN_ATTEMPT'], flush=True); "
+ONCE_AGAIN += "os.environ['JAXRUN_ATTEMPT'] == '1' and time.sleep(1000); done()"
+
+
+def lose_once_all_run(job: JobController, index: int) -> None:
+    wait_until(lambda: job.started and job.started[0].log.count("attempt 1") == 3)
+    job.lose(index)
+
+
+@pytest.mark.usefixtures("mended")
+@pytest.mark.parametrize("index", [1])
+def test_a_pod_that_is_replaced_keeps_its_place_and_the_others_stay(bed: Bed, tmp_path: Path, index: int) -> None:
+    manifest = written(tmp_path, *HOSTS, "--max-restarts", "2", "by_hand.py", *[ONCE_AGAIN] * 3)
+    with applied(bed, manifest, tmp_path, write_fake_runtime(tmp_path)) as job:
+        job.resolve_names()
+        threading.Thread(target=lose_once_all_run, args=(job, index), daemon=True).start()
+        assert job.run() == "Complete", logs(job)
+    assert [pod.index for pod in job.started] == [0, 1, 2, index] and job.failed == 0, logs(job)
+    said = job.started[0].log
+    assert said.count("attempt 2") == 3 and "waiting for h2 (rank 1), 10 min 0 s more (--wait-hosts)" in said, said
+    assert "h2 (rank 1) is there again after" in said, said
+
+
 def drain_once_all_poll(job: JobController) -> None:
     wait_until(lambda: job.started and job.started[0].log.count("polls") == 3)
     job.drain(1)

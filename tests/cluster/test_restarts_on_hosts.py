@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from cluster_fixture import HOSTS, UNTIL_GO, Bed, Job, JobRunner
-from harness import Result, extended, write_fake_runtime
+from harness import Result, extended, wait_until, write_fake_runtime
 from launch_modes import INTEL, LAUNCHED, MPICH, OPEN_MPI_4, OPEN_MPI_5, PYTHON, SLURM, Engine, LaunchMode
 
 MPIRUN = ("mpirun", "prterun", "mpiexec.hydra")
@@ -121,6 +121,25 @@ def test_an_agent_that_waits_takes_the_rank_of_a_host_that_loses_its_power(
     reports = agents(result)
     (of_rank_0,) = (report for report in reports[:2] if report[0] == 0)
     assert sorted(reports[2:]) == [of_rank_0, (2, "h3", spare["pid"])], reports
+
+
+@pytest.mark.parametrize("engine", [OPEN_MPI_5, *map(extended, (MPICH, SLURM))], ids=lambda engine: engine.label)
+@pytest.mark.usefixtures("mended")
+def test_a_host_that_is_there_again_is_waited_for_and_all_others_keep_their_agents(
+    bed: Bed, tmp_path: Path, engine: Engine
+) -> None:
+    with started(bed, engine, tmp_path, "--wait-hosts", "2m") as job:
+        job.wait_for_output("ready", count=3)
+        bed.run("off", "h2")
+        wait_until(lambda: "waiting for h2 (rank 1)" in (tmp_path / "err").read_text())
+        bed.run("up")
+        result = job.result()
+        job.gone()
+    assert result.code == 0 and "h2 (rank 1) is there again after" in result.err, result
+    assert hosts_of_second_attempt(job.run_dir) == list(HOSTS) and not re.search("starting .* again", result.err)
+    reports = agents(result)
+    if engine is not SLURM:  # which ends the step as the daemon of a lost host begins anew; each host is awaited then
+        assert len(set(reports)) == 4 and {host for _, host, _ in reports[3:]} == set(HOSTS), reports
 
 
 @pytest.mark.extended

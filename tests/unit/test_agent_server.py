@@ -19,6 +19,7 @@ from jaxrun.controller.supervisor.launch_process import LaunchProcess
 from jaxrun.controller.supervisor.notifier import Notifier
 from jaxrun.controller.supervisor.remote_agents import Entrance, LaunchedAgents, RemoteAgents
 from jaxrun.controller.supervisor.spare_agents import SpareAgents
+from jaxrun.errors import UnavailableError
 from jaxrun.node.channel.connection import HEAD_TO_AGENT, Connection
 from jaxrun.node.channel.host_addresses import HostAddress
 from jaxrun.node.channel.listener import listen_on_tcp
@@ -83,8 +84,13 @@ class Registry:
 
     complete = True
 
+    def check_command(self, report):
+        """All are started for this job."""
+
     def check_installation(self, report):
-        """All are alike."""
+        """All are alike, unless a test has installed another version."""
+        if report.jaxrun_version:
+            raise UnavailableError(f"{report.host} has another version")
 
     def prepare(self, reports):
         return [worker_of(one.agent) for one in reports]
@@ -154,7 +160,7 @@ class Nobody:
 class Server:
     """The RemoteAgents of one attempt after the other, in a thread each; a head that only collects events."""
 
-    def __init__(self, attached_to=""):
+    def __init__(self, attached_to="", **wanted):
         self._quiet = socket.socketpair()
         self.head, self._log, self._screen, nobody = Head(), Log(), Screen(), Nobody()
         quiet, unasked = self._quiet[0], JobServer("ab" * 16, None, "", None)
@@ -174,7 +180,7 @@ class Server:
             "slurm", "srun", ("/bin/sleep", "600"), agent_hosts=("h1", "h2", "h3"), survive_host_loss=True
         )
         command = replace(command, attached_to=attached_to)
-        job = Job(program=("train.py",), processes=2, backend="slurm")
+        job = Job(program=("train.py",), processes=2, backend="slurm", **wanted)
         self._plan = plan_remote(job, {}, "ab" * 16, command, ["h1", "h2"])
         self.spares = SpareAgents(command.agent_hosts)
         self._launched = LaunchedAgents(LaunchProcess(command, {}, None), self.spares)
@@ -214,11 +220,12 @@ class Server:
         self.order(Finish(JobOutcome(EndReason.FAILED)))
         self._thread.join()
 
-    def begin_next_attempt(self, agents=None):
+    def begin_next_attempt(self, agents=None, awaited=None):
         """End the attempt, unless it has ended, and begin the next."""
         if self._thread.is_alive():
             self.end_attempt()
-        self._plan = replace(self._plan, attempt=self._plan.attempt + 1, agents=agents or agents_by_rank(2))
+        agents, attempt = agents or agents_by_rank(2), self._plan.attempt + 1
+        self._plan = replace(self._plan, attempt=attempt, agents=agents, awaited=awaited or {})
         self._begin(self.agents)
 
     def connect(self, rank):
@@ -253,6 +260,13 @@ class Server:
 def server(monkeypatch):
     monkeypatch.setattr(losses, "_ASKED_GRACE_S", 0.05)
     with contextlib.closing(Server()) as made:
+        yield made
+
+
+@pytest.fixture
+def waiting():
+    """The same of a job that waits for lost hosts."""
+    with contextlib.closing(Server(max_restarts=1, wait_hosts=60.0)) as made:
         yield made
 
 
@@ -518,3 +532,79 @@ def test_where_the_engine_ends_this_process_too_a_host_that_has_not_answered_soo
     wait_until(lambda: len(attached.events) == 2)
     silent = AgentLost(1, "nothing was heard from its host for 0.15 s")
     assert attached.events == [silent, AgentSignalled(1, 15)]
+
+
+# ---- an agent comes in the place of another (--wait-hosts)
+
+TAKEN = AgentRefused("this job runs already: its rank 1 is another process, on h2", is_taken=True)
+
+
+def run_both(server):
+    """The connections of two agents whose program runs."""
+    clients = [server.connect(rank)[0] for rank in (0, 1)]
+    for rank, client in enumerate(clients):
+        report(server, client, rank)
+    server.order(SendToAgents((0, 1), start_of()), Send((0, 1), Run()))
+    for client in clients:
+        server.received(client, 2)
+    server.events.clear()
+    return clients
+
+
+@pytest.mark.parametrize("runs", [True, False], ids=["running", "starting"])
+def test_an_agent_whose_place_is_held_by_one_that_is_alive_is_refused_and_that_is_no_fault_of_it(waiting, runs):
+    if runs:
+        run_both(waiting)
+    else:
+        report(waiting, waiting.connect(1)[0], 1)
+    later, _ = waiting.connect(1)
+    later.send(AgentConnected(1, "h9"))
+    later.send(message(AgentReport, agent=1, host="h9"))
+    assert waiting.received(later) == [TAKEN]
+    assert [type(record) for record in waiting.records] == [AgentTurnedAway]
+
+
+def test_an_agent_that_comes_before_the_loss_of_the_other_is_known_takes_its_place_after_that(waiting, monkeypatch):
+    _, earlier = run_both(waiting)
+    acknowledged = Connection.acknowledged_bytes
+    monkeypatch.setattr(Connection, "acknowledged_bytes", lambda one: min(acknowledged(one), 1))  # as of a dead host
+    later, first = waiting.connect(1)
+    assert first == [JOB_INFO]
+    later.send(AgentConnected(1, "h9"))
+    later.send(message(AgentReport, agent=1, host="h9"))
+    time.sleep(0.2)  # the head has looked several times by then
+    assert not waiting.events and not later.receive()
+    earlier.close()
+    wait_until(lambda: len(waiting.events) == 3)
+    assert [type(event) for event in waiting.events] == [AgentLost, AgentConnected, AgentReport]
+    assert waiting.agents.usable_agents == {0, 1}
+    waiting.begin_next_attempt()
+    assert waiting.received(later) == [NextAttempt(2, (1,))]
+
+
+def test_an_agent_is_taken_in_the_place_of_a_lost_one_in_the_next_attempt_with_its_index(waiting):
+    first, second = run_both(waiting)
+    second.close()
+    wait_until(lambda: waiting.events)
+    waiting.begin_next_attempt(awaited={1: "h2"})
+    assert waiting.received(first) == [NextAttempt(2, (0,))]
+    waiting.events.clear()
+    wrong, _ = waiting.connect(1)
+    wrong.send(message(AgentReport, agent=1, host="h8", jaxrun_version="0.0", attempt=2))
+    assert waiting.received(wrong) == [AgentRefused("h8 has another version")]
+    assert "jaxrun: h8 cannot take the place of a lost host: h8 has another version" in waiting.printed
+    later, (info,) = waiting.connect(1)
+    assert info.attempt == 2 and not waiting.events
+    report(waiting, later, 1)
+    waiting.order(Send((1,), SignalWorker(2)))
+    assert waiting.received(later) == [SignalWorker(2)]
+
+
+def test_an_agent_that_has_not_answered_gives_its_place_to_one_that_comes(waiting):
+    _, second = run_both(waiting)
+    waiting.begin_next_attempt(awaited={1: "h2"})  # the end of its rank was reported by nobody
+    assert waiting.received(second) == [NextAttempt(2, (1,))]
+    later, _ = waiting.connect(1)
+    report(waiting, later, 1)
+    wait_until(lambda: second.receive() or second.lost_reason)
+    assert [type(event) for event in waiting.events] == [AgentReport]

@@ -15,7 +15,7 @@ from jaxrun.spec.backends import ATTACH, HOSTS, understands
 from jaxrun.spec.job.combinations import check_options
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.option_declaration import options_of
-from jaxrun.spec.job.options import HOSTS_AUTO
+from jaxrun.spec.job.options import HOSTS_AUTO, POD_WAIT_S
 from jaxrun.text import parse_ranks
 
 # Where nobody watches, or where ranks that wait for each other are to be reported.
@@ -56,6 +56,8 @@ def make_job(
         given["stall_timeout"] = _UNATTENDED_STALL_TIMEOUT_S
     if given.get("backend") in (HOSTS, ATTACH) and environ.get(POD_MARKER):
         given.setdefault("init_timeout", _POD_INIT_TIMEOUT_S)
+        if given.get("max_restarts"):
+            given.setdefault("wait_hosts", POD_WAIT_S)
     job = Job(**given)
     check_options(job)
     return job

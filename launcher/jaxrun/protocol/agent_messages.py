@@ -93,9 +93,13 @@ class JobInfo:
 
 @dataclass(frozen=True, slots=True)
 class AgentRefused:
-    """The job has no use for this agent, and goes on without it."""
+    """The job has no use for this agent, and goes on without it.
+
+    is_taken:  another agent has its place, so that nothing is wrong with this one
+    """
 
     reason: str
+    is_taken: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,6 +125,7 @@ class JobOutcome:
     stop_requested:                  somebody has asked for the end, too
     faults_left:                     the faults of --chaos that were not injected
     failed_checks:                   the hosts that have failed --host-check: why, by the rank that was asked
+    not_back:                        the ranks of the hosts for which the attempt has waited in vain (--wait-hosts)
     saved_step:                      the last step of which the program has said that its checkpoint is complete
     uses_mpi:                        whether the program uses the MPI that has started its ranks
     """
@@ -150,6 +151,7 @@ class JobOutcome:
     stop_requested: bool = False
     faults_left: tuple[FaultSpec, ...] = ()
     failed_checks: Mapping[int, str] = field(default_factory=dict)
+    not_back: tuple[int, ...] = ()
     saved_step: int | None = None
     uses_mpi: bool = False
     nccl: NcclReport | None = None

@@ -64,6 +64,7 @@ class Overview:
     ends:       how ranks have ended
     calls_per_step:  after how many calls they repeat themselves; 0 where that is not known
     straggler:  the rank or host that holds the others up, if one does
+    awaited:    the lost hosts for which the job waits, and how long still, in words; empty if there are none
     """
 
     time: float
@@ -75,6 +76,7 @@ class Overview:
     ends: Mapping[int, RankEnd] = field(default_factory=dict)
     calls_per_step: int = 0
     straggler: Straggler | None = None
+    awaited: str = ""
 
 
 def find_end(worker: WorkerOutcome) -> RankEnd | None:

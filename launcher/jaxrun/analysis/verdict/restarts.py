@@ -23,7 +23,8 @@ _HOPELESS_ERRORS = ("ModuleNotFoundError", "SyntaxError", "IndentationError", "T
 # The classes of failures that --restart-on tells apart.
 _EXCEPTION, _LOST, _STALL = "exceptions and exit codes", "lost", "stall"
 _HOST_CHECK = "host check"  # no program has run, and another host may take the place
-_NOT_COUNTED = (_HOST_CHECK, EndReason.GROWN)
+_NOT_BACK = "host not back"  # no program has run: the loss of the host was counted already
+_NOT_COUNTED = (_HOST_CHECK, _NOT_BACK, EndReason.GROWN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +125,8 @@ def summarize_end(outcome: JobOutcome, *, has_run_before: bool) -> AttemptEnd:
             end = _summarize_failure(outcome)
         case EndReason.UNAVAILABLE if outcome.failed_checks:
             end = AttemptEnd(_HOST_CHECK, saved_step=saved)
+        case EndReason.UNAVAILABLE if outcome.not_back:
+            end = AttemptEnd(_NOT_BACK, saved_step=saved)
         case EndReason.UNAVAILABLE if has_run_before or outcome.run_at is not None:
             end = AttemptEnd(_LOST, saved_step=saved)
         case _:

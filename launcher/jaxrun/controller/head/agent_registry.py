@@ -59,6 +59,11 @@ class AgentRegistry:
         return len(self.reports) == len(self.agents)
 
     @property
+    def is_started_by_hand(self) -> bool:
+        """Whether an agent that was lost comes back by itself: people, or a cluster, start its command again."""
+        return self._plan.is_started_by_hand
+
+    @property
     def reported_ranks(self) -> set[int]:
         """The ranks whose agents have reported."""
         return {rank for agent in self.reports for rank in self.agents[agent]}
@@ -74,6 +79,10 @@ class AgentRegistry:
             host_rank = report.agent * (self.job.hosts or 1) // size if by_hand else None
             raise NotUniformError(_describe_duplicate(known, report, host_rank))
         self.check_installation(report)
+
+    def remove(self, agent: AgentId) -> None:
+        """Forget the report of an agent that was lost: it, or another one in its place, will report again."""
+        self.reports.pop(agent, None)
 
     def check_command(self, report: AgentReport) -> None:
         """Raises NotUniformError if this agent was started for a job of another size, or with another program."""

@@ -32,7 +32,7 @@ class Growth:
             return self._wait(now)
         return [LookForHosts()]
 
-    def handle(self, event: HostsFound, now: float) -> list[Action]:
+    def handle_found(self, event: HostsFound, now: float) -> list[Action]:
         stop = self._state.stop
         if self._is_ending or not event.hosts:
             return self._wait(now)

@@ -31,6 +31,7 @@ from jaxrun.controller.head.fault_injection import FaultInjector
 from jaxrun.controller.head.growth import Growth
 from jaxrun.controller.head.head_state import FIRST_PROGRESS_S, PROGRESS_INTERVAL_S, HeadState, JobPhase, TimeLimits
 from jaxrun.controller.head.health_checks import HealthChecks
+from jaxrun.controller.head.host_wait import HostWait
 from jaxrun.controller.head.interruption import Interruption, InterruptionEvent
 from jaxrun.controller.head.job_shutdown import JobShutdown
 from jaxrun.controller.head.memory_shortages import MemoryShortages
@@ -88,9 +89,11 @@ class Head:
         *,
         agents: Mapping[AgentId, tuple[int, ...]],
         requeue: bool = False,
+        awaited: Mapping[AgentId, str] | None = None,
     ) -> None:
         """`hosts` maps each rank to its host; `interface` is the address on rank 0's host for the coordinator;
-        `agents` maps each agent to its ranks; `lockstep`, `no_terminal` and `requeue` are those of HeadState.
+        `agents` maps each agent to its ranks; `lockstep`, `no_terminal` and `requeue` are those of HeadState;
+        `awaited` are the agents that are missing at first, and are waited for, with the names of their hosts.
 
         With a `registry`, hosts, `expected` and `interface` are only known once all agents have reported to it.
         """
@@ -103,12 +106,13 @@ class Head:
         self._divergence = divergence = DivergenceDetector(state, queries)
         clocks = ClockOffsets(workers.hosts, agents) if registry is not None else None
         self._stragglers = stragglers = StragglerDetector(state, queries, clocks)
-        self._requests = Requests(state, queries, divergence, stragglers)
         self._faults = FaultInjector(state, chaos)
         self._shutdown = shutdown = JobShutdown(state, divergence.reports)
         self._conclusion = Conclusion(state, shutdown, divergence, stragglers, self._faults)
         self._checks = HealthChecks(state, queries, divergence, stragglers, shutdown)
         self._growth = Growth(state)
+        self._wait = HostWait(state, shutdown, registry, awaited or {}, now)
+        self._requests = Requests(state, queries, divergence, stragglers, self._wait)
         self._debugger = DebuggerTurns(state, shutdown)
         self._interruption = Interruption(state, shutdown, queries, divergence, self._checks)
         self._handlers = self._make_handlers()
@@ -120,7 +124,7 @@ class Head:
             Tick: self._on_tick,
             InterruptionEvent: self._interruption.handle,
             RequestEvent: self._requests.handle,
-            HostsFound: self._growth.handle,
+            HostsFound: self._on_hosts_found,
             FaultRequested: self._faults.handle_request,
             FaultNotInjected: self._faults.handle_not_injected,
             TerminalLine: self._debugger.handle_line,
@@ -194,9 +198,11 @@ class Head:
     def _on_startup(self, event: StartupEvent, now: float) -> list[Action]:
         if self.phase is not JobPhase.STARTING:
             return []
-        self._extend_startup(now)
+        was_waiting = self._wait.is_waiting
+        back = self._wait.handle_report(event, now) if isinstance(event, AgentReport) else []
+        self._limit_startup(now, anew=was_waiting)
         try:
-            actions = self._startup.handle(event)
+            actions = [*back, *self._startup.handle(event)]
         except HostCheckError as error:
             outcome = JobOutcome(EndReason.UNAVAILABLE, text=str(error), failed_checks=error.failed, decided_at=now)
             return self._shutdown.abort(outcome, now)
@@ -217,8 +223,16 @@ class Head:
         self._faults.start(now)
         return [*actions, PrintLine("", status=True), *self._stragglers.start(now)]
 
-    def _extend_startup(self, now: float) -> None:
-        """Each --host-check may last as long as all the rest of the start-up."""
+    def _limit_startup(self, now: float, *, anew: bool) -> None:
+        """Set the limit of time for the start-up, which does not count while hosts are awaited.
+
+        Each --host-check may last as long as all the rest. `anew`: all the time counts again from now on.
+        """
+        if self._wait.is_waiting:
+            self._state.timers.cancel(Timer.STARTUP)
+            return
+        if anew:
+            self._state.timers.set(Timer.STARTUP, now + self._state.limits.init, self._on_startup_timeout)
         if self._startup.is_checking:
             limit = self._state.limits.init + _CHECK_GRACE_S
             self._state.timers.set(Timer.STARTUP, now + limit, self._on_startup_timeout)
@@ -258,6 +272,9 @@ class Head:
         return [*handed, *self._shutdown.on_worker_exited(event, now), *self._on_program_ended(event.rank, now)]
 
     def _on_agent_lost(self, event: AgentLost, now: float) -> list[Action]:
+        if self._wait.handle_lost(event, now):
+            self._limit_startup(now, anew=False)
+            return []
         ranks = self._agents[event.agent]
         actions = self._shutdown.on_agent_lost(event, ranks, now)
         return [*actions, *(action for rank in ranks for action in self._on_program_ended(rank, now))]
@@ -281,7 +298,6 @@ class Head:
     def _start_clocks(self, now: float) -> None:
         """Set the timers that run from the start of the job on."""
         limits, timers = self._state.limits, self._state.timers
-        timers.set(Timer.STARTUP, now + limits.init, self._on_startup_timeout)
         timers.set(Timer.PROGRESS, now + FIRST_PROGRESS_S, self._print_progress)
         if limits.job is not None:
             timers.set(Timer.JOB, now + limits.job, self._checks.on_job_timeout)
@@ -289,7 +305,7 @@ class Head:
             timers.set(Timer.TIME_LIMIT_NEAR, now + limits.job - limits.save, self._on_time_limit_near)
         if limits.save is not None and limits.ends_at is not None:
             timers.set(Timer.ALLOCATION_NEAR, limits.ends_at - limits.save, self._on_time_limit_near)
-        self._extend_startup(now)
+        self._limit_startup(now, anew=True)
 
     def _on_tick(self, event: Tick, now: float) -> list[Action]:
         return self._state.timers.fire(now)
@@ -299,7 +315,12 @@ class Head:
 
     def _print_progress(self, now: float) -> list[Action]:
         self._state.timers.set(Timer.PROGRESS, now + PROGRESS_INTERVAL_S, self._print_progress)
-        return [PrintLine(self._startup.describe_progress(now - self._started_at), status=True)]
+        text = self._wait.describe(now) or self._startup.describe_progress(now - self._started_at)
+        return [PrintLine(text, status=True)]
+
+    def _on_hosts_found(self, event: HostsFound, now: float) -> list[Action]:
+        handler = self._wait if self.phase is JobPhase.STARTING else self._growth
+        return handler.handle_found(event, now)
 
     def _on_time_limit_near(self, now: float) -> list[Action]:
         """Ask the program to stop by itself, once, however many limits come near."""

@@ -9,6 +9,7 @@ from jaxrun.analysis.diagnosis.snapshot import Overview, find_end
 from jaxrun.analysis.lockstep.profile_plan import ProfiledCalls, plan_profile, steps_in
 from jaxrun.controller.head.divergence_detector import DivergenceDetector
 from jaxrun.controller.head.head_state import HeadState, JobPhase
+from jaxrun.controller.head.host_wait import HostWait
 from jaxrun.controller.head.queries import RankQueries, Replies, flights_of
 from jaxrun.controller.head.straggler_detector import StragglerDetector
 from jaxrun.protocol.flight import Flight
@@ -27,12 +28,18 @@ _PHASES = {JobPhase.STARTING: "starting", JobPhase.RUNNING: "running"}
 
 class Requests:
     def __init__(
-        self, state: HeadState, queries: RankQueries, divergence: DivergenceDetector, stragglers: StragglerDetector
+        self,
+        state: HeadState,
+        queries: RankQueries,
+        divergence: DivergenceDetector,
+        stragglers: StragglerDetector,
+        host_wait: HostWait,
     ) -> None:
         self._state = state
         self._queries = queries
         self._divergence = divergence
         self._stragglers = stragglers
+        self._host_wait = host_wait
         self._profiles = Profiles(state, queries)
 
     def remove_rank(self, rank: int) -> list[Action]:
@@ -76,6 +83,7 @@ class Requests:
             ends={rank: end for rank, end in ends if end is not None},
             calls_per_step=steps_in(self._state.flights),
             straggler=self._state.straggler,
+            awaited=self._host_wait.describe(now),
         )
         return [AnswerRequest(number, Answer(AnswerState.DONE, content=overview))]
 

@@ -61,6 +61,10 @@ class AgentConnections:
         """The connections that agents use."""
         return [*self._by_agent.items()]
 
+    def used_by(self, agent: AgentId) -> AgentConnection | None:
+        """The connection that an agent uses."""
+        return self._by_agent.get(agent)
+
     @property
     def live(self) -> set[AgentId]:
         return {agent for agent, connection in self._by_agent.items() if not connection.lost_reason}

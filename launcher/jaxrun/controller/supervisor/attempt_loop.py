@@ -99,8 +99,11 @@ class AgentLink(Protocol):
     def send_to_agents(self, agents: tuple[AgentId, ...], order: AgentOrder) -> None:
         """Send an order to these agents."""
 
-    def look_for_hosts(self) -> None:
-        """Look for hosts that the job lacks; HostsFound follows."""
+    def look_for_hosts(self, agents: tuple[AgentId, ...]) -> None:
+        """Look for the hosts of these agents, and start the agents there, or for any host that the job lacks.
+
+        HostsFound follows.
+        """
 
     def on_signal(self, signum: int) -> None:
         """This process has got a signal."""
@@ -198,7 +201,7 @@ class AttemptLoop:
             case ReadTerminalLine():
                 self._terminal.read_line()
             case LookForHosts():
-                agents.look_for_hosts()
+                agents.look_for_hosts(action.agents)
             case Suspend():
                 self._suspend()
             case Finish():
@@ -243,4 +246,5 @@ def make_head(plan: Plan, shared: Supervision, began: float, registry: AgentRegi
         no_terminal=why_no_terminal(plan),
         agents=plan.agents,
         requeue=job.requeue,
+        awaited=plan.awaited,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -43,7 +43,7 @@ class EngineCommands:
         return self._start_guarded(plan, plan.launch_command, guard)
 
     def start_spare(self, plan: Plan, guard: Guard, agent: AgentId, host: str) -> LaunchProcess:
-        """Start this agent on a spare host. Raises what the backend's `plan` raises."""
+        """Start this agent on a spare host, or on one that is there again. Raises what the backend's `plan` raises."""
         assert plan.launch_command is not None
         words = (*AGENT_ARGV, str(agent), str(plan.launch_command.size))
         return self._start_guarded(plan, command_on(plan, host, words, self._environ), guard)
@@ -87,12 +87,14 @@ class HostSearch:
         plan: Plan,
         environ: Mapping[str, str],
         engine: EngineCommands,
+        guard: Guard,
     ) -> None:
         self._loop = loop
         self._clock = clock
         self._plan = plan
         self._environ = environ
         self._engine = engine
+        self._guard = guard
         self._commands: dict[str, LaunchCommand] = {}  # by host; to make one takes a while
         self._running: dict[str, LaunchProcess] = {}
         self.found: tuple[str, ...] = ()
@@ -100,19 +102,22 @@ class HostSearch:
         self._signals: list[signal.Signals] = []  # for those that are late
         loop.add_timer(lambda: self._deadline, self._end_late)
 
-    def begin(self) -> bool:
-        """Look for the hosts that were lost, but those in quarantine; returns whether the look is over already."""
+    def begin(self, hosts: Collection[str] = ()) -> bool:
+        """Look for these hosts, or for all that were left out, except those in quarantine.
+
+        Returns whether the look is over already.
+        """
         job, self.found = self._plan.job, ()
         limit = job.init_timeout if job.host_check else _LOOK_TIMEOUT_S
         self._deadline = self._clock() + limit
         self._signals = [signal.SIGTERM, signal.SIGKILL]
-        for host in self._missing_hosts():
+        for host in self._without_excluded(hosts or self._left_out()):
             try:
                 process = self._engine.start_search(self._plan, self._command_on(host))
             except JaxrunError:
                 continue
             self._running[host] = process
-            self._loop.add_reader(process.fileno(), OUTPUT, partial(self._read, process))
+            self._loop.add_reader(process.fileno(), OUTPUT, partial(self._read, host, process))
         return self._conclude_if_over()
 
     def on_child_exit(self) -> bool:
@@ -131,13 +136,19 @@ class HostSearch:
             process.ask_to_end()
         return list(self._running.values())
 
-    def _missing_hosts(self) -> list[str]:
-        plan = self._plan
+    def start_agent(self, agent: AgentId, host: str) -> LaunchProcess:
+        """Start an agent on a host that was found. Raises what the backend's `plan` raises, or UnavailableError."""
+        return self._engine.start_spare(self._plan, self._guard, agent, host)
+
+    def _left_out(self) -> list[str]:
+        return [host for host in self._plan.left_out if host not in self._plan.hosts]
+
+    def _without_excluded(self, hosts: Collection[str]) -> list[str]:
         try:
-            excluded = excluded_hosts(plan.job)
+            excluded = excluded_hosts(self._plan.job)
         except UsageError:  # the file cannot be read now
             return []
-        return [host for host in dict.fromkeys(plan.left_out) if host not in (*plan.hosts, *excluded)]
+        return [host for host in dict.fromkeys(hosts) if host not in excluded]
 
     def _command_on(self, host: str) -> LaunchCommand:
         """What ends with 0 where the host can be used, as --host-check says. Raises what the backend's `plan` does."""
@@ -149,8 +160,8 @@ class HostSearch:
             self._commands[host] = command_on(plan, host, ("/usr/bin/env", *told, *words), self._environ)
         return self._commands[host]
 
-    def _read(self, process: LaunchProcess) -> None:
-        if process.read() is None:
+    def _read(self, host: str, process: LaunchProcess) -> None:
+        if self._running.get(host) is process and process.read() is None:  # else its end was noticed in the same step
             self._loop.remove_reader(process.fileno())
 
     def _end_late(self) -> None:

@@ -142,7 +142,7 @@ class LocalLink:
     def send_to_agents(self, agents: tuple[AgentId, ...], order: AgentOrder) -> None:
         raise AssertionError("the plan and the clock of this machine are known: the head orders nothing of its agent")
 
-    def look_for_hosts(self) -> None:
+    def look_for_hosts(self, agents: tuple[AgentId, ...]) -> None:
         """The job has no other."""
 
     def on_signal(self, signum: int) -> None:

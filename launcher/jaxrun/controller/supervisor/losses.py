@@ -80,6 +80,11 @@ class LossWatch:
     def _has_reported_failure(self, agent: AgentId) -> bool:
         return not self.failure_reported.isdisjoint(self._connections.agents[agent])
 
+    @property
+    def held_losses(self) -> set[AgentId]:
+        """The agents whose loss is held: the head has not been told yet."""
+        return {event.agent for event in self._held if isinstance(event, AgentLost)}
+
     def hold_if_asking(self, event: Event) -> bool:
         """Hold the end of a worker while hosts are asked whether they live: the launch command may have ended them all.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
@@ -41,12 +41,15 @@ class AgentsLeft:
     found: tuple[str, ...] = ()
 
     def serve(self, plan: Plan) -> bool:
-        """Whether all agents are there that the ranks of this plan need."""
-        return all(agent in self.usable for agent, ranks in plan.agents.items() if ranks)
+        """Whether all agents are there that the ranks of this plan need, except those that the plan waits for."""
+        return all(agent in self.usable or agent in plan.awaited for agent, ranks in plan.agents.items() if ranks)
 
 
 def plan_next_attempt(plan: Plan, outcome: JobOutcome, left: AgentsLeft, environ: Mapping[str, str]) -> Plan | Stop:
     """The plan of another attempt, or why there can be none."""
+    if (waiting := _plan_to_wait(plan, outcome, left)) is not None:
+        return waiting
+    plan = replace(plan, awaited={})
     if plan.is_started_by_hand:
         return _plan_by_hand(plan, outcome, left)
     hosts, lost = left.hosts or {}, _lost_hosts(plan, outcome, left)
@@ -77,6 +80,36 @@ def plan_next_attempt(plan: Plan, outcome: JobOutcome, left: AgentsLeft, environ
         host_notes=(*plan.host_notes, *choice.notes),
         whole=choice.whole,
     )
+
+
+def _plan_to_wait(plan: Plan, outcome: JobOutcome, left: AgentsLeft) -> Plan | None:
+    """The plan of an attempt on the same hosts that waits for those that were lost (--wait-hosts).
+
+    None if there is no host to wait for, if the wait for one was in vain, or if the other agents are gone as well.
+    """
+    gone = [agent for agent, ranks in plan.agents.items() if ranks and agent not in left.usable]
+    if not plan.job.host_wait or not gone or outcome.not_back or outcome.failed_checks:
+        return None
+    if plan.is_started_by_hand:
+        if AgentId(0) in gone:
+            return None
+        known = plan.host_of | {worker.rank: worker.host for worker in outcome.workers}
+        names = {agent: known[plan.agents[agent][0]] for agent in gone}
+        return replace(plan, awaited=names | {agent: host for agent, host in plan.awaited.items() if agent in names})
+    if not left.hosts or outcome.uses_mpi:
+        return None
+    return _await_host_agents(plan, left.hosts, gone)
+
+
+def _await_host_agents(plan: Plan, there: Mapping[AgentId, str], gone: Sequence[AgentId]) -> Plan | None:
+    """The same for agents that an engine starts: one agent of a lost host takes all of its ranks."""
+    first: dict[str, AgentId] = {}
+    for agent in gone:
+        first.setdefault(plan.host_of[plan.agents[agent][0]], agent)
+    lost = {agent: host for host, agent in first.items()}
+    placement = [worker.host for worker in plan.workers]
+    agents = assign_agents(placement, {**there, **lost}, plan.spare_hosts, share=True)
+    return replace(plan, agents=agents, awaited=lost) if agents is not None else None
 
 
 def _plan_by_hand(plan: Plan, outcome: JobOutcome, left: AgentsLeft) -> Plan | Stop:

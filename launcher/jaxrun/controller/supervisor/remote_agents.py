@@ -7,6 +7,7 @@ belongs to an earlier attempt. A lost host shows here first: as a connection tha
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -23,13 +24,14 @@ from jaxrun.controller.supervisor.agent_connections import (
     RemoteOutput,
 )
 from jaxrun.controller.supervisor.attempt_loop import AttemptLoop
+from jaxrun.controller.supervisor.contests import CHECK_INTERVAL_S, Claim, Contests
 from jaxrun.controller.supervisor.engine_commands import HostSearch
 from jaxrun.controller.supervisor.launch_process import LaunchProcess
 from jaxrun.controller.supervisor.losses import ATTACHED_GRACE_S, LossWatch
 from jaxrun.controller.supervisor.next_attempt_hosts import AgentsLeft
 from jaxrun.controller.supervisor.quarantine_decision import HostsHeard
 from jaxrun.controller.supervisor.spare_agents import SpareAgents
-from jaxrun.errors import ProtocolError
+from jaxrun.errors import JaxrunError, NotUniformError, ProtocolError, UnavailableError
 from jaxrun.node.agent.agent import LISTENER, MESSAGES, OUTPUT
 from jaxrun.node.channel.connection import AGENT_TO_HEAD
 from jaxrun.node.channel.listener import Listener, Peer
@@ -139,7 +141,11 @@ class RemoteAgents:
         self._losses = LossWatch(self._launch, self.connections, self._watches, clock, attached=self._attached)
         self._dropped_peers = DroppedPeers(clock)
         self._stale: set[AgentConnection] = set()  # on which nothing but the end of the earlier attempt counts
+        self._waits = plan.job.host_wait > 0  # for lost hosts, so that an agent may come in the place of another
+        self._contests = Contests()
+        self._contest_due: float | None = None
         self._is_closed = False  # once the program runs; until then the head names agents that do not fit
+        self._sought: dict[AgentId, str] = {}  # awaited agents whose hosts are looked for
         self._silent_agents: set[AgentId] = set()  # lost, because their hosts are silent
         self._signalled = False  # whether this process was asked to end, where the agents are as well
         self._outcome: JobOutcome | None = None
@@ -158,6 +164,7 @@ class RemoteAgents:
         loop.add_timer(dropped.deadline, self._log_dropped_peers)
         loop.add_poller(self._remote_output.acknowledge)
         loop.add_timer(lambda: self._losses.deadline, self._explain_losses)
+        loop.add_timer(lambda: self._contest_due, self._settle_contests)
 
     # ---- the end of the attempt, and of the job
 
@@ -253,12 +260,21 @@ class RemoteAgents:
             self._remote_output.handle_start(order)
         self.connections.send_to_agents(agents, order)
 
-    def look_for_hosts(self) -> None:
+    def look_for_hosts(self, agents: tuple[AgentId, ...]) -> None:
+        self._sought = {agent: self._plan.host_of[self.connections.agents[agent][0]] for agent in agents}
         if self._search is None:
             there = sorted(self.connections.waiting & self.usable_agents)
             self._attempt.handle(HostsFound(tuple(dict.fromkeys(map(self._spares.host_of, there)))))
-        elif self._search.begin():
-            self._attempt.handle(HostsFound(self._search.found))
+        elif self._search.begin([*self._sought.values()]):
+            self._on_hosts_found(self._search)
+
+    def _on_hosts_found(self, search: HostSearch) -> None:
+        """A look for hosts is over: start the agents that are awaited there."""
+        for agent, host in self._sought.items():
+            if host in search.found and agent not in self.connections.live:
+                with contextlib.suppress(JaxrunError):  # the next look tries it again
+                    self._spares.restarted.append(search.start_agent(agent, host))
+        self._attempt.handle(HostsFound(search.found))
 
     # ---- agents connect
 
@@ -272,7 +288,8 @@ class RemoteAgents:
     def _admit(self, peer: Peer) -> None:
         connection: AgentConnection = AgentConnection(peer.connection, AGENT_TO_HEAD, peer.tags)
         agent, connections, plan = AgentId(peer.number), self.connections, self._plan
-        if self._is_closed and agent not in connections.waiting:
+        may_come = agent in connections.agents if self._waits else agent in connections.waiting
+        if self._is_closed and not may_come:
             self._refuse(agent, connection)
             return
         attempt = plan.attempt if connections.agents.get(agent) or plan.is_started_by_hand else 0
@@ -299,16 +316,70 @@ class RemoteAgents:
         read = partial(self._on_readable, agent, connection)
         self._attempt.loop.add_reader(connection.fileno(), MESSAGES, read)
 
-    def _refuse(self, agent: AgentId, connection: AgentConnection) -> None:
-        """Tell an agent that comes to a job that runs, and close its connection."""
+    def _refuse(self, agent: AgentId, connection: AgentConnection, reason: str = "") -> None:
+        """Tell an agent that the job has no place for it, or the `reason`, and close its connection."""
         hosts, ranks = self._attempt.hosts, self.connections.agents.get(agent, ())
-        if ranks:
+        if reason:
+            text = reason
+        elif ranks:
             text = f"this job runs already: its {format_ranks(ranks)} is another process, on {hosts[ranks[0]]}"
         else:
             text = f"this job runs already, with {len(hosts)} processes: none is rank {agent}"
         self._attempt.record(AgentTurnedAway(agent, text))
-        connection.send(AgentRefused(text))
+        connection.send(AgentRefused(text, is_taken=self._waits and bool(ranks) and not reason))
         connection.close()
+
+    # ---- one agent comes in the place of another
+
+    def _contend(self, agent: AgentId, connection: AgentConnection, message: AgentToHead) -> bool:
+        """Keep a message of an agent whose place is another's, until it is known whether that one is alive."""
+        earlier = self.connections.used_by(agent)
+        if earlier is connection or (earlier is None and agent not in self._losses.held_losses):
+            return False
+        if earlier in self._stale and agent in self._plan.awaited:
+            self._give_up(agent, earlier)
+            return False
+        self._contests.add(agent, connection, message, earlier)
+        self._contest_due = self._clock()
+        return True
+
+    def _give_up(self, agent: AgentId, connection: AgentConnection) -> None:
+        """Forget an agent that is connected, but has not answered since the end of an earlier attempt."""
+        self._attempt.loop.remove_reader(connection.fileno())
+        self.connections.remove(agent, connection)
+        self._stale.discard(connection)
+        connection.close()
+
+    def _settle_contests(self) -> None:
+        used, held = dict(self.connections.used()), self._losses.held_losses
+        for contest, claim in self._contests.take_decided(used, held):
+            if claim is Claim.TAKEN:
+                self._turn_away(contest.agent, contest.connection)
+                continue
+            self.connections.add(contest.agent, contest.connection)
+            for message in contest.messages:
+                if self.connections.used_by(contest.agent) is contest.connection:  # else refused
+                    self._on_message(contest.agent, contest.connection, message)
+        self._contest_due = self._clock() + CHECK_INTERVAL_S if self._contests.are_open else None
+
+    def _turn_away(self, agent: AgentId, connection: AgentConnection, reason: str = "") -> None:
+        """Refuse an agent that has connected, and go on without it."""
+        self._attempt.loop.remove_reader(connection.fileno())
+        self.connections.remove(agent, connection)
+        self._refuse(agent, connection, reason)
+
+    def _refuse_unfit(self, connection: AgentConnection, report: AgentReport) -> bool:
+        """Refuse an agent that has come in the place of another, but is not as the job needs it; returns whether so."""
+        if not self._waits or not (self._is_closed or self._plan.attempt > 1):
+            return False
+        try:
+            self._registry.check_command(report)
+            self._registry.check_installation(report)
+        except (UnavailableError, NotUniformError) as error:
+            self._output.print_line(f"jaxrun: {report.host} cannot take the place of a lost host: {error}")
+            self._turn_away(report.agent, connection, str(error))
+            return True
+        return False
 
     def _log_dropped_peers(self) -> None:
         if (dropped := self._dropped_peers.take()) is not None:
@@ -319,8 +390,12 @@ class RemoteAgents:
     def _on_readable(self, agent: AgentId, connection: AgentConnection) -> None:
         loop, connections = self._attempt.loop, self.connections
         for message in self._receive(agent, connection):
+            if self._waits and self._contend(agent, connection, message):
+                continue
             if connections.add(agent, connection):
                 self._on_message(agent, connection, message)
+                if connections.used_by(agent) is not connection:  # refused
+                    return
             elif isinstance(message, AgentReport) and not self._is_closed:
                 self._attempt.handle(message)  # the head names both agents
             elif isinstance(message, AgentReport):
@@ -331,6 +406,7 @@ class RemoteAgents:
         if connection.lost_reason:
             loop.remove_reader(connection.fileno())
             was_used = connections.remove(agent, connection)
+            self._contests.remove(connection)
             connection.close()
             if was_used:
                 self._on_lost(agent, connection)
@@ -361,6 +437,8 @@ class RemoteAgents:
         if agent in self.connections.waiting:
             if isinstance(message, AgentReport):
                 self._on_spare_report(message)
+        elif isinstance(message, AgentReport) and self._refuse_unfit(connection, message):
+            return
         elif isinstance(message, AgentEvent):
             self._on_agent_event(message)
         else:
@@ -472,7 +550,7 @@ class RemoteAgents:
         for agent, reason in self._spares.reap().items():
             self.lose_spare(agent, reason)
         if self._search is not None and self._search.on_child_exit():
-            self._attempt.handle(HostsFound(self._search.found))
+            self._on_hosts_found(self._search)
         if self._launch.status is None and self._launch.reap():
             self._attempt.record(LaunchCommandEnded(self._launch.status or 0))
             self._losses.hold(ask=True)

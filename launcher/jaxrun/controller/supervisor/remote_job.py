@@ -201,7 +201,8 @@ class RemoteJob:
         shared = self._shared
         earlier = self._agents if self._agents_stay else None
         launched = earlier.launched if earlier is not None else self._run_launch_command(plan)
-        search = None if self._by_hand else HostSearch(attempt.loop, shared.clock, plan, shared.environ, self._commands)
+        loop, commands = attempt.loop, self._commands
+        search = None if self._by_hand else HostSearch(loop, shared.clock, plan, shared.environ, commands, shared.guard)
         agents = RemoteAgents(
             attempt, plan, self._entrance, launched, registry, shared.output, shared.clock, search, earlier
         )
@@ -245,6 +246,7 @@ class RemoteJob:
         self._retire_spares(agents)
 
     def _retire_spares(self, agents: RemoteAgents) -> None:
-        for launch in agents.launched.spares.launches.values():
+        spares = agents.launched.spares
+        for launch in (*spares.launches.values(), *spares.restarted):
             launch.ask_to_end()
             self._retired.append(launch)

@@ -23,6 +23,7 @@ class SpareAgents:
 
     hosts:       the host of each agent, as the launch command was told to place it; empty where people start them
     launches:    the commands that have started the agents that have a command of their own
+    restarted:   the commands that have started agents with ranks again, on hosts that came back
     lost_hosts:  spare hosts whose agent has gone, and why
     reported:    what the agents on each host have reported, the lost ones too
     """
@@ -30,6 +31,7 @@ class SpareAgents:
     def __init__(self, hosts: Sequence[str]) -> None:
         self.hosts = hosts
         self.launches: dict[AgentId, LaunchProcess] = {}
+        self.restarted: list[LaunchProcess] = []
         self.lost_hosts: dict[str, str] = {}
         self.reported: dict[str, AgentReport] = {}
         self._reports: dict[AgentId, AgentReport] = {}

@@ -89,7 +89,7 @@ class Feed:
             return View(name, "", self._attempt, seconds, (), None, 0, trouble or _ASKING)
         last = overviews[-1]
         straggler = format_straggler(last.straggler, last.hosts) + "." if last.straggler is not None else ""
-        note = " · ".join(filter(None, (self._sizes, trouble or straggler)))
+        note = " · ".join(filter(None, (self._sizes, trouble or last.awaited or straggler)))
         samples = take_samples(last, overviews[0] if len(overviews) > 1 else None, rate)
         return View(name, last.phase, self._attempt, seconds, samples, rate, last.calls_per_step, note)
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from jaxrun.errors import EXIT_SIGNAL_BASE, EXIT_UNAVAILABLE, NotUniformError
+from jaxrun.errors import EXIT_SIGNAL_BASE, EXIT_UNAVAILABLE, NotUniformError, UnavailableError
 from jaxrun.node.agent.agent import MESSAGES, SIGNALS, Agent
 from jaxrun.node.agent.pipes import Relay
 from jaxrun.node.agent.signals import SignalPipe
@@ -145,11 +145,14 @@ def _end(order: R) -> R:
 
 
 def _refuse(message: AgentRefused) -> None:
-    raise NotUniformError(message.reason)
+    raise (UnavailableError if message.is_taken else NotUniformError)(message.reason)
 
 
 class Connecting(AgentState[JobInfo]):
-    """Waits until the head says what job it is. Raises NotUniformError if the head refuses the agent."""
+    """Waits until the head says what job it is.
+
+    Raises NotUniformError or UnavailableError if the head refuses the agent.
+    """
 
     def __init__(self, link: HeadLink, loop: EventLoop) -> None:
         ignored = HostTask | StartWorkers | ClockProbe | RankOrder | ToRanks | OutputCredit | NextAttempt
@@ -161,7 +164,7 @@ class WaitingForOrders(AgentState[Order]):
     """Reports what is there on the host, does what else the head asks for, and waits until it decides.
 
     What blocks runs in a thread; at a signal that asks for the end, and at the head's next order, it ends.
-    Raises NotUniformError if the head refuses the agent.
+    Raises NotUniformError or UnavailableError if the head refuses the agent.
     """
 
     def __init__(

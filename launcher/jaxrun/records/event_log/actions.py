@@ -109,7 +109,13 @@ class Suspend:
 
 @dataclass(frozen=True, slots=True)
 class LookForHosts:
-    """Look whether hosts that the job lacks are there again; answered by one HostsFound."""
+    """Look whether hosts that the job lacks are there again; answered by one HostsFound.
+
+    agents:  those for which the attempt waits, which are started where their host is found; empty where a smaller job
+             looks for any host
+    """
+
+    agents: tuple[AgentId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,7 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
     shape = _shape(job, allocation, "SLURM_OVERCOMMIT" in environ or has_option(job.slurm_args, _OVERCOMMIT_OPTIONS))
     hosts = _hosts(job, allocation, shape)
     waiting = [spare for spare in spares for _ in range(_room_for_waiting(shape, room.get(spare, 1)))]
-    survive_host_loss = bool(job.spares or job.min_hosts or job.placement)
+    survive_host_loss = bool(job.spares or job.min_hosts or job.wait_hosts or job.placement)
     command = LaunchCommand(
         engine="slurm",
         title=f"srun in Slurm job {allocation.job_id}",

@@ -51,6 +51,8 @@ def _needs(job: JobOptions) -> Iterator[tuple[bool, str]]:
     yield bool(job.head) and not by_hand, text
     yield job.spares > 0 and not replaces, f"--spares {job.spares} {again}"
     yield job.min_hosts is not None and not replaces, f"--min-hosts {job.min_hosts} {again}"
+    text = f"--wait-hosts {job.wait_hosts or 0:g} needs --max-restarts: a job that has lost a host is started again"
+    yield bool(job.wait_hosts) and not restarts, text
     text = f"--grow {job.grow or 0:g} needs --min-hosts: without it, a job that has lost a host does not go on"
     yield bool(job.grow) and job.min_hosts is None, text
     text = "--live is for a job that runs on this terminal, not for one of --sbatch, --manifest or --submit"

@@ -60,6 +60,11 @@ class Job(JobOptions):
         return ((GROW_S if self.grow is None else self.grow) or None) if self.max_restarts else None
 
     @property
+    def host_wait(self) -> float:
+        """How many seconds the job waits for a lost host, at its full size; 0 where it does not."""
+        return self.wait_hosts or 0.0
+
+    @property
     def name(self) -> str:
         """The program's file or module without path and ending: "train" of "src/train.py"."""
         from pathlib import PurePath

@@ -46,6 +46,7 @@ _MAX_PROCESSES = 1_000_000  # a slip of the finger beyond
 FAILURE_GRACE_S = 5.0  # for exit handlers after a failure, and for a rank that a Ctrl-C does not reach
 SIGNAL_GRACE_S = 30.0  # after SIGTERM, or KeyboardInterrupt
 HOST_TIMEOUT_S = 2.0
+POD_WAIT_S = 600.0  # for a pod to be replaced, and its image to be pulled
 GROW_S = 600.0  # a stop and a start cost seconds to two minutes
 RESTART_ON = ("failure", "lost", "stall")  # any failure; lost hosts and signals; a stall
 HOSTS_AUTO = "auto"  # the pod or the cloud says how many hosts there are, and which is this one
@@ -490,6 +491,14 @@ class JobOptions(WorkerSettings):
         "If no spare host is left, continue as a smaller job on at least N hosts. [default: all]",
         check=at_least(1),
         needs="fewer hosts",
+    )
+    wait_hosts: float | None = _failure(
+        "--wait-hosts",
+        "With --max-restarts: wait this long for a lost host, or for a pod in its place, before the job shrinks, takes "
+        f"a spare host or ends. 0: do not wait. [default: 0; with --host-rank or attach in a pod {POD_WAIT_S:g}]",
+        check=_check_seconds_or_never,
+        needs="network",
+        doctor=False,
     )
     grow: float | None = _failure(
         "--grow",

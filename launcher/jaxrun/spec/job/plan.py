@@ -98,6 +98,7 @@ class Plan:
     agents:         the ranks of each agent, by its number; none while it waits on a spare host
     left_out:       the hosts that are excluded, or were lost, and are not used; host_notes: what has replaced the lost
     whole:          the host of each rank when no host is missing
+    awaited:        agents that this attempt waits for, as --wait-hosts says, and the hosts on which they were lost
     exclusion:      which hosts were excluded, and why, in words
     """
 
@@ -120,6 +121,7 @@ class Plan:
     left_out: tuple[str, ...] = ()
     host_notes: tuple[str, ...] = ()
     whole: tuple[str, ...] = ()
+    awaited: Mapping[AgentId, str] = field(default_factory=dict)
     exclusion: str = ""
     requeue_id: str = ""
 

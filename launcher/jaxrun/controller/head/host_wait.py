@@ -1,0 +1,140 @@
+"""Waits for lost hosts while an attempt starts (--wait-hosts): which are awaited, for how long still, and what is said.
+
+    AgentLost, or the attempt begins without the agent ──▶ awaited ──AgentReport──▶ there again
+                                                              │
+                                                     --wait-hosts is over ──▶ the attempt ends, and names the host
+
+An engine such as mpirun starts no agent by itself on a host that is there again, so it is asked to look for the host.
+A person or a cluster starts the command of a host again, and its agent connects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome
+from jaxrun.controller.head.agent_registry import AgentRegistry
+from jaxrun.controller.head.head_state import HeadState, JobPhase
+from jaxrun.controller.head.shutdown import JobShutdown
+from jaxrun.controller.head.timers import Timer
+from jaxrun.protocol.agent_id import AgentId
+from jaxrun.protocol.agent_messages import AgentReport
+from jaxrun.records.event_log.actions import Action, LookForHosts, PrintLine
+from jaxrun.records.event_log.events import AgentLost, HostsFound
+from jaxrun.text import format_ranks, format_seconds
+
+LOOK_INTERVAL_S = 2.0  # from the end of one look for hosts to the next one
+_START_S = 10.0  # for the agent that is started on a host that was found
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitedHost:
+    """A host that was lost; times are seconds since the epoch."""
+
+    name: str
+    since: float
+    until: float
+
+
+class HostWait:
+    """The hosts that one attempt waits for."""
+
+    def __init__(
+        self,
+        state: HeadState,
+        shutdown: JobShutdown,
+        registry: AgentRegistry | None,
+        awaited: Mapping[AgentId, str],
+        now: float,
+    ) -> None:
+        """`awaited` are the agents that are missing when the attempt begins, with the names of their hosts."""
+        self._state = state
+        self._shutdown = shutdown
+        self._registry = registry
+        self._hosts: dict[AgentId, AwaitedHost] = {}
+        for agent, name in awaited.items():
+            self._add(agent, name, now)
+
+    @property
+    def is_waiting(self) -> bool:
+        return bool(self._hosts)
+
+    def describe(self, now: float) -> str:
+        """`waiting for h2 (rank 1), 9 min 50 s more`; empty where no host is awaited."""
+        if not self._hosts:
+            return ""
+        return f"waiting for {self._names()}, {format_seconds(self._until - now)} more (--wait-hosts)"
+
+    def handle_lost(self, event: AgentLost, now: float) -> bool:
+        """Wait for an agent that was lost before the workers start; returns whether the attempt waits for it."""
+        registry = self._registry
+        if registry is None or not registry.job.host_wait or self._state.phase is not JobPhase.STARTING:
+            return False
+        if registry.complete or (registry.is_started_by_hand and event.agent == 0):
+            return False
+        registry.remove(event.agent)
+        self._add(event.agent, self._state.workers.hosts[registry.agents[event.agent][0]], now)
+        return True
+
+    def handle_report(self, report: AgentReport, now: float) -> list[Action]:
+        """An agent is there: it may have been awaited, on the same host or another one."""
+        host = self._hosts.pop(report.agent, None)
+        if host is None:
+            return []
+        if not self._hosts:
+            self._state.timers.cancel(Timer.HOST_WAIT, Timer.HOST_LOOK)
+        ranks = self._format_ranks([report.agent])
+        after = f"after {format_seconds(now - host.since)}"
+        if report.host == host.name:
+            return [PrintLine(f"{host.name} ({ranks}) is there again {after}")]
+        return [PrintLine(f"{report.host} takes the place of {host.name} ({ranks}) {after}")]
+
+    def handle_found(self, event: HostsFound, now: float) -> list[Action]:
+        """A look for hosts is over. The agents on those that were found are being started."""
+        if self._hosts:
+            wait = _START_S if event.hosts else LOOK_INTERVAL_S
+            self._state.timers.set(Timer.HOST_LOOK, now + wait, self._look)
+        return []
+
+    # ---- time
+
+    @property
+    def _until(self) -> float:
+        return min(host.until for host in self._hosts.values())
+
+    def _add(self, agent: AgentId, name: str, now: float) -> None:
+        assert self._registry is not None
+        self._hosts[agent] = AwaitedHost(name, now, now + self._registry.job.host_wait)
+        self._state.timers.set(Timer.HOST_WAIT, now, self._on_timer)
+        if not self._registry.is_started_by_hand:
+            self._state.timers.set(Timer.HOST_LOOK, now, self._look)
+
+    def _on_timer(self, now: float) -> list[Action]:
+        if now >= self._until:
+            return self._give_up(now)
+        self._state.timers.set(Timer.HOST_WAIT, self._until, self._on_timer)
+        return [PrintLine(self.describe(now))]
+
+    def _look(self, now: float) -> list[Action]:
+        return [LookForHosts(tuple(self._hosts))]
+
+    def _give_up(self, now: float) -> list[Action]:
+        assert self._registry is not None
+        ranks = tuple(rank for agent in self._hosts for rank in self._registry.agents[agent])
+        was = "was" if len({host.name for host in self._hosts.values()}) == 1 else "were"
+        waited = format_seconds(self._registry.job.host_wait)
+        text = f"{self._names()} {was} not there again within {waited} (--wait-hosts)"
+        return self._shutdown.abort(JobOutcome(EndReason.UNAVAILABLE, text=text, not_back=ranks, decided_at=now), now)
+
+    # ---- words
+
+    def _names(self) -> str:
+        by_name: dict[str, list[AgentId]] = {}
+        for agent, host in self._hosts.items():
+            by_name.setdefault(host.name, []).append(agent)
+        return ", ".join(f"{name} ({self._format_ranks(agents)})" for name, agents in by_name.items())
+
+    def _format_ranks(self, agents: list[AgentId]) -> str:
+        assert self._registry is not None
+        return format_ranks([rank for agent in agents for rank in self._registry.agents[agent]])

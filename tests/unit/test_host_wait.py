@@ -1,0 +1,266 @@
+"""A job that waits for a lost host (--wait-hosts): what the head does, where the next attempt runs, and what counts."""
+
+from dataclasses import replace
+
+import pytest
+from simulation import JOB_ID, report
+
+from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome, WorkerOutcome
+from jaxrun.analysis.verdict.restarts import AttemptEnd, Restart, Stop, decide_restart, summarize_end
+from jaxrun.cli.make_job import make_job
+from jaxrun.controller.head.agent_registry import AgentRegistry
+from jaxrun.controller.head.consistency import Expected
+from jaxrun.controller.head.head import Head
+from jaxrun.controller.head.head_state import TimeLimits
+from jaxrun.controller.head.host_wait import LOOK_INTERVAL_S
+from jaxrun.controller.head.worker_assignment import Told
+from jaxrun.controller.supervisor.next_attempt_hosts import AgentsLeft, plan_next_attempt
+from jaxrun.errors import UsageError
+from jaxrun.protocol.agent_messages import StartWorkers
+from jaxrun.protocol.job_messages import OverviewRequest
+from jaxrun.protocol.probe_messages import Machine
+from jaxrun.records.event_log.actions import AnswerRequest, Finish, LookForHosts, PrintLine, SendToAgents
+from jaxrun.records.event_log.events import AgentLost, HostsFound, Requested, Tick
+from jaxrun.spec.backends import by_hand
+from jaxrun.spec.backends.remote_plan import plan_remote
+from jaxrun.spec.job.job import Job
+from jaxrun.spec.job.plan import LaunchCommand
+
+WAIT, INIT = 300.0, 60.0
+CLOSED = "the connection to its agent was closed"
+
+
+def hand_plan(each=1, **wanted):
+    """One command on each of three hosts."""
+    options = {"max_restarts": 1, "wait_hosts": WAIT, "init_timeout": INIT, **wanted}
+    job = Job(
+        program=("train.py",), backend="hosts", platform="cpu", hosts=3, host_rank=0, head="h1:7",
+        processes_per_host=each, **options,
+    )  # fmt: skip
+    return by_hand.plan(job, {}, JOB_ID, Machine("h1", (0, 1), {}, False, False))
+
+
+def mpirun_plan(hosts=("h1", "h1", "h2", "h2"), *, spares=(), **wanted):
+    """Agents of mpirun, one for each rank, which outlive the loss of a host."""
+    options = {"max_restarts": 1, "wait_hosts": WAIT, "init_timeout": INIT, **wanted}
+    job = Job(program=("train.py",), backend="mpirun", platform="cpu", processes=len(hosts), **options)
+    argv, all_hosts = ("mpirun", "python", "-m", "jaxrun.node.agent"), (*hosts, *spares)
+    command = LaunchCommand("open-mpi", "mpirun", argv, agent_hosts=all_hosts, size=len(hosts), agents_stay=True)
+    return plan_remote(job, {}, JOB_ID, command, hosts, (), spares)
+
+
+class Starting:
+    """The head of an attempt that begins without some agents. Times are seconds since its start."""
+
+    def __init__(self, plan, awaited):
+        self.plan = replace(plan, awaited=awaited)
+        registry = AgentRegistry(self.plan, Told({}, "", ""))
+        size = len(plan.workers)
+        limits, expected = TimeLimits(INIT, None, 5.0, 30.0), Expected(size, "", "cpu", 1)
+        self.head = Head(
+            plan.host_of, expected, limits, "", 0.0, registry, agents=self.plan.agents, awaited=self.plan.awaited
+        )
+        self.now, self.actions = 0.0, []
+
+    def handle(self, *events):
+        for event in events:
+            self.actions += self.head.handle(event, self.now)
+        return self
+
+    def wait(self, seconds):
+        until = self.now + seconds
+        while (alarm := self.head.deadline()) is not None and alarm <= until:
+            self.now = max(self.now, alarm)
+            self.handle(Tick())
+        self.now = until
+        return self
+
+    def report(self, *agents, host=""):
+        size = len(self.plan.workers)
+        return self.handle(*(report(agent, host or f"h{agent + 1}", size) for agent in agents))
+
+    def of(self, kind):
+        return [action for action in self.actions if isinstance(action, kind)]
+
+    @property
+    def lines(self):
+        return [action.text for action in self.of(PrintLine) if not action.status]
+
+    @property
+    def starts(self):
+        return [action.agents for action in self.of(SendToAgents) if isinstance(action.message, StartWorkers)]
+
+    @property
+    def outcome(self):
+        return next((action.outcome for action in self.of(Finish)), None)
+
+
+@pytest.fixture
+def waiting():
+    """One command a host; that of h3 is missing, the others are there."""
+    return Starting(hand_plan(), {2: "h3"}).wait(0).report(0, 1)
+
+
+# ---- what the head does
+
+
+def test_it_is_said_who_is_awaited_and_for_how_long_still(waiting):
+    assert waiting.lines == ["waiting for h3 (rank 2), 5 min 0 s more (--wait-hosts)"]
+    waiting.wait(100)
+    shown = [action.text for action in waiting.of(PrintLine) if action.status]
+    assert shown[-1] == "waiting for h3 (rank 2), 3 min 20 s more (--wait-hosts)"
+    assert waiting.lines[1:] == []
+    waiting.handle(Requested("1.1", OverviewRequest()))
+    (answer,) = waiting.of(AnswerRequest)
+    assert answer.answer.content.awaited == shown[-1]
+
+
+@pytest.mark.parametrize(
+    ("host", "line"),
+    [
+        ("h3", "h3 (rank 2) is there again after 4 min 59 s"),
+        ("h9", "h9 takes the place of h3 (rank 2) after 4 min 59 s"),
+    ],
+)
+def test_the_workers_start_once_the_host_or_another_in_its_place_is_there(waiting, host, line):
+    waiting.wait(WAIT - 1)
+    assert not waiting.starts
+    waiting.report(2, host=host)
+    assert waiting.lines[1:] == [line] and waiting.starts == [(0,), (1,), (2,)]
+
+
+def test_the_time_for_the_start_counts_from_when_the_host_is_there(waiting):
+    waiting.wait(INIT * 2).report(2).wait(INIT - 1)
+    assert waiting.outcome is None
+    waiting.wait(2)
+    assert waiting.outcome.reason is EndReason.UNAVAILABLE and not waiting.outcome.not_back
+
+
+def test_when_the_time_is_over_the_attempt_ends_and_names_the_host(waiting):
+    waiting.wait(WAIT - 0.1)
+    assert waiting.outcome is None
+    waiting.wait(0.2)
+    assert (waiting.outcome.reason, waiting.outcome.not_back) == (EndReason.UNAVAILABLE, (2,))
+    assert waiting.outcome.text == "h3 (rank 2) was not there again within 5 min 0 s (--wait-hosts)"
+
+
+def test_a_host_that_is_lost_meanwhile_is_waited_for_as_well(waiting):
+    waiting.wait(200).handle(AgentLost(1, CLOSED)).wait(0)
+    assert waiting.lines[-1].startswith("waiting for h3 (rank 2), h2 (rank 1), ") and waiting.outcome is None
+    waiting.report(2).wait(WAIT - 1)
+    assert waiting.outcome is None
+    waiting.report(1)
+    assert waiting.starts == [(0,), (1,), (2,)]
+
+
+def test_a_host_that_is_there_again_and_lost_again_has_all_the_time_anew(waiting):
+    waiting.wait(200).handle(AgentLost(1, CLOSED)).report(1, 2)
+    assert waiting.starts
+    again = Starting(hand_plan(), {2: "h3"}).wait(0).report(0).wait(250).report(2)
+    again.handle(AgentLost(2, CLOSED)).wait(250)
+    assert again.outcome is None
+    again.wait(60)
+    assert again.outcome.not_back == (2,)
+
+
+def test_the_first_attempt_waits_too_and_nobody_waits_for_the_agent_of_the_heads_own_host():
+    first = Starting(hand_plan(), {}).report(0, 1).handle(AgentLost(1, CLOSED)).report(1, 2)
+    assert first.starts == [(0,), (1,), (2,)]
+    lost = Starting(hand_plan(), {}).report(0, 1).handle(AgentLost(0, CLOSED))
+    assert lost.outcome.reason is EndReason.UNAVAILABLE
+    never = Starting(hand_plan(wait_hosts=None), {}).report(0, 1).handle(AgentLost(1, CLOSED))
+    assert never.outcome.reason is EndReason.UNAVAILABLE
+
+
+def test_an_engine_looks_for_the_host_again_and_again_and_has_time_to_start_its_agent():
+    job = Starting(mpirun_plan(), {2: "h2"}).wait(0)
+    assert job.of(LookForHosts) == [LookForHosts((2,))]
+    job.wait(100)
+    assert len(job.of(LookForHosts)) == 1  # until the look is over
+    job.handle(HostsFound(())).wait(LOOK_INTERVAL_S + 0.1)
+    assert len(job.of(LookForHosts)) == 2
+    job.handle(HostsFound(("h2",))).wait(LOOK_INTERVAL_S + 0.1)
+    assert len(job.of(LookForHosts)) == 2
+    by_people = Starting(hand_plan(), {2: "h3"}).wait(100)
+    assert not by_people.of(LookForHosts)
+
+
+# ---- where the next attempt runs
+
+
+def lost(plan, *ranks, **more):
+    names = {rank: f"h{rank // (len(plan.workers) // 3) + 1}" for rank in plan.host_of}
+    workers = tuple(WorkerOutcome(rank, names[rank], 1.0, None, lost_reason=CLOSED * (rank in ranks)) for rank in names)
+    return JobOutcome(EndReason.FAILED, workers, run_at=1.0, **more)
+
+
+def test_one_command_a_host_begins_the_next_attempt_at_full_size():
+    plan = hand_plan(2, min_hosts=2)
+    following = plan_next_attempt(plan, lost(plan, 2, 3), AgentsLeft({0, 4}), {})
+    assert (following.agents, following.workers, following.awaited) == (plan.agents, plan.workers, {2: "h2"})
+    assert AgentsLeft({0, 4}).serve(following) and not AgentsLeft({0}).serve(following)
+
+
+def test_after_a_wait_in_vain_the_job_shrinks_or_ends():
+    plan = replace(hand_plan(min_hosts=2), awaited={1: "h2"})
+    in_vain = JobOutcome(EndReason.UNAVAILABLE, not_back=(1,))
+    smaller = plan_next_attempt(plan, in_vain, AgentsLeft({0, 2}), {})
+    assert smaller.is_smaller and smaller.agents == {0: (0,), 1: (), 2: (1,)} and not smaller.awaited
+    whole = replace(hand_plan(), awaited={1: "h2"})
+    assert isinstance(plan_next_attempt(whole, in_vain, AgentsLeft({0, 2}), {}), Stop)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "usable", "more"),
+    [({"wait_hosts": None}, {0, 2}, {}), ({}, {1, 2}, {}), ({}, {0, 2}, {"failed_checks": {1: "sick"}})],
+    ids=["not asked for", "the agent of host 0 is gone", "a host is sick"],
+)
+def test_nobody_is_waited_for(wanted, usable, more):
+    plan = hand_plan(**wanted)
+    assert isinstance(plan_next_attempt(plan, lost(plan, 1, **more), AgentsLeft(usable), {}), Stop)
+
+
+def test_without_a_lost_host_nobody_is_awaited():
+    plan = replace(hand_plan(), awaited={1: "h2"})
+    following = plan_next_attempt(plan, lost(plan), AgentsLeft({0, 1, 2}), {})
+    assert not following.awaited and following.agents == plan.agents
+
+
+def test_of_an_engines_agents_one_takes_all_ranks_of_a_lost_host():
+    plan = mpirun_plan(spares=("h3",))
+    left = AgentsLeft({0, 1, 4}, {0: "h1", 1: "h1", 4: "h3"})
+    outcome = JobOutcome(EndReason.FAILED, uses_mpi=False)
+    following = plan_next_attempt(plan, outcome, left, {})
+    assert following.agents == {0: (0,), 1: (1,), 2: (2, 3), 4: ()} and following.awaited == {2: "h2"}
+    assert following.spare_hosts == ("h3",) and left.serve(following)
+    one_of_two = plan_next_attempt(plan, outcome, AgentsLeft({0, 1, 2, 4}, {0: "h1", 1: "h1", 2: "h2", 4: "h3"}), {})
+    assert one_of_two.agents == plan.agents and one_of_two.awaited == {3: "h2"}
+
+
+# ---- what counts
+
+
+def test_a_wait_in_vain_is_no_restart_of_its_own():
+    in_vain = summarize_end(JobOutcome(EndReason.UNAVAILABLE, not_back=(1,)), has_run_before=True)
+    assert isinstance(decide_restart((AttemptEnd("lost"), in_vain), 1, "lost"), Restart)
+    assert isinstance(decide_restart((AttemptEnd("lost"), in_vain, AttemptEnd("lost")), 1, "failure"), Stop)
+    asked = replace(JobOutcome(EndReason.UNAVAILABLE, not_back=(1,)), stop_requested=True)
+    assert isinstance(decide_restart((summarize_end(asked, has_run_before=True),), 1, "failure"), Stop)
+
+
+def test_it_needs_restarts():
+    with pytest.raises(UsageError, match="--wait-hosts 300 needs --max-restarts"):
+        hand_plan(max_restarts=0)
+    with pytest.raises(UsageError, match=r"--wait-hosts is for .*not for --backend local"):
+        make_job({"program": ("t.py",), "max_restarts": 1, "wait_hosts": 5.0}, {})
+
+
+@pytest.mark.parametrize(
+    ("given", "wait"),
+    [({}, 0.0), ({"max_restarts": 2}, 600.0), ({"max_restarts": 2, "wait_hosts": 0.0}, 0.0)],
+    ids=["off without restarts", "on", "off if so asked"],
+)
+def test_in_a_pod_it_is_on_where_there_are_restarts(given, wait):
+    of_host = {"program": ("t.py",), "hosts": 2, "host_rank": 1, "head": "h1:7", "processes": 2, **given}
+    assert make_job(of_host, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}).host_wait == wait
+    assert make_job({**of_host, **given}, {}).host_wait == given.get("wait_hosts", 0.0)
