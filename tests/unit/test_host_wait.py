@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from simulation import JOB_ID, report
 
-from jaxrun.analysis.diagnosis.outcome import EndReason, JobOutcome, WorkerOutcome
+from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome, WorkerOutcome
 from jaxrun.analysis.verdict.restarts import AttemptEnd, Restart, Stop, decide_restart, summarize_end
 from jaxrun.cli.make_job import make_job
 from jaxrun.controller.head.agent_registry import AgentRegistry
@@ -21,7 +21,7 @@ from jaxrun.protocol.job_messages import OverviewRequest
 from jaxrun.protocol.probe_messages import Machine
 from jaxrun.records.event_log.actions import AnswerRequest, Finish, LookForHosts, PrintLine, SendToAgents
 from jaxrun.records.event_log.events import AgentLost, HostsFound, Requested, Tick
-from jaxrun.spec.backends import by_hand
+from jaxrun.spec.backends import manual
 from jaxrun.spec.backends.remote_plan import plan_remote
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import LaunchCommand
@@ -37,7 +37,7 @@ def hand_plan(each=1, **wanted):
         program=("train.py",), backend="hosts", platform="cpu", hosts=3, host_rank=0, head="h1:7",
         processes_per_host=each, **options,
     )  # fmt: skip
-    return by_hand.plan(job, {}, JOB_ID, Machine("h1", (0, 1), {}, False, False))
+    return manual.plan(job, {}, JOB_ID, Machine("h1", (0, 1), {}, False, False))
 
 
 def mpirun_plan(hosts=("h1", "h1", "h2", "h2"), *, spares=(), **wanted):

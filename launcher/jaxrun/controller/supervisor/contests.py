@@ -11,7 +11,7 @@ import enum
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from jaxrun.controller.supervisor.connections import AgentConnection
+from jaxrun.controller.supervisor.agent_connections import AgentConnection
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import AgentToHead
 
