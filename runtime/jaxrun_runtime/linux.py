@@ -34,6 +34,15 @@ def die_with_parent() -> None:
     _raise_on_error(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl(PR_SET_PDEATHSIG)")
 
 
+def die_with_maker(channel: socket.socket) -> None:
+    """The same where the parent has made `channel`, a socket pair; ends this process if the parent has died already."""
+    maker = peer_pid(channel)
+    if maker:
+        die_with_parent()
+        if os.getppid() != maker:
+            os._exit(0)
+
+
 def set_process_title(name: str, title: str) -> None:
     """Show `name` as this process's name, and `title` as its command line, as ps, top and nvidia-smi do.
 

@@ -1,20 +1,18 @@
-"""One import of jax, then a fork for each worker, as good as a fresh one; servers that come early, and successors."""
+"""One import of jax, then a fork for each worker, as good as a fresh one; a server that comes early, and stays."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from harness import kill, process_state, started, wait_until, wait_until_dead
+from harness import jaxrun, kill, process_state, started, wait_until, wait_until_dead
 from harness_worker import RANK_THREADS, environment
 
 from jaxrun.node.agent.process_tree import children
@@ -23,7 +21,6 @@ from jaxrun.protocol.forkserver_messages import (
     ConfigureForkServer,
     ForkDeclined,
     ForkServerMessageDecoder,
-    SuccessorForked,
     WorkerForked,
 )
 from jaxrun.protocol.names import SUBCOMMANDS
@@ -207,66 +204,61 @@ def test_a_command_that_forks_nothing_gets_no_fork_server():
     assert early.start(["x.py"], {"_JAXRUN_COMPLETE": "bash_source"}) is None
 
 
-# ---- the successor for the next attempt, with jax in it and of the same configuration
+# ---- one server for all attempts of a job
+
+_PARENTS = """
+import os, signal, sys
+def read(pid, name):
+    with open(f"/proc/{pid}/{name}", "rb") as file:
+        return file.read()
+launcher = os.getppid()
+of_launcher = map(int, read(launcher, f"task/{launcher}/children").split())
+servers = [(pid, read(pid, "stat").split()[-31]) for pid in of_launcher if b"forkserver" in read(pid, "cmdline")]
+print(launcher, servers, flush=True)
+if os.environ["JAXRUN_ATTEMPT"] == "1":
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
 
 
-def test_a_successor_has_imported_jax_and_outlives_the_server_until_its_channel_is_closed(tmp_path):
-    path = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "unit")]
-    code = f"import sys\nsys.path[:0] = {path!r}\nfrom test_forkserver import succeed\nsucceed()\n"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=90, cwd=tmp_path)
+def test_the_workers_of_all_attempts_come_from_one_server_which_the_launcher_keeps(tmp_path):
+    (tmp_path / "program.py").write_text(_PARENTS)
+    result = jaxrun(tmp_path, "-n", "2", "--max-restarts", "1", "program.py")
+    printed = {line.partition("] ")[2] for line in result.out.splitlines() if line.startswith("[")}
+    assert len(printed) == 1 and result.out.count("(") == 4, result.out
 
 
-# A launcher, a subreaper, with a fork server that has forked another and ends; both say when they are bound to it.
-_TWO_SERVERS = """
+# A launcher with a fork server, whose copy forks the workers of one attempt; both say when they are bound to it.
+_SERVER_WITH_COPY = """
 import os, socket, time
-from jaxrun.node.agent.process_tree import become_subreaper
-from jaxrun_runtime.forkserver import parent
+from jaxrun_runtime import linux
+from jaxrun_runtime.forkserver import workers
 
-become_subreaper()
-pairs = [socket.socketpair() for _ in range(2)]
+ours, theirs = socket.socketpair()
 if os.fork() == 0:
-    parent.die_with_maker(pairs[0][1])
-    first = os.getpid()
-    if os.fork() == 0:
-        parent.die_with_adopter(pairs[1][1], first)
-        os.write(1, b"%d\\n" % os.getpid())
-        time.sleep(600)
-    os.write(1, b"%d\\n" % first)
-    pairs[0][1].recv(1)
-    os._exit(0)
+    linux.die_with_maker(theirs)
+    os.write(1, b"%d\\n" % os.getpid())
+    assert workers._fork_copy(theirs)
+    os.write(1, b"%d\\n" % os.getpid())
 time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("successor", [False, True])
-def test_a_server_that_is_stopped_dies_with_its_launcher(successor):
+def test_a_server_and_its_copy_that_are_stopped_die_with_their_launcher():
     pipe = subprocess.PIPE
-    launcher = subprocess.Popen([sys.executable, "-c", _TWO_SERVERS], stdout=pipe, text=True, env=environment())
-    servers = [int(launcher.stdout.readline())]
+    launcher = subprocess.Popen([sys.executable, "-c", _SERVER_WITH_COPY], stdout=pipe, text=True, env=environment())
+    servers = [int(launcher.stdout.readline()) for _ in range(2)]
     try:
-        if successor:
-            os.kill(servers[0], signal.SIGTERM)
-            servers.append(int(launcher.stdout.readline()))
-        os.kill(servers[-1], signal.SIGSTOP)
-        wait_until(lambda: process_state(servers[-1]) == "T")
+        for pid in servers:
+            os.kill(pid, signal.SIGSTOP)
+            wait_until(lambda pid=pid: process_state(pid) == "T")
         launcher.kill()
         launcher.wait()
-        wait_until_dead(servers[-1])
+        wait_until_dead(*servers)
     finally:
         launcher.kill()
         launcher.wait()
         launcher.stdout.close()
         kill(servers)
-
-
-def _is_idle(pid):
-    def count_sleeps():
-        words = Path(f"/proc/{pid}/status").read_text().split()
-        return words[words.index("voluntary_ctxt_switches:") + 1]
-
-    before = count_sleeps()
-    time.sleep(0.3)
-    return count_sleeps() == before
 
 
 @pytest.mark.extended
@@ -281,32 +273,7 @@ def test_the_server_of_the_next_attempt_dies_with_a_launcher_and_a_guard_that_ar
 
         (server,) = wait_until(lambda: len(find(b"forkserver")) == 1 and find(b"forkserver"))
         (guard,) = find(b"--max-restarts")
-        wait_until(lambda: _is_idle(server))  # until then it looks every 10 ms who its parent is
         os.kill(server, signal.SIGSTOP)
         os.kill(guard, signal.SIGKILL)
         job.process.kill()
         wait_until_dead(server)
-
-
-def succeed():
-    """In a process of its own, which becomes a subreaper."""
-    from jaxrun.node.agent.process_tree import become_subreaper
-
-    become_subreaper()
-    environ = {**environment(), "JAXRUN_JOB_ID": "5eed" * 8}
-    server = client.start(sys.executable, environ)
-    assert server.configure(["program.py"], environ) and not server.has_gone
-    for _ in range(2):
-        server.request_successor()
-        assert select.select([server.channel], [], [], 60)[0]
-        (answer,) = server.receive()
-        assert isinstance(answer, SuccessorForked)
-        successor = server.take_successor(answer.pid)
-        assert successor.pid == answer.pid
-        server.close()
-        os.waitpid(server.pid, 0)
-        assert not successor.has_gone
-        assert "jaxlib" in Path(f"/proc/{successor.pid}/maps").read_text()
-        server = successor
-    server.close()
-    os.waitpid(server.pid, 0)  # as its new parent

@@ -6,10 +6,9 @@ One that forks the workers of a job answers the agent; each ForkWorker goes with
     ConfigureForkServer   ──────────▶      (once)
     Preload               ──────────▶      (before all workers, if at all)
                           ◀──────────      Preloaded
+    BeginAttempt          ──────────▶      (where another attempt may follow)
     ForkWorker            ──────────▶
                           ◀──────────      WorkerForked | ForkDeclined
-    ForkSuccessor         ──────────▶      (with a descriptor: the channel of the successor, which needs no configuring)
-                          ◀──────────      SuccessorForked
 
 One that starts the launchers of gangs answers the Python process that has the gangs; each StartLauncher goes with the
 descriptors LAUNCHER_DESCRIPTORS, and each LauncherStarted with a descriptor of the process:
@@ -102,6 +101,13 @@ class UnfinishedPreload:
 
 
 @dataclass(frozen=True, slots=True)
+class BeginAttempt:
+    """Have a copy of the fork server fork the next `workers` workers; the server itself outlives the attempt."""
+
+    workers: int
+
+
+@dataclass(frozen=True, slots=True)
 class ForkWorker:
     """Fork the worker of this rank, with these variables on top of the fork server's own."""
 
@@ -142,23 +148,11 @@ class LauncherStarted:
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class ForkSuccessor:
-    """Fork another fork server of the same configuration, for the workers of the next attempt."""
-
-
-@dataclass(frozen=True, slots=True)
-class SuccessorForked:
-    """The successor exists."""
-
-    pid: int
-
-
 LAUNCHER_DESCRIPTORS = ("stderr", "control")
 FORK_DESCRIPTORS = ("stdin", "stdout", "stderr", "channel", "stacks", "flight")
 
-_ToForkServer = ConfigureForkServer | Preload | ForkWorker | ForkSuccessor | StartLauncher
-_OfForkServer = Preloaded | UnfinishedPreload | WorkerForked | ForkDeclined | SuccessorForked | LauncherStarted
+_ToForkServer = ConfigureForkServer | Preload | BeginAttempt | ForkWorker | StartLauncher
+_OfForkServer = Preloaded | UnfinishedPreload | WorkerForked | ForkDeclined | LauncherStarted
 ForkServerMessage = _ToForkServer | _OfForkServer
 
 

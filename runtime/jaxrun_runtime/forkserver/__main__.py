@@ -18,9 +18,9 @@ def main() -> NoReturn:
     channel = socket.socket(fileno=int(fd))
     os.set_inheritable(channel.fileno(), False)
     if role == "workers":
-        from jaxrun_runtime.forkserver.parent import die_with_maker
+        from jaxrun_runtime import linux
 
-        die_with_maker(channel)
+        linux.die_with_maker(channel)
         from jaxrun_runtime.forkserver import workers
         from jaxrun_runtime.forkserver.again import take_unfinished
         from jaxrun_runtime.forkserver.preload import Preloader

@@ -36,9 +36,9 @@ from jaxrun_runtime import linux
 from jaxrun_runtime.forkserver import workers
 from jaxrun_runtime.forkserver.again import start_again
 from jaxrun_runtime.forkserver.fork_state import child_processes
-from jaxrun_runtime.forkserver.parent import die_with_maker
 from jaxrun_runtime.forkserver.preload import Preloader
 from jaxrun_runtime.forkserver.workers import ImportedJax
+from jaxrun_runtime.linux import die_with_maker
 
 _REAP_INTERVAL_S = 1.0
 _PRESTART_DELAY_S = 0.2  # without a request, after which the next launcher is started ahead of time

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import math
 import os
 import socket
 import sys
@@ -21,21 +22,19 @@ from jaxrun.protocol.codec import encode
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.forkserver_messages import (
     FORK_DESCRIPTORS,
+    BeginAttempt,
     ConfigureForkServer,
     ForkDeclined,
     ForkServerMessageDecoder,
-    ForkSuccessor,
     ForkWorker,
     Preload,
-    SuccessorForked,
     UnfinishedPreload,
     WorkerForked,
 )
 from jaxrun.protocol.names import RESERVED_PREFIX
-from jaxrun_runtime import failure_report, worker
+from jaxrun_runtime import failure_report, linux, worker
 from jaxrun_runtime.forkserver.again import start_again
 from jaxrun_runtime.forkserver.fork_state import CUDA_DEVICES, count_threads, open_files
-from jaxrun_runtime.forkserver.parent import die_with_adopter
 from jaxrun_runtime.forkserver.preload import Preloader
 
 _MAX_REQUEST_BYTES = 2**18
@@ -166,10 +165,11 @@ def receive_request(channel: socket.socket, max_descriptors: int) -> tuple[bytes
 def serve(channel: socket.socket, program: Sequence[str], jax: ImportedJax, preloader: Preloader) -> NoReturn:
     """Fork a worker that runs `program` for each request, until `channel` is closed; decline where `jax` forbids it.
 
-    A successor, which is forked on request, serves another channel in the same way.
+    Where another attempt may follow, a copy of this process forks the workers of each, and ends: so they become
+    children of the launcher, and this process stays as it is.
     """
-    server_pid = os.getpid()
-    while True:
+    left: float = math.inf  # workers to fork
+    while left:
         request, descriptors = receive_request(channel, len(FORK_DESCRIPTORS))
         if not request:
             os._exit(0)
@@ -181,26 +181,48 @@ def serve(channel: socket.socket, program: Sequence[str], jax: ImportedJax, prel
         if jax.obstacle:
             channel.send(encode(ForkDeclined(jax.obstacle, "")))
             os._exit(0)
-        assert isinstance(order, (ForkWorker, ForkSuccessor))
-        try:
-            pid = os.fork()
-        except OSError as error:
-            channel.send(encode(ForkDeclined(f"no process can be forked: {error.strerror}", "")))
-            os._exit(1)
-        if pid == 0 and isinstance(order, ForkWorker):
+        if isinstance(order, BeginAttempt):
+            if _fork_copy(channel):
+                left = order.workers
+            continue
+        assert isinstance(order, ForkWorker)
+        server_pid = os.getpid()
+        pid = _fork(channel)
+        if pid == 0:
             channel.close()
             ends = dict(zip(FORK_DESCRIPTORS, descriptors, strict=True))
             _become_worker(order, ends, program, server_pid, preloader)
-        if pid == 0:
-            channel.close()
-            channel, first_parent, server_pid = socket.socket(fileno=descriptors[0]), server_pid, os.getpid()
-            os.setsid()
-            die_with_adopter(channel, first_parent)
-            continue
         for descriptor in descriptors:
             os.close(descriptor)
-        answer = WorkerForked(order.rank, pid) if isinstance(order, ForkWorker) else SuccessorForked(pid)
-        channel.send(encode(answer))
+        channel.send(encode(WorkerForked(order.rank, pid)))
+        left -= 1
+    os._exit(0)
+
+
+def _fork(channel: socket.socket) -> int:
+    """Fork; where that is impossible, decline and end this process."""
+    try:
+        return os.fork()
+    except OSError as error:
+        channel.send(encode(ForkDeclined(f"no process can be forked: {error.strerror}", "")))
+        os._exit(1)
+
+
+def _fork_copy(channel: socket.socket) -> bool:
+    """Fork a copy of this process, which alone reads the channel until it ends. True in the copy.
+
+    If the copy fails, requests for its workers may be left: this process ends, too.
+    """
+    server_pid = os.getpid()
+    if pid := _fork(channel):
+        _, status = os.waitpid(pid, 0)
+        if status:
+            os._exit(1)
+        return False
+    linux.die_with_parent()
+    if os.getppid() != server_pid:
+        os._exit(0)
+    return True
 
 
 def serve_inherited(channel: socket.socket, jax: ImportedJax, preloader: Preloader) -> NoReturn:

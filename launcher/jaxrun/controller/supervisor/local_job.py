@@ -16,7 +16,7 @@ from jaxrun.controller.supervisor.attempt_loop import AttemptLoop, AttemptResult
 from jaxrun.node.agent.agent import Agent
 from jaxrun.node.agent.process_tree import kill_all
 from jaxrun.node.agent.spawn import WorkerSetup, with_own_variables
-from jaxrun.node.agent.worker_group import ForkServers, WorkerGroup
+from jaxrun.node.agent.worker_group import OwnForkServer, WorkerGroup
 from jaxrun.node.forkserver.client import ForkServer
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import AgentOrder, HostCheck, RankOrder
@@ -36,7 +36,7 @@ class LocalJob:
     def __init__(self, shared: Supervision, fork_server: ForkServer | None) -> None:
         """`fork_server` is the process that imports jax for all workers, if there is one."""
         self._shared = shared
-        self._fork_servers = ForkServers(fork_server)
+        self._fork_server = OwnForkServer(fork_server)
         self._forks = fork_server is not None
         self._gpu_memory: GpuMemory | None = None
 
@@ -55,7 +55,7 @@ class LocalJob:
         agent.start()
         outcome = attempt.run(LocalLink(agent, attempt))
         self._forks = self._forks and not workers.declined
-        kill_all(keep=(shared.guard.pid, *self._fork_servers.pids, *shared.notifier.pids))
+        kill_all(keep=(shared.guard.pid, *self._fork_server.pids, *shared.notifier.pids))
         agent.close()
         attempt.loop.close()
         return AttemptResult(outcome, attempt.hosts)
@@ -66,21 +66,21 @@ class LocalJob:
 
     def stop(self, exit_code: int, headline: str = "") -> None:
         """Let go of what was kept for another attempt."""
-        self._fork_servers.close()
+        self._fork_server.close()
 
     def _prepare_workers(self, plan: Plan) -> WorkerGroup:
         """The workers of an attempt, not yet started, with the fork server that is there for them."""
         directory, guard = self._shared.directory, self._shared.guard
         log_dir = directory.make_attempt_directory(plan.attempt)
         setup = setup_of(plan, self._shared.environ, directory.name, log_dir)
-        server = self._fork_servers.take(setup, start=self._forks and plan.attempt > 1)
+        server = self._fork_server.get(setup) if self._forks else None
         # Workers of an inherited fork server lack the mark in their environment by which the guard finds others.
         unmarked = server is not None and server.inherited
         return WorkerGroup(
             setup,
             server,
             guard.add if unmarked else None,
-            successors=self._fork_servers if self._forks and plan.job.max_restarts else None,
+            keep_server=bool(plan.job.max_restarts),
         )
 
     def _check_hosts(self, check: HostCheck, plan: Plan) -> JobOutcome | None:

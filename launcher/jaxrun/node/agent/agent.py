@@ -33,7 +33,7 @@ from jaxrun.protocol.agent_messages import (
     WorkerOrder,
 )
 from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, ProgramDetailsRequest, RankQuery, RecorderSnapshot
-from jaxrun.protocol.worker_messages import Done, Failed, ProfileCalls, Run, WorkerStage
+from jaxrun.protocol.worker_messages import Done, Failed, ProfileCalls, WorkerStage
 from jaxrun.records.event_log.events import check_event
 
 MESSAGES, LISTENER, SIGNALS, OUTPUT = range(4)  # the order in which an event loop serves its readable descriptors
@@ -118,8 +118,6 @@ class Agent:
                 worker.flight.raise_orders()
             case _:
                 worker.send(message)
-                if isinstance(message, Run):
-                    self._workers.prepare_successor()
 
     # ---- what happens
 

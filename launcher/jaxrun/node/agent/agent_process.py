@@ -32,7 +32,7 @@ from jaxrun.node.agent.pipes import Relay
 from jaxrun.node.agent.process_tree import become_subreaper, kill_all
 from jaxrun.node.agent.signals import SignalPipe
 from jaxrun.node.agent.spawn import setup_of_orders
-from jaxrun.node.agent.worker_group import ForkServers, WorkerGroup
+from jaxrun.node.agent.worker_group import OwnForkServer, WorkerGroup
 from jaxrun.node.channel.connection import HEAD_TO_AGENT, Connection
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.node.channel.silence import HostWatch, SilenceLimit
@@ -126,7 +126,7 @@ class _AgentJob:
         closed = (peer[0], info.closed_port, *peer[2:])
         watch = HostWatch(SilenceLimit.of_agent(info.host_timeout), closed, time.monotonic)
         self._check_head: CheckHead = partial(watch.poll, (link.connection,))
-        self._fork_servers = ForkServers()
+        self._fork_server = OwnForkServer()
         self._snapshots = ""  # the directory of those on this host, once it has had ranks
 
     def run(self, ranks: Sequence[int]) -> Shutdown:
@@ -135,7 +135,7 @@ class _AgentJob:
         while not isinstance(order, Shutdown):
             if isinstance(order, NextAttempt):
                 ranks = order.ranks
-                kill_all(keep=self._fork_servers.pids)  # what the earlier attempt has left
+                kill_all(keep=self._fork_server.pids)  # what the earlier attempt has left
                 order = self._wait_for_orders(order.attempt, ranks)
             else:
                 order = self._supervise_workers(order, ranks)
@@ -159,7 +159,7 @@ class _AgentJob:
     def _prepare(self, order: StartWorkers) -> None:
         """Start the process that forks the workers which this agent may get in a later attempt."""
         if order.workers[0].fork and self._info.stage is None:
-            self._fork_servers.prepare(setup_of_orders(order.workers, self._environ, ""))
+            self._fork_server.get(setup_of_orders(order.workers, self._environ, ""))
 
     def _supervise_workers(self, order: StartWorkers, ranks: Sequence[int]) -> Order:
         """Start the workers and serve them until the head ends attempt or job, or is lost; returns its next order."""
@@ -174,9 +174,9 @@ class _AgentJob:
                 setup = self._tasks.start_from_copies(setup)
             except UnavailableError as error:  # the head ends the attempt
                 self._link.connection.send(StartFailed(str(error)))
-            server = self._fork_servers.take(setup, start=first.fork and len(starts) > 1)  # one import of jax for all
-            successors = self._fork_servers if first.fork and self._info.restarts else None
-            workers = WorkerGroup(setup, server, successors=successors)
+            shares_import = len(starts) > 1 or self._info.restarts  # by several workers, or attempts
+            server = self._fork_server.get(setup) if first.fork and shares_import else None
+            workers = WorkerGroup(setup, server, keep_server=self._info.restarts)
             shown = [start.worker.rank for start in starts if start.show_output]
             relay = Relay(ranks, self._link.connection, first.log_dir, shown=shown)
             clock = Clock()
@@ -184,11 +184,11 @@ class _AgentJob:
             agent = Agent(loop, workers, relay, self._link.connection.send, clock)
             guard.attach(loop, SIGNALS, relay.print_line)
             following = Supervising(self._link, loop, self._check_head, agent, relay, ranks).run()
-            kill_all(keep=(guard.pid, *self._fork_servers.pids))
+            kill_all(keep=(guard.pid, *self._fork_server.pids))
             agent.close()
             loop.close()
             relay.close()
             return following
         finally:
-            kill_all(keep=(guard.pid, *self._fork_servers.pids))
+            kill_all(keep=(guard.pid, *self._fork_server.pids))
             guard.disarm()

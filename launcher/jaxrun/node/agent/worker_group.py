@@ -20,7 +20,7 @@ from jaxrun.node.agent.worker_process import WorkerProcess
 from jaxrun.node.forkserver import early
 from jaxrun.node.forkserver.client import ForkServer
 from jaxrun.protocol.agent_messages import StartFailed, WorkerEvent, WorkerSpawned
-from jaxrun.protocol.forkserver_messages import Preloaded, SuccessorForked, WorkerForked
+from jaxrun.protocol.forkserver_messages import Preloaded, WorkerForked
 
 if TYPE_CHECKING:
     from jaxrun.node.forkserver.client import Answer
@@ -37,16 +37,16 @@ class WorkerGroup:
         fork_server: ForkServer | None = None,
         on_forked: Callable[[int], None] | None = None,
         *,
-        successors: ForkServers | None = None,
+        keep_server: bool = False,
     ) -> None:
         """`fork_server` was started for this set-up, if it exists; `on_forked` is called with the pid of each fork.
 
-        `successors` keep the server of the next attempt; None where there is none to come.
+        keep_server:  the server stays for another attempt: its owner closes it
         """
         self.setup = setup
         self._fork_server = fork_server
         self._on_forked = on_forked
-        self._successors = successors
+        self._keep_server = keep_server
         self._requests: deque[tuple[bytes, WorkerEnds]] = deque()
         self._workers: dict[int, WorkerProcess] = {}
         self.declined = ""  # why the fork server does not fork
@@ -80,6 +80,9 @@ class WorkerGroup:
         except OSError as error:
             self._close_fork_server()
             return [self._start_failed(worker.rank, error)]
+        if self._keep_server:
+            with contextlib.suppress(OSError):  # it has gone: the end of its channel will say so
+                self._fork_server.begin_attempt(len(self.setup.workers))
         self._send_requests(_CONCURRENT_FORKS)
         return []
 
@@ -108,11 +111,6 @@ class WorkerGroup:
             events.append(WorkerSpawned(worker.rank, pid))
         return events
 
-    def prepare_successor(self) -> None:
-        """The programs run: start the fork server of the next attempt, unless that of this one has left it."""
-        if self._successors is not None and self._fork_server is None and not self.declined:
-            self._successors.prepare(self.setup)
-
     def close(self) -> None:
         """Let go of the workers, which have ended, and remove what they have shared in memory."""
         self._close_fork_server()
@@ -136,17 +134,9 @@ class WorkerGroup:
             if all(process.pid for process in self):
                 self._leave_fork_server()
             return [WorkerSpawned(answer.rank, answer.pid)]
-        if isinstance(answer, SuccessorForked):
-            assert self._fork_server is not None and self._successors is not None
-            self._successors.keep(self._fork_server.take_successor(answer.pid), self.setup)
-            self._close_fork_server()
-            return []
         if isinstance(answer, Preloaded):
             return [answer]
-        all_forked = all(process.pid for process in self)
         self._close_fork_server()
-        if all_forked:  # only the successor is missing: the next attempt starts a server of its own
-            return []
         if answer is not None and answer.traceback:
             return [StartFailed(describe_failed_import(answer.reason, self.setup.argv[0]), answer.traceback)]
         reason = "the process that imports jax for all workers has ended" if answer is None else answer.reason
@@ -169,11 +159,9 @@ class WorkerGroup:
         )
 
     def _leave_fork_server(self) -> None:
-        """All workers are forked: the server ends, and leaves a successor where one is wanted."""
-        if self._successors is not None and self._fork_server is not None:
-            with contextlib.suppress(OSError):
-                self._fork_server.request_successor()
-                return
+        """All workers are forked: the server ends, unless it is kept."""
+        if self._keep_server:
+            self._fork_server = None
         self._close_fork_server()
 
     def _close_fork_server(self) -> None:
@@ -192,39 +180,33 @@ def _start_server(setup: WorkerSetup) -> ForkServer | None:
     return server
 
 
-class ForkServers:
-    """The fork servers of one agent, from attempt to attempt: one may wait for the workers of the next attempt.
+class OwnForkServer:
+    """The fork server of one agent, from attempt to attempt.
 
-    first: was started for the first attempt
+    first:  was started for the first attempt
     """
 
     def __init__(self, first: ForkServer | None = None) -> None:
-        self._waiting = first
+        self._server = first
         self._environ: Mapping[str, str] | None = None  # of its workers; None: of any
 
     @property
     def pids(self) -> tuple[int, ...]:
-        return (self._waiting.pid,) if self._waiting is not None else ()
+        """The server's process id; nothing if there is none, or it has been told to end."""
+        return (self._server.pid,) if self._server is not None and not self._server.closed else ()
 
-    def take(self, setup: WorkerSetup, *, start: bool) -> ForkServer | None:
-        """The server that waits, if it lives and its workers get the environment of this set-up; or else a new one.
+    def get(self, setup: WorkerSetup) -> ForkServer | None:
+        """Return the server, if it lives and its workers get the environment of this set-up; or else a new one.
 
-        start: whether there is to be a new one
+        None if that cannot be started.
         """
-        server, self._waiting = self._waiting, None
-        if server is not None and (server.has_gone or self._environ not in (None, setup.environ)):
-            server.close()
-            server = None
-        return _start_server(setup) if server is None and start else server
-
-    def keep(self, server: ForkServer, setup: WorkerSetup) -> None:
-        self._waiting, self._environ = server, setup.environ
-
-    def prepare(self, setup: WorkerSetup) -> None:
-        """Start the server of the next attempt, unless one waits."""
-        if self._waiting is None and (server := _start_server(setup)) is not None:
-            self.keep(server, setup)
+        if self._server is None or self._server.has_gone or self._environ not in (None, setup.environ):
+            self.close()
+            self._server = _start_server(setup)
+        self._environ = setup.environ
+        return self._server
 
     def close(self) -> None:
-        if self._waiting is not None:
-            self._waiting.close()
+        """End the server. Repeatable."""
+        if self._server is not None:
+            self._server.close()

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 from jaxrun.protocol.worker_command import runtime_directory
 
 if TYPE_CHECKING:
-    from jaxrun.protocol.forkserver_messages import ForkDeclined, Preload, Preloaded, SuccessorForked, WorkerForked
+    from jaxrun.protocol.forkserver_messages import ForkDeclined, Preload, Preloaded, WorkerForked
 
-    Answer = Preloaded | WorkerForked | SuccessorForked | ForkDeclined
+    Answer = Preloaded | WorkerForked | ForkDeclined
 
 _RECEIVE_BYTES = 65536
 # Prefixes of what an interpreter, or its C library, reads when it starts, and of what jax and numpy read when they are
@@ -42,7 +42,6 @@ class ForkServer:
         self.inherited = bool(directory)
         self._environ = environ
         self._directory = directory
-        self._of_successor: socket.socket | None = None
 
     def configure(self, program: Sequence[str], environ: Mapping[str, str]) -> bool:
         """Name the program of the workers and their environment; False if the server cannot change its own to that.
@@ -68,21 +67,16 @@ class ForkServer:
         """Ask for a worker, which gets copies of the descriptors. Raises ConnectionError if the server has gone."""
         socket.send_fds(self.channel, [message], descriptors)
 
-    def request_successor(self) -> None:
-        """Ask for another server like this one, jax and configuration included. Raises OSError."""
+    def begin_attempt(self, workers: int) -> None:
+        """Have the server stay after the next `workers` workers. Raises OSError if it has gone."""
         from jaxrun.protocol.codec import encode
-        from jaxrun.protocol.forkserver_messages import ForkSuccessor
+        from jaxrun.protocol.forkserver_messages import BeginAttempt
 
-        self._of_successor, theirs = _channel()
-        with theirs:
-            socket.send_fds(self.channel, [encode(ForkSuccessor())], [theirs.fileno()])
+        self.channel.send(encode(BeginAttempt(workers)))
 
-    def take_successor(self, pid: int) -> ForkServer:
-        """The successor, which the server has answered to have this process id."""
-        assert self._of_successor is not None
-        successor = ForkServer(pid, self._of_successor, self._environ, self._directory)
-        self._of_successor = None
-        return successor
+    @property
+    def closed(self) -> bool:
+        return self.channel.fileno() < 0
 
     @property
     def has_gone(self) -> bool:
@@ -100,7 +94,6 @@ class ForkServer:
             ForkDeclined,
             ForkServerMessageDecoder,
             Preloaded,
-            SuccessorForked,
             WorkerForked,
         )
 
@@ -115,14 +108,12 @@ class ForkServer:
             if not data:
                 return [*answers, None]
             (answer,) = ForkServerMessageDecoder().feed(data)
-            assert isinstance(answer, (Preloaded, WorkerForked, SuccessorForked, ForkDeclined))
+            assert isinstance(answer, (Preloaded, WorkerForked, ForkDeclined))
             answers.append(answer)
 
     def close(self) -> None:
         """Close the channel; the server ends, and its workers become children of the nearest subreaper."""
         self.channel.close()
-        if self._of_successor is not None:
-            self._of_successor.close()
 
 
 def difference(own: Mapping[str, str], wanted: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
