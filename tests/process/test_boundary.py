@@ -136,7 +136,6 @@ def test_a_module_is_imported_by_a_string_only_where_a_table_or_a_message_names_
         "jaxrun",  # what the package offers is loaded when it is asked for
         "jaxrun.spec.backends.planning",  # the table of backends
         "jaxrun.protocol.payload",  # a function of the runtime that a message names
-        "jaxrun.cli.idle_launcher",  # what the next command line will need is loaded before it comes
     }
 
 

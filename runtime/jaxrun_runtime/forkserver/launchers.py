@@ -1,7 +1,7 @@
 """Forks launchers for the gangs of one Python process, each with a fork server of its own.
 
-A launcher is made ahead of time and waits for its command line. When the Python process ends, this process ends, and
-so do the launchers and their jobs.
+This process has imported jax and what a launcher needs, so no gang has to. When the Python process ends, this process
+ends, and so do the launchers and their jobs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import contextlib
 import gc
 import importlib
 import os
-import select
 import socket
 import sys
 import tempfile
@@ -19,6 +18,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import NoReturn
 
 from jaxrun.files.own_files import remove_directory
@@ -29,6 +29,7 @@ from jaxrun.protocol.forkserver_messages import (
     ImportedName,
     LauncherStarted,
     Preload,
+    StartLauncher,
     UnfinishedPreload,
 )
 from jaxrun.protocol.names import GANG_DIRECTORY_PREFIX, SHUTDOWN_BYTE
@@ -38,23 +39,14 @@ from jaxrun_runtime.forkserver.again import start_again
 from jaxrun_runtime.forkserver.fork_state import child_processes
 from jaxrun_runtime.forkserver.preload import Preloader
 from jaxrun_runtime.forkserver.workers import ImportedJax
-from jaxrun_runtime.linux import die_with_maker
 
 _REAP_INTERVAL_S = 1.0
-_PRESTART_DELAY_S = 0.2  # without a request, after which the next launcher is started ahead of time
 _LAUNCHER_EXIT_TIMEOUT_S = 5.0  # for launchers to end by themselves once the Python process has died
 _EXIT_POLL_S = 0.01
 _PROGRAM_OF_RANKS = ("-m", "jaxrun_runtime.gang")
+_LAUNCHER = "jaxrun.cli.forked_launcher"
+_SHARED_WITH_RANKS = ("jaxrun.protocol", "jaxrun.errors", "jaxrun.text")
 _IMPORTED_BY_RANKS = ("jaxrun_runtime.gang.calls", "jaxrun.protocol.connect", "cloudpickle")
-
-
-@dataclass(frozen=True, slots=True)
-class _IdleLauncher:
-    """A launcher that waits for its command line on `channel`."""
-
-    pid: int
-    pidfd: int
-    channel: socket.socket
 
 
 def serve(
@@ -76,32 +68,25 @@ def serve(
         imports.preloader = Preloader(jax.blas_threads, dict(unfinished.left_out) if unfinished else {})
         if unfinished is not None and not jax.obstacle:
             imports.load(channel, unfinished.order)
-    idle = None
-    if os.getppid() == parent and not _has_arrived(channel):
-        idle = _fork_launcher(channel, jax, imports.preloader)
+    launcher = _import_launcher()
+    channel.settimeout(_REAP_INTERVAL_S)
     while os.getppid() == parent:
-        channel.settimeout(_REAP_INTERVAL_S if idle else _PRESTART_DELAY_S)
+        _reap()
         request = None
         with contextlib.suppress(TimeoutError):
             request, descriptors = workers.receive_request(channel, len(LAUNCHER_DESCRIPTORS))
-        if request is None:
-            # Outside of an `except`: else TimeoutError would be the context of what the ranks raise.
-            idle = idle or _fork_launcher(channel, jax, imports.preloader)
-            _reap()
+        if request is None:  # outside of an `except`: else TimeoutError would be the context of what the ranks raise
             continue
         if request == SHUTDOWN_BYTE:
             os._exit(0)
         if not request:
             break
         (order,) = ForkServerMessageDecoder().feed(request)
-        if isinstance(order, Preload):
-            _drop(idle)  # its fork server lacks these modules
-            if jax is not None and not jax.obstacle:
-                imports.load(channel, order)
-        else:
-            _start(idle or _fork_launcher(channel, jax, imports.preloader), request, descriptors, channel)
-        idle = None
-    _drop(idle)
+        if isinstance(order, StartLauncher):
+            _start(order, descriptors, channel, jax, imports.preloader, launcher)
+        elif jax is not None and not jax.obstacle:
+            assert isinstance(order, Preload)
+            imports.load(channel, order)
     _clean_up_after(parent)
     os._exit(0)
 
@@ -126,67 +111,60 @@ class _Imports:
         self.lines = whole.imports
 
 
-def _has_arrived(channel: socket.socket) -> bool:
-    arrival = select.poll()
-    arrival.register(channel, select.POLLIN)
-    return bool(arrival.poll(0))
+def _import_launcher() -> dict[str, ModuleType]:
+    """Import what a launcher needs. Returns its modules, for sys.modules of launchers: ranks do not see them."""
+    before = set(sys.modules)
+    importlib.import_module(_LAUNCHER)
+    gc.freeze()
+    shared = (*sys.stdlib_module_names, *_SHARED_WITH_RANKS)
+    names = [name for name in sys.modules if name not in before and not _is_within(name, shared)]
+    return {name: sys.modules.pop(name) for name in names}
 
 
-def _drop(idle: _IdleLauncher | None) -> None:
-    """Have a launcher that waits end."""
-    if idle is not None:
-        idle.channel.close()
-        os.close(idle.pidfd)
+def _is_within(name: str, packages: Sequence[str]) -> bool:
+    return any(name == package or name.startswith(f"{package}.") for package in packages)
 
 
-def _start(idle: _IdleLauncher, request: bytes, descriptors: list[int], channel: socket.socket) -> None:
-    """Give the launcher its command line, and the Python process a pidfd of the launcher."""
-    with contextlib.suppress(OSError):  # it has died, which the pidfd shows
-        socket.send_fds(idle.channel, [request], descriptors)
-    with contextlib.suppress(OSError):
-        socket.send_fds(channel, [encode(LauncherStarted(idle.pid))], [idle.pidfd])
-    idle.channel.close()
-    for descriptor in (idle.pidfd, *descriptors):
-        os.close(descriptor)
-
-
-def _fork_launcher(channel: socket.socket, jax: ImportedJax | None, preloader: Preloader) -> _IdleLauncher:
+def _start(
+    order: StartLauncher,
+    descriptors: list[int],
+    channel: socket.socket,
+    jax: ImportedJax | None,
+    preloader: Preloader,
+    modules: Mapping[str, ModuleType],
+) -> None:
+    """Fork a launcher for this command line, and give the Python process a pidfd of it."""
     server_pid = os.getpid()
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
     if pid == 0:
         try:
             channel.close()
-            ours.close()
-            _become_launcher(theirs, server_pid, jax, preloader)
+            os.setsid()
+            linux.die_with_parent()
+            if os.getppid() == server_pid:
+                server = _fork_server(jax, preloader) if jax is not None else None
+                sys.modules.update(modules)
+                modules[_LAUNCHER].run_order(order, *descriptors, server)
         except BaseException:
             traceback.print_exc()
         os._exit(1)
+    pidfd = os.pidfd_open(pid)
+    with contextlib.suppress(OSError):
+        socket.send_fds(channel, [encode(LauncherStarted(pid))], [pidfd])
+    for descriptor in (pidfd, *descriptors):
+        os.close(descriptor)
+
+
+def _fork_server(jax: ImportedJax, preloader: Preloader) -> tuple[int, socket.socket]:
+    """Fork the launcher's own fork server; returns its process id and channel."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pid = os.fork()
+    if pid == 0:
+        ours.close()
+        linux.die_with_maker(theirs)
+        workers.serve_inherited(theirs, jax, preloader)
     theirs.close()
-    return _IdleLauncher(pid, os.pidfd_open(pid), ours)
-
-
-def _become_launcher(
-    channel: socket.socket, server_pid: int, jax: ImportedJax | None, preloader: Preloader
-) -> NoReturn:
-    """Fork the launcher's own fork server (unless jax is not there), then exec the launcher."""
-    os.setsid()
-    linux.die_with_parent()
-    if os.getppid() != server_pid:
-        os._exit(0)
-    argv = [sys.executable, "-P", "-m", "jaxrun.cli.idle_launcher", str(channel.fileno())]
-    if jax is not None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        fork_server = os.fork()
-        if fork_server == 0:
-            ours.close()
-            channel.close()
-            die_with_maker(theirs)
-            workers.serve_inherited(theirs, jax, preloader)
-        os.set_inheritable(ours.fileno(), True)
-        argv.append(f"{ours.fileno()}:{fork_server}")
-    os.set_inheritable(channel.fileno(), True)
-    os.execv(sys.executable, argv)
+    return pid, ours
 
 
 def _clean_up_after(parent: int) -> None:

@@ -1,7 +1,7 @@
 """The launcher's side of the fork server, the process that imports jax once and then forks (jaxrun_runtime.forkserver).
 
     launcher ─ fork server (jax) ─ workers
-    Python process with gangs ─ fork server (jax) ─ launcher (no jax) ─ fork server (jax) ─ workers
+    Python process with gangs ─ fork server (jax, launcher) ─ launcher ─ fork server (jax) ─ workers
 
 | module        | what it does                                                                                   |
 |---------------|------------------------------------------------------------------------------------------------|
