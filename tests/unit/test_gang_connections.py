@@ -98,7 +98,7 @@ def test_without_an_address_the_error_says_what_starts_the_rank(where):
 def test_a_rank_without_a_parent_ends_with_a_sentence(monkeypatch):
     monkeypatch.setattr(gang_connect, "CONNECT_TIMEOUT_S", 0.1)
     monkeypatch.setenv(GANG_ADDRESS, "unix:/nowhere/at/all")
-    with pytest.raises(SystemExit, match=r"cannot reach the Python process that its gang belongs to.*No such file"):
+    with pytest.raises(SystemExit, match=r"cannot reach the Python process that owns its gang.*No such file"):
         gang_connect.main()
     assert GANG_ADDRESS not in os.environ
 

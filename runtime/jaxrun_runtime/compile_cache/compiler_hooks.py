@@ -1,17 +1,17 @@
-"""What jaxrun changes of JAX's compiling and of its persistent cache: each private name behind a probe.
+"""Hooks into JAX's compilation and its persistent cache, each private name behind a probe.
 
 | what                            | private name                            | without it                        |
 |---------------------------------|-----------------------------------------|-----------------------------------|
-| on CPU, equal keys on all ranks | jax._src.cache_key.get,                 | on CPU, only rank 0 hits          |
-|                                 | cache_key._hash_accelerator_config      |                                   |
+| on CPU, equal keys on all ranks | jax._src.cache_key.get,                 | on CPU, only rank 0 finds         |
+|                                 | cache_key._hash_accelerator_config      | programs                          |
 | each host has a rank that       | jax._src.compiler._cache_write,         | over hosts, the directory must be |
 | writes                          | compilation_cache.put_executable_…      | shared                            |
 | whole files                     | jax._src.lru_cache.LRUCache.put         | a killed rank may leave half of a |
-|                                 |                                         | file, which JAX warns of for ever |
+|                                 |                                         | file; JAX warns about it forever  |
 | one rank compiles for its host  | jax._src.compiler.                      | each rank compiles                |
 |                                 | backend_compile_and_load                |                                   |
-| the persistent cache gets what  | the name jax._src.compilation_cache     | it is compiled once more for it   |
-| another rank has compiled       |                                         |                                   |
+| the persistent cache gets       | the name jax._src.compilation_cache     | they are compiled once more for   |
+| programs of other ranks         |                                         | the cache                         |
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ _COMPILE_PARAMETERS = ("backend", "module", "executable_devices", "options", "ho
 
 
 def make_keys_alike(describe: Callable[[Sequence[Any]], bytes]) -> bool:
-    """On CPU, make the key of a program from `describe(devices)` instead of a description of this process."""
+    """Make the keys of programs for CPUs from `describe(devices)` instead of a description of this process.
+
+    Returns whether this JAX allows it.
+    """
     cache_key = sys.modules.get("jax._src.cache_key")
     get, hash_config = getattr(cache_key, "get", None), getattr(cache_key, "_hash_accelerator_config", None)
     if get is None or hash_config is None:
@@ -64,12 +67,12 @@ def make_keys_alike(describe: Callable[[Sequence[Any]], bytes]) -> bool:
 
 
 def is_local(devices: Sequence[Any]) -> bool:
-    """Whether all of these devices are this process's own."""
+    """Whether all of these devices belong to this process."""
     return all(device.process_index == device.client.process_index() for device in devices)
 
 
 def describe_devices(devices: Sequence[Any]) -> tuple[object, ...]:
-    """Which devices these are: of one process by their places in it, so that it is alike on all ranks."""
+    """Describe devices. Devices of this process are described by position, so the description is equal on all ranks."""
     import jax
 
     local = {device.id: place for place, device in enumerate(jax.local_devices())}
@@ -79,7 +82,7 @@ def describe_devices(devices: Sequence[Any]) -> tuple[object, ...]:
 
 
 def without_device_numbers(options: Any) -> Any:
-    """The options with the devices of this process numbered from 0, as JAX does for GPUs."""
+    """Return a copy of the options with the devices of this process numbered from 0, as JAX does for GPUs."""
     options = copy.deepcopy(options)
     assigned = options.device_assignment
     if assigned is not None:
@@ -91,7 +94,7 @@ def without_device_numbers(options: Any) -> Any:
 
 
 def write_on_this_rank(directory: Path) -> bool:
-    """Keep what this rank compiles, which is not rank 0."""
+    """Write programs that this rank compiles to the cache, although it is not rank 0. Returns whether JAX allows it."""
     compiler, cache = sys.modules.get("jax._src.compiler"), sys.modules.get("jax._src.compilation_cache")
     write, put = getattr(compiler, "_cache_write", None), getattr(cache, "put_executable_and_time", None)
     if write is None or put is None:
@@ -102,7 +105,7 @@ def write_on_this_rank(directory: Path) -> bool:
     def write_here(key: str, seconds: float, name: str, backend: Any, executable: Any, callbacks: Any = ()) -> None:
         if callbacks or seconds < config.jax_persistent_cache_min_compile_time_secs:
             return
-        if _changed_at(directory / f"{key}-cache") > started:  # by another rank, where hosts share the directory
+        if _changed_at(directory / f"{key}-cache") > started:  # another rank wrote it: the hosts share the directory
             return
         with contextlib.suppress(Exception):  # not every executable can be serialized
             put(key, name, executable, backend, int(seconds))
@@ -119,9 +122,9 @@ def _changed_at(path: Path) -> float:
 
 
 def write_whole_files(report: Callable[[str], None]) -> bool:
-    """Let a file appear under its name once it is complete, in the place of one that could not be read.
+    """Let a file of the cache appear under its name only once it is complete. Returns whether this JAX allows it.
 
-    The first error is reported, as of a full disk, and nothing is written any more.
+    report:  called with the first error, such as a full disk; nothing is written after it
     """
     kind = getattr(sys.modules.get("jax._src.lru_cache"), "LRUCache", None)
     put = getattr(kind, "put", None)
@@ -150,7 +153,7 @@ def write_whole_files(report: Callable[[str], None]) -> bool:
 
 
 class CompileRequest(NamedTuple):
-    """What JAX has its backend compile."""
+    """The arguments with which JAX asks its backend to compile a program."""
 
     backend: Any
     module: Any
@@ -160,7 +163,7 @@ class CompileRequest(NamedTuple):
 
 
 def hook_compiler(compile_program: Callable[[Callable[[], Any], CompileRequest], Any]) -> bool:
-    """Have compile_program(compile_here, request) return the executable of each program that JAX compiles."""
+    """Let compile_program(compile_here, request) make the executable of each program. Returns whether JAX allows it."""
     compiler = sys.modules.get("jax._src.compiler")
     original = getattr(compiler, "backend_compile_and_load", None)
     code = getattr(inspect.unwrap(original), "__code__", None) if original is not None else None
@@ -178,7 +181,7 @@ def hook_compiler(compile_program: Callable[[Callable[[], Any], CompileRequest],
 
 
 def lowered_code(module: Any) -> bytes:
-    """The lowered module, without the lines of the source that it comes from."""
+    """Return the lowered module as bytes, without its source lines."""
     from jaxlib.mlir import passmanager
 
     with module.context:
@@ -190,7 +193,7 @@ def lowered_code(module: Any) -> bytes:
 
 
 def outside_calls(module: Any, code: bytes) -> set[str]:
-    """The names of the functions outside the program that it calls; `code` is the module's own."""
+    """Return the names of functions outside the program that it calls; `code` is `lowered_code(module)`."""
     if _CALL_OUTSIDE.encode() not in code:
         return set()
     from jaxlib.mlir import ir
@@ -207,14 +210,14 @@ def outside_calls(module: Any, code: bytes) -> set[str]:
 
 
 def compile_code(request: CompileRequest, code: bytes) -> Any:
-    """Compile what `lowered_code` has returned, as the request says, for nobody but this process."""
+    """Compile the result of `lowered_code` as the request says, for this process only."""
     return request.backend.compile_and_load(code, executable_devices=request.devices, compile_options=request.options)
 
 
 def hook_serialization(executables: type, clients: type, serialize: Callable[[Any], bytes | None]) -> None:
-    """Let serialize(executable) be the serialized executable unless it is None.
+    """Use serialize(executable) as the serialized executable unless it is None. Both classes are XLA's.
 
-    Both classes are of XLA, and are hooked once.
+    A class that is hooked already is left alone.
     """
     for kind, name in ((executables, "serialize"), (clients, "serialize_executable")):
         _wrap(kind, name, serialize)
@@ -234,7 +237,7 @@ def _wrap(kind: type, name: str, serialize: Callable[[Any], bytes | None]) -> No
 
 
 def is_for_cache() -> bool:
-    """Whether JAX's persistent cache is what has called, a few frames up."""
+    """Whether JAX's persistent cache is among the callers, a few frames up."""
     frame = sys._getframe(1)
     for _ in range(_CACHE_FRAMES):
         if frame.f_back is None or frame.f_globals.get("__name__") == _CACHE_MODULE:

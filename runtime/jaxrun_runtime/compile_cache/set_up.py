@@ -18,18 +18,18 @@ from jaxrun_runtime import jax_private
 from jaxrun_runtime.compile_cache import compiler_hooks
 from jaxrun_runtime.compile_cache.shared_programs import choose_oldest, list_stored
 
-# A restart waits for many small programs, too; loading one is faster than compiling it, whatever its size.
+# A restart needs many small programs, too. Loading a program is faster than compiling it, whatever its size.
 _THRESHOLDS = {"jax_persistent_cache_min_compile_time_secs": 0.0, "jax_persistent_cache_min_entry_size_bytes": -1}
-_MAX_AUTO_BYTES = 4 * 2**30  # of the directory that nobody has chosen; then the oldest programs are deleted
-_STALE_S = 3600.0  # what was not finished by then never will be
+_MAX_AUTO_BYTES = 4 * 2**30  # the limit of jaxrun's own directory; the oldest programs are deleted beyond it
+_STALE_S = 3600.0  # a draft older than this was abandoned
 _X86_FACTS = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags")
 _ARM_FACTS = ("Features", "CPU implementer", "CPU variant", "CPU part")
 
 
 def set_up(env: WorkerEnv, warn: Callable[[str], None]) -> None:
-    """Have JAX keep compiled programs, where --compile-cache says so. jax must have been imported.
+    """Let JAX keep compiled programs in the directory of --compile-cache. jax must have been imported.
 
-    warn:  is told what is not possible with this JAX
+    warn:  called with a line for each feature that this JAX lacks
     """
     import jax
 
@@ -58,7 +58,7 @@ def set_up(env: WorkerEnv, warn: Callable[[str], None]) -> None:
     machine = describe_machine()
 
     def describe(devices: Sequence[Any]) -> bytes:
-        # XLA splits loops by the cores that the compiling thread has, and the program may bind itself to fewer.
+        # XLA splits loops by the number of cores of the compiling thread, and the program may bind itself to fewer.
         return repr((machine, len(os.sched_getaffinity(0)), compiler_hooks.describe_devices(devices))).encode()
 
     if not compiler_hooks.make_keys_alike(describe):
@@ -66,7 +66,7 @@ def set_up(env: WorkerEnv, warn: Callable[[str], None]) -> None:
 
 
 def clean(directory: Path, max_bytes: int | None) -> None:
-    """Delete what was never finished, and where there is too much the oldest quarter of what may be there."""
+    """Delete abandoned drafts and, if the directory has more than `max_bytes`, the oldest programs."""
     with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
         opened = open_cache_directory(directory)
         stack.callback(os.close, opened)
@@ -75,12 +75,12 @@ def clean(directory: Path, max_bytes: int | None) -> None:
         kept = [file for file in files if file not in stale]
         oldest = choose_oldest(kept, sum(file.size for file in kept), max_bytes or sys.maxsize)
         for name in (*(file.name for file in stale), *oldest):
-            with contextlib.suppress(OSError):  # as it is gone, or a directory: the others go all the same
+            with contextlib.suppress(OSError):  # it is gone, or a directory; delete the others all the same
                 os.unlink(name, dir_fd=opened)
 
 
 def describe_machine() -> tuple[object, ...]:
-    """What XLA's compiler for CPUs looks at besides the program: the instructions, and how many threads there are."""
+    """Return what the code for CPUs depends on besides the program: the processor and the number of threads."""
     facts: dict[str, str] = {}
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():

@@ -1,8 +1,8 @@
-"""Compiled programs that the ranks of one host share in memory: files in a directory, and nobody who looks after them.
+"""Compiled programs that the ranks of one host share in memory: files in a directory, without any server.
 
-| name          | what                                                                                     |
+| name          | content                                                                                  |
 |---------------|------------------------------------------------------------------------------------------|
-| KEY           | a program; empty: it cannot be shared, so each rank compiles it                           |
+| KEY           | a program; empty if it cannot be shared, so that each rank compiles it                    |
 | KEY.claim     | a link to the process id of the rank that compiles the program, or has compiled it        |
 | a draft       | a program that is being written (jaxrun.files.own_files)                              |
 """
@@ -22,21 +22,22 @@ _NOT_SHARED = b""
 NOBODY = -1
 IDLE_S = 0.25
 IDLE_SHARE = 0.25
-_LOOK_EVERY_S = 0.1  # or, of a longer wait, after this share of it: a look costs about half a millisecond
-_LOOK_SHARE = 0.1
+_LOOK_EVERY_S = 0.1  # between two looks at the rank that compiles; a look costs about half a millisecond
+_LOOK_SHARE = 0.1  # of the time waited so far, if that is longer than _LOOK_EVERY_S
 _MAX_BYTES = 512 * 2**20
 _MODE = 0o600
 _CLAIM = ".claim"
-_FILE_SYSTEM_SHARE = 8  # of /dev/shm, which may be small, and others need it
-_LOOKS_PER_BOUND = 16  # how often one looks at all sizes while so many bytes are written
+_FILE_SYSTEM_SHARE = 8  # use at most 1/8 of /dev/shm, which may be small, and others need it
+_LOOKS_PER_BOUND = 16  # the sizes of all files are read this many times while `max_bytes` are written
 _FIRST_PAUSE_S, _PAUSE_GROWTH, _MAX_PAUSE_S = 0.001, 1.15, 0.02
 
 
 class SharedPrograms:
-    """The programs in the shared directory `name`, which all `ranks` of this host write to, as one of them sees them.
+    """The programs in the shared directory `name`, to which all `ranks` of this host write; used by one rank.
 
-    They take `max_bytes` at most, and no more than an eighth of the file system. The first use makes the directory. No
-    method raises OSError: what cannot be read is not there, and what cannot be written is not shared.
+    They take at most `max_bytes`, and at most an eighth of the file system. The first use makes the directory. No
+    method raises OSError: a file that cannot be read counts as missing, and a program that cannot be written is not
+    shared.
     """
 
     def __init__(self, name: str, ranks: int, max_bytes: int = _MAX_BYTES) -> None:
@@ -48,7 +49,7 @@ class SharedPrograms:
 
     @property
     def _directory(self) -> int:
-        """A descriptor; -1, which every call refuses, where the directory cannot be used."""
+        """A descriptor of the directory; -1, which every system call refuses, if it cannot be used."""
         if self._opened is None:
             self._opened = -1
             with contextlib.suppress(OSError):
@@ -58,7 +59,7 @@ class SharedPrograms:
         return self._opened
 
     def read(self, key: str) -> bytes | None:
-        """The program; empty if it cannot be shared, None if nobody has written it yet."""
+        """Return the program: empty if it cannot be shared, None if no rank has written it yet."""
         try:
             with open(os.open(key, os.O_RDONLY, dir_fd=self._directory), "rb") as file:
                 return file.read()
@@ -66,9 +67,9 @@ class SharedPrograms:
             return None
 
     def claim(self, key: str) -> int:
-        """Say that this rank compiles the program for all: returns 0, or the process id of the one that does.
+        """Claim the program: this rank compiles it for all.
 
-        NOBODY if that cannot be known.
+        Returns 0, or the process id of the rank that has claimed it before; NOBODY if that cannot be known.
         """
         try:
             os.symlink(str(os.getpid()), key + _CLAIM, dir_fd=self._directory)
@@ -79,14 +80,14 @@ class SharedPrograms:
             return NOBODY
 
     def wait_for(self, key: str, pid: int) -> bytes | None:
-        """Wait until the rank `pid` has written the program; None once that is not worth while any more."""
+        """Wait until the rank `pid` has written the program, and return it; None if waiting is not worth it."""
         compiling, pause = CompilingRank(pid), _FIRST_PAUSE_S
         while (content := self.read(key)) is None and compiling.is_worth_waiting_for():
-            if pause == _MAX_PAUSE_S and self._claimant(key) != pid:  # as it has been deleted
+            if pause == _MAX_PAUSE_S and self._claimant(key) != pid:  # the claim was deleted
                 break
             time.sleep(pause)
             pause = min(pause * _PAUSE_GROWTH, _MAX_PAUSE_S)
-        return self.read(key) if content is None else content  # it may have ended right after writing
+        return self.read(key) if content is None else content  # the rank may have exited right after writing
 
     def write(self, key: str, content: bytes) -> None:
         if len(content) * 4 <= self._max_bytes:
@@ -97,7 +98,7 @@ class SharedPrograms:
         self.refuse(key)
 
     def refuse(self, key: str) -> None:
-        """Say that each rank has to compile the program itself."""
+        """Mark the program as one that each rank must compile itself."""
         try:
             write_whole_file(key, _NOT_SHARED, _MODE, self._directory)
         except OSError:
@@ -111,7 +112,7 @@ class SharedPrograms:
             return NOBODY
 
     def _make_room(self, size: int) -> None:
-        """Delete the oldest programs if there are too many, with their claims, lest anybody wait for them."""
+        """Delete the oldest programs if there are too many, with their claims, so that no rank waits for them."""
         self._unseen_bytes += size
         if self._unseen_bytes < self._max_bytes * self._look_every:
             return
@@ -125,18 +126,18 @@ class SharedPrograms:
                         os.unlink(file, dir_fd=directory)
 
 
-# ---- how long a rank waits for another one that compiles the same program
+# ---- how long a rank waits for another rank that compiles the same program
 
 
 class CompilingRank:
-    """The rank whose process is `pid`, as one sees it that waits for its program.
+    """The rank with process id `pid`, while another rank waits for the program that it compiles.
 
-    It is waited for as long as it works: runs, or would run if it had a core, as the waiting rank would not have one
-    either; not once it has ended, or has stood still (stopped, swapped out, blocked) for longer than `IDLE_S` and
-    `IDLE_SHARE` of the time for which it has worked. A rank that works needs no longer than the waiting one would have
-    needed itself, so waiting in vain costs at most `IDLE_S` and 1 + `IDLE_SHARE` times that.
+    Waiting is worth it while the rank works: it runs, or waits for a core, which the waiting rank would not get either.
+    Waiting ends if the rank has ended, or has stood still (stopped, swapped out, blocked) for longer than `IDLE_S` plus
+    `IDLE_SHARE` of the time that it has worked. A working rank needs no longer than the waiting rank would need itself,
+    so waiting in vain costs at most `IDLE_S` plus 1 + `IDLE_SHARE` times that.
 
-    worked:  returns for how many seconds all its threads have run, or waited for a core; None if it has ended
+    worked:  returns how many seconds all its threads have run or waited for a core; None if it has ended
     clock:   returns seconds
     """
 
@@ -160,7 +161,7 @@ class CompilingRank:
         now = self._worked(self._pid)
         if now is None:
             return False
-        # Several threads do not work faster than the clock goes. What it did before the first look is not known.
+        # Several threads count as no more than the time that has passed. Work before the first look is unknown.
         busy = 0.0 if self._before is None else min(passed, max(0.0, now - self._before))
         self._busy_s += busy
         self._idle_s += passed - busy
@@ -170,7 +171,7 @@ class CompilingRank:
 
 
 def seconds_worked(pid: int) -> float | None:
-    """For how long the process's threads have run, or waited for a core, all together; None if it has ended."""
+    """Return how many seconds all threads of the process together have run or waited for a core; None if it ended."""
     nanoseconds = 0
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -181,11 +182,11 @@ def seconds_worked(pid: int) -> float | None:
     return nanoseconds / 1e9
 
 
-# ---- which files a directory of compiled programs goes without when there are too many of them
+# ---- which files are deleted when a directory of compiled programs has too many
 
 
 class StoredFile(NamedTuple):
-    """A file of the directory; `written` in seconds since 1970, `size` in bytes."""
+    """A file of the directory; `written` in seconds since the epoch, `size` in bytes."""
 
     written: float
     size: int
@@ -193,7 +194,7 @@ class StoredFile(NamedTuple):
 
 
 def list_stored(directory: int) -> list[StoredFile]:
-    """All files of the directory, of which links are not followed. Raises OSError."""
+    """Return all files of the directory, without following links. Raises OSError."""
     found = []
     with os.scandir(directory) as entries:
         for entry in entries:
@@ -204,9 +205,9 @@ def list_stored(directory: int) -> list[StoredFile]:
 
 
 def choose_oldest(files: Sequence[StoredFile], total_bytes: int, max_bytes: int) -> list[str]:
-    """The names of those to delete: the oldest, until a quarter of `max_bytes` is free; none while there is room.
+    """Return the names of files to delete: the oldest, until a quarter of `max_bytes` is free; none if there is room.
 
-    `total_bytes` is what is used, by these files and by whatever else.
+    total_bytes:  bytes in use, by these files and all others
     """
     chosen: list[str] = []
     to_delete = total_bytes - max_bytes + max_bytes // 4 if total_bytes > max_bytes else 0

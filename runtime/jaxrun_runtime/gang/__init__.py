@@ -1,1 +1,1 @@
-"""A rank of a gang: connects to the Python process that has started the gang, and runs the functions that it sends."""
+"""A rank of a gang: connects to the Python process that started the gang, and runs the functions that it sends."""

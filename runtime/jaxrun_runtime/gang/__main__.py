@@ -1,6 +1,6 @@
-"""The program of a gang's ranks: connects to the parent, and runs what that sends until there is no more.
+"""The program of a gang's ranks: connects to the parent, and runs the functions that it sends until it disconnects.
 
-JAXRUN_GANG holds the parent's addresses, JAXRUN_GANG_TOKEN the token that both know.
+JAXRUN_GANG has the parent's addresses, and JAXRUN_GANG_TOKEN the token that both know.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main() -> None:
     try:
         parent = connect_to_parent(os.environ.pop(GANG_ADDRESS, ""), os.environ.pop(GANG_TOKEN, ""))
     except (ProtocolError, UnavailableError) as error:
-        sys.exit(f"this rank cannot reach the Python process that its gang belongs to: {error}")
+        sys.exit(f"this rank cannot reach the Python process that owns its gang: {error}")
     calls.serve(parent.connection, parent.tags)
 
 
