@@ -186,7 +186,7 @@ def test_what_cannot_travel_is_refused_on_both_ways(gang):
         gang.run(lambda: gang.run(rank))
     with pytest.raises(TypeError, match="cannot pickle") as caught:
         gang.run(threading.Lock)
-    assert "this is about what the function has returned, on its way to the parent" in str(caught.value.__cause__)
+    assert "while pickling the function's return value to send it to the caller" in str(caught.value.__cause__)
 
 
 def test_an_interrupt_ends_the_function_on_all_ranks(gang):

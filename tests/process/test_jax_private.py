@@ -43,7 +43,7 @@ def test_this_jax_has_all_that_jaxrun_uses():
 
 
 _GLOO = "a rank that comes 30 s late to a first collective on CPU ends the job"
-_SAME = "--lockstep takes programs of the same name and shapes for the same"
+_SAME = "--lockstep treats programs of the same name and shapes as equal"
 _WITHOUT = {
     (_PXLA, "ExecuteReplicated"): (COMPILATIONS, "--lockstep sees what is compiled, but no calls"),
     (_PXLA, "MeshExecutableFastpathData"): (FIRST_CALLS, "--lockstep sees the first call of each program only"),
@@ -69,7 +69,7 @@ def test_without_a_name_lockstep_sees_less_and_one_line_says_what(monkeypatch, m
     assert jax_private.missing_features("record") == lines
     assert jax_private.missing_features("off") == jax_private.missing_features() == lines[:-1]
     line = jax_private.missing_features("strict")[-1]
-    assert ("strict is not possible, so that record is what is done" in line) == (level < EVERY_CALL)
+    assert ("strict is not possible, so calls are only recorded" in line) == (level < EVERY_CALL)
 
 
 @pytest.mark.parametrize(

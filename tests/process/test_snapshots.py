@@ -17,7 +17,8 @@ from harness import HERE, Result, extended, jaxrun, started, wait_until
 PROGRAM = str(HERE / "keeps_snapshots.py")
 MEMORY = Path(f"/dev/shm/jaxrun-{os.geteuid()}")
 NO_SNAPSHOT = (
-    "no snapshot in memory is whole, as what h1 and h2 kept of step 7 is lost; go on from the checkpoint on disk"
+    "no snapshot in memory is whole, because the parts of step 7 on h1 and h2 are lost; "
+    "continue from the checkpoint on disk"
 )
 OTHER = "jaxrun: the snapshot of step 12 in memory does not fit `like`: only the snapshot has state['count'], int32[]; "
 VALUES = str(HERE / "keeps_values.py")

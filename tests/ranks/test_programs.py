@@ -93,7 +93,7 @@ def test_a_training_that_is_stopped_and_goes_on_ends_with_the_same_bits(
     description.write_text(description.read_text().replace('"devices": 4', '"devices": 1'))
     rounding = "saved on 1 device, so equal to an undisturbed run only up to rounding"
     assert run("parts", 26).startswith(f"continues after step 25, {rounding}\n")
-    with pytest.raises(SystemExit, match="is of --batch-size 128; give that, or another DIR"):
+    with pytest.raises(SystemExit, match="has --batch-size 128; give that, or another DIR"):
         run("parts", 27, "--batch-size", "64")
 
 

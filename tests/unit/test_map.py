@@ -311,7 +311,7 @@ def test_there_is_a_result_for_each_item_which_may_be_the_arguments(call_with):
     ("function", "note"),
     [
         (lambda x: 1 / (x - 5), "raised for item 11"),
-        (lambda x: print, "this is about what the function has returned for an item of 10 to 12"),
+        (lambda x: print, "while pickling what the function returned for items 10 to 12"),
     ],
 )
 def test_an_item_that_raises_or_whose_result_cannot_be_sent_is_named(call_with, function, note):

@@ -306,16 +306,16 @@ def test_the_latest_whole_snapshot_that_fits_is_chosen_and_else_it_is_said_why_n
         return surveyed(*given, **more).explain_none([ARRAY._replace(dtype="<i4")])
 
     assert text([], {}, slots=()) == ""
-    begin, go_on = "no snapshot in memory is whole", "; go on from the checkpoint on disk"
+    begin, go_on = "no snapshot in memory is whole", "; continue from the checkpoint on disk"
     unfinished = f"{begin}: the attempt before ended while {{}} was written{go_on}"
     assert text([], {}) == unfinished.format("the first")
     assert text([early, late], {late: other}) == unfinished.format("that of step 7")
     assert text([late], {late: other._replace(hosts=["a", "b"])}) == (
-        "no snapshot in memory is whole, as what b kept of step 7 is lost; go on from the checkpoint on disk"
+        f"{begin}, because the parts of step 7 on b are lost{go_on}"
     )
     assert text([early, late], {early: here, late: here}) == (
         "the snapshot of step 7 in memory does not fit `like`: "
-        "state['x'] is float32[] in the snapshot, int32[] in `like`; go on from the checkpoint on disk"
+        "state['x'] is float32[] in the snapshot, int32[] in `like`; continue from the checkpoint on disk"
     )
 
 

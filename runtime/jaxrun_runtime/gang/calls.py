@@ -1,6 +1,6 @@
-"""Runs the functions that the caller of a gang sends to this rank, and sends back what they return or raise.
+"""Runs the functions that the caller of a gang sends to this rank, and sends back their results or exceptions.
 
-While its function runs, the rank may exchange values with the caller: `current_call().send(value)`,
+While a function runs, it may exchange values with the caller: `current_call().send(value)`,
 `current_call().receive()`.
 """
 
@@ -29,11 +29,11 @@ from jaxrun_runtime.gang.printing import PrintForwarding
 from jaxrun_runtime.interrupts import Interrupts
 from jaxrun_runtime.lockstep import call_sites
 
-INTERRUPT_TIMEOUT_S = 2.0  # for an interrupt to arrive that the caller says it has sent
+INTERRUPT_TIMEOUT_S = 2.0  # wait for an interrupt that the caller has sent
 
 
 class CallEnded(Exception):
-    """The caller has ended the call, or is gone: no more values come."""
+    """Raised when the caller has ended the call or is gone, so that no more values come."""
 
 
 class CallerConnection:
@@ -48,12 +48,12 @@ class CallerConnection:
         self._interrupts = CallInterrupts()
         self._call_number = 0
         self._shut_down = False
-        self._received: GangMessage | None = None  # by a `_receive` that was interrupted then
+        self._received: GangMessage | None = None  # a message whose `_receive` was interrupted before it returned
 
-    # ---- for the function that runs
+    # ---- used by the function that the gang runs
 
     def send(self, value: Any, file: OwnedDescriptor | None = None) -> None:
-        """Send the caller a value: anything that can be pickled. `file`: see payload.dump."""
+        """Send the caller a value that can be pickled. `file`: see payload.dump."""
         self._send(self._pack(GangMessageKind.VALUE, value, file))
 
     def receive(self) -> Any:
@@ -67,7 +67,7 @@ class CallerConnection:
     # ---- calls
 
     def serve(self) -> None:
-        """Run the calls until the caller shuts the gang down, or is gone."""
+        """Run calls until the caller shuts the gang down or is gone."""
         import jax
 
         about = {
@@ -79,11 +79,11 @@ class CallerConnection:
             "devices": len(jax.local_devices()),
             "platform": jax.default_backend(),
         }
-        self._interrupts.install()  # after jax, which may have handlers of its own, and before the caller can interrupt
+        self._interrupts.install()  # after jax, which may install handlers, and before the caller can interrupt
         self._send(self._pack(GangMessageKind.READY, about))
         with contextlib.suppress(CallEnded):
             while not self._shut_down:
-                self._handle(self._receive())  # which keeps no message, and so no memory of its arrays, until the next
+                self._handle(self._receive())  # no variable keeps the message, or the memory of its arrays
 
     def _handle(self, message: GangMessage) -> None:
         if message.kind is GangMessageKind.CALL:
@@ -97,7 +97,7 @@ class CallerConnection:
         interrupts_before = note.get("interrupts", 0)
         for name, source in note.get("cells", {}).items():
             notebook_cells.cache_source(source, name)
-        # So that functions find the modules that stand beside the caller's script.
+        # Functions must find the modules beside the caller's script.
         sys.path[:0] = [entry for entry in note.get("path", ()) if entry not in sys.path]
         self._interrupts.wait_for(interrupts_before)
         value, error = self._call_function(task, interrupts_before)
@@ -106,7 +106,7 @@ class CallerConnection:
             self._send(self._pack_result(value) if error is None else self._pack_exception(error))
 
     def _call_function(self, task: GangMessage, interrupts_before: int) -> tuple[Any, BaseException | None]:
-        """Returns what the function returns, or what it raises: a sys.exit, too, which must not end the rank."""
+        """Return the function's result, or the exception that it raises, even a sys.exit: it must not end the rank."""
         try:
             with PrintForwarding(self._send_printed):
                 self._interrupts.active = True
@@ -123,15 +123,15 @@ class CallerConnection:
         try:
             return self._pack(GangMessageKind.RESULT, value)
         except BaseException as error:
-            add_note(error, "this is about what the function has returned, on its way to the parent")
+            add_note(error, "while pickling the function's return value to send it to the caller")
             return self._pack_exception(error)
 
     def _pack_exception(self, error: BaseException) -> GangMessage:
-        """Describe and pickle the exception, even if methods of its class raise something themselves, as a sys.exit."""
+        """Describe and pickle the exception, even if methods of its class raise exceptions, such as sys.exit."""
         try:
             content = self._describe_exception(error)
         except BaseException as secondary:
-            text = f"the function has raised a {type(error).__name__}, which raises this when it is looked at"
+            text = f"the function raised a {type(error).__name__}, whose own methods raise"
             content = self._describe_exception(RuntimeError(f"{text}: {type(secondary).__name__}"))
         return self._pack(GangMessageKind.EXCEPTION, content)
 
@@ -173,30 +173,30 @@ class CallerConnection:
             except (ConnectionError, ProtocolError) as error:
                 self._shut_down = True
                 raise CallEnded from error
-        message, self._received = self._received, None  # an interrupt before this leaves it for the next `_receive`
+        message, self._received = self._received, None  # after an interrupt here, the next `_receive` returns it
         return message
 
 
 class CallInterrupts(Interrupts):
-    """Raises interrupts as KeyboardInterrupt in the function that runs, while `active`, and nowhere else.
+    """Raises interrupts as KeyboardInterrupt in the running function only, while `active`.
 
-    An interrupt comes by way of the launcher, as SIGINT, and may arrive before the function that it is meant for or
-    after it. So each call says how many interrupts the caller has sent before.
+    The launcher sends an interrupt as SIGINT. It may arrive before or after the function for which it is meant. So each
+    call says how many interrupts the caller has sent before.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._count = 0
-        self._idle_count = 0  # those that came while no function was running
+        self._idle_count = 0  # interrupts that arrived while no function was running
 
     def wait_for(self, count: int) -> None:
-        """Wait until `count` interrupts have arrived: those meant for earlier functions must not hit the next one."""
+        """Wait until `count` interrupts have arrived: interrupts for earlier functions must not hit the next one."""
         deadline = time.monotonic() + INTERRUPT_TIMEOUT_S
         while self._count < count and time.monotonic() < deadline:
             time.sleep(0.001)
 
     def raise_early(self, count: int) -> None:
-        """Raise an interrupt that has arrived before the function it is meant for; `count` were sent before that."""
+        """Raise an interrupt that arrived before its function began; `count` interrupts were for earlier functions."""
         early = min(self._count - count, self._idle_count)
         self._idle_count = 0
         if early > 0:
@@ -214,9 +214,9 @@ class CallInterrupts(Interrupts):
 
 
 def reduce_array(value: Any) -> Any:
-    """For a pickler's reducer_override: an array of JAX as a numpy array; NotImplemented for other values.
+    """Reduce a JAX array to a numpy array, for a pickler's reducer_override; NotImplemented for other values.
 
-    Raises ValueError for an array of which this rank holds a part only.
+    Raises ValueError for an array of which this rank holds only a part, and for keys of jax.random.
     """
     jax = sys.modules.get("jax")
     if jax is None or not isinstance(value, jax.Array):
@@ -238,7 +238,7 @@ def reduce_array(value: Any) -> Any:
 
 
 def _call_counts() -> dict[str, int]:
-    """The cross-process calls that this rank has made so far, by group; empty where they are not recorded."""
+    """Return the number of this rank's cross-process calls so far, by group; empty if they are not recorded."""
     lockstep = sys.modules.get("jaxrun_runtime.lockstep.call_recorder")
     return lockstep.call_counts() if lockstep is not None else {}
 
@@ -247,16 +247,16 @@ _current: CallerConnection | None = None
 
 
 def current_call() -> CallerConnection:
-    """The connection to the caller of the running function. Raises RuntimeError outside of a rank of a gang."""
+    """Return the connection to the caller of the running function. Raises RuntimeError outside of a gang."""
     if _current is None:
         raise RuntimeError("there is no call: this function is not being run by a gang")
     return _current
 
 
 def serve(connection: socket.socket, tags: ConnectionTags | None) -> None:
-    """Run the calls that come by `connection`, until the caller shuts the gang down or is gone.
+    """Run the calls that arrive on `connection`, until the caller shuts the gang down or is gone.
 
-    tags:  what the handshake has agreed on; None on a Unix socket
+    tags:  make and check the tags of messages, from the handshake; None on a Unix socket
     """
     global _current
     _current = CallerConnection(connection, tags)

@@ -1,7 +1,7 @@
 """A function of one item, vmapped over chunks of one size and compiled for each local device.
 
-A rank keeps what it has compiled for the last functions: a second map with the same function and the same shapes
-compiles nothing.
+A rank keeps the compiled programs of its last functions: a second map with the same function and shapes compiles
+nothing.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from jax.sharding import SingleDeviceSharding
 from jaxrun.protocol.map_messages import ArraySpec, MapResult, MapTask, NotTraceable, map_leaves
 from jaxrun_runtime.lockstep.call_sites import trim_to_user_frames
 
-# Of the items and results of a chunk, and of these with the scratch memory that it needs besides.
-_CPU_CHUNK_BYTES = 2**20, 2**20  # what a core's cache holds
-_CHUNK_BYTES = 2**23, 2**26  # on other platforms, where it takes much work to keep a device busy
-_MAX_FUNCTIONS = 16  # that are kept
+# The most bytes of a chunk's items and results; and of these with the scratch memory.
+_CPU_CHUNK_BYTES = 2**20, 2**20  # a core's cache holds as much
+_CHUNK_BYTES = 2**23, 2**26  # on other platforms: a device needs much work to be busy
+_MAX_FUNCTIONS = 16  # number of functions that are kept
 _NOT_TRACEABLE = (jax.errors.JAXTypeError, jax.errors.NonConcreteBooleanIndexError, jax.errors.UnexpectedTracerError)
 _kept: OrderedDict[bytes, CompiledFunction] = OrderedDict()
 
 
 class CompiledFunction:
-    """One function, for items of one shape. Raises NotTraceable, or what the function raises while it is traced.
+    """One function, for items of one shape. Raises NotTraceable, or the function's own error while it is traced.
 
     specs:   the leaves of an item as JAX takes them (without x64, float64 becomes float32)
-    result:  what the function returns for an item
+    result:  the structure of the function's result for an item
     """
 
     def __init__(self, task: MapTask) -> None:
@@ -67,9 +67,9 @@ class CompiledFunction:
         return self._programs[size]
 
     def choose_size(self, items: int) -> int:
-        """Return how many items a chunk should have where each device has `items`: chunks that are equally full."""
+        """Return the number of items of a chunk if each device has `items`, so that chunks are equally full."""
         size = self._equal_size(items)
-        if not self._is_cut:  # but not again, as some of the scratch memory may be the same for any size
+        if not self._is_cut:  # once only: some of the scratch memory may not depend on the size
             needed = size * self._item_bytes + _scratch(self.programs(size)[0])
             if needed > self._most_with_scratch:
                 self._largest = max(1, size * self._most_with_scratch // needed)
@@ -110,11 +110,11 @@ def compiled_function(task: MapTask) -> CompiledFunction:
 
 
 def _check_leaf(leaf: Any) -> Any:
-    """Raise TypeError for a container that the parent, which has no jax, does not know."""
+    """Raise TypeError for a container that the parent does not know, because it has no jax."""
     if not isinstance(leaf, int):
         raise TypeError(
-            f"a function that is mapped returns arrays in dicts, lists, tuples or named tuples, but there is a "
-            f"{type(leaf).__name__}; return a dict of what is in it"
+            f"a function that is mapped returns arrays in dicts, lists, tuples or named tuples, but it returned a "
+            f"{type(leaf).__name__}; return a dict of its content"
         )
     return leaf
 

@@ -1,8 +1,8 @@
-"""A rank's share of a map, over its devices or of plain Python.
+"""A rank's share of a map, on its devices or in plain Python.
 
-Over devices, the parts that come are cut into chunks, one size for all. Chunks go to the local devices in turn. The
-results of a part are collected only once the chunks of the next one are on their way, so that the devices compute while
-items and results are copied.
+For devices, each part that arrives is cut into chunks of one size. Chunks go to the local devices in turn. The results
+of a part are collected once the chunks of the next part are dispatched, so that the devices compute while items and
+results are copied.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from jaxrun_runtime.gang import calls
 from jaxrun_runtime.gang.calls import CallerConnection
 from jaxrun_runtime.gang.compiled_function import CompiledFunction, compiled_function
 
-_CHUNKS_PER_DEVICE = 4  # on their way at most
+_CHUNKS_PER_DEVICE = 4  # the most that are dispatched and not collected
 
 
 def serve_on_devices(task: MapTask) -> MapResult:
-    """Map the parts that the parent sends until None; called on every rank by the gang."""
+    """Map the parts that the parent sends until it sends None. The gang calls this on every rank."""
     call = calls.current_call()
     function = compiled_function(task)
     share = _Share(call, task, function)
@@ -37,7 +37,12 @@ def serve_on_devices(task: MapTask) -> MapResult:
 
 
 class _RunningChunk(NamedTuple):
-    """`items` items of the part that begins with item `part`, of which it `is_last`."""
+    """A chunk that a device computes.
+
+    part:     number of the first item of its part
+    items:    number of items in the chunk
+    is_last:  whether it is the last chunk of its part
+    """
 
     part: int
     items: int
@@ -57,7 +62,7 @@ class _Share:
         self._collected: list[tuple[Any, ...]] = []
 
     def start(self, part: Part) -> None:
-        """Dispatch the chunks of a part, and send the results of those before it."""
+        """Dispatch the chunks of a part, and send the results of earlier parts."""
         if not self._size:
             share = -(-self._task.part_size // len(self._devices))
             self._size = self._task.chunk_size or self._function.choose_size(share)
@@ -79,7 +84,7 @@ class _Share:
     def _dispatch(self, leaves: list[Any]) -> tuple[jax.Array, ...]:
         number = self._started % len(self._devices)
         self._started += 1
-        if missing := self._size - len(leaves[0]):  # filled with the last item: any other may be out of the domain
+        if missing := self._size - len(leaves[0]):  # fill with the last item: the function may fail on other values
             leaves = [np.concatenate([leaf, np.repeat(leaf[-1:], missing, axis=0)]) for leaf in leaves]
         program = self._function.programs(self._size)[number]
         results = program(jax.device_put(tuple(leaves), self._devices[number]), self._shared[number])
@@ -88,7 +93,7 @@ class _Share:
         return found
 
     def _collect(self) -> None:
-        """Wait for the oldest chunk; with the last one of a part, send the results of all."""
+        """Wait for the oldest chunk. If it is the last of its part, send the results of the part."""
         chunk = self._running.popleft()
         self._collected.append(tuple(np.asarray(result)[: chunk.items] for result in chunk.results))
         if chunk.is_last:
@@ -97,7 +102,7 @@ class _Share:
 
 
 def _as_type(leaf: Any, spec: ArraySpec) -> Any:
-    """Return the array as JAX takes it. Raises OverflowError for integers that do not fit: JAX would cut them off."""
+    """Return the array as JAX takes it. Raises OverflowError for integers that do not fit; JAX would truncate them."""
     if leaf.dtype != spec.dtype and spec.dtype.kind in "iu" and leaf.size:
         limits = np.iinfo(spec.dtype)
         if leaf.max() > limits.max or leaf.min() < limits.min:
@@ -112,7 +117,10 @@ def _as_type(leaf: Any, spec: ArraySpec) -> Any:
 
 
 def serve_python(function: Callable[..., Any], static: Mapping[str, Any], unpack_items: bool) -> None:
-    """Map the parts that the parent sends until None; called on every rank by the gang. Raises what an item raises."""
+    """Map the parts that the parent sends until it sends None. The gang calls this on every rank.
+
+    Raises the function's own error.
+    """
     call = calls.current_call()
     while (part := call.receive()) is not None:
         results = []
@@ -127,5 +135,5 @@ def serve_python(function: Callable[..., Any], static: Mapping[str, Any], unpack
         except calls.CallEnded:
             raise
         except Exception as error:
-            add_note(error, f"this is about what the function has returned for an item of {part.start} to {number}")
+            add_note(error, f"while pickling what the function returned for items {part.start} to {number}")
             raise

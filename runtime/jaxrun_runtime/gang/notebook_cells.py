@@ -1,4 +1,4 @@
-"""Runs a notebook's cells on a rank, in the namespace that earlier cells have left, which is `__main__` there."""
+"""Runs a notebook's cells on a rank, all in one namespace, which is the rank's `__main__`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from jaxrun.protocol.gang_messages import CellOutput
 
 _AWAIT = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 
-_RICH_DISPLAYS = (  # IPython's methods of objects, and the MIME types of what they return
+_RICH_DISPLAYS = (  # methods of objects that IPython calls, and the MIME types of their results
     ("_repr_html_", "text/html"),
     ("_repr_markdown_", "text/markdown"),
     ("_repr_latex_", "text/latex"),
@@ -29,15 +29,16 @@ _RICH_DISPLAYS = (  # IPython's methods of objects, and the MIME types of what t
 _LOOP_FILES = (os.path.dirname(asyncio.__file__) + os.sep, selectors.__file__, __file__)
 _main: ModuleType | None = None
 _event_loop: asyncio.AbstractEventLoop | None = None  # of the cells that await
-_shell: Any = None  # made when a cell first uses it, as the import of IPython takes 0.3 s
+_shell: Any = None  # made when a cell first uses it: importing IPython takes 0.3 s
 _displays: list[dict[str, str]] = []  # of the running cell
 
 
 def run_cell(code: str, name: str, source: str = "", ranks: Collection[int] | None = None) -> CellOutput:
-    """Run a cell on this rank, if that is one of `ranks`; None for all.
+    """Run a cell on this rank, if it is one of `ranks`.
 
-    code:    Python, in which magics and !commands are calls of `get_ipython()`, and which may await
-    source:  the cell as it was typed, for tracebacks; empty if it is the same
+    code:    Python that may await; magics and !commands are calls of `get_ipython()`
+    source:  the cell as it was typed, for tracebacks; empty if it equals `code`
+    ranks:   None for all
     """
     if ranks is not None and jaxrun_runtime.rank not in ranks:
         return CellOutput()
@@ -58,7 +59,7 @@ def run_cell(code: str, name: str, source: str = "", ranks: Collection[int] | No
 
 
 def get_variable(name: str) -> Any:
-    """The value of a variable of the cells. Raises NameError."""
+    """Return the value of a variable of the cells. Raises NameError."""
     try:
         return _namespace()[name]
     except KeyError:
@@ -81,12 +82,12 @@ def _namespace() -> dict[str, Any]:
         vars(main)["__builtins__"] = sys.modules["builtins"]
         vars(main)["get_ipython"] = lambda: get_shell(main)
         vars(main)["display"] = _show
-        sys.modules["__main__"] = main  # where dataclasses, pickle and others look for what cells define
+        sys.modules["__main__"] = main  # dataclasses, pickle and others look there for what cells define
     return vars(_main)
 
 
 def _show(*values: Any, **options: Any) -> None:
-    """IPython's `display`."""
+    """Show values, as IPython's `display` does."""
     _namespace()["get_ipython"]()
     import IPython.display
 
@@ -108,7 +109,7 @@ async def _evaluate_awaiting(parts: Sequence[CodeType]) -> Any:
 
 
 def _run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run what a cell awaits, in an event loop that lasts from cell to cell, as its tasks do in a notebook."""
+    """Run a cell that awaits, in an event loop that all cells share, so that tasks outlive their cell."""
     global _event_loop
     _event_loop = _event_loop or asyncio.new_event_loop()
     task = _event_loop.create_task(coroutine)
@@ -116,7 +117,7 @@ def _run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
         return _event_loop.run_until_complete(task)
     except KeyboardInterrupt as interrupt:
         frames = interrupt.__traceback__
-        if task.cancel():  # it was waiting, and has not ended by the interrupt itself
+        if task.cancel():  # the task was waiting; the interrupt itself did not end it
             try:
                 _event_loop.run_until_complete(task)
             except asyncio.CancelledError as cancelled:
@@ -127,7 +128,7 @@ def _run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 def _without_loop(frames: TracebackType | None) -> TracebackType | None:
-    """The traceback without its outer frames, of the event loop and of this module."""
+    """Return the traceback without the outer frames of the event loop and of this module."""
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_LOOP_FILES):
         frames = frames.tb_next
     return frames
@@ -147,11 +148,11 @@ def _display(value: Any) -> dict[str, str]:
     return display
 
 
-# ---- IPython's shell, for what cells have beside Python: magics, !commands, displays and figures
+# ---- IPython's shell, for magics, !commands, displays and figures
 
 
 def get_shell(main: ModuleType) -> Any:
-    """Return the shell, whose namespace is that of `main`. Raises ImportError where there is no IPython."""
+    """Return the shell, which uses the namespace of `main`. Raises ImportError if IPython is not installed."""
     global _shell
     if _shell is None:
         _shell = _make_shell(main)
@@ -159,9 +160,9 @@ def get_shell(main: ModuleType) -> Any:
 
 
 def pop_displays() -> tuple[dict[str, str], ...]:
-    """Return what the cell that has ended has displayed, its open figures included."""
+    """Return the displays of the cell that has ended, including its open figures."""
     if _shell is not None:
-        _shell.events.trigger("post_execute")  # for which %matplotlib inline waits to show figures
+        _shell.events.trigger("post_execute")  # %matplotlib inline then shows figures
     displays = tuple(_displays)
     _displays.clear()
     return displays
@@ -173,7 +174,7 @@ def format_value(value: Any) -> dict[str, str] | None:
 
 
 def to_text(display: Mapping[str, Any]) -> dict[str, str]:
-    """The display's content as texts: images in base64, without what is neither text nor bytes, such as JSON."""
+    """Return the display's content as texts: bytes, such as images, in base64; without JSON and other objects."""
     texts = {}
     for mime_type, content in display.items():
         if isinstance(content, bytes):
@@ -196,7 +197,7 @@ def _make_shell(main: ModuleType) -> Any:
         def enable_gui(self, gui: str | None = None) -> None:
             """A rank has no event loop of a window system."""
 
-    config = Config({"HistoryManager": {"enabled": False}})  # whose thread and database would be shared by all ranks
+    config = Config({"HistoryManager": {"enabled": False}})  # all ranks would share its database
     return RankShell.instance(
         config=config, display_pub_class=Publisher, user_module=main, user_ns=vars(main), colors="NoColor"
     )

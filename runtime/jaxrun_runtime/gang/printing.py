@@ -1,4 +1,4 @@
-"""Sends what Python code prints to the caller of a function, besides printing it."""
+"""Sends the output of Python code to the caller of a function, in addition to printing it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Send = Callable[[GangMessageKind, str], None]
 
 
 class PrintForwarding:
-    """While it lasts, what is printed is also passed to `send`."""
+    """A context manager that passes everything printed to `send` as well."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -33,7 +33,7 @@ class PrintForwarding:
 
 
 class _ForwardingStream(io.TextIOBase):
-    """A text stream that also goes to the caller, line by line."""
+    """A text stream whose lines are also sent to the caller."""
 
     def __init__(self, stream: Any, send: Send, kind: GangMessageKind) -> None:
         self._stream = stream

@@ -1,1 +1,1 @@
-"""JAX's collectives on CPU go through Gloo: which groups of devices a program needs, and their connections."""
+"""Opens the connections of Gloo, which JAX's CPU collectives use, for the groups of devices that a program needs."""

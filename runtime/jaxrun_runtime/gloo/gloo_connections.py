@@ -1,13 +1,13 @@
 """Opens Gloo's connections before a program needs them, however late a rank comes.
 
-Gloo connects the processes of a group of devices at the group's first collective. A process that has come there gives
-up after 30 s if another one has not: that limit is a constant of Gloo's, and JAX has no option for it. So before a
-program runs for the first time, the ranks of each of its groups wait for each other without a limit, by the
-coordinator's table of keys and values. Then an all-reduce of one number opens the connections; without it, the limit
-would hold for the time that the program itself computes before its first collective.
+Gloo connects the processes of a group of devices at the group's first collective. A process gives up there after 30 s
+if another has not come. This limit is a constant in Gloo, and JAX has no option for it. So before a program runs for
+the first time, the ranks of each of its groups wait for each other without a limit, through the coordinator's key-value
+table. Then an all-reduce of one number opens the connections. Without this all-reduce, the limit would include the time
+that the program computes before its first collective.
 
-Nothing is opened while the ranks join: which groups there will be is not known then, and not even
-sync_global_devices uses the group of all devices where a process has several.
+Nothing is opened while the ranks join, because the groups are not known yet. Not even sync_global_devices uses the
+group of all devices if a process has several.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _MAX_INTERRUPTIONS = 100
 
 
 def open_before_first_use(env: WorkerEnv) -> None:
-    """From now on, open the connections of each group before the first program that needs them runs."""
+    """Open the connections of each group before the first program that needs them runs, from now on."""
     if env.size > 1 and call_hooks.can_hook_executions() and jax_private.uses_gloo():
         call_hooks.hook_executions(GlooConnections(env.rank).execute, (__file__,))
 
 
 class GlooConnections:
-    """The groups of devices whose connections this rank has opened; a group is the ids of its devices, in order."""
+    """Opens the connections of groups for this rank, once each. A group is the ids of its devices, in order."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -44,10 +44,10 @@ class GlooConnections:
         self._open: set[tuple[int, ...]] = set()
 
     def execute(self, original: Callable[..., Any], executed: Any, args: tuple[Any, ...]) -> Any:
-        """Run a program that Python dispatches; before its first run, open what it needs.
+        """Run a program that Python dispatches. Before its first run, open the connections that it needs.
 
-        An exception that a signal's handler raises meanwhile is raised once the program has been dispatched, as it is
-        without jaxrun: the other ranks make this call, too.
+        If a signal handler raises an exception meanwhile, it is raised once the program has been dispatched, as without
+        jaxrun: the other ranks make this call, too.
         """
         held: BaseException | None = None
         if executed not in self._seen:
@@ -60,7 +60,7 @@ class GlooConnections:
         return result
 
     def _new_groups(self, executed: Any) -> list[Sequence[Any]]:
-        """The program's groups of several processes, this one among them, that are not open; in the program's order."""
+        """Return the program's groups that include this rank and others and are not open, in the program's order."""
         try:
             devices = program_facts.device_assignment(executed)
             if len({device.process_index for device in devices}) < 2 or devices[0].platform != "cpu":
@@ -69,7 +69,7 @@ class GlooConnections:
             groups = [
                 [devices[place] for place in group] for text in texts for group in find_groups(text, len(devices))
             ]
-        except Exception as error:  # the program must run, with Gloo's own limit
+        except Exception as error:  # the program must run all the same, with Gloo's own limit
             _log.debug("jaxrun cannot tell which of Gloo's connections %s needs", executed, exc_info=error)
             return []
         return [group for group in groups if self._needs_opening({device.process_index for device in group}, group)]
@@ -78,9 +78,9 @@ class GlooConnections:
         return self._rank in ranks and len(ranks) > 1 and _ids(group) not in self._open
 
     def _open_group(self, devices: Sequence[Any]) -> BaseException | None:
-        """Wait until all ranks of the group have come here, and connect them. Raises JAX's error if that fails.
+        """Wait until all ranks of the group are here, and connect them. Raises JAX's error if that fails.
 
-        Returns the exception that a signal's handler has raised meanwhile, if one has.
+        Returns an exception that a signal handler raised meanwhile, or None.
         """
         ids = _ids(devices)
         with self._locks.setdefault(ids, threading.Lock()):
@@ -97,10 +97,10 @@ class GlooConnections:
 
 
 def _finish(step: Callable[[], None]) -> BaseException | None:
-    """Run a step of JAX's until it returns; returns the exception of a signal's handler that has interrupted it.
+    """Run a step of JAX until it returns. Returns the exception of a signal handler that interrupted it, or None.
 
-    Python calls a handler once the step's native code has returned. So the step, which may be repeated, is complete
-    the next time. Raises JAX's errors, and what comes at each of several times.
+    Python calls a handler after the step's native code has returned. So the step is repeated, and completes the next
+    time. Raises JAX's errors, and an exception that interrupts every one of many attempts.
     """
     held: BaseException | None = None
     for _ in range(_MAX_INTERRUPTIONS):

@@ -1,7 +1,7 @@
-"""Finds the groups of devices that exchange data in a compiled program, by the text of its HLO. Pure.
+"""Finds the groups of devices that exchange data in a compiled program, from the text of its HLO. Pure.
 
 A device is numbered by its place in the program's device assignment. Each collective operation names its groups in one
-of three ways, which all JAX from 0.8 to 0.12 use together:
+of three ways, all of which occur in JAX 0.8 to 0.12:
 
     replica_groups={{0,1},{2,3}}                a list of groups; {} is one group of all devices
     replica_groups=[2,2]<=[2,2]T(1,0)           2 groups of 2: the numbers 0 … 3, reshaped, transposed, reshaped
@@ -32,7 +32,7 @@ _AXIS = re.compile(r" ?'([^']*)'(?:=(\d+))?(?:,|$)")
 
 
 def find_groups(hlo: str, devices: int) -> list[Group]:
-    """Return the groups of all collectives in a program over so many devices, each once, in the program's order.
+    """Return the groups of all collectives in a program over `devices` devices, each once, in the program's order.
 
     Raises ValueError for a collective whose groups cannot be read.
     """

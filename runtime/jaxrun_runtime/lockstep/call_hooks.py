@@ -1,4 +1,4 @@
-"""The hooks that --lockstep puts into JAX: each private name behind a probe, also those that program_facts.py reads.
+"""The hooks that --lockstep puts into JAX, with probes for their private names and for names in program_facts.py.
 
 | what                           | private name                               | without it                     |
 |--------------------------------|--------------------------------------------|--------------------------------|
@@ -12,11 +12,11 @@
 | what is being compiled         | the name of an event of jax.monitoring     | lockstep sees no compilations  |
 | tracebacks without our frames  | jax._src.traceback_util.register_exclusion | they show frames of jaxrun     |
 
-pxla is jax._src.interpreters.pxla. Its ExecuteReplicated runs a program wherever JAX's C++ dispatch cannot yet, as at
-the first call. MeshExecutableFastpathData tells that dispatch how to make all later calls: the tree of the results gets
-one more node around it, so that building that node calls the hook.
+pxla is jax._src.interpreters.pxla. Its ExecuteReplicated runs a program when JAX's C++ dispatch cannot, such as at the
+first call. MeshExecutableFastpathData tells the C++ dispatch how to make all later calls: the hook puts one more node
+around the tree of results, and building that node calls the hook.
 
-No hook is ever removed, and none catches what the functions raise that it is given. The other private names that jaxrun
+No hook is ever removed. No hook catches exceptions of the functions that it gets. The other private names that jaxrun
 uses are in jax_private.py.
 """
 
@@ -55,7 +55,7 @@ _EXECUTION = {
 }
 _LOWERING = {"MeshExecutable": {"build_unsafe_call", "in_avals", "_all_args_info", "_kept_var_idx"}}
 _LOWERED = {"global_in_avals", "global_out_avals", "in_shardings", "out_shardings", "kept_var_idx", "all_args_info"}
-_CALL_FRAMES = 8  # between a compilation and the call that it is for: two, in JAX 0.8 to 0.12
+_CALL_FRAMES = 8  # the most frames between a compilation and its call; JAX 0.8 to 0.12 have two
 _SEEN = {
     FIRST_CALLS: "--lockstep sees the first call of each program only",
     COMPILATIONS: "--lockstep sees what is compiled, but no calls",
@@ -67,7 +67,7 @@ _SEEN = {
 
 
 def probe_level() -> int:
-    """Return what of the program's calls can be recorded: one of flight_file.LEVELS."""
+    """Return how much of the program's calls can be recorded: one of flight_file.LEVELS."""
     if not can_hook_executions():
         return COMPILATIONS if _has_listeners() else NOTHING
     return EVERY_CALL if _has_fast_data() else FIRST_CALLS
@@ -78,17 +78,17 @@ def can_hook_executions() -> bool:
 
 
 def missing_features(lockstep: str) -> str:
-    """Say what still works if this JAX lacks something that `lockstep` needs; empty if it lacks nothing."""
+    """Return a text that says what still works if this JAX lacks something for `lockstep`; empty if it does not."""
     found = probe_level()
     lacks = {_SEEN.get(found, ""): found < EVERY_CALL}
     if found >= FIRST_CALLS:
         lacks |= {
-            "--lockstep takes programs of the same name and shapes for the same": not _has_lowering(),
+            "--lockstep treats programs of the same name and shapes as equal": not _has_lowering(),
             "--lockstep compares programs only once they are compiled": _has_lowering() and not _has_call_code(),
             "--lockstep does not see what is being compiled": not _has_listeners(),
             "tracebacks show frames of jaxrun": _find("jax._src.traceback_util", "register_exclusion") is None,
         }
-    lacks["strict is not possible, so that record is what is done"] = lockstep == LOCKSTEP_STRICT and found < EVERY_CALL
+    lacks["strict is not possible, so calls are only recorded"] = lockstep == LOCKSTEP_STRICT and found < EVERY_CALL
     return "; ".join(text for text, true in lacks.items() if true)
 
 
@@ -113,12 +113,12 @@ def _lowering_parameters() -> Sequence[str]:
 
 
 def _call_code() -> Any:
-    """The code that calls a function of jax.jit, and has it compiled where need be."""
+    """Return the code of the function that calls a jitted function and compiles it if necessary."""
     return getattr(_find("jax._src.pjit", "_pjit_call_impl_python"), "__code__", None)
 
 
 def _has_fast_data() -> bool:
-    """Try whether results can be marked."""
+    """Whether results can be marked; tries it."""
     needed = {"xla_executable", "out_pytree_def"}
     if not needed <= set(getattr(_find(_PXLA, "MeshExecutableFastpathData"), "_fields", ())):
         return False
@@ -149,7 +149,7 @@ def _find(module: str, name: str) -> Any:
 def hook_compilations(begin: Callable[[str], None], end: Callable[[str, str, float], None]) -> None:
     """Call `begin(name)` before each compilation, and `end(stage, name, seconds)` after each stage of one.
 
-    A stage is one of flight_file.STAGES, the last of which begins with `begin`. Both are called in the thread that
+    A stage is one of flight_file.STAGES; `begin` is called before the last one. Both are called in the thread that
     compiles.
     """
     if not _has_listeners():
@@ -170,9 +170,9 @@ def hook_compilations(begin: Callable[[str], None], end: Callable[[str, str, flo
 
 
 def hook_lowering(lowered: Callable[[Lowering], Any], compiled: Callable[[Any, Any], None]) -> None:
-    """Call note = lowered(lowering) before a program is compiled, and compiled(executable, note) after that.
+    """Call note = lowered(lowering) before a program is compiled, and compiled(executable, note) after it is.
 
-    `executable` is a MeshExecutable; None if the compilation has failed. If the note is None, `compiled` is not called.
+    `executable` is a MeshExecutable; None if the compilation failed. If the note is None, `compiled` is not called.
     """
     if not _has_lowering():
         return
@@ -204,7 +204,7 @@ def _is_below(code: CodeType, frame: FrameType | None) -> bool:
 
 
 def on_loaded(compiled: Any, tell: Callable[[Any], None]) -> None:
-    """Call tell(executed) as soon as there is the ExecuteReplicated that runs `compiled`, a MeshExecutable."""
+    """Call tell(executed) as soon as JAX has made the ExecuteReplicated that runs `compiled`, a MeshExecutable."""
     build = compiled.build_unsafe_call
 
     def build_and_tell() -> Any:
@@ -216,9 +216,9 @@ def on_loaded(compiled: Any, tell: Callable[[Any], None]) -> None:
 
 
 def hook_executions(execute: Callable[..., Any], ours: Sequence[str]) -> None:
-    """Have execute(original, executed, args) run every program that Python dispatches.
+    """Let execute(original, executed, args) run every program that Python dispatches.
 
-    JAX leaves the files `ours` out of the tracebacks that it shows, like its own.
+    JAX leaves the files `ours` out of its tracebacks, like its own files.
     """
     kind = _find(_PXLA, "ExecuteReplicated")
     original = kind.__call__
@@ -234,10 +234,10 @@ def hook_executions(execute: Callable[..., Any], ours: Sequence[str]) -> None:
 
 
 def hook_fast_dispatch(mark: Callable[[Any], Any], made: Callable[[Any, Any], Any], *, refuse: bool) -> None:
-    """Have made(program, (results,)) called after each execution by the C++ dispatch; what it returns are the results.
+    """Call made(program, (results,)) after each execution by the C++ dispatch; its return value replaces the results.
 
-    program = mark(loaded) says which program a loaded executable is, None for one to leave alone. With `refuse`, the
-    other ones are never given to the C++ dispatch.
+    mark(loaded) returns the program of a loaded executable, or None to leave the executable alone. With `refuse`, the
+    C++ dispatch never gets an executable for which it returns a program.
     """
     module: Any = sys.modules[_PXLA]
     original = module.MeshExecutableFastpathData
@@ -255,7 +255,7 @@ def hook_fast_dispatch(mark: Callable[[Any], Any], made: Callable[[Any, Any], An
 
 
 def _node(made: Callable[[Any, Any], Any]) -> Callable[[Any], Any]:
-    """Return a function from a program to a tree of one node over one leaf; `made` builds that node."""
+    """Return a function that maps a program to a tree with one node over one leaf; `made` builds that node."""
     import jax
 
     class Mark:

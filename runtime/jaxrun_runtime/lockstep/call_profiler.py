@@ -1,9 +1,9 @@
-"""Takes a JAX profile of the cross-process calls that the head names: of the same ones on all ranks (`jaxrun profile`).
+"""Takes a JAX profile of the same cross-process calls on all ranks; the head chooses the calls (`jaxrun profile`).
 
-The agent raises ORDERS_WORD of the flight recorder when it has sent an order; while it is raised, each call that has
-been recorded comes here. JAX names a profile's file by its host and the second in which it ends, so that ranks of one
-host would write the same file, and slow ranks into another directory: each writes into a directory of its own, from
-where the file goes to its place.
+The agent sets ORDERS_WORD of the flight recorder when it sends an order. While it is set, each recorded call comes
+here. JAX names a profile by its host and the second in which it ends. So ranks of one host would write the same file,
+and slow ranks would write into another directory. Therefore each rank writes into its own directory, and the file is
+then moved to its place.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SUFFIX = ".xplane.pb"
 
 
 class CallProfiler:
-    """One order at a time; `words` are the flight recorder's. JAX's profiler is used by its public names."""
+    """Executes one order at a time. Uses public names of JAX's profiler only. `words`: the flight recorder's."""
 
     def __init__(self, env: WorkerEnv, channel: AgentChannel, words: memoryview) -> None:
         self._env = env
@@ -40,7 +40,7 @@ class CallProfiler:
         self._busy = threading.Lock()
 
     def on_call(self, group: RankGroup, results: Any) -> None:
-        """A call of this group has been made, while an order is to be carried out."""
+        """Advance the order, if there is one, after a call of this group."""
         if not self._busy.acquire(blocking=False):
             return  # another thread makes a call at the same time
         try:
@@ -54,7 +54,7 @@ class CallProfiler:
             self._busy.release()
 
     def end(self) -> None:
-        """The program has ended: write what there is."""
+        """Write the profile so far, because the program has ended."""
         if self._draft is not None and self._order is not None:
             self._finish(self._order, "")
         elif self._words[ORDERS_WORD] and (order := self._order or self._channel.poll(ProfileCalls)) is not None:
@@ -78,7 +78,7 @@ class CallProfiler:
             draft = Path(tempfile.mkdtemp(prefix=f".rank-{self._env.rank:04d}-", dir=order.directory))
             jax.profiler.start_trace(draft)
             self._draft, self._started_at = draft, time.time()
-        except Exception as error:  # as where the program takes a profile of its own
+        except Exception as error:  # such as when the program takes a profile itself
             if draft is not None:
                 _remove(draft)
             self._report(order, _describe(error))
@@ -100,7 +100,7 @@ class CallProfiler:
         self._report(order, error, file, size)
 
     def _move(self, draft: Path, order: ProfileCalls) -> str:
-        """Give the profile its place among those of the other ranks. Raises OSError where JAX has written none."""
+        """Move the profile to its place among the other ranks' profiles. Raises OSError if JAX has written none."""
         written = next(draft.glob(f"plugins/profile/*/*{_SUFFIX}"), None)
         if written is None:
             raise FileNotFoundError(f"JAX's profiler has written no {_SUFFIX} file")
@@ -111,12 +111,12 @@ class CallProfiler:
         return str(file)
 
     def _wait_for(self, results: Any) -> str:
-        """Wait until the devices have computed the results, as calls are dispatched ahead. Returns what went wrong."""
+        """Wait until the devices have computed the results. Returns the error, if there is one, as text."""
         import jax
 
         try:
             jax.block_until_ready(results)
-        except Exception as error:  # which the program will see for itself
+        except Exception as error:  # the program will get the same error
             return _describe(error)
         return ""
 

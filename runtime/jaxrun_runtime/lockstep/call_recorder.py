@@ -1,10 +1,10 @@
-"""Records the cross-process calls of this rank, and in strict mode holds each until all its ranks are about to make it.
+"""Records the cross-process calls of this rank. In strict mode, a call waits until all its ranks are about to make it.
 
-A cross-process program is one whose devices belong to several processes; no other program is touched. The first call
-of each is announced to the head, which compares the ranks; where its program is compiled for it, that is announced
-before, because the compilers may wait for each other, too. JAX's Python code makes that call, and all calls in strict
-mode; its C++ dispatch makes the others, which are recorded as their results are put together. An error in this module
-must not disturb the program: less is recorded then, and the recorder says why.
+A cross-process program has devices of several processes; other programs are not touched. The first call of each program
+is announced to the head, which compares the ranks. If the program must be compiled first, the call is announced before
+the compilation, because compilers may wait for each other, too. JAX's Python code makes the first call, and all calls
+in strict mode. Its C++ dispatch makes the others, which are recorded when their results are built. An error in this
+module must not disturb the program: then less is recorded, and the recorder says why.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from jaxrun_runtime.lockstep.program_table import ProgramTable
 if TYPE_CHECKING:
     from jaxrun_runtime.lockstep.program_signature import LoweredProgram
 
-_installed: CallRecorder | None = None  # in this process
+_installed: CallRecorder | None = None
 
 
 def install(env: WorkerEnv, channel: AgentChannel) -> CallRecorder | None:
-    """Start to record. Returns None, and prints why, if the recorder's file cannot be written."""
+    """Start recording. If the recorder's file cannot be written, prints why and returns None."""
     global _installed
     level = call_hooks.probe_level()
     strict = env.lockstep == LOCKSTEP_STRICT and level == EVERY_CALL
@@ -47,7 +47,7 @@ def install(env: WorkerEnv, channel: AgentChannel) -> CallRecorder | None:
         recorder = FlightRecorder(env.flight_fd, env.rank, level=level, strict=strict)
     except (OSError, ValueError) as error:
         print(
-            f"jaxrun: rank {env.rank} has no flight recorder, and --lockstep sees nothing of it: {error}",
+            f"jaxrun: rank {env.rank} has no flight recorder, and --lockstep does not see its calls: {error}",
             file=sys.stderr,
         )
         return None
@@ -72,25 +72,25 @@ def call_counts() -> dict[str, int]:
 
 
 def end_profile() -> None:
-    """Write the profile that is being taken, if one is: the program has ended."""
+    """Write the profile that is being taken, if any, because the program has ended."""
     if _installed is not None:
         _installed.profiler.end()
 
 
 def call_chains() -> dict[str, int]:
-    """Return the hash of these calls by group, equal for equal calls; empty where some program is not known."""
+    """Return the hash of these calls by group, equal for equal calls; empty if the code of a program is unknown."""
     return _installed.recorder.call_chains() if _installed is not None else {}
 
 
 class _Compilation(NamedTuple):
-    """A program that is being compiled; `ticket`: of the call that it is compiled for, None if there is none."""
+    """A program that is being compiled. `ticket`: the ticket of the call that needs it, or None."""
 
     lowered: LoweredProgram
     ticket: object | None
 
 
 class CallRecorder:
-    """The hooks of one rank, and what they know."""
+    """The hooks of one rank, and their state."""
 
     def __init__(
         self, rank: int, channel: AgentChannel, recorder: FlightRecorder, profiler: CallProfiler, strict: bool
@@ -105,12 +105,12 @@ class CallRecorder:
         self._sites = CallSites(recorder.add_site)
         self._entries = CallEntries(recorder.words)
         self._one_at_a_time = threading.RLock()
-        self._compiling_ranks: dict[int, str] = {}  # by thread: whose devices the program that it compiles uses
+        self._compiling_ranks: dict[int, str] = {}  # by thread: the ranks whose devices its program uses
         self._reported: set[str] = set()
         self.on_dispatched = self._make_dispatched()
 
     def note_joint_calls(self) -> None:
-        """Have jaxrun's own functions that wait for other ranks note it in this recorder, too."""
+        """Let jaxrun's joint functions note their calls in this recorder, too."""
         joint_calls.connect(self.recorder, self._sites.find)
 
     # ---- programs
@@ -126,7 +126,7 @@ class CallRecorder:
             self.recorder.add_stage(stage, name, seconds)
 
     def on_lowering(self, lowering: Lowering) -> _Compilation | None:
-        """Describe a program that is about to be compiled, and announce the call that it is compiled for, if any.
+        """Describe a program that is about to be compiled, and announce the call that needs it, if there is one.
 
         In strict mode, wait for the other ranks. Raises DivergenceError.
         """
@@ -146,7 +146,7 @@ class CallRecorder:
         return _Compilation(lowered, ticket)
 
     def on_lowered(self, compiled: Any, compilation: _Compilation) -> None:
-        """The compilation is over; `compiled` is None if it has failed."""
+        """Handle the end of a compilation; `compiled` is None if it failed."""
         self._compiling_ranks.pop(threading.get_ident(), None)
         if compilation.ticket is not None:
             self.recorder.end_call(compilation.ticket)
@@ -193,7 +193,7 @@ class CallRecorder:
                 self._announce(program, site)
             try:
                 results = original(executed, *args)
-            finally:  # also if it raises: the other ranks have counted it
+            finally:  # even if it raises: the other ranks have counted the call
                 self.recorder.record(program, site, entered)
             if self._on and self.recorder.words[ORDERS_WORD]:
                 self.profiler.on_call(program.group, results)
@@ -212,11 +212,11 @@ class CallRecorder:
         self._channel.send(call)
         answer = self._channel.receive_answer(group, number)
         if isinstance(answer, CallMismatch):
-            program.group.made = number  # so that a program that goes on has a new number for its next call
+            program.group.made = number  # if the program continues, its next call has a new number
             raise DivergenceError(answer.reason)
 
     def _announce_lowered(self, program: RecordedProgram, site: int) -> None:
-        """Announce the call for which a program is about to be compiled, like one that is about to start."""
+        """Announce the call for which a program is about to be compiled, as if the call were about to start."""
         if not self._strict:
             self._announce(program, site, is_compiled=False)
             return
@@ -228,7 +228,7 @@ class CallRecorder:
                 self.recorder.end_call(ticket)
 
     def _announce_alone(self, program: RecordedProgram, site: int) -> None:
-        """Announce a program that exchanges nothing with other ranks, which may or may not run one like it."""
+        """Announce a program that exchanges nothing with other ranks. They may or may not run an equal one."""
         with contextlib.suppress(AgentDisconnected):
             self._channel.send(self._call(program, site, 0, waits_for_answer=False))
 
@@ -250,7 +250,7 @@ class CallRecorder:
         )
 
     def _make_dispatched(self) -> Callable[[Any, Any], Any]:
-        """Return the hook for calls that the C++ dispatch has made. Each call passes it: nothing is looked up twice."""
+        """Return the hook for calls of the C++ dispatch. It runs at each call, so its names are looked up only once."""
         known, find, record, frame_at = self._sites.known, self._sites.find, self.recorder.record, sys._getframe
         cells, watch = self._entries.cells, self._entries.watch
         words, orders, on_order = self.recorder.words, ORDERS_WORD, self.profiler.on_call
@@ -276,10 +276,10 @@ class CallRecorder:
         return dispatched
 
     def on_stacks(self, frame: FrameType | None) -> None:
-        """Note where the main thread, of this innermost frame, is in the C++ dispatch, before its stack is written.
+        """Note whether the main thread is in the C++ dispatch, before its stack is written.
 
-        It is there if it is at an instruction that has made a cross-process call so before, and has called what did so
-        there, as far as that is known: a program that is not compiled has frames of JAX's.
+        It is there if its innermost frame is at an instruction that has made a cross-process call in the C++ dispatch
+        before, and now calls one of the functions that did. A program that is not compiled yet has frames of JAX below.
         """
         cell = self._entries.cells.get((id(frame.f_code), frame.f_lasti)) if self._on and frame is not None else None
         is_there = cell is not None and (not cell.dispatchers or cell.function in cell.dispatchers)
@@ -288,7 +288,7 @@ class CallRecorder:
     # ---- when something is wrong
 
     def detach(self) -> None:
-        """Stop to record, in a process that the program has forked."""
+        """Stop recording, in a process that the program has forked."""
         self._on = False
         self._entries.detach()
         self.recorder.detach()
@@ -304,7 +304,7 @@ class CallRecorder:
 
     @contextlib.contextmanager
     def _reporting(self, lost: str) -> Iterator[None]:
-        """Report an error of the block as the reason for what is `lost`, and go on."""
+        """Report an error of the block as the reason for the loss, described by `lost`, and continue."""
         try:
             yield
         except Exception as error:

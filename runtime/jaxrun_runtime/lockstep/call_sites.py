@@ -1,9 +1,9 @@
-"""Where in the user's program a cross-process call is made, and when it is entered.
+"""Finds where in the user's program a cross-process call is made, and when it is entered.
 
-The place is the innermost frame of the program itself: below it there may be wrappers of libraries, such as flax's
-nnx.jit, through one line of which all calls pass. JAX's C++ dispatch tells of a call only when it has been made;
-Python's own monitoring (sys.monitoring, from Python 3.12.2 on) tells when a call instruction is reached, which may be a
-library's. It is on for those instructions alone at which a cross-process program has been dispatched before.
+The place is the innermost frame of the program itself. Wrappers of libraries may be below it, such as flax's nnx.jit,
+in which one line makes all calls. JAX's C++ dispatch reports a call only after it was made. Python's own monitoring
+(sys.monitoring, from Python 3.12.2 on) reports when a call instruction is reached, which may be in a library. It is on
+only for instructions at which a cross-process program has been dispatched before.
 """
 
 from __future__ import annotations
@@ -20,26 +20,25 @@ from jaxrun import stack_frames
 from jaxrun.protocol.flight_file import ENTERED_WORD
 from jaxrun_runtime.interrupts import claim_monitoring_tool
 
-_MAX_FRAMES = 8  # of the user's, in a site's stack
-# A program that makes code as it runs must not fill the memory.
+_MAX_FRAMES = 8  # the most frames of the user in a site's stack
+# Limits, so that a program that generates code does not fill the memory.
 _MAX_FILES = 10_000
 _MAX_SITES = 10_000
 _MAX_DISPATCHERS = 1000
-# Before Python 3.12.2 one call of a function cannot be left alone and another not.
+# Before Python 3.12.2 a single call instruction of a function cannot be disabled.
 _monitoring: Any = getattr(sys, "monitoring", None) if sys.version_info >= (3, 12, 2) else None
 
 
 class CallSites:
     """Numbers the call sites from 1, and calls `on_new(number, stack)` for each new one.
 
-    The stack is "file:line function" for up to 8 of the user's frames, the innermost first: that of the first call
-    which a line makes.
+    The stack is "file:line function" for up to 8 of the user's frames, the innermost first, at the line's first call.
     """
 
     def __init__(self, on_new: Callable[[int, list[str]], None]) -> None:
         self._on_new = on_new
-        # By id(code) and f_lasti, because to hash a code object takes long; `_codes` keeps the ids from being reused.
-        # Only frames of the program are keys: those of a library stand for several of the program's lines.
+        # By id(code) and f_lasti, because hashing a code object takes long; `_codes` keeps the ids from being reused.
+        # Only frames of the program are keys: a frame of a library may be below several lines of the program.
         self.known: dict[tuple[int, int], int] = {}
         self._codes: dict[int, CodeType] = {}
         self._numbers: dict[tuple[str, ...], int] = {}
@@ -47,9 +46,10 @@ class CallSites:
         self._adding = threading.RLock()
 
     def find(self, frame: FrameType | None) -> int:
-        """Return the number of the site of `frame` or the first frame above it that is the program's.
+        """Return the number of the site: the first frame of the program, from `frame` outwards.
 
-        In a thread that only runs libraries, that is the first which is neither JAX's nor jaxrun's; 0 without one.
+        In a thread that runs only libraries, the site is the first frame that is neither JAX's nor jaxrun's. Returns 0
+        if there is none.
         """
         is_programs, inner, at = _is_programs, frame, frame
         while at is not None and not is_programs[at.f_code.co_filename]:
@@ -62,7 +62,7 @@ class CallSites:
         return self._number(_format_stack(inner, _is_internal)) if inner is not None else 0
 
     def place(self, number: int) -> str:
-        """Return a site as text, `train.py:88 train_step`; an empty text for 0."""
+        """Return a site as text, `train.py:88 train_step`; "" for 0."""
         return self._places[number]
 
     def _add(self, frame: FrameType) -> int:
@@ -87,18 +87,21 @@ class CallSites:
 
 
 def trim_to_user_frames(error: BaseException) -> None:
-    """Cut what is below the program's innermost frame off the traceback; where it has none, only JAX's and jaxrun's."""
+    """Cut the frames below the program's innermost frame off the traceback.
+
+    If the traceback has no frame of the program, cut only JAX's and jaxrun's frames off.
+    """
     if not _trim(error, _is_programs.__getitem__):
         trim_internal_frames(error)
 
 
 def trim_internal_frames(error: BaseException) -> None:
-    """Cut JAX's and jaxrun's frames off the end of the traceback, and drop JAX's note about what it has cut."""
+    """Cut JAX's and jaxrun's frames off the end of the traceback, and drop JAX's note about filtered frames."""
     _trim(error, lambda file: not _is_internal(file))
 
 
 def _trim(error: BaseException, is_kept: Callable[[str], bool]) -> bool:
-    """End the traceback with the last frame whose file `is_kept`, and return whether there is one."""
+    """Cut the traceback after the last frame whose file `is_kept`. Returns whether there is such a frame."""
     last, entry = None, error.__traceback__
     while entry is not None:
         if is_kept(entry.tb_frame.f_code.co_filename):
@@ -127,7 +130,7 @@ def _format_stack(frame: FrameType | None, is_left_out: Callable[[str], bool]) -
 
 
 class _ProgramFiles(dict[str, bool]):
-    """Whether a file is the program's, which may itself be an installed package. Each call below a library asks."""
+    """A cache of whether a file is the program's, which may itself be an installed package. Calls look it up often."""
 
     def __missing__(self, file: str) -> bool:
         if len(self) >= _MAX_FILES:
@@ -152,12 +155,12 @@ def _absolute(filename: str) -> str:
 
 
 class EntryCell:
-    """The latest entry of one call instruction, through which other calls than cross-process ones may go, too.
+    """The latest entry of one call instruction, which may also make calls that are not cross-process.
 
-    entered:     nanoseconds since the epoch, which whoever reads it sets to 0: so it is where nothing is known
-    is_shared:   whether other calls go through it; only then is anything known of these:
-    function:    the id of what was called last
-    dispatchers: the ids of what has made cross-process calls from here
+    entered:     nanoseconds since the epoch; 0 if unknown. A reader resets it to 0
+    is_shared:   whether the instruction also makes other calls; the next two fields are used only then
+    function:    id of the function that was called last
+    dispatchers: ids of the functions that have made cross-process calls from here
     """
 
     __slots__ = ("dispatchers", "entered", "function", "is_shared")
@@ -168,14 +171,14 @@ class EntryCell:
         self.dispatchers: set[int] = set()
 
     def note_shared(self, function: int, words: memoryview) -> None:
-        """Note an entry where something may be called that makes no cross-process call."""
+        """Note an entry that may not be a cross-process call."""
         self.is_shared = True
         self.function, self.entered = function, time_ns()
         if function in self.dispatchers:
             words[ENTERED_WORD] = self.entered
 
     def add_dispatcher(self) -> None:
-        """What was called last has made a cross-process call."""
+        """Note that the function that was called last has made a cross-process call."""
         if len(self.dispatchers) >= _MAX_DISPATCHERS:
             self.dispatchers.clear()
         self.dispatchers.add(self.function)
@@ -184,14 +187,14 @@ class EntryCell:
 class CallEntries:
     """Notes when watched call instructions are reached, in their cells and in the flight recorder's header.
 
-    The header says that a rank has come to its next cross-process call. So only what has made one from there before
-    counts: through one line of a library's wrapper, or of the program's own, go local calls as well.
+    The header says that a rank has come to its next cross-process call. The same line, in a library's wrapper or in the
+    program, may make local calls, too. So only functions that have made a cross-process call from there count.
 
     cells:  by id(code) and f_lasti
     """
 
     def __init__(self, words: memoryview) -> None:
-        """`words` are those of the flight recorder."""
+        """`words`: the flight recorder's."""
         self.cells: dict[tuple[int, int], EntryCell] = {}
         self._codes: dict[int, CodeType] = {}  # keeps the ids from being reused
         self._adding = threading.Lock()
@@ -208,12 +211,12 @@ class CallEntries:
             self._codes[id(code)] = code
             self.cells[id(code), instruction] = EntryCell(is_shared=not _is_programs[code.co_filename])
             if self._tool is not None:
-                # Twice, because this instruction may have been left alone until now.
+                # Set twice, because this instruction may have been disabled until now.
                 _monitoring.set_local_events(self._tool, code, 0)
                 _monitoring.set_local_events(self._tool, code, _monitoring.events.CALL)
 
     def detach(self) -> None:
-        """Note nothing any more, in a process that the program has forked."""
+        """Stop noting entries, in a process that the program has forked."""
         self.cells.clear()
 
     def _make_callback(self, words: memoryview) -> Callable[..., Any]:
@@ -223,7 +226,7 @@ class CallEntries:
             cell = find((id(code), instruction))
             if cell is None:
                 return leave_alone
-            if cell.is_shared or cell.entered:  # an entry that no cross-process call has followed
+            if cell.is_shared or cell.entered:  # no cross-process call followed the last entry
                 cell.note_shared(id(function), words)
             else:
                 cell.entered = words[ENTERED_WORD] = time_ns()

@@ -1,7 +1,7 @@
 """The worker's side of the flight recorder: writes the file that jaxrun.protocol.flight_file describes.
 
-Any thread may write records, and without a lock, because a signal handler may make calls too. CPython switches to other
-threads and handlers at calls, at the start of a loop's round and within long multiplications: code that must not be
+Any thread may write records. There is no lock, because a signal handler may make calls, too. CPython switches to other
+threads and handlers at calls, at the start of a loop's iteration and within long multiplications. Code that must not be
 interrupted has none of these.
 """
 
@@ -21,12 +21,12 @@ from jaxrun_runtime import linux
 
 _MASK = 2**64 - 1
 _GROUP_SHIFT, _SITE_SHIFT = 48, 32
-_TEXTS_LIMIT = flight_file.MAX_TEXT_BYTES // 2  # for lowered programs, so that the short lines still fit
-_LAST_LINE_BYTES = 1024  # kept for the line that says that no more follow
+_TEXTS_LIMIT = flight_file.MAX_TEXT_BYTES // 2  # for lowered programs, so that short lines still fit
+_LAST_LINE_BYTES = 1024  # reserved for the line that says that no more lines follow
 
 
 class RankGroup:
-    """Ranks that make calls together, such as "0-3": how many calls they have made, and the hash of these."""
+    """Ranks that make calls together, such as "0-3", with the number and the hash of their calls so far."""
 
     __slots__ = ("chain", "made", "ranks", "tag", "threads")
 
@@ -35,13 +35,13 @@ class RankGroup:
         self.tag = number << _GROUP_SHIFT
         self.made = 0
         self.chain = 0
-        self.threads: set[int] = set()  # that have entered calls by Python: the first ones of programs
+        self.threads: set[int] = set()  # threads that have entered calls in Python: first calls of programs
 
 
 class RecordedProgram:
-    """A cross-process program that has been called; `word` is its hash, which goes into its group's chain.
+    """A cross-process program that has been called. `word` is its hash, which goes into its group's chain.
 
-    One that does not `communicate` is described, but its calls are not recorded: a rank may make them alone.
+    If the program does not communicate, it is described, but its calls are not recorded: a rank may make them alone.
     """
 
     __slots__ = ("code", "communicates", "group", "key", "name", "number", "word")
@@ -59,7 +59,7 @@ class RecordedProgram:
 
 
 class FlightRecorder:
-    """Writes into the file `fd`, of TEXT_OFFSET bytes or more. Raises OSError or ValueError if it cannot be mapped."""
+    """Writes to the file `fd`, of at least TEXT_OFFSET bytes. Raises OSError or ValueError if it cannot map it."""
 
     def __init__(self, fd: int, rank: int, *, level: int = flight_file.NOTHING, strict: bool = False) -> None:
         os.set_inheritable(fd, False)
@@ -89,25 +89,25 @@ class FlightRecorder:
         return {ranks: group.made for ranks, group in tuple(self._groups.items())}
 
     def call_chains(self) -> dict[str, int]:
-        """Return the hash of the calls of each group; empty if the code of some program is not known."""
+        """Return the hash of each group's calls; empty if the code of a program is unknown."""
         return {ranks: group.chain for ranks, group in tuple(self._groups.items())} if self._all_known else {}
 
     # ---- calls
 
     @property
     def words(self) -> memoryview:
-        """The header and the ring, as they are mapped."""
+        """The mapped header and ring."""
         return self._words
 
     def record(self, program: RecordedProgram, site: int, entered: int = 0) -> None:
         """Record a call that has been dispatched. Takes about half a microsecond.
 
-        `entered`: nanoseconds since the epoch; 0 where that is not known.
+        entered:  nanoseconds since the epoch; 0 if unknown
         """
         now, group, word = time_ns(), program.group, program.word
         while True:
             number = group.made + 1
-            chain = hash((group.chain, word)) & _MASK  # of integers: the same in every process
+            chain = hash((group.chain, word)) & _MASK  # a hash of integers is equal in every process
             if group.made + 1 == number:
                 break
         group.made, group.chain = number, chain
@@ -121,15 +121,15 @@ class FlightRecorder:
         self._made = words[flight_file.RECORD_COUNT_WORD] = made + 1
 
     def begin_call(self, program: RecordedProgram, site: int, entered: int) -> object:
-        """Record that a call is entered, which may never return. Returns what `end_call` needs."""
+        """Record that a call is entered, because it may never return. Returns a ticket for `end_call`."""
         self._words[flight_file.ENTERED_WORD] = entered
         program.group.threads.add(threading.get_ident())
         return self._add_pending(program, site, entered, is_compiled=True)
 
     def begin_call_compilation(self, program: RecordedProgram, site: int, since: int) -> object | None:
-        """Record that a program is compiled for the group's next call. Returns what `end_call` needs.
+        """Record that a program is compiled for the group's next call. Returns a ticket for `end_call`.
 
-        None where other threads have entered calls of the group, so that it may become another call.
+        Returns None if other threads have entered calls of the group: they may make the next call.
         """
         if program.group.threads - {threading.get_ident()}:
             return None
@@ -157,13 +157,13 @@ class FlightRecorder:
     # ---- compilations
 
     def begin_compilation(self, name: str, ranks: str = "") -> None:
-        """Record that this thread starts to compile; `ranks` as in flight_file.py, empty for its own devices."""
+        """Record that this thread starts to compile. `ranks`: see flight_file.py; empty for its own devices."""
         self._compiling[threading.get_ident()] = time_ns()
         self._write({"compiling": name, **({"ranks": ranks} if ranks else {})})
         self._show_compiling()
 
     def end_compilation(self) -> None:
-        """Record that this thread has compiled, or has failed to."""
+        """Record that this thread's compilation has ended, or has failed."""
         if self._compiling.pop(threading.get_ident(), None) is not None:
             self._words[flight_file.COMPILED_COUNT_WORD] += 1
             self._show_compiling()
@@ -204,7 +204,7 @@ class FlightRecorder:
     ) -> RecordedProgram:
         """Describe one more program, which may have been `announced` before it was compiled.
 
-        `about` has the fields of its line but number and group; the key is not known before the compilation.
+        about:  the fields of its line except number and group; without the key before the compilation
         """
         key, fields = about.get("key", ""), dict(about)
         with self._writing:
@@ -213,7 +213,7 @@ class FlightRecorder:
             number = announced.number if announced is not None else self._programs
             self._all_known = self._all_known and (bool(about["code"]) or not communicates)
             if announced is not None:
-                del fields["text"]  # it stands in the first line already
+                del fields["text"]  # it is in the first line already
             elif self._text_size >= _TEXTS_LIMIT:
                 fields["text"] = ""
             self._write({"program": number, "group": group.tag >> _GROUP_SHIFT, **fields})
@@ -224,13 +224,13 @@ class FlightRecorder:
         self._write({"site": number, "stack": stack})
 
     def add_trouble(self, text: str, level: int | None = None) -> None:
-        """Note why less is recorded from now on; `level` says what still is."""
+        """Note why less is recorded from now on. `level`: what is still recorded, one of flight_file.LEVELS."""
         if level is not None:
             self._words[flight_file.LEVEL_WORD] = min(level, self._words[flight_file.LEVEL_WORD])
         self._write({"trouble": text})
 
     def detach(self) -> None:
-        """Write nowhere from now on, in a process that the program has forked: the file belongs to its parent."""
+        """Stop writing to the file, in a process that the program has forked: the file belongs to the rank."""
         self._text_on = False
         self._words = memoryview(bytearray(flight_file.TEXT_OFFSET)).cast("Q")
 
@@ -254,7 +254,7 @@ class FlightRecorder:
 
     def _put(self, data: bytes, at: int) -> None:
         if linux.file_identity(self._fd) != self._identity:
-            raise OSError("the descriptor is another file's now")
+            raise OSError("the descriptor now belongs to another file")
         while data:
             written = os.pwrite(self._fd, data, flight_file.TEXT_OFFSET + at)
             data, at = data[written:], at + written

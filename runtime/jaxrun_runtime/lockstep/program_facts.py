@@ -1,7 +1,6 @@
-"""What JAX's own objects say of a cross-process program: its arguments and results, its ranks, whether it communicates.
+"""Reads facts about a cross-process program from JAX's objects: arguments, results, ranks, and whether it communicates.
 
-An ExecuteReplicated is what runs a program; a MeshExecutable is what has been compiled. Their attributes are probed by
-call_hooks.py.
+An ExecuteReplicated runs a program; a MeshExecutable is a compiled program. call_hooks.py probes their attributes.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ class ArgumentInfo(NamedTuple):
 
 
 class Lowering(NamedTuple):
-    """A program that has been lowered to `module`, StableHLO, for these devices.
+    """A program that has been lowered to StableHLO (`module`) for these devices.
 
-    parameters:   of UnloadedMeshExecutable.from_hlo
-    is_for_call:  whether it is compiled because it is called, and not ahead of time
+    parameters:   the arguments of UnloadedMeshExecutable.from_hlo, by name
+    is_for_call:  whether it is compiled for a call, not ahead of time
     """
 
     name: str
@@ -61,7 +60,7 @@ def _argument_info(in_avals: Sequence[Any], kept: Iterable[int], all_args: Any) 
 
 
 def lowering_info(lowering: Lowering) -> CallInfo:
-    """Return what is known of a call before its program is compiled; a sharding may still be left to XLA."""
+    """Return the facts of a call before its program is compiled. Some shardings may still be left to XLA."""
     of = lowering.parameters
     known = _argument_info(of["global_in_avals"], of["kept_var_idx"], of["all_args_info"])
     shardings, results = of["in_shardings"], of["out_shardings"]
@@ -69,13 +68,13 @@ def lowering_info(lowering: Lowering) -> CallInfo:
 
 
 def is_sharded(lowering: Lowering) -> bool:
-    """Return whether an argument or result is known not to be replicated, so that `communicates` will say so."""
+    """Return whether an argument or result is known not to be replicated, so that `communicates` will be true."""
     shardings = (*lowering.parameters["in_shardings"], *lowering.parameters["out_shardings"])
     return any(getattr(sharding, "is_fully_replicated", True) is False for sharding in shardings)
 
 
 def call_info(executed: Any, args: Sequence[Any], known: ArgumentInfo | None) -> CallInfo:
-    """Return what an ExecuteReplicated that is called with `args` says of the call."""
+    """Return the facts of a call of an ExecuteReplicated with `args`."""
     if known is None:
         import jax
 
@@ -90,7 +89,7 @@ def loaded_executable(executed: Any) -> Any:
 
 
 def ranks_of(executed: Any) -> set[int]:
-    """Return the processes whose devices an ExecuteReplicated uses, as far as its arguments and results say."""
+    """Return the processes whose devices an ExecuteReplicated uses, according to its arguments and results."""
     for sharding in (*executed.in_handler.in_shardings, *executed.out_handler.out_shardings):
         found = {device.process_index for device in getattr(sharding, "device_set", ())}
         if found:
@@ -106,14 +105,14 @@ def device_assignment(executed: Any) -> Sequence[Any]:
 
 
 def hlo_texts(executed: Any) -> list[str]:
-    """Return the compiled program of an ExecuteReplicated as text. Raises anything, as not all platforms show it."""
+    """Return the compiled program of an ExecuteReplicated as text. Raises any error: not all platforms show it."""
     return [module.to_string() for module in executed.xla_executable.hlo_modules()]
 
 
 def communicates(executed: Any) -> bool:
-    """Return whether an ExecuteReplicated exchanges data between devices, as far as is known.
+    """Return whether an ExecuteReplicated exchanges data between devices; True if that cannot be known.
 
-    Only where all its arguments and results are replicated, which a step of training has not, is its program searched.
+    The program is searched only if all its arguments and results are replicated, which is rare in training.
     """
     shardings = (*executed.in_handler.in_shardings, *executed.out_handler.out_shardings)
     if not all(getattr(sharding, "is_fully_replicated", False) for sharding in shardings):
@@ -121,4 +120,4 @@ def communicates(executed: Any) -> bool:
     try:
         return any(_COLLECTIVE.search(text) for text in hlo_texts(executed))
     except Exception:
-        return True  # as of a plugin that does not show its programs
+        return True  # some plugins do not show their programs

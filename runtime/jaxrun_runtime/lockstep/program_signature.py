@@ -1,8 +1,8 @@
-"""What identifies a cross-process program, and what reports say about it: values and text, no hooks.
+"""Identifies and describes a cross-process program, for comparisons and reports: values and text, no hooks.
 
-`code` is the hash of the lowered program, the same on all ranks that lower the same one, whatever their caches, source
-locations or process-specific keys. It is unknown only for executables that were loaded from elsewhere. `key` is the
-hash of all that must be equal for the ranks to meet in a call; weak types and argument names need not be.
+`code` is the hash of the lowered program. It is equal on all ranks that lower the same program, whatever their caches,
+source locations or process-specific keys. It is unknown only for executables that were loaded from elsewhere. `key` is
+the hash of everything that must be equal for the ranks to meet in a call, so without weak types and argument names.
 """
 
 from __future__ import annotations
@@ -19,27 +19,28 @@ from typing import Any
 from jaxrun_runtime.lockstep import program_facts
 
 _MAX_CONSTANT_ELEMENTS = 64  # larger constants are left out of the text
-_MAX_PRINTED_ELEMENTS = 2**24  # of a constant whose content can only be had by printing it
+_MAX_PRINTED_ELEMENTS = 2**24  # of a constant whose content must be printed to be read
 _MAX_HLO_CHARACTERS, _MAX_PACKED_BYTES = 2 * 2**20, 2**16
-# Addresses in the process's memory, by which XLA calls back.
+# Addresses in the process's memory, which XLA uses for callbacks.
 _ADDRESSES = re.compile(
     r'(@(?:InspectSharding|CustomSPMDPartitioning)\(.*?backend_config = |backend_config = (?="\d{12}))"[^"]*"'
 )
 # jax.pmap without axis_name names its axis after an object in memory, in JAX 0.8 and 0.9.
 _UNNAMED_AXIS = re.compile(r"<axis 0x[0-9a-f]+>")
 _ELIDED = "dense_resource<__elided__>"
-# Element types of constants; to ask for the buffer of any other ends the process, in JAX 0.8.
+# Element types of constants. In JAX 0.8, asking for the buffer of any other type ends the process.
 _BUFFERED = ("f16", "f32", "f64", "i8", "i16", "i32", "i64", "ui8", "ui16", "ui32", "ui64")
-_MAX_ARRAYS = 4096  # arguments, and as many results, that are listed
+_MAX_ARRAYS = 4096  # the most arguments that are listed, and the most results
 _MAX_DEVICE_IDS = 32
 _ORDINARY_MEMORY = (None, "device", "unpinned_host")
 
 
 @dataclass(frozen=True, slots=True)
 class LoweredProgram:
-    """A program of several processes as it was lowered.
+    """A lowered program of several processes.
 
-    devices:  their ids, in the mesh's order
+    ranks:    the processes whose devices it uses
+    devices:  ids of its devices, in the mesh's order
     code:     hash of the lowered program
     text:     the lowered program, packed; may be empty
     """
@@ -51,13 +52,13 @@ class LoweredProgram:
 
 
 def pack(text: str) -> str:
-    """Compress the text of a program, and write it in base64; empty if it is too long."""
+    """Return the text of a program, compressed, in base64; empty if it is too long."""
     packed = zlib.compress(text.encode(), 1) if len(text) <= _MAX_HLO_CHARACTERS else b""
     return base64.b64encode(packed).decode() if len(packed) <= _MAX_PACKED_BYTES else ""
 
 
 def lowered_program(module: Any, devices: Iterable[Any]) -> LoweredProgram:
-    """Describe a program by `module`, its StableHLO, and the `devices` of its mesh, in order."""
+    """Describe a program. `module`: its StableHLO; `devices`: the devices of its mesh, in order."""
     devices = tuple(devices)
     ranks = tuple(sorted({device.process_index for device in devices}))
     text = without_addresses(module_text(module, _MAX_CONSTANT_ELEMENTS))
@@ -69,19 +70,19 @@ def lowered_program(module: Any, devices: Iterable[Any]) -> LoweredProgram:
 
 
 def without_addresses(text: str) -> str:
-    """Write `text` as every process writes it."""
+    """Return `text` without parts that differ between processes."""
     return _UNNAMED_AXIS.sub("<axis>", _ADDRESSES.sub(r'\1""', text))
 
 
 def module_text(module: Any, long: int) -> str:
-    """Write a lowered module without source locations, and with _ELIDED for constants of more than `long` elements."""
+    """Return a lowered module as text, without source locations; _ELIDED for constants of over `long` elements."""
     return str(module.operation.get_asm(enable_debug_info=False, large_elements_limit=long))
 
 
 def _constant_bytes(module: Any, long: int, printable: int) -> Iterator[bytes | memoryview]:
     """Yield the contents of the constants of more than `long` bytes, in order, unless all their elements are equal.
 
-    Element types that Python's buffers do not know can only be printed: up to `printable` elements of each constant.
+    Constants whose element types Python's buffers do not know are printed, up to `printable` elements each.
     """
     from jaxlib.mlir import ir
 
@@ -124,7 +125,7 @@ def signature_fields(
 
 
 def lowering_fields(facts: program_facts.CallInfo, program: LoweredProgram) -> dict[str, Any]:
-    """Return the same fields of a program that is not compiled yet, all but the key."""
+    """Return the same fields for a program that is not compiled yet, except the key."""
     return _fields(facts, program, *_arrays(facts, program.devices))
 
 
@@ -162,13 +163,13 @@ def _hash(value: object) -> str:
 
 
 def _aval(aval: Any) -> str:
-    """Write an abstract value as `float32[32,128]`."""
+    """Return an abstract value as text, `float32[32,128]`."""
     shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
     return str(aval) if shape is None or dtype is None else f"{dtype}[{','.join(map(str, shape))}]"
 
 
 def _sharding(sharding: Any, known: dict[int, str]) -> str:
-    """Write a sharding; empty if it is left to XLA, in a program that is not compiled yet."""
+    """Return a sharding as text; empty if it is left to XLA, in a program that is not compiled yet."""
     if not hasattr(sharding, "spec") and not hasattr(sharding, "device_set"):
         return ""
     if id(sharding) not in known:
@@ -182,7 +183,7 @@ def _sharding(sharding: Any, known: dict[int, str]) -> str:
 
 
 def _spec(spec: Any) -> str:
-    """Write a spec as `P('data',)`, without the None at its end, which means nothing."""
+    """Return a spec as text, `P('data',)`, without trailing Nones, which mean nothing."""
     if getattr(spec, "unreduced", None) or getattr(spec, "reduced", None):
         return str(spec).replace("PartitionSpec", "P")
     parts = list(spec)
@@ -192,7 +193,7 @@ def _spec(spec: Any) -> str:
 
 
 def _meshes(shardings: Iterable[Any]) -> str:
-    """Write the meshes as `data=4, model=2: `; empty if there is none."""
+    """Return the meshes as text, `data=4, model=2: `; empty if there is none."""
     meshes = (getattr(sharding, "mesh", None) for sharding in shardings)
     axes = (", ".join(f"{name}={size}" for name, size in mesh.shape.items()) for mesh in meshes if mesh is not None)
     named = "; ".join(dict.fromkeys(without_addresses(text) for text in axes if text))

@@ -1,6 +1,7 @@
 """The cross-process programs of this rank, from lowering through compilation to the first call.
 
-What JAX dispatches is held weakly; the loaded executable in it, which cannot be, as long as anybody else holds it.
+The table holds the objects that JAX dispatches weakly. A loaded executable cannot be held weakly: the table holds it as
+long as something else does.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _LoweredIdentity = tuple[tuple[int, ...], tuple[int, ...], str, str, str]  # ran
 
 
 class ProgramTable:
-    """Finds the program of an executable, and describes each new program to the recorder. Raises anything."""
+    """Finds the program of an executable, and describes each new program to the recorder. May raise any error."""
 
     # program_signature.py is imported when needed: it would take 2 ms of a job's start.
 
@@ -46,10 +47,10 @@ class ProgramTable:
         return program_signature.lowered_program(lowering.module, lowering.devices)
 
     def find_called(self, lowering: program_facts.Lowering, lowered: LoweredProgram) -> RecordedProgram | None:
-        """Return the program if it is about to be compiled for a call that other ranks are to make, too.
+        """Return the program if it is about to be compiled for a call that other ranks must make, too.
 
-        None where that is not certain: of a program of replicated values, only its compilation shows whether it
-        exchanges anything.
+        Returns None if that is uncertain: for a program of replicated values, only the compilation shows whether it
+        exchanges data.
         """
         if not lowering.is_for_call or not program_facts.is_sharded(lowering):
             return None
@@ -72,8 +73,8 @@ class ProgramTable:
     def find_or_add(self, executed: Any, args: Sequence[Any]) -> tuple[RecordedProgram | None, bool]:
         """Return the program about to be dispatched, and whether it is new.
 
-        None for one whose calls do not matter to other ranks: it belongs to one process, or exchanges nothing and is
-        known already.
+        The program is None if its calls do not matter to other ranks: it belongs to one process, or it exchanges
+        nothing and is already known.
         """
         with contextlib.suppress(KeyError):
             return self._programs[executed], False
@@ -88,7 +89,7 @@ class ProgramTable:
             return (program, True) if is_new else (recorded, False)
 
     def find_loaded(self, loaded: Any) -> RecordedProgram | None:
-        """Return the program of a loaded executable, which Python has just dispatched."""
+        """Return the program of a loaded executable that Python has just dispatched."""
         return self._by_loaded.get(loaded)
 
     def _describe(self, executed: Any, args: Sequence[Any]) -> RecordedProgram | None:
@@ -101,7 +102,7 @@ class ProgramTable:
         if not communicates and record is not None and is_internal_source(record[1].source):
             return None  # such as jnp.exp
         ranks, fields = program_signature.signature_fields(executed, args, record)
-        identity = (fields["key"], fields["code"], fields["source"])  # the same for a program that was compiled again
+        identity = (fields["key"], fields["code"], fields["source"])  # equal for a program that was compiled again
         if identity not in self._by_identity:
             group = self._recorder.add_group(format_ranges(ranks))
             before = self._find_announced(record, fields)
@@ -112,7 +113,7 @@ class ProgramTable:
         return self._by_identity[identity]
 
     def _find_announced(self, record: ProgramRecord | None, fields: Mapping[str, Any]) -> RecordedProgram | None:
-        """Return the program as `find_called` has described it before it was compiled."""
+        """Return the program that `find_called` described before it was compiled, or None."""
         if record is None:
             return None
         lowered = record[0]

@@ -1,8 +1,9 @@
 """Times psum, all_gather and ppermute over all devices of the job, for several sizes; prints JSON, for jaxrun doctor.
 
-A size is that of the array which each device has afterwards. A bandwidth is what each device sends at least, by the
-time of the slowest process, so that it can be compared with that of a connection: of n devices, each sends
-2 (n - 1) / n of the size for psum, (n - 1) / n of it for all_gather, and all of it for ppermute.
+A size is the size in bytes of the array that each device has at the end. A bandwidth is the least number of bytes that
+each device must send, divided by the time of the slowest process, so that it can be compared with the bandwidth of a
+connection. With n devices, each sends 2 (n - 1) / n of the size for psum, (n - 1) / n for all_gather, and all of it for
+ppermute.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-_SIZES = (2**12, 2**20, 2**23)  # at least: it is a multiple of the number of devices
-_SECONDS = 0.1  # for one collective of one size, but for its first call
+_SIZES = (2**12, 2**20, 2**23)  # bytes, rounded up to a multiple of the number of devices
+_SECONDS = 0.1  # for one collective of one size, without its first call
 _MOST_CALLS = 20
 _SLOW_S = 0.25  # a call that takes longer is not repeated, and no larger size is tried
 
@@ -39,7 +40,7 @@ Collective = Callable[[jax.Array], jax.Array]
 
 
 def collectives(devices: int) -> dict[str, tuple[Collective, float]]:
-    """By name, each with what a device sends, as a part of the size."""
+    """Return the collectives by name, each with the share of the size that a device sends."""
     ring = [(device, (device + 1) % devices) for device in range(devices)]
     return {
         "psum": (lambda x: jax.lax.psum(x, "devices"), 2 * (devices - 1) / devices),
@@ -59,7 +60,7 @@ def measure(mesh: Mesh, name: str, size: int) -> Timing:
     step(array).block_until_ready()
     taken = _slowest(mesh, _time(step, array))
     if taken <= _SLOW_S:
-        calls = int(np.clip(_SECONDS / taken, 2, _MOST_CALLS))  # alike in all processes, or some would wait for ever
+        calls = int(np.clip(_SECONDS / taken, 2, _MOST_CALLS))  # equal in all processes, or some would wait forever
         taken = _slowest(mesh, statistics.median(_time(step, array) for _ in range(calls)))
     return Timing(name, size, taken, sent * size / taken)
 
@@ -71,7 +72,7 @@ def _time(step: Collective, array: jax.Array) -> float:
 
 
 def _slowest(mesh: Mesh, seconds: float) -> float:
-    """The greatest of the processes' times."""
+    """Return the longest of the processes' times."""
     spec = PartitionSpec("devices")
     own = jax.make_array_from_callback(
         (mesh.size,), NamedSharding(mesh, spec), lambda index: np.full(1, seconds, np.float32)

@@ -44,7 +44,7 @@ def main(arguments: list[str], env: Mapping[str, str]) -> None:
         # Each process passes its own rows; together they are one array over all devices.
         batch = [jax.make_array_from_process_local_data(split, local) for local in (x[rows], y[rows], mask)]
         params, mean_loss = train_step(params, *batch)
-        # float() waits for the step: on CPU, dozens of unfinished steps can block each other for ever.
+        # float() waits for the step: on CPU, dozens of unfinished steps can block each other forever.
         loss = float(mean_loss)
         if step % 100 == 0 and is_main:
             print(f"step {step:>3}  loss {loss:.3f}", flush=True)
@@ -57,7 +57,7 @@ def main(arguments: list[str], env: Mapping[str, str]) -> None:
 
 
 def make_data() -> tuple[np.ndarray, np.ndarray]:
-    """x and y of shape [ROWS], equal on every process because the seed is."""
+    """Return x and y of shape [ROWS], equal on every process because the seed is equal."""
     random = np.random.default_rng(seed=0)
     x = random.normal(size=ROWS).astype(np.float32)
     noise = NOISE * random.normal(size=ROWS).astype(np.float32)
@@ -65,7 +65,7 @@ def make_data() -> tuple[np.ndarray, np.ndarray]:
 
 
 def endless_batches(batch_size: int) -> Iterator[tuple[Indices, Mask]]:
-    """This process's rows and mask for batch after batch, without end; each epoch has an order of its own."""
+    """Yield this process's rows and mask of each batch, without end. Each epoch has its own order."""
     for epoch in count():
         yield from batches(ROWS, batch_size, multiple=jax.local_device_count(), seed=epoch)
 
@@ -93,7 +93,7 @@ def make_train_step(mesh: Mesh) -> Step:
 
 
 def same_on_all_processes(params: jax.Array) -> np.ndarray:
-    """The parameters. Exits if the processes' copies are not equal bit for bit."""
+    """Return the parameters. Exits if the processes' copies are not equal bit for bit."""
     mine = np.asarray(params.addressable_data(0))
     copies = np.reshape(multihost_utils.process_allgather(mine), (-1, mine.size))
     for rank, copy in enumerate(copies):

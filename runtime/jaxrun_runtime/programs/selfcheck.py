@@ -1,6 +1,6 @@
 """Checks that all devices of the job compute together, with three collectives whose results are known.
 
-Every process checks the results on its own devices; a wrong one ends it with a sentence and exit status 1.
+Every process checks the results on its own devices. A wrong result ends the process with a sentence and exit status 1.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def number_of_left_neighbour(count: int) -> jax.Array:
 
 
 def check(mesh: Mesh, name: str, function: Callable[[], jax.Array], expected: np.ndarray) -> None:
-    """Run `function` on every device; exit if the piece on one of ours is not its row of `expected`."""
+    """Run `function` on every device. Exits if the piece on one of this process's devices is not as `expected`."""
     spec = PartitionSpec("devices")
     result = jax.jit(jax.shard_map(function, mesh=mesh, in_specs=(), out_specs=spec))()
     for piece in result.addressable_shards:
@@ -70,7 +70,7 @@ def check(mesh: Mesh, name: str, function: Callable[[], jax.Array], expected: np
 
 
 def device_table(devices: Sequence[jax.Device]) -> str:
-    """One line for each process: its rank, the number of its devices, and their kind."""
+    """Return a table with a line for each process: its rank, the number of its devices, and their kind."""
     lines = ["rank  devices  platform  kind"]
     alike = groupby(devices, lambda device: (device.process_index, device.platform, device.device_kind))
     for (rank, platform, kind), group in alike:

@@ -1,12 +1,12 @@
-"""Train a small network that survives: stopped or killed at any moment and started again, it ends with the same bits.
+"""Trains a small network that survives: stopped or killed at any moment and started again, it ends with the same bits.
 
-What makes that so: a step depends on nothing but the state and its own number, from which the rows of its batch follow;
-a checkpoint holds all of the state; a checkpoint that was cut short does not count. On SIGTERM, or before the time
-limit, should_stop is true on all ranks at the same step: they save, and end with status 0.
+There are three reasons. A step depends only on the state and its own number, which selects the rows of its batch. A
+checkpoint holds the whole state. An incomplete checkpoint does not count. On SIGTERM, or before the time limit,
+should_stop is true on all ranks at the same step: they save, and exit with status 0.
 
-The sum of the gradients over the devices has an order of its own for each number of devices: continued on another
-number, the parameters are the same up to rounding only, and the program says so. On GPUs the bits are the same as long
-as XLA's autotuner chooses the same kernels, which jaxrun's --compile-cache keeps.
+The order in which gradients are summed depends on the number of devices. If training continues on another number, the
+parameters are equal only up to rounding, and the program says so. On GPUs the bits are equal as long as XLA's autotuner
+chooses the same kernels, which jaxrun's --compile-cache keeps.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ try:
 except ImportError as missing:
     sys.exit(f"train needs {missing.name}, which is not installed; pip install optax orbax-checkpoint")
 
-ROWS = 2000  # points on two spirals; the network tells which of them a point is on
+ROWS = 2000  # points on two spirals; the network decides which spiral a point is on
 LAYERS = (2, 64, 64, 1)
 OPTIMIZER = optax.adam(3e-3)
 EVALUATE_EVERY = 100  # steps
@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> None:
         save_interval_steps=options.save_every,
         max_to_keep=2,
         cleanup_tmp_directories=True,
-        enable_async_checkpointing=False,  # else a rank that fails to save leaves the others waiting for it
+        enable_async_checkpointing=False,  # with it, the other ranks would wait for a rank that fails to save
     )
     with ocp.CheckpointManager(options.directory.resolve(), options=policy) as checkpoints:
         done = checkpoints.latest_step() or 0
@@ -70,7 +70,7 @@ def main(arguments: list[str]) -> None:
         while done < options.steps:
             began = time.monotonic()
             state, loss = train_step(state, batch_of_step(done, options.batch_size, split))
-            loss = float(loss)  # waits for the step: on CPU, dozens of unfinished steps can block each other for ever
+            loss = float(loss)  # waits for the step: on CPU, dozens of unfinished steps can block each other forever
             done += 1
             save()
             if done % options.snapshot_every == 0:
@@ -97,12 +97,12 @@ def start() -> State:
 
 
 def restore(checkpoints: Any, step: int, state: State, description: dict[str, int]) -> State:
-    """The state after `step`. Exits if it was saved by a run with another batch size."""
+    """Return the state after `step`. Exits if it was saved by a run with another batch size."""
     items = ocp.args.Composite(state=ocp.args.StandardRestore(state), description=ocp.args.JsonRestore())
     saved = checkpoints.restore(step, args=items)
     before = saved.description
     if before["batch_size"] != description["batch_size"]:
-        sys.exit(f"train: {checkpoints.directory} is of --batch-size {before['batch_size']}; give that, or another DIR")
+        sys.exit(f"train: {checkpoints.directory} has --batch-size {before['batch_size']}; give that, or another DIR")
     same = "bit for bit" if jax.default_backend() == "cpu" else "on as many devices"
     devices = "1 device" if before["devices"] == 1 else f"{before['devices']} devices"
     other = f"saved on {devices}, so equal to an undisturbed run only up to rounding"
@@ -112,7 +112,7 @@ def restore(checkpoints: Any, step: int, state: State, description: dict[str, in
 
 
 def points() -> tuple[np.ndarray, np.ndarray]:
-    """Points [ROWS, 2] on two spirals, and for each which one it is on; equal on every process."""
+    """Return points [ROWS, 2] on two spirals, and labels [ROWS] with the spiral of each; equal on every process."""
     random = np.random.default_rng(seed=0)
     label = np.arange(ROWS) % 2
     turn = 3 * np.pi * np.sqrt(random.uniform(0.02, 1, ROWS))
@@ -125,14 +125,14 @@ POINTS, LABELS = points()
 
 
 def batch_of_step(step: int, size: int, split: NamedSharding) -> Batch:
-    """The batch of a step, which is a function of its number: each epoch has an order of its own."""
+    """Return the batch of a step. It depends only on the step's number; each epoch has its own order."""
     epoch, number = divmod(step, -(-ROWS // size))
     rows, mask = next(islice(jr.batches(ROWS, size, multiple=jax.local_device_count(), seed=(0, epoch)), number, None))
     return spread(split, POINTS[rows], LABELS[rows], mask)
 
 
 def spread(split: NamedSharding, *local: np.ndarray) -> Batch:
-    """Arrays over all devices, of the rows of each process."""
+    """Return arrays over all devices, made from the rows of each process."""
     points, labels, mask = (jax.make_array_from_process_local_data(split, rows) for rows in local)
     return points, labels, mask
 
@@ -165,7 +165,7 @@ def count_right(params: Any, batch: Batch) -> jax.Array:
 
 
 def evaluate(state: State, size: int, split: NamedSharding) -> float | None:
-    """The share of all points that are told right; None where the program should rather stop."""
+    """Return the share of points that are classified correctly; None if the program should stop."""
     right = 0
     for rows, mask in jr.batches(ROWS, size, multiple=jax.local_device_count()):
         if jr.should_stop():
@@ -175,7 +175,7 @@ def evaluate(state: State, size: int, split: NamedSharding) -> float | None:
 
 
 def fingerprint(state: State) -> str:
-    """A hash of every bit of the parameters."""
+    """Return a hash of every bit of the parameters."""
     leaves = jax.tree.leaves(state["params"])
     return hashlib.sha256(b"".join(np.asarray(leaf.addressable_data(0)).tobytes() for leaf in leaves)).hexdigest()[:16]
 

@@ -1,1 +1,1 @@
-"""A rank of a gang that runs tests: its pytest session, the fixture `gang`, and its debugger."""
+"""Runs tests in a rank of a gang: the rank's pytest session, the fixture `gang`, and debuggers."""

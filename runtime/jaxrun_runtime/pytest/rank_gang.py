@@ -1,4 +1,4 @@
-"""What a test on a rank asks of the parent: the fixture `gang`, with gathers and faults, and debuggers.
+"""The fixture `gang` of a test on a rank, with gathers and faults, and debuggers. All of them use the parent process.
 
 Gathers go through the parent, not through JAX: the parent knows when a rank will never come, and the ranks' collectives
 are not disturbed. A debugger reads from and writes to the parent's terminal.
@@ -23,18 +23,18 @@ from jaxrun_runtime import debugger, joint_calls
 from jaxrun_runtime.gang import calls
 from jaxrun_runtime.gang.calls import CallerConnection
 
-_OWN_DEATH_TIMEOUT_S = 60.0  # for a rank that waits to be killed at its own request
+_OWN_DEATH_TIMEOUT_S = 60.0  # wait of a rank that has asked to be killed
 
 
 class PeerLostError(RuntimeError):
-    """This rank waited for other ranks, one of which will never come."""
+    """Raised when this rank waits for other ranks, and one of them will never come."""
 
 
 class RankGang:
     """This rank, and the other ranks of its test.
 
-    rank, size:        of this process; number of processes
-    local_rank, host:  its place on its host, and the host's name
+    rank, size:        number of this process; number of processes
+    local_rank, host:  number of this process on its host; the host's name
     devices:           number of devices of this process
     is_main:           rank == 0
     """
@@ -57,17 +57,17 @@ class RankGang:
         return len(jax.local_devices())
 
     def barrier(self, name: str = "") -> None:
-        """Wait until all ranks are here; `name` must be the same on all."""
+        """Wait until all ranks have called this with the same `name`."""
         __tracebackhide__ = True
         self._gather(GANG_BARRIER, f"gang.barrier({name!r})" if name else "gang.barrier()", None)
 
     def allgather(self, value: Any) -> list[Any]:
-        """The values of all ranks, by rank: anything small that can be pickled."""
+        """Return the values of all ranks, by rank. `value`: anything small that can be pickled."""
         __tracebackhide__ = True
         return [pickle.loads(one) for one in self._gather(GANG_ALLGATHER, "gang.allgather()", value)]
 
     def broadcast(self, value: Any = None, root: int = 0) -> Any:
-        """The value of rank `root`, on all ranks."""
+        """Return the value of rank `root`, on all ranks."""
         __tracebackhide__ = True
         if root not in range(self.size):
             raise ValueError(f"root={root!r} is not one of the ranks 0 to {self.size - 1}")
@@ -75,17 +75,17 @@ class RankGang:
         return pickle.loads(self._gather(GANG_BROADCAST, f"gang.broadcast(root={root})", own, root)[0])
 
     def kill(self, rank: int) -> None:
-        """Kill a rank with SIGKILL, once even if all ranks call this. On that rank this never returns."""
+        """Kill a rank with SIGKILL, once even if all ranks call this. It never returns on that rank."""
         __tracebackhide__ = True
         self._request_fault("kill", rank)
 
     def pause(self, rank: int) -> None:
-        """Stop a rank with SIGSTOP: it lives, and does nothing."""
+        """Stop a rank with SIGSTOP. The process stays alive, but does nothing."""
         __tracebackhide__ = True
         self._request_fault("pause", rank)
 
     def begin_test(self) -> None:
-        """Count the calls of this test alone: in the one before, ranks may have made unequally many."""
+        """Reset the counts of joint calls: in the previous test, ranks may have made different numbers of calls."""
         joint_calls.forget(GANG_BARRIER, GANG_ALLGATHER, GANG_BROADCAST)
 
     def _gather(self, function: str, where: str, value: Any, root: int = -1) -> tuple[bytes, ...]:
@@ -105,7 +105,7 @@ class RankGang:
         self._parent.send(FaultRequest(kind, rank))
         if kind == "kill" and rank == self.rank:
             time.sleep(_OWN_DEATH_TIMEOUT_S)
-            pytest.fail(f"this rank was to be killed, and is still there after {_OWN_DEATH_TIMEOUT_S:g} s")
+            pytest.fail(f"this rank asked to be killed, but still lives after {_OWN_DEATH_TIMEOUT_S:g} s")
 
 
 # ---- debuggers: --pdb and breakpoint()
@@ -125,7 +125,7 @@ def post_mortem(error: BaseException) -> None:
 
 
 def _is_pytest_frame(frames: TracebackType) -> bool:
-    """Whether the frame is pytest's own: these are above all frames of the user's."""
+    """Whether the frame is pytest's own. Such frames are above all frames of the user."""
     return str(frames.tb_frame.f_globals.get("__name__", "")).partition(".")[0] in ("_pytest", "pluggy")
 
 

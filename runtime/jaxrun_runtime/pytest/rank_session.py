@@ -1,6 +1,6 @@
-"""The pytest session in a rank of a gang: collects the same files as the parent, then runs the tests it is sent.
+"""The pytest session in a rank of a gang: collects the same files as the parent, then runs the tests that it names.
 
-Each phase is reported when it ends. Fixtures are kept between tests, as in any session.
+The session reports each phase when it ends. Fixtures are kept between tests, as in any session.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from jaxrun_runtime.pytest.rank_gang import PeerLostError, RankGang, post_mortem
 
 _ERROR_LENGTH = 500  # characters of a failure that are shown above its debugger
 _REMOVED_PLUGINS = ("terminal", "faulthandler")  # they report to a terminal, or replace our handlers of fatal signals
-# They would run a test again on one rank only, or end a rank that takes too long, which the parent does. Their marks
-# must be known, so they are removed only when they are configured.
+# These plugins would rerun a test on one rank only, or end a rank that takes too long; the parent does both. They are
+# removed only after they are configured, because their marks must be known.
 _MARKS_ONLY_PLUGINS = ("rerunfailures", "timeout")
 
 
 def run_session(settings: SessionSettings) -> tuple[int, str, str]:
     """Run tests until the parent ends the call.
 
-    Returns pytest's exit status, its internal error, and the KeyboardInterrupt or pytest.exit() that has ended it;
-    "" where there is none.
+    Returns pytest's exit status, its internal error, and the KeyboardInterrupt or pytest.exit() that ended it, both as
+    text; "" if there was none.
     """
     parent = calls.current_call()
     sys.path[:] = settings.path
@@ -57,18 +57,18 @@ def run_session(settings: SessionSettings) -> tuple[int, str, str]:
 
 
 def _configure(settings: SessionSettings, parent: CallerConnection, shares_files: bool) -> pytest.Config:
-    """pytest's configuration with the parent's options, as far as they do not belong to the whole run."""
+    """Return pytest's configuration with those of the parent's options that do not concern the whole run."""
     arguments = [word for plugin in settings.plugins for word in ("-p", plugin)]
     arguments += ["--rootdir", settings.root, *(["-c", settings.ini] if settings.ini else []), *settings.files]
     options: dict[str, Any] = {}
     for name, pickled in settings.options.items():
         with contextlib.suppress(Exception):  # a class that only the parent can import
             options[name] = pickle.loads(pickled)
-    # Without a shared directory, pytest makes one of its own, and removes it later.
+    # Without a shared directory, pytest makes its own directory, and removes it later.
     options["basetemp"] = os.path.join(settings.directory, f"rank-{parent.rank}") if shares_files else None
     config = pytest.Config.fromdictargs(options, arguments)
     _remove_plugins(config, _REMOVED_PLUGINS)
-    # pytest-xdist's convention, by which plugins know that another process reports.
+    # pytest-xdist's convention: it tells plugins that another process reports.
     rank = {"workerid": f"rank{parent.rank}", "workercount": parent.size, "testrunuid": settings.directory}
     config.workerinput = {**rank, "mainargv": ["pytest"]}  # type: ignore[attr-defined]
     config.workeroutput = {}  # type: ignore[attr-defined]
@@ -81,13 +81,13 @@ def _remove_plugins(config: pytest.Config, plugins: Iterable[str]) -> None:
 
 
 class RankPlugin:
-    """Runs the tests that the parent names and sends it their reports, warnings and failures.
+    """Runs the tests that the parent names, and sends it their reports, warnings and failures.
 
-    gang:            the value of the fixture of that name
+    gang:            the value of the fixture `gang`
     shared:          the running test's directory for shared_tmp_path
     shares_files:    whether this rank sees the parent's temporary files
-    internal_error:  pytest's, as text; empty without one
-    interruption:    the KeyboardInterrupt or pytest.exit() that has ended the session, as text; empty without one
+    internal_error:  pytest's internal error, as text; empty if there was none
+    interruption:    the KeyboardInterrupt or pytest.exit() that ended the session, as text; empty if there was none
     """
 
     def __init__(
@@ -143,14 +143,14 @@ class RankPlugin:
         file = test.partition("::")[0]
         of_file = [text for text in self._collection_errors if text.startswith(file)]
         text = "\n".join(of_file or self._collection_errors) or (
-            f"{test} was not collected on rank {self._parent.rank}, but in the process that pytest was started in; "
-            "do its parameters depend on devices, time or chance?"
+            f"{test} was collected in the process that runs pytest, but not on rank {self._parent.rank}; do its "
+            "parameters depend on devices, time or chance?"
         )
         return pytest.TestReport(test, (file, None, test), {}, "failed", text, "setup")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        # Another test may come than next_test has named: with -x, or if another worker of pytest-xdist took that one.
+        # This may not be the test that next_test named: with -x, or if another worker of pytest-xdist took that test.
         item.session._setupstate.teardown_exact(item)
 
     @pytest.hookimpl(wrapper=True)
@@ -193,7 +193,7 @@ class RankPlugin:
 
     def pytest_internalerror(self, excrepr: Any) -> bool:
         self.internal_error = str(excrepr)
-        return True  # pytest need not print it
+        return True  # pytest does not print it
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         error = excinfo.value
@@ -203,7 +203,7 @@ class RankPlugin:
 
 
 def _redirect_capture(plugins: Any, path: str) -> tuple[str, str] | None:
-    """Make pytest capture this rank's output in named files, which can be read when the rank has died.
+    """Make pytest capture this rank's output in named files, which the parent can read after the rank has died.
 
     Returns the names of the files for stdout and stderr; None if pytest does not capture file descriptors.
     """
@@ -222,10 +222,10 @@ def _redirect_capture(plugins: Any, path: str) -> tuple[str, str] | None:
 
 @contextlib.contextmanager
 def _measure_coverage(config: str, environ: Mapping[str, str]) -> Iterator[None]:
-    """Measure coverage as the parent does, and save it before the parent is told that the session has ended.
+    """Measure coverage as the parent does, and save it before the session reports its end to the parent.
 
-    config:   of coverage, as CoverageConfig.serialize returns it; empty: do not measure
-    environ:  variables with which processes that tests start are measured, too
+    config:   coverage's configuration, from CoverageConfig.serialize; empty: do not measure
+    environ:  variables that make processes of tests measure coverage, too
     """
     os.environ.update(environ)
     if not config:

@@ -1,1 +1,1 @@
-"""Snapshots of the program's state in the memory of its hosts, from which the next attempt goes on."""
+"""Snapshots of the program's state in the memory of its hosts, from which the next attempt continues."""

@@ -1,4 +1,4 @@
-"""Whether all ranks may take a snapshot: what each one says before anybody writes, and the answer, equal for all."""
+"""Checks whether all ranks may take a snapshot, before any rank writes: facts of each rank, and the joint answer."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _MAX_HOSTS = 3
 
 
 class Check(NamedTuple):
-    """What one rank says.
+    """The facts of one rank.
 
-    step:       of the snapshot; None if it is none
-    wrong:      a line for each argument that is wrong
+    step:       the step's number; None if it is not valid
+    wrong:      a line for each wrong argument
     layout:     a digest of the leaves and their regions, which must be equal on all ranks
-    values:     a digest of the values that must be
-    room:       of its host, if this rank speaks for it, and the snapshot may need more than its slot takes
+    values:     a digest of the values that must be equal on all ranks
+    room:       the memory of its host, if this rank reports for the host and the snapshot may need more
     """
 
     step: int | None = None
@@ -38,9 +38,10 @@ class Check(NamedTuple):
 
 
 class CheckResult(NamedTuple):
-    """Whether to go on, and why not.
+    """Whether all ranks may continue.
 
-    kind:  GO_ON, USAGE or NO_MEMORY; or COMPARE_LAYOUTS or COMPARE_VALUES: the ranks find out which leaves differ
+    kind:  GO_ON; USAGE or NO_MEMORY, with the error as `text`; COMPARE_LAYOUTS or COMPARE_VALUES: the ranks must find
+           out which leaves differ
     """
 
     kind: str
@@ -52,10 +53,10 @@ COMPARE_LAYOUTS, COMPARE_VALUES = "compare layouts", "compare values"
 
 
 def answer(checks: Sequence[Check], slot: int, by_host: Mapping[str, int], hosts: Sequence[str]) -> CheckResult:
-    """What all ranks do.
+    """Decide for all ranks.
 
-    slot:     that is written to
-    by_host:  how many bytes the snapshot takes on each host
+    slot:     the slot to write to
+    by_host:  number of bytes that the snapshot takes on each host
     """
     if wrong := structure.merge_lines([check.wrong for check in checks]):
         return CheckResult(USAGE, structure.join_lines(SNAPSHOT_START, wrong))
@@ -89,7 +90,7 @@ def _answer_about_room(rooms: Mapping[str, Room], slot: int, by_host: Mapping[st
 
 
 def step_number(step: Any) -> tuple[int | None, list[str]]:
-    """The step as a number, or a line about what is wrong."""
+    """Return the step as a number, or None and a line about what is wrong."""
     try:
         number = operator.index(step)
     except TypeError:

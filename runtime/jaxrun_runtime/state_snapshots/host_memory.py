@@ -1,11 +1,12 @@
-"""The files in /dev/shm that outlive the ranks: each has one region of a snapshot, and is whole or void.
+"""The files in /dev/shm that outlive the ranks. Each file has one region of a snapshot, and is whole or void.
 
     0_-1_…  0_0_…  0_1_…     slot 0: the description of the state, and the regions of its leaves
-    1_-1_…  1_0_…            slot 1: of another snapshot
+    1_-1_…  1_0_…            slot 1: another snapshot
 
-A file has a header and the region's bytes. The header is written last, with a checksum of all; what is written beyond
-it makes it void. Snapshots take the two slots in turn. A file that the next but one has too is overwritten in place,
-as its memory need not be cleared again; what else is in its slot is removed before any rank writes.
+A file has a header and the region's bytes. The header is written last, with a checksum of everything; any later write
+to the bytes makes the file void. Snapshots use the two slots in turn. If a new snapshot has a file of the same name, it
+overwrites the file in place, so that the kernel need not clear memory again. All other files of the slot are removed
+before any rank writes.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from jaxrun_runtime.state_snapshots.placement import (
     header_bytes,
 )
 
-_CHUNK_BYTES = 16 * 2**20  # that are checked, and sent, at a time
+_CHUNK_BYTES = 16 * 2**20  # bytes that are checked, and sent, at a time
 _HEADER = struct.Struct("<QQq16slLL12x")  # attempt, number, step, structure, leaf, axes, checksum; then the bounds
 _AXIS = struct.Struct("<QQ")
 _BLOCK_BYTES = 512  # of st_blocks
@@ -42,14 +43,14 @@ Read = Callable[[str, int, int], Data]
 
 
 class HostMemory:
-    """What is kept on a host."""
+    """The snapshots' files on one host."""
 
     def __init__(self, job_id: str, host: str) -> None:
-        """Raises OSError if there is no such memory, or it is not this user's alone."""
+        """Open the directory. Raises OSError if it cannot be made, or other users may enter it."""
         self._directory = open_shared_directory(snapshot_directory(job_id, host))
 
     def write(self, name: str, size: int, offset: int, data: Data) -> None:
-        """Write into a file, which is made if need be, and has then `size` bytes. Raises OSError without memory."""
+        """Write `data` into a file. Creates the file, or resizes it to `size` bytes. Raises OSError without memory."""
         fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE, dir_fd=self._directory)
         try:
             if os.fstat(fd).st_size != size:
@@ -65,7 +66,7 @@ class HostMemory:
             os.close(fd)
 
     def read(self, name: str, offset: int, nbytes: int) -> bytes:
-        """Raises OSError if the file is not there, or shorter."""
+        """Return `nbytes` bytes of a file. Raises OSError if the file does not exist or is shorter."""
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._directory)
         try:
             data = os.pread(fd, nbytes, offset)
@@ -95,7 +96,7 @@ class HostMemory:
         return sorted(os.listdir(self._directory))
 
     def find_whole(self, name: str) -> tuple[StateSnapshot, Region] | None:
-        """What a file has, if each of its bytes is what was written."""
+        """Return the snapshot and region of a file, or None if its checksum is wrong."""
         with contextlib.suppress(OSError, ValueError, struct.error):
             snapshot, region, known = self._read_header(name)
             checksum, header = _start_checksum(snapshot, region), header_bytes(region)
@@ -111,19 +112,19 @@ class HostMemory:
         return StateSnapshot(attempt, number, step, structure.decode()), Region(leaf, bounds), checksum
 
     def read_whole(self, snapshot: StateSnapshot, region: Region) -> bytes:
-        """The bytes of a region that is here, of whatever length. Raises OSError."""
+        """Return all bytes of a region that this host has. Raises OSError."""
         name, header = file_name(snapshot.slot, region), header_bytes(region)
         return self.read(name, header, os.stat(name, dir_fd=self._directory).st_size - header)
 
     def empty_slot(self, slot: int, but: Collection[str]) -> None:
-        """Remove all files of the slot, and those of none, but for the names given. Raises OSError."""
+        """Remove all files of the slot, and files of no slot, except the names in `but`. Raises OSError."""
         others = tuple(f"{other}_" for other in range(SLOTS) if other != slot)
         for name in self.names():
             if name not in but and not name.startswith(others):
                 os.unlink(name, dir_fd=self._directory)
 
     def room(self) -> Room:
-        """How much memory is left on this host, and what each slot takes of it."""
+        """Return how much memory is free on this host, and how much each slot takes."""
         there = os.fstatvfs(self._directory)
         facts = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         free = [there.f_bavail * there.f_frsize, int(facts["MemAvailable"].split()[0]) * 1024, *_left_in_cgroups()]
@@ -160,14 +161,14 @@ def _start_checksum(snapshot: StateSnapshot, region: Region) -> int:
 
 
 def _chunks(read: Read, name: str, header: int, nbytes: int) -> Iterator[tuple[int, Data]]:
-    """The bytes of a region after its header, in chunks with their offsets in the file."""
+    """Yield the bytes of a region, without its header, in chunks with their offsets in the file."""
     end = header + nbytes
     for offset in range(header, end, _CHUNK_BYTES):
         yield offset, read(name, offset, min(_CHUNK_BYTES, end - offset))
 
 
 def _left_in_cgroups() -> Iterator[int]:
-    """How much each memory cgroup of this process, of version 2, leaves it beside what cannot be reclaimed."""
+    """Yield how many bytes each memory cgroup (version 2) of this process allows beyond what cannot be reclaimed."""
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/self/cgroup").read_text().splitlines()
         own = _CGROUP / next(line for line in lines if line.startswith("0::"))[3:].lstrip("/")

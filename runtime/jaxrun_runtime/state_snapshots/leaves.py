@@ -1,7 +1,7 @@
-"""The leaves of a program's state: what they are, their regions by sharding, their bytes, and leaves of bytes again.
+"""The leaves of a program's state: their facts, their regions, their bytes, and how leaves are made from bytes.
 
-An array of all ranks has regions by its sharding. A value on the host, or an array on devices of this rank alone, must
-be equal on all ranks, and is kept like an array of which all have a replica.
+The regions of an array over all ranks follow from its sharding. A value on the host, or an array on devices of this
+rank only, must be equal on all ranks, and is kept like an array that is replicated on all of them.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _UNKNOWN = "make it a jax.Array, a numpy array or a Python number, or leave it o
 class StateLeaves:
     """The leaves of a state.
 
-    leaves:   with their facts, except those that cannot be kept
-    treedef:  its structure for JAX
+    leaves:   the leaves that can be kept, with their facts
+    treedef:  JAX's structure of the state
     wrong:    a line for each leaf that cannot be kept
     """
 
@@ -44,7 +44,7 @@ class StateLeaves:
 
 
 def examine(state: Any, *, has_values: bool) -> StateLeaves:
-    """Flatten the state. Without values, jax.ShapeDtypeStructs may stand for arrays, too."""
+    """Flatten the state. Without `has_values`, it may have jax.ShapeDtypeStructs instead of arrays."""
     paths, treedef = jax.tree_util.tree_flatten_with_path(state)
     leaves, wrong = [], []
     for path, leaf in paths:
@@ -58,7 +58,7 @@ def examine(state: Any, *, has_values: bool) -> StateLeaves:
 
 
 def _facts(name: str, leaf: Any, has_values: bool) -> LeafFacts | str:
-    """What the leaf is, or why it cannot be kept."""
+    """Return the facts of the leaf, or a text that says why it cannot be kept."""
     kind = type(leaf)
     if NUMBERS.get(kind.__name__) is kind:
         return LeafFacts(name, kind.__name__)
@@ -93,7 +93,7 @@ def _facts_of_array(name: str, leaf: Any) -> LeafFacts | str:
 
 
 def is_of_all(leaf: Any, size: int) -> bool:
-    """Whether the ranks have the leaf together, by its sharding; else each has a value of its own."""
+    """Whether the leaf is one array over all ranks; otherwise each rank has its own value."""
     return isinstance(leaf, jax.Array) and (size == 1 or not leaf.is_fully_addressable)
 
 
@@ -102,7 +102,7 @@ def is_in_a_file(facts: LeafFacts) -> bool:
 
 
 def regions(state: StateLeaves, size: int) -> Iterator[tuple[Region, int, list[int]]]:
-    """Those of all ranks, how many bytes they have, and which ranks hold them."""
+    """Yield the regions of all ranks, with their number of bytes and the ranks that hold them."""
     for number, (facts, leaf) in enumerate(state.leaves):
         if not is_in_a_file(facts):
             continue
@@ -117,23 +117,23 @@ def regions(state: StateLeaves, size: int) -> Iterator[tuple[Region, int, list[i
 
 
 def values(state: StateLeaves, size: int) -> dict[Region, Any]:
-    """What this rank holds, by region."""
+    """Return the values that this rank holds, by region."""
     found = {}
     for number, (facts, leaf) in enumerate(state.leaves):
         if is_in_a_file(facts) and not is_of_all(leaf, size):
             found[Region(number, whole_of(facts))] = leaf
         elif is_in_a_file(facts) and leaf.sharding.addressable_devices:
-            if leaf.is_fully_replicated:  # on JAX 0.12.0 it has no addressable_shards if device_put has made it
+            if leaf.is_fully_replicated:  # JAX 0.12.0: no addressable_shards if device_put made the array
                 found[Region(number, whole_of(facts))] = leaf.addressable_data(0)
                 continue
-            indices = leaf.sharding.addressable_devices_indices_map(facts.shape)  # a shard of keys has one axis more
+            indices = leaf.sharding.addressable_devices_indices_map(facts.shape)  # a shard of keys has one more axis
             for shard in leaf.addressable_shards:
                 found[Region(number, bounds_of(indices[shard.device], facts))] = shard.data
     return found
 
 
 def own_values(state: StateLeaves, size: int) -> dict[str, str | int]:
-    """By name, a checksum or text of each value that must be equal on all ranks."""
+    """Return a checksum or text of each value that must be equal on all ranks, by name."""
     found: dict[str, str | int] = {}
     for facts, leaf in state.leaves:
         if not is_in_a_file(facts):
@@ -144,7 +144,7 @@ def own_values(state: StateLeaves, size: int) -> dict[str, str | int]:
 
 
 def numbers(state: StateLeaves) -> dict[int, str]:
-    """The Python numbers, as text, by leaf."""
+    """Return the Python numbers as text, by the leaf's number."""
     found = enumerate(state.leaves)
     return {n: structure.number_text(leaf) for n, (facts, leaf) in found if not is_in_a_file(facts)}
 
@@ -153,7 +153,7 @@ def numbers(state: StateLeaves) -> dict[int, str]:
 
 
 def to_bytes(value: Any) -> memoryview:
-    """The bytes of an array; waits for them."""
+    """Return the bytes of an array. Waits until they are computed and copied."""
     if isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
         value = jax.random.key_data(value)
     return memoryview(np.ascontiguousarray(np.asarray(value)).reshape(-1).view(np.uint8))
@@ -166,7 +166,7 @@ def copy_to_host(value: Any) -> None:
 
 
 def item_type(facts: LeafFacts) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """The type of what is kept of each item, and its shape: of a key, the words of its data."""
+    """Return the type and shape in which each item is kept. A key is kept as the words of its data."""
     if facts.kind != KEY:
         return np.dtype(facts.dtype), ()
     return _key_type(facts.key_impl)
@@ -183,11 +183,11 @@ def _key_type(impl: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
     return np.dtype(words.dtype), tuple(words.shape)
 
 
-# ---- leaves again
+# ---- leaves from bytes
 
 
 def make_leaf(facts: LeafFacts, like: Any, load: Callable[[Bounds], NDArray[Any]]) -> Any:
-    """The leaf as it was, but for a weak type, of what `load` returns for its regions; an array is where `like` is."""
+    """Make the leaf from its regions, which `load` returns. Arrays get the sharding of `like`, and no weak type yet."""
     whole = whole_of(facts)
     if facts.kind == NUMPY:
         return load(whole)
@@ -200,7 +200,7 @@ def make_leaf(facts: LeafFacts, like: Any, load: Callable[[Bounds], NDArray[Any]
 
     if (sharding := _sharding(like)) is None:
         return jax.numpy.asarray(piece(whole))
-    # JAX asks for the type only where this rank has no part of the array.
+    # JAX needs the type only if this rank has no part of the array.
     more = {} if sharding.addressable_devices else {"dtype": _dtype_in_jax(facts)}
     return jax.make_array_from_callback(facts.shape, sharding, lambda index: piece(bounds_of(index, facts)), **more)
 
@@ -212,7 +212,7 @@ def _dtype_in_jax(facts: LeafFacts) -> Any:
 
 
 def make_weak(facts: LeafFacts, like: Any, array: Any) -> Any:
-    """The array with its weak type. All ranks must call this, as it is a program for the devices of the array."""
+    """Return the array with its weak type. All ranks must call this: it runs a program on the array's devices."""
     kind = np.dtype(facts.dtype).kind if facts.weak_type else ""
     if kind not in _WEAK_ZEROS or jax.numpy.asarray(_WEAK_ZEROS[kind]).dtype != array.dtype:
         return array
@@ -226,7 +226,7 @@ def make_weak(facts: LeafFacts, like: Any, array: Any) -> Any:
 
 
 def _sharding(like: Any) -> Any:
-    """Where `like` says that an array is; None where JAX may choose, as it may move it later."""
+    """Return the sharding of `like`; None if JAX may choose, because it may move the array later."""
     sharding = getattr(like, "sharding", None)
     if sharding is None or (sharding.is_fully_addressable and not getattr(like, "committed", True)):
         return None

@@ -1,11 +1,12 @@
-"""The memory of another host, by a connection to one of its ranks: it is read and written as that of the own host.
+"""Reads and writes the snapshots' files on another host, through a connection to one of its ranks.
 
     {"name": …, "offset": …, "size": …, "is_write": …} + chunk    ──────────▶
                                                                   ◀──────────    {"error": …} + chunk
 
-The messages are those of gang_messages, with JSON in their notes: nothing is unpickled. Each end proves in a handshake
-that it knows the ranks' token, and each message has a tag. In the place of a digest it is of AES-GCM's hash with a key
-of the ranks, which takes a twentieth of the time: as only the tags are sent, nobody learns anything of that key.
+The messages have the format of gang_messages, with JSON in their notes: nothing is unpickled. Each end proves in a
+handshake that it knows the ranks' token, and each message has a tag. The tag uses AES-GCM's hash with a key of the
+ranks instead of a digest, because it takes a twentieth of the time. Only the tags are sent, so they do not reveal the
+key.
 """
 
 from __future__ import annotations
@@ -31,15 +32,12 @@ from jaxrun_runtime.state_snapshots.host_memory import Data, HostMemory
 
 _CONNECT_TIMEOUT_S = 30.0
 _HANDSHAKE_TIMEOUT_S = 10.0
-_MAX_UNPROVEN = 64  # connections; when there are more, the first is dropped
+_MAX_UNPROVEN = 64  # connections without a handshake; beyond that the first is dropped
 _NONCE = bytes(12)
 
 
 class PeerMemory:
-    """The memory of the host of another rank.
-
-    Its operations also raise ConnectionError or ProtocolError.
-    """
+    """The snapshots' files on the host of another rank. Methods raise OSError, ConnectionError or ProtocolError."""
 
     def __init__(self, rank: int, address: str, token: str, own_rank: int) -> None:
         """Connect. Raises UnavailableError."""
@@ -73,13 +71,13 @@ def _open_connection(
 
 
 class RankServer:
-    """Reads and writes for other ranks what is on this host; a thread for each connection."""
+    """Reads and writes this host's files for other ranks, with a thread for each connection."""
 
     def __init__(self, memory: HostMemory, token: str, ip: str) -> None:
         """Listen at a port of `ip`. Raises OSError."""
         self._memory = memory
         self._token = token
-        self._unproven: deque[socket.socket] = deque()  # or gone
+        self._unproven: deque[socket.socket] = deque()  # some may be closed already
         self._listening = socket.create_server((ip, 0), family=socket.AF_INET6 if ":" in ip else socket.AF_INET)
         self.address = str(Address(ip, self._listening.getsockname()[1]))
         threading.Thread(target=self._accept, name="jaxrun-peers", daemon=True).start()
@@ -101,7 +99,7 @@ class RankServer:
         with connection, contextlib.suppress(EOFError, OSError, ProtocolError, ValueError):
             handshake = ServerHandshake(connection, self._token)
             connection.settimeout(_HANDSHAKE_TIMEOUT_S)
-            handshake.advance()  # which waits now
+            handshake.advance()  # blocks, because the socket has a timeout
             self._unproven.remove(connection)
             peer = _open_connection(handshake.number, connection, handshake.tags, self._token)
             while True:

@@ -1,8 +1,8 @@
-"""Which rank keeps which part of the state, and whether what is left of it is the whole: values and decisions.
+"""Decides which rank keeps which part of the state, and whether the parts that are left are the whole. Pure.
 
-An array is cut into regions, as its sharding has it. Of the ranks of a host that hold a region, one keeps it; and it
-sends a copy to a rank of the next host, in a ring, if no other host holds that region. So a host keeps no byte of the
-state twice, and the state outlives each host, and any hosts that are not neighbours.
+An array is cut into regions according to its sharding. On each host that holds a region, one of its ranks keeps it. If
+only one host holds the region, that rank also sends a copy to a rank of the next host, in a ring. So a host keeps no
+byte of the state twice, and the state outlives any one host, and any hosts that are not neighbours.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 SLOTS = 2
-DESCRIPTION = -1  # stands for a leaf: the description of the whole state, which each host has
-_HEADER_BYTES = 64  # at the start of a file, which has one region
+DESCRIPTION = -1  # used instead of a leaf's number for the description of the whole state, which each host has
+_HEADER_BYTES = 64  # at the start of each file
 _AXIS_BYTES = 16
 _PAGE_BYTES = 4096
 Bounds = tuple[tuple[int, int], ...]  # of a region: start and stop along each axis
@@ -28,7 +28,7 @@ class Region(NamedTuple):
 
 
 class KeptRegion(NamedTuple):
-    """Which ranks keep a region as they hold it, and which ones copies that are sent to them."""
+    """A region, with the ranks that keep it because they hold it, and the ranks that keep a copy sent to them."""
 
     region: Region
     nbytes: int
@@ -37,9 +37,10 @@ class KeptRegion(NamedTuple):
 
 
 def share_out(regions: Iterable[tuple[Region, int, Iterable[int]]], hosts: Sequence[str]) -> list[KeptRegion]:
-    """Who keeps the regions, given with their bytes and holders, where the rank r is on `hosts[r]`.
+    """Decide which ranks keep the regions. The result is equal on all ranks; the ranks of a host take turns.
 
-    Equal on all ranks; those of a host take turns.
+    regions:  each with its number of bytes and the ranks that hold it
+    hosts:    the host of each rank
     """
     ranks_of: dict[str, list[int]] = {}
     for rank, host in enumerate(hosts):
@@ -57,7 +58,7 @@ def share_out(regions: Iterable[tuple[Region, int, Iterable[int]]], hosts: Seque
 
 
 def memory_by_host(shares: Iterable[KeptRegion], hosts: Sequence[str]) -> Mapping[str, int]:
-    """How many bytes one snapshot takes on each host."""
+    """Return the number of bytes that one snapshot takes on each host."""
     total = Counter[str]()
     for kept in shares:
         for rank in (*kept.keepers, *kept.copies):
@@ -66,20 +67,21 @@ def memory_by_host(shares: Iterable[KeptRegion], hosts: Sequence[str]) -> Mappin
 
 
 def header_bytes(region: Region) -> int:
-    """How long the header is of the file that has the region."""
+    """Return the length of the header of the region's file."""
     return _HEADER_BYTES + _AXIS_BYTES * len(region.bounds)
 
 
 class Room(NamedTuple):
-    """The memory of a host, in bytes: what is free, and what the files of each slot take."""
+    """The memory of a host in bytes: how much is free, and how much the files of each slot take."""
 
     free: int
     held: Sequence[int]
 
 
 def lacks_room(room: Room, slot: int, nbytes: int) -> tuple[int, int] | None:
-    """What is needed to write a snapshot of so many bytes into the slot, and later one into the other, and what is
-    there for that; None if it is enough.
+    """Whether the host lacks memory for a snapshot of `nbytes` in the slot, and later for another in the other slot.
+
+    Returns the bytes needed and the bytes available; None if there is enough memory.
     """
     for needed, there in ((nbytes, room.free + room.held[slot]), (SLOTS * nbytes, room.free + sum(room.held))):
         if needed > there:
@@ -91,10 +93,10 @@ def lacks_room(room: Room, slot: int, nbytes: int) -> tuple[int, int] | None:
 
 
 class StateSnapshot(NamedTuple):
-    """One snapshot. The later one of two is greater.
+    """Identifies a snapshot. Of two snapshots, the later one is greater.
 
-    number:     of the snapshot in the attempt; those of an attempt grow
-    structure:  a digest of what the state is made of
+    number:     of the snapshot in the attempt; increases
+    structure:  a digest of the facts of all leaves
     """
 
     attempt: int
@@ -104,12 +106,12 @@ class StateSnapshot(NamedTuple):
 
     @property
     def slot(self) -> int:
-        """The one of each host's two slots that has it."""
+        """The slot that has the snapshot on each host."""
         return self.number % SLOTS
 
 
 def next_number(last: int, kept: StateSnapshot | None) -> int:
-    """The number of the next snapshot of the attempt after `last`, whose slot is not that of the one to be kept."""
+    """Return the number of the attempt's next snapshot after `last`, so that it does not use the slot of `kept`."""
     number = last + 1
     return number + 1 if kept is not None and number % SLOTS == kept.slot else number
 
@@ -120,7 +122,7 @@ Places = Mapping[int, Mapping[Bounds, int]]  # by leaf: a rank on whose host eac
 def gather(
     found: Iterable[tuple[int, StateSnapshot, Region]], hosts: Sequence[str], host: str
 ) -> dict[StateSnapshot, Places]:
-    """Of each snapshot where its regions are, of what ranks have found: on `host` rather than on another one."""
+    """Return where the regions of each snapshot are, from what all ranks found; prefers places on `host`."""
     snapshots: dict[StateSnapshot, dict[int, dict[Bounds, int]]] = {}
     for rank, snapshot, (leaf, bounds) in found:
         places = snapshots.setdefault(snapshot, {}).setdefault(leaf, {})
@@ -130,21 +132,21 @@ def gather(
 
 
 def cover(places: Places, leaf: int, bounds: Bounds) -> dict[Bounds, int] | None:
-    """The kept regions of which this one can be made, with their places; None if some of it is not there."""
+    """Return kept regions from which this region can be made, with their places; None if a part is missing."""
     kept = places.get(leaf, {})
     common = {there: part for there in kept if (part := overlap(there, bounds)) is not None}
-    # As the regions of a sharding do not overlap, they cover what they add up to.
+    # The regions of a sharding do not overlap, so they cover the region if their volumes add up to its volume.
     is_whole = sum(map(volume, common.values())) == volume(bounds)
     return {there: kept[there] for there in common} if is_whole else None
 
 
 def is_whole(places: Places, wholes: Mapping[int, Bounds]) -> bool:
-    """Whether all leaves are there, whose bounds these are."""
+    """Whether all leaves, given with their bounds, can be made from the kept regions."""
     return all(cover(places, leaf, bounds) is not None for leaf, bounds in wholes.items())
 
 
 def overlap(one: Bounds, other: Bounds) -> Bounds | None:
-    """What two regions of an array have in common, if anything."""
+    """Return the common part of two regions of an array; None if there is none."""
     both = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
     return both if all(start < stop for start, stop in both) else None
 

@@ -1,6 +1,6 @@
-"""The other ranks of an attempt: what all agree on, and the memory of each one's host.
+"""Communication with the other ranks of an attempt: exchanges, agreements, and access to the memory of their hosts.
 
-What ranks say to each other goes by the key-value table of JAX's coordinator, the bytes by connections of their own
+Ranks exchange small values through the key-value table of JAX's coordinator, and bytes through their own connections
 (peers.py). All ranks make the same calls in the same order.
 """
 
@@ -23,15 +23,15 @@ from jaxrun_runtime.state_snapshots import structure
 from jaxrun_runtime.state_snapshots.host_memory import HostMemory
 from jaxrun_runtime.state_snapshots.peers import PeerMemory, RankServer
 
-_IN_THE_WAY = (errno.EPERM, errno.ELOOP, errno.ENOTDIR)  # something that another user has put there, or a link
-_rounds = itertools.count()  # of this process, as each name in the table is used once
+_IN_THE_WAY = (errno.EPERM, errno.ELOOP, errno.ENOTDIR)  # another user has put something there, or it is a link
+_rounds = itertools.count()  # numbers the exchanges, because each name in the table can be used once
 
 
 class OtherRanks:
-    """All ranks, as one of them sees them.
+    """All ranks of the attempt, for one of them.
 
-    memory:  of this rank's host
-    hosts:   by rank
+    memory:  the snapshots' files on this rank's host
+    hosts:   host names, by rank
     """
 
     memory: HostMemory
@@ -54,7 +54,7 @@ class OtherRanks:
             raise RuntimeError(structure.join_lines("snapshots cannot be kept", lines))
 
     def exchange(self, value: Any) -> list[Any]:
-        """What each rank gives, by rank; JSON. Raises RuntimeError if this JAX cannot do that."""
+        """Exchange a JSON value with all ranks; returns their values by rank. Raises RuntimeError if JAX cannot."""
         texts = [_encode(value)]
         if self._env.size > 1:
             with _round(self._env.rank) as name:
@@ -62,15 +62,17 @@ class OtherRanks:
         return [_decode(text) for text in texts]
 
     def agree(self, value: Any, decide: Callable[[Sequence[Any]], Any]) -> Any:
-        """What rank 0 decides of the values that the ranks give, by rank; JSON. Takes two messages a rank.
+        """Let rank 0 decide on the JSON values of all ranks; returns its decision. Takes two messages per rank.
 
-        Raises RuntimeError if this JAX cannot do that.
+        decide:  called on rank 0 with the values by rank
+
+        Raises RuntimeError if this JAX cannot do that, or if `decide` raises.
         """
 
         def decide_on_texts(texts: Sequence[str]) -> str:
             try:
                 return _encode([decide([_decode(text) for text in texts]), ""])
-            except Exception as error:  # the others must not wait for ever
+            except Exception as error:  # the others must not wait forever
                 return _encode([None, f"rank 0 cannot decide: {type(error).__name__}: {error}"])
 
         if self._env.size == 1:
@@ -86,7 +88,7 @@ class OtherRanks:
         return decided
 
     def merge_failures(self, failure: str) -> str:
-        """What has failed on which rank; empty if nothing has anywhere."""
+        """Return what failed on which ranks, as text; empty if nothing failed on any rank."""
         text: str = self.agree(failure, self._merge)
         if text:
             self._peers.clear()  # one of the connections may be lost
@@ -97,7 +99,7 @@ class OtherRanks:
         return "; ".join(failed)
 
     def memory_of(self, rank: int) -> HostMemory | PeerMemory:
-        """The memory of the host of this rank."""
+        """Return the snapshots' files on the host of this rank."""
         if self.hosts[rank] == self._env.host:
             return self.memory
         if rank not in self._peers:
@@ -114,7 +116,7 @@ def _describe(error: OSError, host: str) -> str:
 
 @contextlib.contextmanager
 def _round(rank: int) -> Iterator[str]:
-    """The name in the table of what all ranks say next. Once they have, the round before it can be forgotten."""
+    """Yield the name of the next exchange in the table. After it, deletes the entries of the exchange before it."""
     number = next(_rounds)
     yield f"jaxrun/snapshots/{number}"
     if number and rank == 0:

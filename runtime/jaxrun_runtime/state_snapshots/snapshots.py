@@ -1,16 +1,16 @@
-"""snapshot and restore: the state of the program in the memory of its hosts, two snapshots at a time.
+"""snapshot and restore: keep the program's state in the memory of its hosts, two snapshots at a time.
 
     take          all ranks                                       in the background
     ─────────     ──────────────────────────────────────────     ──────────────────────────────────
     1 check       arguments, equal leaves, room: one answer
-    2 make room   what is old in the slot goes; all have done     (only where the layout is another)
-    3 write       each its regions, without their headers
+    2 make room   remove old files of the slot; wait for all      (only if the layout is new)
+    3 write       each rank its regions, without headers
     4 complete                                                    headers, and copies to other hosts
-    5 agree                                                       all are whole: this slot is kept now
+    5 agree                                                       all are whole: keep this slot now
 
-A slot of a host holds one snapshot and nothing else, over all attempts. The slot that is kept has the one that
-`restore` would find now, with the `like` that it had last: the latest whole one that fits. The next snapshot goes into
-the other slot. So a kill at any moment leaves one that can be restored.
+A slot of a host holds one snapshot and nothing else, over all attempts. The kept slot has the snapshot that `restore`
+would return now with its last `like`: the latest whole one that fits. The next snapshot goes into the other slot. So
+there is a snapshot to restore after a kill at any moment.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from jaxrun_runtime.state_snapshots.survey import Listing, Survey
 
 
 class RestoredState(NamedTuple):
-    """What `restore` found: the state as it was after `step`."""
+    """The result of `restore`: the state after `step`."""
 
     step: int
     state: Any
@@ -56,18 +56,18 @@ class RestoredState(NamedTuple):
 def snapshot(step: int, state: Any) -> None:
     """Keep `state` in the memory of the job's hosts, for `restore` in the next attempt.
 
-    Call it on all ranks after the same step. It returns once the state is copied; then the program may donate it. The
-    rest, a copy of each part to another host included, is done in the background, and the next call waits for it.
-    Once all of it is done, the step counts as saved. Two snapshots are kept. They outlive ranks, agents and any hosts
-    that are not neighbours in the job's list of hosts, and go with the job. Without jaxrun, and in a child of a
-    rank, it does nothing.
+    Call it on all ranks after the same step. It returns once the state is copied; then the program may donate the
+    state. Copies to other hosts are made in the background, and the next call waits for them. When they are complete,
+    the step counts as saved. Two snapshots are kept. They outlive ranks, agents, and any hosts that are not neighbours
+    in the job's list of hosts. They are deleted when the job ends. Without jaxrun, and in a child of a rank, it does
+    nothing.
 
     `state` is a pytree of jax.Arrays, typed keys, numpy arrays and Python numbers, such as a TrainState of flax. An
-    array over all ranks may have any sharding. What is not spread over the ranks must be equal on all of them.
+    array over all ranks may have any sharding. All other values must be equal on all ranks.
 
-    Raises on all ranks alike: SnapshotError (a TypeError and a ValueError) that names every leaf that cannot be kept or
-    is not equal; MemoryError if a host has less than they take (at most twice the state); RuntimeError if the snapshot
-    before is not whole, as a rank could not write it.
+    Raises on all ranks: SnapshotError (a TypeError and a ValueError) that names every leaf that cannot be kept or is
+    not equal; MemoryError if a host has too little memory (snapshots take at most twice the state); RuntimeError if a
+    rank could not write the previous snapshot.
     """
     if JOB_ID in os.environ and not is_child(os.environ):
         with joint_calls.JointCall(SNAPSHOT):
@@ -77,15 +77,15 @@ def snapshot(step: int, state: Any) -> None:
 
 
 def restore(like: Any) -> RestoredState | None:
-    """The latest snapshot that is whole over all hosts and fits `like`, as `step` and `state`; None if there is none.
+    """Return the latest snapshot that is whole over all hosts and fits `like`, with its `step` and `state`, or None.
 
-    Call it on all ranks; all get the same step. `like` is a state as `snapshot` takes it, which may have
-    jax.ShapeDtypeStructs for arrays; it fits if its leaves have the same names, shapes and types. Each leaf comes back
-    as it was: numpy arrays, numbers, keys, weak types. Arrays get the shardings of `like`, which may be others than the
-    snapshot's, with other devices or ranks; where `like` has no sharding, each rank gets the whole.
+    Call it on all ranks; all get the same step. `like` is a state for `snapshot`, which may have jax.ShapeDtypeStructs
+    instead of arrays. A snapshot fits if its leaves have the same names, shapes and types. Each leaf comes back as it
+    was: numpy arrays, numbers, keys, weak types. Arrays get the shardings of `like`, which may differ from the
+    snapshot's, with other devices or ranks. If `like` has no sharding for a leaf, each rank gets the whole array.
 
-    If there are snapshots but none that is whole and fits, a line says why. Raises SnapshotError, on all ranks alike,
-    if `like` has a leaf that cannot be one, or is not the same on all ranks; RuntimeError if a rank cannot read.
+    If there are snapshots, but none is whole and fits, a line says why. Raises on all ranks: SnapshotError if a leaf of
+    `like` cannot be in a snapshot, or `like` differs between ranks; RuntimeError if a rank cannot read its part.
     """
     if JOB_ID in os.environ and not is_child(os.environ):
         with joint_calls.JointCall(RESTORE):
@@ -107,11 +107,11 @@ def _keeper() -> SnapshotKeeper:
 
 @dataclass(frozen=True)
 class StateLayout:
-    """Which rank keeps what of states of the same leaves and shardings.
+    """Which rank keeps which regions, for states with the same leaves and shardings.
 
-    made_for:  these
-    shares:    of all ranks
-    by_host:   how many bytes a snapshot takes on each host
+    made_for:  the leaves and shardings
+    shares:    the regions, with the ranks that keep them
+    by_host:   number of bytes that a snapshot takes on each host
     """
 
     made_for: Any
@@ -123,7 +123,7 @@ class StateLayout:
         return digest(json.dumps(self.shares).encode()).hex()[:16]
 
     def names(self, slot: int, hosts: Sequence[str], host: str) -> set[str]:
-        """The files of `host` in the slot."""
+        """Return the names of the files of `host` in the slot."""
         return {
             file_name(slot, kept.region)
             for kept in self.shares
@@ -132,7 +132,7 @@ class StateLayout:
 
 
 class SnapshotKeeper:
-    """One rank's side of the snapshots of one attempt. Made, and used, by all ranks at the same time."""
+    """One rank's side of the snapshots of an attempt. All ranks must make and use it at the same time."""
 
     def __init__(self, env: WorkerEnv) -> None:
         """Raises RuntimeError, on all ranks, if one of them cannot keep snapshots."""
@@ -140,14 +140,14 @@ class SnapshotKeeper:
         self._ranks = OtherRanks(env)
         self._memory = self._ranks.memory
         self._is_surveyed = False
-        self._kept: StateSnapshot | None = None  # whose slot is not written to
-        self._kept_fits = False  # what `restore` was asked for last
+        self._kept: StateSnapshot | None = None  # its slot is not written to
+        self._kept_fits = False  # whether it fits the last `like`
         self._wanted: Sequence[LeafFacts] | None = None
         self._fitting: dict[str, bool] = {}  # by the digest of a structure
         self._number = -1  # of the last snapshot
-        self._layouts: dict[int, StateLayout] = {}  # of what the slots have beside void files; all ranks have the same
+        self._layouts: dict[int, StateLayout] = {}  # by slot: the layout of its files; equal on all ranks
         self._background: threading.Thread | None = None
-        self._completed_by = 0  # the number of the call of `snapshot` that has started it
+        self._completed_by = 0  # the number of the call of `snapshot` that started the background thread
         self._failure = ""
         self._told_bytes = 0
 
@@ -174,13 +174,13 @@ class SnapshotKeeper:
         self._background.start()
 
     def _fits(self, snapshot: StateSnapshot, taken: StateLeaves) -> bool:
-        """Whether the snapshot can be restored with the last `like`."""
+        """Whether the snapshot fits the last `like`."""
         if self._wanted is not None and snapshot.structure not in self._fitting:
             self._fitting[snapshot.structure] = not structure.list_differences(taken.facts, self._wanted)
         return self._fitting.get(snapshot.structure, False)
 
     def _lay_out(self, taken: StateLeaves) -> StateLayout:
-        """Decide which rank keeps what, unless that is known of a state like this."""
+        """Return the layout for this state: the layout of an equal state, or a new one."""
         size, hosts = self._env.size, self._ranks.hosts
         of_all = (leaf.sharding if leaves.is_of_all(leaf, size) else None for _, leaf in taken.leaves)
         made_for = [*zip(taken.facts, of_all, strict=True)]
@@ -195,7 +195,7 @@ class SnapshotKeeper:
         return Description(taken.facts, leaves.numbers(taken), [*dict.fromkeys(self._ranks.hosts)]).to_bytes()
 
     def _check(self, check: Check, taken: StateLeaves, slot: int, layout: StateLayout | None) -> None:
-        """Raises on all ranks alike, if one of them has a reason."""
+        """Check with all ranks that the snapshot can be taken. Raises the same error on all ranks if it cannot."""
         own: Mapping[str, str | int] = {}
         if layout is not None:
             own = leaves.own_values(taken, self._env.size)
@@ -222,7 +222,7 @@ class SnapshotKeeper:
             raise SnapshotError(text)
 
     def _make_room(self, slot: int, layout: StateLayout) -> None:
-        """Remove what is not written anew, before any rank writes. Raises RuntimeError on all ranks alike."""
+        """Remove old files of the slot, before any rank writes. Raises RuntimeError on all ranks if one fails."""
         if self._layouts.get(slot) is layout:
             return
         failure = ""
@@ -242,7 +242,7 @@ class SnapshotKeeper:
         self._told_bytes = max(most, self._told_bytes)
 
     def _write(self, snapshot: StateSnapshot, taken: StateLeaves, layout: StateLayout) -> tuple[list[KeptRegion], str]:
-        """Write what this rank keeps, and return that, and what has failed."""
+        """Write the regions that this rank keeps. Returns them, and the error as text."""
         share = [kept for kept in layout.shares if self._env.rank in kept.keepers]
         values = leaves.values(taken, self._env.size)
         if share and share[0].region.leaf == DESCRIPTION:
@@ -258,7 +258,7 @@ class SnapshotKeeper:
         return share, ""
 
     def _complete(self, snapshot: StateSnapshot, share: Sequence[KeptRegion], failure: str, fits: bool) -> None:
-        """Make the snapshot whole on this host and on the next one, and wait until all ranks have."""
+        """Complete the snapshot's files on this host, copy them to others, and wait until all ranks have done so."""
         try:
             if not failure:
                 for kept in share:
@@ -278,7 +278,7 @@ class SnapshotKeeper:
         self._failure = f"the snapshot of step {snapshot.step} is not whole: {failure}" if failure else ""
 
     def _wait(self) -> None:
-        """Wait until the snapshot before is whole. Raises what has kept it from being so, once."""
+        """Wait until the previous snapshot is complete. Raises RuntimeError if that failed, once."""
         if self._background is not None:
             joint_calls.JointCall(SNAPSHOT).wait(self._completed_by, self._background.join)
             self._background = None
@@ -303,11 +303,11 @@ class SnapshotKeeper:
         return RestoredState(chosen.step, wanted.treedef.unflatten(self._load_all(found, chosen, wanted)))
 
     def _keep(self, snapshot: StateSnapshot | None, fits: bool) -> None:
-        """From now on, write into the other slot."""
+        """Keep this snapshot: the next ones are written to the other slot."""
         self._is_surveyed, self._kept, self._kept_fits = True, snapshot, fits
 
     def _survey(self, like: StateLeaves | None) -> Survey:
-        """Find out with all ranks which snapshots there are. Raises SnapshotError on all ranks alike."""
+        """Find out with all ranks which snapshots exist. Raises SnapshotError on all ranks if `like` is wrong."""
         env, hosts, names = self._env, self._ranks.hosts, self._memory.names()
         whole = (self._memory.find_whole(name) for name in names[env.local_rank :: env.local_size])
         listing = Listing([file for file in whole if file is not None], survey.slots_of(names))
@@ -324,13 +324,13 @@ class SnapshotKeeper:
     def _read_descriptions(self, owners: Mapping[StateSnapshot, int]) -> Mapping[StateSnapshot, Description]:
         texts = []
         for snapshot in (one for one, rank in owners.items() if rank == self._env.rank):
-            with contextlib.suppress(OSError):  # then it is as if it were lost
+            with contextlib.suppress(OSError):  # the description then counts as lost
                 texts.append([snapshot, self._memory.read_whole(snapshot, Region(DESCRIPTION, ())).decode()])
         every = self._ranks.agree(texts, lambda by_rank: [one for texts in by_rank for one in texts])
         return {StateSnapshot(*snapshot): Description.from_text(text) for snapshot, text in every}
 
     def _load_all(self, found: Survey, chosen: StateSnapshot, wanted: StateLeaves) -> list[Any]:
-        """The leaves. Raises RuntimeError on all ranks alike."""
+        """Return the leaves. Raises RuntimeError on all ranks if one cannot read its part."""
         described, made, failure = found.descriptions[chosen], [], ""
         try:
             for number, (facts, (_, like)) in enumerate(zip(described.leaves, wanted.leaves, strict=True)):
@@ -349,7 +349,7 @@ class SnapshotKeeper:
     def _load(
         self, snapshot: StateSnapshot, places: placement.Places, number: int, facts: LeafFacts, bounds: Bounds
     ) -> NDArray[Any]:
-        """A region of an array, from one kept region, or made of several."""
+        """Return a region of an array, made from one or several kept regions."""
         dtype, item_shape = leaves.item_type(facts)
         made = np.empty([*_lengths(bounds), *item_shape], dtype)
         for there, rank in (placement.cover(places, number, bounds) or {}).items():
@@ -363,12 +363,12 @@ class SnapshotKeeper:
 
 
 def _first_ranks(hosts: Sequence[str]) -> list[int]:
-    """The first rank on each host."""
+    """Return the first rank on each host."""
     return [hosts.index(host) for host in dict.fromkeys(hosts)]
 
 
 def _place_of(leaf: Any, size: int) -> str:
-    """The ranks that hold an array together."""
+    """Return a text that says which ranks hold the leaf."""
     if not leaves.is_of_all(leaf, size):
         return " of its own"
     return f" over {format_ranks({device.process_index for device in leaf.sharding.device_set})}"

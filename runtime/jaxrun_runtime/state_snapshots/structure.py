@@ -1,7 +1,7 @@
-"""What a state is made of: facts about each leaf, which are kept beside the bytes, and compared with `like` and ranks.
+"""Facts about the leaves of a state. They are kept beside the bytes, and compared with `like` and between ranks.
 
-A leaf comes back as what it was; where it goes, `like` says. So `like` may have a number of Python where the snapshot
-has an array, as in a state that no step has gone through yet.
+A leaf comes back with the kind that it had; `like` only says where it goes. So `like` may have a Python number where
+the snapshot has an array, because a step makes an array of a number.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _MAX_LINES = 20
 
 
 class LeafFacts(NamedTuple):
-    """What a leaf is, without its value and its sharding.
+    """Facts about a leaf, without its value and its sharding.
 
     name:       `state['params']['w']`
     kind:       ARRAY, KEY, NUMPY, NUMPY_SCALAR or one of NUMBERS
-    dtype:      as np.dtype reads it; of keys, their type as JAX writes it; of a Python number, nothing
-    key_impl:   the implementation of keys, which jax.random.wrap_key_data takes
+    dtype:      a text that np.dtype reads; for keys, the type as JAX writes it; empty for a Python number
+    key_impl:   for keys, the implementation's name for jax.random.wrap_key_data
     """
 
     name: str
@@ -39,7 +39,7 @@ class LeafFacts(NamedTuple):
     weak_type: bool = False
 
     def __str__(self) -> str:
-        """`float32[8,2]`, or `a Python int`."""
+        """Return the type and shape, `float32[8,2]`, or `a Python int`."""
         if self.kind in NUMBERS:
             return f"a Python {self.kind}"
         dtype = self.dtype if self.kind == KEY else str(np.dtype(self.dtype))
@@ -47,10 +47,10 @@ class LeafFacts(NamedTuple):
 
 
 class Description(NamedTuple):
-    """What is kept of a state beside the bytes of its arrays.
+    """Everything that is kept of a state except the bytes of its arrays.
 
-    numbers:  the Python numbers among the leaves, as text, by leaf
-    hosts:    those of the job
+    numbers:  the Python numbers among the leaves, as text, by the leaf's number
+    hosts:    the job's hosts
     """
 
     leaves: Sequence[LeafFacts]
@@ -62,19 +62,19 @@ class Description(NamedTuple):
 
     @classmethod
     def from_text(cls, text: str) -> Description:
-        """Raises ValueError if it is none."""
+        """Parse a description. Raises ValueError if `text` is not one."""
         leaves, numbers, hosts = json.loads(text)
         facts = [LeafFacts(name, kind, tuple(shape), *rest) for name, kind, shape, *rest in leaves]
         return cls(facts, {int(leaf): number for leaf, number in numbers.items()}, hosts)
 
 
 def structure_digest(leaves: Sequence[LeafFacts]) -> str:
-    """16 hex digits, which are equal for equal leaves."""
+    """Return 16 hex digits that are equal for equal leaves."""
     return digest(json.dumps(leaves).encode()).hex()[:16]
 
 
 def dtype_text(dtype: np.dtype[Any]) -> str:
-    """How np.dtype reads it again; empty where it does not, as for objects and records."""
+    """Return a text from which np.dtype makes this type again; empty if there is none, as for objects and records."""
     for text in () if dtype.hasobject else (dtype.str, dtype.name):
         try:
             if np.dtype(text) == dtype:
@@ -102,20 +102,20 @@ def parse_number(kind: str, text: str) -> complex:
 
 
 def fits(kept: LeafFacts, like: LeafFacts) -> bool:
-    """Whether the leaf that is kept may stand where `like` is."""
+    """Whether the kept leaf may replace `like`."""
     if (kept.name, kept.shape) != (like.name, like.shape):
         return False
     if KEY in (kept.kind, like.kind):
         return (kept.kind, kept.dtype) == (like.kind, like.dtype)
     numbers = [facts.kind for facts in (kept, like) if facts.kind in NUMBERS]
     dtypes = [_in_jax(np.dtype(facts.dtype)) for facts in (kept, like) if facts.kind not in NUMBERS]
-    if numbers and dtypes:  # as a step counts from a Python 0, and makes an array of it
+    if numbers and dtypes:  # a step may count from a Python 0, which becomes an array
         return bool(jax.numpy.issubdtype(dtypes[0], _DTYPES[numbers[0]]))
     return len({*numbers, *dtypes}) == 1
 
 
 def _in_jax(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """What JAX makes of it: float32 of float64, unless 64 bits are enabled."""
+    """Return the type that JAX uses instead: float32 for float64, unless 64 bits are enabled."""
     try:
         return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
     except TypeError:  # a date, or text
@@ -123,7 +123,7 @@ def _in_jax(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def list_differences(kept: Sequence[LeafFacts], like: Sequence[LeafFacts]) -> list[str]:
-    """How `like` differs from what is kept, a line for each leaf; empty if it fits."""
+    """Return how `like` differs from the kept leaves, a line for each leaf; empty if it fits."""
     there, here = ({facts.name: facts for facts in leaves} for leaves in (kept, like))
     lines = [f"only the snapshot has {name}, {facts}" for name, facts in there.items() if name not in here]
     lines += [f"only `like` has {name}, {facts}" for name, facts in here.items() if name not in there]
@@ -135,7 +135,7 @@ def list_differences(kept: Sequence[LeafFacts], like: Sequence[LeafFacts]) -> li
 
 
 def compare_facts(by_rank: Sequence[Mapping[str, str]]) -> list[str]:
-    """Which leaves are not alike on all ranks, a line for each: each rank gives their names, and what they are."""
+    """Return a line for each leaf that differs between ranks. `by_rank`: each rank's leaves, by name, as text."""
     lines = []
     for name in _all_names(by_rank):
         having = {rank: facts[name] for rank, facts in enumerate(by_rank) if name in facts}
@@ -148,7 +148,7 @@ def compare_facts(by_rank: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def compare_values(by_rank: Sequence[Mapping[str, str | int]]) -> list[str]:
-    """Which values are not equal on all ranks, a line for each; all ranks have the same names."""
+    """Return a line for each value that is not equal on all ranks. All ranks have the same names."""
     lines = []
     for name in _all_names(by_rank):
         others = [rank for rank, values in enumerate(by_rank) if values[name] != by_rank[0][name]]
@@ -167,7 +167,7 @@ def _has_not(ranks: Sequence[int]) -> str:
 
 
 def merge_lines(by_rank: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of all ranks, each once, with the ranks that have it unless all do."""
+    """Return the lines of all ranks, each once, with the ranks that have it unless all have."""
     merged = []
     for line in dict.fromkeys(line for lines in by_rank for line in lines):
         ranks = [rank for rank, lines in enumerate(by_rank) if line in lines]
@@ -176,7 +176,7 @@ def merge_lines(by_rank: Sequence[Sequence[str]]) -> list[str]:
 
 
 def join_lines(start: str, lines: Iterable[str]) -> str:
-    """A sentence about one thing, or a list of several, which begins with `start`."""
+    """Return `start` with the lines: one sentence for one line, a list for several."""
     found = [*lines]
     if len(found) == 1:
         return f"{start}: {found[0]}"

@@ -1,4 +1,4 @@
-"""Which snapshots the hosts have, which of them is restored, and why none is: values and decisions."""
+"""Finds out which snapshots the hosts have, and decides which one is restored, or explains why none is. Pure."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from jaxrun_runtime.state_snapshots.placement import DESCRIPTION, Bounds, Places
 from jaxrun_runtime.state_snapshots.structure import NUMBERS, Description, LeafFacts
 
 _MAX_DIFFERENCES = 5
-_GO_ON = "go on from the checkpoint on disk"
+_GO_ON = "continue from the checkpoint on disk"
 _UNFINISHED = "the attempt before ended while {} was written"
 
 
 class Listing(NamedTuple):
-    """What one rank has found in the memory of its host.
+    """The files that one rank has found in the memory of its host.
 
-    files:  those that are whole
-    slots:  in which there is any file, whole or not
+    files:  the whole files
+    slots:  the slots that have any file, whole or not
     """
 
     files: Sequence[tuple[StateSnapshot, Region]]
@@ -34,10 +34,10 @@ class Listing(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """What all ranks have found.
+    """The files that all ranks have found.
 
     places:        where the regions of each snapshot are
-    descriptions:  of the snapshots, as far as a host has them
+    descriptions:  the descriptions of snapshots that a host has
     """
 
     listings: Sequence[Listing]
@@ -46,7 +46,7 @@ class Survey(NamedTuple):
     descriptions: Mapping[StateSnapshot, Description]
 
     def wholes(self) -> list[StateSnapshot]:
-        """The snapshots of which every leaf is there, the latest first."""
+        """Return the snapshots that have every leaf, the latest first."""
         whole = (
             snapshot
             for snapshot, description in self.descriptions.items()
@@ -55,12 +55,12 @@ class Survey(NamedTuple):
         return sorted(whole, reverse=True)
 
     def choose(self, like: Sequence[LeafFacts]) -> StateSnapshot | None:
-        """The latest whole snapshot that fits `like`."""
+        """Return the latest whole snapshot that fits `like`, or None."""
         found = (one for one in self.wholes() if not structure.list_differences(self.descriptions[one].leaves, like))
         return next(found, None)
 
     def explain_none(self, like: Sequence[LeafFacts]) -> str:
-        """Why none is chosen; empty if nobody has taken a snapshot."""
+        """Return why no snapshot is chosen, as text; empty if no snapshot was taken."""
         if whole := self.wholes():
             differences = structure.list_differences(self.descriptions[whole[0]].leaves, like)
             more = f"; and {len(differences) - _MAX_DIFFERENCES} more" if len(differences) > _MAX_DIFFERENCES else ""
@@ -71,12 +71,12 @@ class Survey(NamedTuple):
             return f"no snapshot in memory is whole: {_UNFINISHED.format('the first')}; {_GO_ON}" if is_begun else ""
         latest = max(self.places)
         if lost := self._hosts_without(latest):
-            what = f"what {' and '.join(lost)} kept of step {latest.step} is lost"
-            return f"no snapshot in memory is whole, as {what}; {_GO_ON}"
+            what = f"the parts of step {latest.step} on {' and '.join(lost)} are lost"
+            return f"no snapshot in memory is whole, because {what}; {_GO_ON}"
         return f"no snapshot in memory is whole: {_UNFINISHED.format(f'that of step {latest.step}')}; {_GO_ON}"
 
     def _hosts_without(self, snapshot: StateSnapshot) -> list[str]:
-        """The hosts of the job that took the snapshot where there is nothing of it, not even a file that is void."""
+        """Return the hosts of the job that took the snapshot which have no file of it, not even a void one."""
         described = self.descriptions.get(snapshot)
         there = {self.hosts[rank] for rank, listing in enumerate(self.listings) if snapshot.slot in listing.slots}
         return [host for host in described.hosts if host not in there] if described is not None else []
@@ -88,7 +88,7 @@ def gather(listings: Sequence[Listing], hosts: Sequence[str], host: str) -> Mapp
 
 
 def description_owners(listings: Sequence[Listing]) -> Mapping[StateSnapshot, int]:
-    """For each snapshot the first rank whose host has its description."""
+    """Return, for each snapshot, the first rank whose host has its description."""
     owners: dict[StateSnapshot, int] = {}
     for rank, listing in enumerate(listings):
         for snapshot, region in listing.files:
@@ -98,7 +98,7 @@ def description_owners(listings: Sequence[Listing]) -> Mapping[StateSnapshot, in
 
 
 def slots_of(names: Collection[str]) -> list[int]:
-    """The slots in which there is a file."""
+    """Return the slots that have a file."""
     return sorted({int(name[0]) for name in names if name[:2] in {f"{slot}_" for slot in range(placement.SLOTS)}})
 
 
