@@ -136,8 +136,8 @@ def test_a_job_of_gpu_hosts_says_by_which_network_nccl_will_send(
     found = line.removeprefix("jaxrun: fabric: ").split("; ")
     assert found == [
         "1 NIC (hsn0), no net plugin",
-        "h1, h2, h3: hsn0 is there, but neither /sys/class/cxi nor /sys/class/infiniband: NCCL takes TCP",
-        "h1, h2, h3: NCCL_SOCKET_IFNAME=ib names no interface that is there",
+        "h1, h2, h3: hsn0 exists, but neither /sys/class/cxi nor /sys/class/infiniband does: NCCL uses TCP",
+        "h1, h2, h3: NCCL_SOCKET_IFNAME=ib names no interface of this host",
         "JAX_PROCESS_INDEX: 0 in all ranks, as $SLURM_PROCID is in a batch script",
         "jaxrun doctor says what to do",
     ]

@@ -71,4 +71,4 @@ def test_a_rank_whose_loader_has_died_is_told_of_with_it_although_no_rank_waits_
     assert result.code == 124 and result.events("StallNotice"), result
     said = " ".join(result.err.split())
     assert "but its thread Loader ended with ValueError" in said, result
-    assert " was killed by SIGKILL (9): if that was to bring the data" in said and "but its child process " in said
+    assert " was killed by SIGKILL (9): if it produced the data" in said and "but its child process " in said

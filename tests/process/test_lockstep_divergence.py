@@ -139,7 +139,7 @@ time.sleep(1000)
     result = jaxrun(tmp_path, "-n", "2", "--lockstep", "fail", "--timeout", "200", str(script(SETTING + body)))
     assert (result.code, result.verdict()["outcome"]) == (1, "diverged"), result.err
     assert "the processes disagree at cross-process call #3\n" in result.err, result.err
-    assert "--lockstep fail ends the job" in result.err, result.err
+    assert "--lockstep fail ended the job" in result.err, result.err
 
 
 # ---- record, and compilers

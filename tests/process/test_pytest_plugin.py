@@ -166,7 +166,7 @@ def test_those_that_pass_on_all_ranks_have_passed_and_no_others(done: Run) -> No
             "is_stopped",
             "failure",
             "the ranks fell out of step",
-            ["ranks 0-1:  STOPPED", "--lockstep fail ends the job"],
+            ["ranks 0-1:  STOPPED", "--lockstep fail ended the job"],
         ),
         (
             "fails_before_a_collective",

@@ -79,11 +79,11 @@ def test_a_barrier_that_the_others_never_reach():
 def test_an_exit_while_others_wait():
     assert findings("a compiled call", "finished", "sync_global_devices", hosts={0: "h1", 1: "h2", 2: "h3"}) == [
         "rank 1 (h2) has finished, and ranks 0, 2 wait for it at train.py:23 step and train.py:30 step: "
-        "every rank must take part in the same steps; has one of them less data, or does it return early?"
+        "every rank must take part in the same steps; does one of them have less data, or return early?"
     ]
     (text,) = findings("a compiled call", "its end", "a compiled call")
     assert text == (
-        "rank 1 is at its end, but has threads that go on: data.py:75 loader, and "
+        "rank 1 is at its end, but has threads that still run: data.py:75 loader, and "
         "ranks 0, 2 wait for it at train.py:23 step: end them, or make them daemons: Thread(daemon=True)"
     )
 
@@ -92,7 +92,7 @@ def test_an_exit_while_others_wait():
     ("name", "words"),
     {
         "pdb of 3.13": "waits at a debugger's prompt (pdb) at train.py:46 step, and ranks 1-2 wait for it in a barrier "
-        "(sync_global_devices at train.py:30 step): type c and Enter in jaxrun's terminal, or take the breakpoint out",
+        "(sync_global_devices at train.py:30 step): type c and Enter in jaxrun's terminal, or remove the breakpoint",
         "input() from a pipe": "waits for something to read, as in input(), at train.py:43 step, and ranks 1-2 wait",
         "grain": "waits for data (grain) at train.py:141 step (its other threads: data.py:139 __getitem__), and ranks",
         "an event": "waits for a lock or another of its threads (threading.wait) at train.py:70 step, and ranks 1-2",
@@ -135,7 +135,7 @@ def test_the_call_site_distinguishes_a_call_from_a_lock():
     (text,) = findings("a compiled call", "a compiled call", "a compiled call", places=places)
     assert text == (
         "rank 2 is asleep where it has made no cross-process call before, at train.py:23 step, and "
-        "ranks 0-1 wait for it in JAX (train.py:23 step): is that a lock, or the result of an earlier call?"
+        "ranks 0-1 wait for it in JAX (train.py:23 step): does it wait for a lock, or for the result of an earlier call?"
     )
     assert findings("a compiled call", "a compiled call", "a compiled call") == []
 
@@ -170,7 +170,7 @@ def test_without_certainty_nothing_is_reported(names):
 
 def test_a_call_that_all_ranks_wait_in_is_reported_without_a_culprit():
     assert findings("a queue", "a queue")[0].startswith("ranks 0-1 wait for data (queue.get) at train.py:54 step: has")
-    assert findings("compiling", "compiling")[0].startswith("ranks 0-1 are compiling at train.py:129 step: it goes on")
+    assert findings("compiling", "compiling")[0].startswith("ranks 0-1 are compiling at train.py:129 step: it will")
     assert findings("pdb of 3.13", "a loop")[0].startswith("rank 0 waits at a debugger's prompt")
 
 
@@ -206,9 +206,9 @@ def test_a_compilation_goes_on_by_itself_unless_gpus_compile_together_and_some_r
     )
     text = str(explain_deadlock(snapshot)[0])
     waits = f"step, which on several GPUs waits for the ranks that do not compile ({needed})"
-    assert (waits in text, "it goes on by itself" in text) == (bool(needed), not needed)
+    assert (waits in text, "it will finish by itself" in text) == (bool(needed), not needed)
     unknown = str(explain_deadlock(replace(snapshot, flights={}))[0])
-    assert "it goes on by itself" not in unknown or platform == "cpu"
+    assert "it will finish by itself" not in unknown or platform == "cpu"
 
 
 LIVE = {

@@ -310,7 +310,7 @@ def test_fail_stops_all_ranks_as_soon_as_first_calls_differ(failing):
     assert failing.outcome.decided_at < 1
     assert all(worker.killed_by_launcher for worker in failing.outcome.workers)
     assert len(failing.printed) == 1 and "disagree" in failing.lines[0]
-    assert "--lockstep fail ends the job" in is_failed(failing)
+    assert "--lockstep fail ended the job" in is_failed(failing)
 
 
 def test_fail_stops_all_ranks_as_soon_as_their_recorders_differ(failing):

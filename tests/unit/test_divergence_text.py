@@ -77,7 +77,7 @@ LAST_BATCH = 'this is the "last batch" pitfall'
 NAMED_ALIKE = "different functions of this name:"
 SAME_LINE = "the same line made different calls: where a set"
 SAME_ORDER = "every rank must make the same cross-process calls in the same order"
-NOT_HELD = "the recorders do not hold what differs; jaxrun --lockstep strict stops before the call."
+NOT_HELD = "the recorders do not show the difference; jaxrun --lockstep strict stops before the call."
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ NOT_HELD = "the recorders do not hold what differs; jaxrun --lockstep strict sto
         (
             replace(OTHER, name="jit(mean)", place="train.py:91 main"),
             in_line(FUNCTIONS, "jit(step)", "jit(mean)"),
-            f"{SAME_ORDER}: make one that stands under",
+            f"{SAME_ORDER}: make a conditional call (if",
         ),
         (replace(OTHER, name="jit(mean)"), in_line(FUNCTIONS, "jit(step)", "jit(mean)"), SAME_LINE),
         (

@@ -56,7 +56,7 @@ ENDS = {
     ),
     "a queue": (
         f"PY/threading.py 1094 join\nPY/multiprocessing/queues.py 214 _finalize_join\n{IN_MP}\n{HANDLERS}",
-        "waits for the thread of a multiprocessing.Queue, whose data no process takes: take it",
+        "waits for the thread of a multiprocessing.Queue, whose data no process takes: read it",
         "waits for the thread of a multiprocessing.Queue",
     ),
     "a finalizer": (
@@ -66,7 +66,7 @@ ENDS = {
     ),
     "MPI": (
         "SITE/jaxrun_runtime/shutdown.py 99 _finalize_mpi",
-        "waits in MPI_Finalize: all ranks must",
+        "waits in MPI_Finalize: every rank must",
         "in MPI_Finalize",
     ),
 }
@@ -97,7 +97,7 @@ def test_the_threads_that_python_waits_for_are_named_and_daemons_are_not():
         for line, name in ((75, "Loader-1 (work)"), (80, "Watcher, daemon"))
     ]
     assert explain("\n".join([*threads, ending])) == [
-        "rank 0 is at its end, but has threads that go on: Loader-1 (work) at data.py:75 loader: "
+        "rank 0 is at its end, but has threads that still run: Loader-1 (work) at data.py:75 loader: "
         "end them, or make them daemons: Thread(daemon=True)"
     ]
 
@@ -191,7 +191,7 @@ def test_a_rank_that_waits_for_data_says_what_has_ended(helpers, said):
     (told,) = explain(QUEUE, BARRIER, helpers={0: helpers})
     assert told.startswith(f"{WAITS}, but {said}, and rank 1 waits for it in a barrier")
     assert told.endswith(
-        "?" if said.startswith("it has no") else ": if that was to bring the data, none comes any more"
+        "?" if said.startswith("it has no") else ": if it produced the data, no more will come"
     )
     assert explain(QUEUE, helpers={0: helpers})[0].startswith(f"{WAITS}, but {said}: ")
 

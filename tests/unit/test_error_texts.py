@@ -48,8 +48,8 @@ def test_every_row_has_an_example():
 
 def test_numbers_of_the_text_stand_in_the_sentences():
     known = error_lookup.find_explanation(TEXTS["local-data-size"])
-    assert known.means == "this process gave 3 entries of axis 0, but its devices hold 2."
-    assert known.advice.startswith("give each process its own 2 entries")
+    assert known.means == "this process passed 3 entries of axis 0, but its devices hold 2."
+    assert known.advice.startswith("pass each process's own 2 entries")
 
 
 @pytest.mark.parametrize("text", ["", "bad record in shard 2", "KeyError: 'x'", "Connection reset by peer", FILTERED])

@@ -29,9 +29,9 @@ ALPS = {"NCCL_NET": "AWS Libfabric", "NCCL_NET_GDR_LEVEL": "PHB", "NCCL_PROTO": 
     "FI_CXI_DISABLE_HOST_REGISTER": "1", "FI_CXI_RX_MATCH_MODE": "software", "FI_MR_CACHE_MONITOR": "userfaultfd",
     "FI_CXI_DEFAULT_CQ_SIZE": "131072", "FI_CXI_DEFAULT_TX_SIZE": "32768",
     "MPICH_GPU_SUPPORT_ENABLED": "0"}  # fmt: skip
-LISTED = "NCCL_NET=AWS Libfabric needs a net plugin, and no libnccl-net*.so is where the ranks would load it"
-NEEDED = "cxi0 needs a net plugin, and no libnccl-net*.so is where the ranks would load it"
-BY_MPI = "MPICH_GPU_SUPPORT_ENABLED=1: MPI on GPUs and NCCL can wait for each other for ever"
+LISTED = "NCCL_NET=AWS Libfabric needs a net plugin, but the ranks would find no libnccl-net*.so"
+NEEDED = "cxi0 needs a net plugin, but the ranks would find no libnccl-net*.so"
+BY_MPI = "MPICH_GPU_SUPPORT_ENABLED=1: MPI on GPUs and NCCL can wait for each other forever"
 BY_WRAPPER = "n1: its ranks see different GPUs: does a wrapper set CUDA_VISIBLE_DEVICES?"
 BOTH = "n1, n2"
 
@@ -73,7 +73,7 @@ SITES = {
     "Perlmutter": (on(SLINGSHOT, **PERLMUTTER), []),
     "Perlmutter, module load nccl": (
         on(replace(SLINGSHOT, replaced_nccl="/opt/nccl/2.24/lib/libnccl.so.2"), **PERLMUTTER),
-        [f"{BOTH}: LD_LIBRARY_PATH replaces the NCCL that is installed with JAX by /opt/nccl/2.24/lib/libnccl.so.2"],
+        [f"{BOTH}: LD_LIBRARY_PATH replaces the NCCL that was installed with JAX by /opt/nccl/2.24/lib/libnccl.so.2"],
     ),
     "Perlmutter, without the plugin": (on(NO_PLUGIN, **PERLMUTTER), [f"{BOTH}: {LISTED}"]),
     "Alps": (on(SLINGSHOT, **ALPS), []),
@@ -101,35 +101,35 @@ SITES = {
 CASES = {
     "a plugin of another name": (
         on(replace(NO_PLUGIN, plugins=("/opt/lib/libnccl-net-ofi.so",))),
-        [f"{BOTH}: NCCL looks for libnccl-net.so, and there is /opt/lib/libnccl-net-ofi.so"],
+        [f"{BOTH}: NCCL looks for libnccl-net.so, but there is /opt/lib/libnccl-net-ofi.so"],
     ),
     "no plugin wanted": (
         on(replace(SLINGSHOT, plugin=""), NCCL_NET_PLUGIN="none"),
-        [f"{BOTH}: NCCL looks for no net plugin, and there is {PLUGIN}"],
+        [f"{BOTH}: NCCL looks for no net plugin, but there is {PLUGIN}"],
     ),
-    "TCP by choice": (on(SLINGSHOT, NCCL_NET="Socket"), [f"{BOTH}: NCCL_NET=Socket: NCCL takes TCP beside cxi0"]),
-    "InfiniBand by choice": (on(SLINGSHOT, NCCL_NET="IB"), [f"{BOTH}: NCCL_NET=IB, and there is no InfiniBand"]),
+    "TCP by choice": (on(SLINGSHOT, NCCL_NET="Socket"), [f"{BOTH}: NCCL_NET=Socket: NCCL uses TCP in spite of cxi0"]),
+    "InfiniBand by choice": (on(SLINGSHOT, NCCL_NET="IB"), [f"{BOTH}: NCCL_NET=IB, but there is no InfiniBand"]),
     "InfiniBand": (on(INFINIBAND, NCCL_SOCKET_IFNAME="ib,eth"), []),
     "no such interface": (
         on(INFINIBAND, NCCL_SOCKET_IFNAME="hsn"),
-        [f"{BOTH}: NCCL_SOCKET_IFNAME=hsn names no interface that is there"],
+        [f"{BOTH}: NCCL_SOCKET_IFNAME=hsn names no interface of this host"],
     ),
     "no prefix": (
         on(INFINIBAND, NCCL_SOCKET_IFNAME="=ib"),
-        [f"{BOTH}: NCCL_SOCKET_IFNAME==ib names no interface that is there"],
+        [f"{BOTH}: NCCL_SOCKET_IFNAME==ib names no interface of this host"],
     ),
     "all but one": (on(INFINIBAND, NCCL_SOCKET_IFNAME="^lo"), []),
     "another provider": (
         on(SLINGSHOT, FI_PROVIDER="tcp"),
-        [f"{BOTH}: FI_PROVIDER=tcp beside cxi0: libfabric does not use that"],
+        [f"{BOTH}: FI_PROVIDER=tcp: libfabric does not use cxi0 then"],
     ),
     "variables of Slingshot elsewhere": (
         on(INFINIBAND, FI_CXI_DISABLE_HOST_REGISTER="1"),
-        [f"{BOTH}: FI_CXI_DISABLE_HOST_REGISTER is set, and /sys/class/cxi has no NIC"],
+        [f"{BOTH}: FI_CXI_DISABLE_HOST_REGISTER is set, but /sys/class/cxi has no NIC"],
     ),
     "hidden devices": (
         on(replace(NO_PLUGIN, nics={})),
-        [f"{BOTH}: hsn0 is there, but neither /sys/class/cxi nor /sys/class/infiniband: NCCL takes TCP"],
+        [f"{BOTH}: hsn0 exists, but neither /sys/class/cxi nor /sys/class/infiniband does: NCCL uses TCP"],
     ),
     "a plugin for Ethernet": (on(ETHERNET, NCCL_NET="AWS Libfabric"), [f"{BOTH}: {LISTED}"]),
     "hidden GPUs": (
@@ -150,7 +150,7 @@ def test_the_nics_and_the_plugin_are_told_where_all_is_well_and_nothing_where_th
     told = f"4 NICs (cxi0 to cxi3), net plugin {PLUGIN}"
     assert said(on(SLINGSHOT)) == said(at(SLINGSHOT, "n1")) == [(Level.OK, told)]
     assert said(on(INFINIBAND)) == [(Level.OK, "1 NIC (mlx5_0), no net plugin")]
-    assert said(on(ETHERNET)) == [(Level.OK, "no fabric, so that NCCL takes TCP")]
+    assert said(on(ETHERNET)) == [(Level.OK, "no fabric, so NCCL uses TCP")]
     assert said(at(ETHERNET, "n1")) == said(on(replace(SLINGSHOT, gpus=()))) == []
 
 

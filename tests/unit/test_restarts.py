@@ -31,7 +31,7 @@ def decide(*history, most=3, on="failure", first=1):
 
 
 USED_UP, ALL_USED = (
-    f"{which} used up, and no step was saved since" for which in ("the one restart is", "all 3 restarts are")
+    f"{which} used up, and no step has been saved since" for which in ("the one restart is", "all 3 restarts are")
 )
 BUG = "it raised ValueError at a:1 twice in a row, and saved no step in between: that is a bug, not bad luck"
 STEPS = [saved(10), saved(20), saved(30), saved(40), saved(50)]
@@ -71,7 +71,7 @@ def test_restart_on_chooses(on, restarted):
     assert "".join(name for name, end in ends.items() if isinstance(decide(end, on=on), Restart)) == restarted
     for end in ends.values():
         decision = decide(end, on=on)
-        assert isinstance(decision, Restart) or decision == Stop(f"--restart-on {on} leaves this out")
+        assert isinstance(decision, Restart) or decision == Stop(f"--restart-on {on} does not include this")
 
 
 # ---- ends

@@ -23,7 +23,7 @@ def test_a_job_that_works_ends_with_0():
 def test_a_failure_is_weighed():
     assert decide([raised(2, 5.0), *stopped(0, 1, 3)], "failed").culprits == (2,)
     unknown = decide([end(rank, 9.0, 0, finished=True) for rank in range(4)], "failed")
-    assert (unknown.exit_code, unknown.headline) == (1, "the job failed, but no rank shows how.")
+    assert (unknown.exit_code, unknown.headline) == (1, "the job failed, but no rank shows why.")
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""What flight recorders, stacks and exits mean, as values and pure functions; and the words for it."""
+"""Judges flight recorders, stacks and exits: values and pure functions, and the sentences made from them."""

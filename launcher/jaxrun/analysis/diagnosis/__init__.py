@@ -1,1 +1,1 @@
-"""What happened to each worker, as values: how it ended, whose failure came first, where it is; what hosts lack."""
+"""Values that describe each worker: how it ended, whose failure came first, where it is; and what hosts lack."""

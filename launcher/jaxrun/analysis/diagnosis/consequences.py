@@ -1,8 +1,8 @@
-"""Errors that only ever are consequences of another process's end, and what they say of the rank that shows them.
+"""Recognizes errors that are only ever caused by the end of another process, and says what became of their rank.
 
-Of a chain of exceptions the first decides: a program's own error that is raised while it handles a broken connection
-is a consequence too. Errors of the user's own network code ("Connection reset by peer" without Gloo or NCCL) are not
-taken for consequences.
+In a chain of exceptions the first one decides: a program's own error that it raises while it handles a broken
+connection is a consequence too. Errors of the user's own network code ("Connection reset by peer" without Gloo or
+NCCL) do not count as consequences.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 
 
 class Fate(enum.StrEnum):
-    """What became of a rank that had no fault of its own, to complete "rank 3 …"."""
+    """What became of a rank that had no fault of its own; each value completes "rank 3 …"."""
 
     STOPPED = "was stopped"
     FINISHED = "had finished"
@@ -22,7 +22,7 @@ class Fate(enum.StrEnum):
     WAITED = "waited in vain"
 
 
-# Matched in lower case, in this order. Seen with JAX 0.8 to 0.12 on CPU; NCCL's are from its sources.
+# Matched in lower case, in this order. Seen with JAX 0.8 to 0.12 on CPU; the texts of NCCL are from its sources.
 _SIGNS = {
     Fate.LOST_CONNECTION: (
         r"gloo\b.{0,300}?(?:closed by peer|reset by peer|broken pipe|refused|no route to host|read error)",
@@ -52,9 +52,9 @@ _SIGNS = {
     ),
 }
 _PATTERNS = {fate: re.compile("|".join(signs)) for fate, signs in _SIGNS.items()}
-# Gloo also reports faults of the program itself, in texts that some pattern above matches.
+# Gloo also reports faults of the program itself, in texts that a pattern above would match.
 _OWN_FAULTS = ("received data size doesn't match expected size", "collective mismatch")
-_MAX_CHARACTERS = 10_000  # an error stands at the end of its text
+_MAX_CHARACTERS = 10_000  # the end of a text is searched, where the error stands
 
 _CAUSED = "The above exception was the direct cause of the following exception:"
 _MEANWHILE = "During handling of the above exception, another exception occurred:"
@@ -65,7 +65,7 @@ _NOT_INDENTED = re.compile(r"^[^ \n].*", re.MULTILINE)
 
 
 class ErrorOrigin(enum.Enum):
-    """Where an exception began."""
+    """The process in which an exception began."""
 
     OWN = "in the process that raised it"
     UNCLEAR = "perhaps in that process"
@@ -73,7 +73,7 @@ class ErrorOrigin(enum.Enum):
 
 
 def find_consequence(text: str) -> Fate | None:
-    """What became of the rank by the first consequence that `text` shows; None if there is none."""
+    """Return the fate of the rank according to the first consequence that `text` shows; None if it shows none."""
     text = text[-_MAX_CHARACTERS:].lower()
     if any(fault in text for fault in _OWN_FAULTS):
         return None
@@ -81,7 +81,7 @@ def find_consequence(text: str) -> Fate | None:
 
 
 def classify_error(message: str, traceback: str) -> ErrorOrigin:
-    """Where an exception with this message and traceback (with its chain, as Python prints it) began."""
+    """Say where an exception began, by its message and its traceback (with its chain, as Python prints it)."""
     if _GROUP in traceback:
         return ErrorOrigin.UNCLEAR if find_consequence(_messages(traceback)) else ErrorOrigin.OWN
     chain = _SEPARATOR.split(traceback)
@@ -91,12 +91,12 @@ def classify_error(message: str, traceback: str) -> ErrorOrigin:
         return ErrorOrigin.OTHER
     if not find_consequence(f"{message}\n{_messages(chain[-1])}"):
         return ErrorOrigin.OWN
-    # An own error came first: either the connection broke while it was handled, or the program had dealt with it.
+    # An error of the program came first: the connection broke while it was handled, or the program had handled it.
     return ErrorOrigin.UNCLEAR if _MEANWHILE in traceback else ErrorOrigin.OWN
 
 
 def _messages(traceback: str) -> str:
-    """The lines of a traceback that are not frames: the exceptions' own text."""
+    """Return the lines of a traceback that are not frames: the exceptions' own text."""
     if _GROUP in traceback:
         traceback = _GROUP_MARGIN.sub("", traceback)
     return "\n".join(_NOT_INDENTED.findall(traceback))

@@ -1,4 +1,4 @@
-"""What a check of hosts finds, and how it speaks of several hosts."""
+"""Findings of a check of hosts, and sentences about several hosts at once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 class Level(enum.StrEnum):
-    """How bad it is: a job can run in spite of a warning."""
+    """How bad a finding is: a job can run in spite of a warning."""
 
     OK = "ok"
     WARNING = "warning"
@@ -17,7 +17,7 @@ class Level(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line for people; `advice` says what to type or to change, and is empty where all is well."""
+    """One line for people; `advice` says what to type or to change, and is empty if nothing is wrong."""
 
     level: Level
     text: str
@@ -37,7 +37,7 @@ def failure(text: str, advice: str) -> Finding:
 
 
 def group_hosts(values: Mapping[str, str]) -> dict[str, str]:
-    """Turn a value for each host into the hosts of each value, "h1, h3"; the most common value first."""
+    """Turn host → value into value → hosts ("h1, h3"), the most common value first."""
     groups: dict[str, list[str]] = {}
     for host, value in values.items():
         groups.setdefault(value, []).append(host)
@@ -45,6 +45,6 @@ def group_hosts(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def describe_values(values: Mapping[str, str]) -> str:
-    """Write a value for each host as "8 cores" where all have the same, else as "8 cores on h1, h3; 4 cores on h2"."""
+    """Write host → value as "8 cores" if all hosts have the same, else as "8 cores on h1, h3; 4 cores on h2"."""
     groups = group_hosts(values)
     return next(iter(groups)) if len(groups) == 1 else "; ".join(f"{text} on {where}" for text, where in groups.items())

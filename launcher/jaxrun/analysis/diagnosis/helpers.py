@@ -1,4 +1,4 @@
-"""The threads and processes with which a rank works, as far as it matters whether they live: do they bring its data?"""
+"""A rank's helper threads and processes, which may bring its data, and whether they are alive."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jaxrun.protocol.snapshot_messages import ChildProcess, RankReply
 
 @dataclass(frozen=True, slots=True)
 class LostThread:
-    """A thread of the program that an exception has ended."""
+    """A thread of the program that ended with an exception."""
 
     name: str
     error: str
@@ -18,10 +18,10 @@ class LostThread:
 
 @dataclass(frozen=True, slots=True)
 class Helpers:
-    """What a rank has started.
+    """The threads and processes that a rank has started.
 
-    children:      processes that live, and those that have ended without the rank's having waited for them
-    lost_threads:  in the order of their ends
+    children:      processes that are alive, and those that have ended and that the rank has not waited for
+    lost_threads:  threads that ended with an exception, in the order in which they ended
     """
 
     children: tuple[ChildProcess, ...] = ()
@@ -46,6 +46,6 @@ NO_HELPERS = Helpers()
 def helpers_of(
     replies: Mapping[int, RankReply], lost_threads: Mapping[int, tuple[LostThread, ...]]
 ) -> dict[int, Helpers]:
-    """The helpers of the ranks that have any, by their replies and the threads that they have reported as lost."""
+    """Return the helpers of each rank that has any, from the ranks' replies and the lost threads that they reported."""
     found = {rank: Helpers(reply.children, lost_threads.get(rank, ())) for rank, reply in replies.items()}
     return {rank: helpers for rank, helpers in found.items() if helpers != NO_HELPERS}

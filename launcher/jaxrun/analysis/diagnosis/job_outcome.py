@@ -1,4 +1,4 @@
-"""How a job ended and how each of its workers did: the values from which root cause and verdict are derived."""
+"""How a job and each of its workers ended: the values from which root cause and verdict are derived."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxrun.protocol.worker_messages import Failed, ThreadFailed
 from jaxrun.spec.job.fault_spec import KILL, PAUSE, FaultSpec
 from jaxrun.text import format_signal
 
-# What a fault of each kind does to a rank, after "is", "was" or "could not be".
+# What each kind of fault does to a rank: completes "is …", "was …" or "could not be …".
 FAULT_PARTICIPLES = {
     KILL: f"killed by {format_signal(signal.SIGKILL)}",
     PAUSE: f"stopped by {format_signal(signal.SIGSTOP)}",
@@ -36,25 +36,25 @@ class InjectedFault:
     requested_by: str
 
     def __str__(self) -> str:
-        """`killed by SIGKILL (9), as --chaos asked`."""
+        """Write, for example, `killed by SIGKILL (9), as --chaos asked`."""
         return f"{FAULT_PARTICIPLES[self.kind]}, as {self.requested_by} asked"
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerOutcome:
-    """How a worker ended, as far as that was known when the outcomes were collected.
+    """How a worker ended, as far as the launcher knew when it collected the outcomes.
 
-    time:                when the launcher first saw that the worker ends; seconds since the epoch
+    time:                when the launcher first saw that the worker was ending; seconds since the epoch
     status:              exit status as `subprocess` gives it, negative for a signal; None while the worker lives
     failure:             the exception or status that the worker itself reported
-    thread_failures:     exceptions that ended threads of its program, in their order
+    thread_failures:     exceptions that ended threads of the program, in order
     crash_dump:          what Python's fault handler wrote at a fatal signal
-    stderr_tail:         the last lines of its stderr
-    killed_by_launcher:  never a root cause
-    finished:            its program had ended with status 0 before the worker did
-    out_of_memory:       what the kernel log says of its death, where memory was short
-    lost_reason:         why its agent cannot be reached any more; how the worker ended is then unknown
-    injected_faults:     faults that --chaos or the gang injected into it
+    stderr_tail:         the last lines of the worker's stderr
+    killed_by_launcher:  the launcher sent the fatal signal, so the worker is never a root cause
+    finished:            the program had ended with status 0 before the worker did
+    out_of_memory:       what the kernel log says about the worker's death, if memory was short
+    lost_reason:         why the worker's agent cannot be reached any more; how the worker ended is then unknown
+    injected_faults:     faults that --chaos or the gang injected into the worker
     """
 
     rank: int
@@ -73,19 +73,19 @@ class WorkerOutcome:
 
     @property
     def ended_well(self) -> bool:
-        """Whether its program had, whatever ended the worker then."""
+        """Whether the program ended with status 0, whatever ended the worker afterwards."""
         return self.finished or self.status == 0
 
     @property
     def deadly_fault(self) -> InjectedFault | None:
-        """The injected kill that the worker died of."""
+        """The injected kill that the worker died of; None if it did not."""
         if self.status != -signal.SIGKILL or self.killed_by_launcher:
             return None
         return next((fault for fault in self.injected_faults if fault.kind == KILL), None)
 
     @property
     def disruptive_fault(self) -> InjectedFault | None:
-        """The injected pause, which leaves the worker alive but may break connections."""
+        """The injected pause, which leaves the worker alive but may break connections; None if there was no pause."""
         return next((fault for fault in self.injected_faults if fault.kind == PAUSE), None)
 
 
@@ -94,40 +94,40 @@ class EndReason(enum.StrEnum):
 
     OK = "ok"
     FAILED = "failed"  # a worker failed
-    REFUSED = "refused"  # the processes are not those that were asked for, or not alike
-    USAGE = "usage"  # what was asked for is not possible on the platform that the agents have found
+    REFUSED = "refused"  # the processes differ from each other, or from what was asked for
+    USAGE = "usage"  # the platform that the agents found does not allow what was asked for
     UNAVAILABLE = "unavailable"  # something that the job needs could not be started or reached
     TIMEOUT = "timeout"
     STALL = "stall"
     DIVERGED = "diverged"  # with --lockstep fail: the ranks were found out of step
     EARLY_EXIT = "early-exit"  # some ranks have finished, and the others wait for them
     INTERRUPTED = "interrupted"
-    PREEMPTED = "preempted"  # told to stop, and all ranks ended well after it; with --requeue, or were killed
-    GROWN = "grown"  # told to stop, as more hosts are there
+    PREEMPTED = "preempted"  # told to stop, and all ranks ended well afterwards; with --requeue, or were killed
+    GROWN = "grown"  # told to stop because more hosts are available
 
 
 @dataclass(frozen=True, slots=True)
 class JobOutcome:
-    """How the job ended: the head's last word, from which the verdict is made.
+    """How the job ended, as decided by the head; the verdict is made from it.
 
-    workers:                         how each of them ended
-    text, traceback:                 what is to be said about `reason`
+    workers:                         each worker's outcome
+    text, traceback:                 details of `reason`
     stacks, kernel_waits, flights, helpers:   by rank, what the snapshot showed that led to the end
-    platform:                        of the devices then; empty where that does not matter
-    nccl:                            what NCCL's own service said then; None where it was not asked
-    decided_at, run_at:              when the end was decided, and when the program was started
+    platform:                        of the devices in that snapshot; empty if irrelevant
+    nccl:                            what NCCL's own service answered then; None if it was not asked
+    decided_at, run_at:              when the end was decided, and when the program started; seconds since the epoch
     divergences:                     the calls in which the ranks were seen out of step, the first one first
-    unheard:                         nobody in the job listens to the signal that ended it
-    unanswered:                      the ranks that were killed, but whose end nobody has reported in time
-    shown_divergences:               those of them that have been printed already
-    raised_divergences:              those that ranks were told of, which they then raise as an exception
-    straggler:                       the rank or host that held the others up, if one did
-    stop_requested:                  somebody has asked for the end, too
+    unheard:                         no rank listens to the signal that ended the job
+    unanswered:                      ranks that were killed, but whose end nobody reported in time
+    shown_divergences:               the divergences that have been printed already
+    raised_divergences:              the divergences that ranks were told about and raise as an exception
+    straggler:                       the rank or host that slowed the others down, if there was one
+    stop_requested:                  someone also asked to stop the job
     faults_left:                     the faults of --chaos that were not injected
-    failed_checks:                   the hosts that have failed --host-check: why, by the rank that was asked
+    failed_checks:                   the reason why a host failed --host-check, by the rank that checked it
     not_back:                        the ranks of the hosts for which the attempt has waited in vain (--wait-hosts)
-    saved_step:                      the last step of which the program has said that its checkpoint is complete
-    uses_mpi:                        whether the program uses the MPI that has started its ranks
+    saved_step:                      the last step whose checkpoint the program reported as complete
+    uses_mpi:                        whether the program uses the MPI that started its ranks
     """
 
     reason: EndReason

@@ -1,9 +1,9 @@
-"""Reads what NCCL's own service (RAS) answers, in its forms since NCCL 2.24, and finds the job's ranks in it.
+"""Reads the answers of NCCL's own service (RAS), in all formats since NCCL 2.24, and finds the job's ranks in them.
 
-As JSON (2.28.7 and later) the answer has all that each rank knows; as text, what NCCL finds notable.
+As JSON (2.28.7 and later), the answer has everything that each rank knows; as text, only what NCCL finds notable.
 
-NCCL counts what a rank's host has launched, so counts of a job that is well differ from moment to moment. Of two
-answers only those differences count that are the same in both (`find_lasting`).
+NCCL counts launches on the hosts, so the counts of a healthy job differ from moment to moment. Only the differences
+that two answers share count (`find_lasting`).
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from jaxrun.protocol.nccl_report import (
     OperationCounts,
 )
 
-NCCL_TIMEOUT_S = 4.0  # for both answers; the service itself waits for other hosts no longer than it is told
+NCCL_TIMEOUT_S = 4.0  # for both answers; the service waits for other hosts no longer than the request says
 Version = tuple[int, int, int]
 _HAS_SERVICE: Version = (2, 24, 3)
-# Before, asking can crash a rank: while a communicator is being made (nccl#1669, to 2.26), or when a rank does not
-# answer (nccl#1762, to 2.28). In later versions too the answer as text can (nccl#2346): there it is asked for JSON.
+# In earlier versions the request can crash a rank: while a communicator is being made (nccl#1669, up to 2.26), or
+# when a rank does not answer (nccl#1762, up to 2.28). Later versions have a crash too, but only if the answer is text
+# (nccl#2346), so they are asked for JSON.
 _IS_SAFE: Version = (2, 29, 2)
 _PREAMBLE = re.compile(r"(?:(?:SERVER PROTOCOL \d+|OK)\r?\n)*")
 _UNKNOWN_PID = -1
@@ -39,18 +40,18 @@ def has_service(version: Version) -> bool:
 
 
 def is_safe_to_ask(version: Version) -> bool:
-    """Whether no known fault of NCCL can crash a rank because somebody asks."""
+    """Whether no known fault of NCCL can make this request crash a rank."""
     return version >= _IS_SAFE
 
 
 def request_text(version: Version, wait_s: int) -> bytes:
-    """All that a client says: for how long the service waits for other hosts, the form, and the question."""
+    """Everything that a client sends: how long the service may wait for other hosts, the format, and the question."""
     how = "SET FORMAT json\nSTATUS\n" if is_safe_to_ask(version) else "VERBOSE STATUS\n"
     return f"CLIENT PROTOCOL 2\nTIMEOUT {wait_s}\n{how}".encode()
 
 
 def parse_answer(answer: str) -> NcclReport | None:
-    """Read an answer, up to its end; None for what is not one, or is not complete."""
+    """Parse an answer, read up to end-of-file; None if it is incomplete or no answer at all."""
     body = answer[_PREAMBLE.match(answer).end() :].lstrip()  # type: ignore[union-attr]
     if body.startswith("{"):
         try:
@@ -61,7 +62,7 @@ def parse_answer(answer: str) -> NcclReport | None:
 
 
 def find_lasting(first: NcclReport | None, second: NcclReport | None) -> NcclReport | None:
-    """The second report, with the differences only that the first one has as well."""
+    """Return the second report, with only those differences that the first one has as well."""
     if first is None or second is None:
         return None
     return replace(second, differing=tuple(one for one in second.differing if one in first.differing))
@@ -69,14 +70,14 @@ def find_lasting(first: NcclReport | None, second: NcclReport | None) -> NcclRep
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """By what NCCL knows a rank: the number by which its process knows itself, and its host's IP addresses."""
+    """The pair by which NCCL identifies a rank: the process id within its own namespace, and the host's addresses."""
 
     pid: int
     addresses: tuple[str, ...] = ()
 
 
 def locate_ranks(report: NcclReport, processes: Mapping[int, ProcessIdentity]) -> NcclReport:
-    """Fill in which of the job's ranks NCCL means; `processes` are by rank."""
+    """Fill in which of the job's ranks each NCCL process is; `processes` are by rank."""
 
     def locate(one: NcclRank) -> NcclRank:
         there = [rank for rank, process in processes.items() if one.pid and process.pid == one.pid]
@@ -112,7 +113,7 @@ def _read_json(content: Any) -> NcclReport:
     found = [_read_communicator(one) for one in content["communicators"]]
     return NcclReport(
         version=str(content["nccl_version"]),
-        communicators=sum(one.size > 0 for one in found),  # one that is just being made may be empty
+        communicators=sum(one.size > 0 for one in found),  # a communicator that is still being made may be empty
         differing=tuple(one for one in found if one.differs),
     )
 
@@ -166,12 +167,12 @@ _LINES = {
         "rank": rf"Rank (?P<number>\d+){_PROCESS}",
     }.items()
 }
-_ALL_KINDS = "collective"  # as NCCL 2.24 and 2.25 say
+_ALL_KINDS = "collective"  # what NCCL 2.24 and 2.25 print
 
 
 @dataclass(slots=True)
 class _Group:
-    """A NcclGroup, while the lines about it are read."""
+    """A NcclGroup under construction, while the lines about it are read."""
 
     size: int = 0
     ranks: list[NcclRank] = field(default_factory=list)
@@ -183,7 +184,7 @@ class _Group:
 
 @dataclass(slots=True)
 class _Communicator:
-    """A Communicator, while its sections are read; `current` is the group that the next ranks belong to."""
+    """A Communicator under construction; `current` is the group to which the next ranks belong."""
 
     name: str
     size: int
@@ -226,7 +227,7 @@ class _Communicator:
 
 def _read_text(text: str) -> NcclReport | None:
     version = _VERSION.match(text)
-    # "Warnings" is the last heading: an answer without it was cut off, and what it lacks may be what matters.
+    # "Warnings" is the last heading: without it the answer was cut off, and the missing part may be what matters.
     if version is None or not re.search(r"^Warnings\r?$", text, re.MULTILINE):
         return None
     rows = [found for line in text.splitlines() if (found := _ROW.match(line))]

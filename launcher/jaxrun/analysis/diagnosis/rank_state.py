@@ -1,7 +1,7 @@
-"""Finds out what a rank is doing, from its stack and from what the kernel says that it waits in.
+"""Finds out what a rank is doing, from its stack and from the kernel function in which its main thread sleeps.
 
-Python frames decide first, as they are the same everywhere. Where the program's own line is the innermost frame, as in
-input() or time.sleep(), the kernel's name for what the thread sleeps in decides.
+Python frames decide first, because they are the same everywhere. Where the program's own line is the innermost frame,
+as in input() or time.sleep(), the kernel function decides.
 """
 
 from __future__ import annotations
@@ -28,36 +28,36 @@ class Activity(enum.Enum):
     PROCESS = enum.auto()  # waits for a process that it started
     NETWORK = enum.auto()
     DATA = enum.auto()
-    THREAD = enum.auto()  # waits for another thread of its own: a lock, an event, a future
-    ENDING = enum.auto()  # its program's main thread has ended, but something else of it has not
+    THREAD = enum.auto()  # waits for another thread of its own process: a lock, an event, a future
+    ENDING = enum.auto()  # the program's main thread has ended, but something else in the process has not
     SLEEP = enum.auto()
     COMPILING = enum.auto()
     BARRIER = enum.auto()
     CALL = enum.auto()  # waits in JAX, usually for other ranks
     JOINT_CALL = enum.auto()  # waits for other ranks in a function of jaxrun
-    ASLEEP = enum.auto()  # waits on a futex where it has made no cross-process call before
+    ASLEEP = enum.auto()  # waits on a futex at a line that has made no cross-process call before
     ELSEWHERE = enum.auto()
     IDLE = enum.auto()  # a gang's rank between two calls
     UNKNOWN = enum.auto()
 
 
 IN_JAX = (Activity.BARRIER, Activity.CALL)
-WAITING = (*IN_JAX, Activity.JOINT_CALL)  # usually for other ranks
+WAITING = (*IN_JAX, Activity.JOINT_CALL)  # these usually wait for other ranks
 
 
 @dataclass(frozen=True, slots=True)
 class RankState:
-    """What one rank is doing; all but `activity` may be empty.
+    """What one rank is doing; every field except `activity` may be empty.
 
     place:          the program's line, "data.py:31 __next__"
-    call:           what it has called there, "queue.get"
-    other_threads:  where its other threads are, if they are in the program
+    call:           the function that it has called there, "queue.get"
+    other_threads:  where the program's other threads are
     is_certain:     False for a CALL that is only inferred: there are no frames of JAX, and no call was seen there
-    ending:         what it waits for, if it is ENDING
+    ending:         what the rank waits for, if it is ENDING
     helpers:        the threads and processes that it has started
     is_alone:       it waits for data, but has no other thread and no child
-    is_in_jax:      its main thread is in JAX, asleep or not, or waits for ranks in a joint function; no prompt counts
-    sleeps_in_jax:  the same, and it is asleep
+    is_in_jax:      its main thread is in JAX, asleep or not, or waits for ranks in a joint function; not at a prompt
+    sleeps_in_jax:  `is_in_jax`, and the main thread is asleep
     """
 
     activity: Activity
@@ -73,7 +73,7 @@ class RankState:
 
     @property
     def waits_for_the_dead(self) -> bool:
-        """Whether it waits for what a thread or process may have had to bring that has ended."""
+        """Whether it waits for data that a thread or process may have had to bring, which has ended."""
         return self.activity in (Activity.DATA, Activity.THREAD) and (self.helpers.any_dead or self.is_alone)
 
 
@@ -82,11 +82,11 @@ _PACKAGE = r"-packages/"
 _DATA_LOADERS = "torch/utils/data|grain|tensorflow/python/data|tensorflow_datasets|datasets"
 _QUEUES = r"multiprocessing/(?:queues|pool|connection)\.py"
 _CLIENTS = "requests|urllib3|httpx|httpcore|aiohttp|fsspec|gcsfs|s3fs|botocore|grpc|google|wandb"
-# What a rank does if the "file function" of any of its frames matches; the first rule that matches decides.
+# What a rank does if any of its frames ("file function") matches; the first rule that matches decides.
 _RULES = tuple(
     (activity, name, re.compile(pattern))
     for activity, name, pattern in (
-        (Activity.CALL, "", r"/jaxrun_runtime/agent_channel\.py receive_answer$"),  # --lockstep strict: for its turn
+        (Activity.CALL, "", r"/jaxrun_runtime/agent_channel\.py receive_answer$"),  # for its turn (--lockstep strict)
         (Activity.PROMPT, "jax.debug.breakpoint", r"/jax/_src/debugger/"),
         (Activity.PROMPT, "ipdb", rf"{_PACKAGE}(?:ipdb|IPython/core/debugger\.py)"),
         (Activity.PROMPT, "IPython", rf"{_PACKAGE}IPython/terminal/"),
@@ -111,7 +111,7 @@ _STATES: Mapping[str, Activity] = {
     ProcessState.TRACED: Activity.TRACED,
     ProcessState.DISK: Activity.DISK,
 }
-# Kernel functions, of old and new kernels, in which a thread waits whose innermost frame is the program's.
+# Kernel functions, of old and new kernels, in which a thread sleeps whose innermost frame is the program's.
 _READS = re.compile(r"n_tty_read|tty_read|wait_woken|pipe_read|pipe_wait|unix_stream_(?:read|data)")
 _KERNEL = tuple(
     (activity, re.compile(pattern))
@@ -122,9 +122,9 @@ _KERNEL = tuple(
         (Activity.NETWORK, r"inet_|tcp_|sk_wait|wait_for_connect|unix_wait"),
     )
 )
-# Where JAX waits for a result, polling a GPU perhaps.
+# Functions in which JAX waits for a result, possibly by polling a GPU.
 _RESULT = re.compile(r"/jax/_src/(?:api\.py (?:try_to_block|block_until_ready)|array\.py (?:_value|__array__))$")
-_INNER = re.compile(r"^_|^(?:wrapper|cache_miss|try_to_block)$")  # functions of JAX that mean nothing to a user
+_INNER = re.compile(r"^_|^(?:wrapper|cache_miss|try_to_block)$")  # JAX's internals, whose names tell a user nothing
 
 
 def find_rank_states(
@@ -133,10 +133,10 @@ def find_rank_states(
     flights: Mapping[int, Flight],
     helpers: Mapping[int, Helpers] | None = None,
 ) -> dict[int, RankState]:
-    """What the ranks of `dumps` are doing; their flights say where they have made cross-process calls before."""
+    """Return what each rank of `dumps` is doing; the flights say where it has made cross-process calls before."""
     places = {rank: flight.places for rank, flight in flights.items()}
     found = {r: find_rank_state(r, dumps[r], waits.get(r, ""), places.get(r, ())) for r in sorted(dumps)}
-    if helpers is None:  # they were not asked for
+    if helpers is None:  # helpers were not asked for
         return found
     return {rank: _with_helpers(state, dumps[rank], helpers.get(rank, NO_HELPERS)) for rank, state in found.items()}
 
@@ -149,17 +149,17 @@ def _with_helpers(state: RankState, dump: str, helpers: Helpers) -> RankState:
 
 
 def _has_other_threads(dump: str) -> bool:
-    """Whether any thread but the main one does more than what jaxrun's own do."""
+    """Whether any thread except the main one does something else than jaxrun's own threads."""
     main = stacks.main_stack(dump)
     others = (stack for stack in stacks.parse_dump(dump) if stack != main)
     return any(not frame.is_scaffold for stack in others for frame in stack.frames)
 
 
 def find_rank_state(rank: int, dump: str, wait: str, places: Collection[str] = ()) -> RankState:
-    """What `rank` is doing.
+    """Return what `rank` is doing.
 
-    `wait` is what the kernel says of its main thread; `places` are those at which it has made cross-process calls
-    before ("train.py:88 train_step"), empty if they are not known.
+    wait:    the kernel function in which its main thread sleeps, or its process state
+    places:  program lines at which it has made cross-process calls ("train.py:88 train_step"); empty if unknown
     """
     stack = stacks.main_stack(dump)
     state = _find_state(rank, dump, stack, wait, places)
@@ -199,7 +199,7 @@ def _find_state(rank: int, dump: str, stack: Stack, wait: str, places: Collectio
 
 
 def find_kernel_activity(rank: int, wait: str, *, known: bool = False) -> Activity:
-    """What `rank` waits in, by what the kernel says; `known`: it may have made cross-process calls there before."""
+    """Return what `rank` waits in, by the kernel's function; `known`: it may have made cross-process calls there."""
     if (activity := _STATES.get(wait)) is not None:
         return activity
     if "futex" in wait:
@@ -210,7 +210,7 @@ def find_kernel_activity(rank: int, wait: str, *, known: bool = False) -> Activi
 
 
 def _program_frame(stack: Stack) -> int:
-    """The index of the program's innermost frame, which is a library's where the program has none."""
+    """The index of the program's innermost frame, or of a library's innermost frame if the program has none."""
     plain = stack.programs or [frame for frame in stack.frames if _is_plain_library(frame)]
     return stack.frames.index(plain[0]) if plain else 0
 
@@ -222,7 +222,7 @@ def _is_plain_library(frame: Frame) -> bool:
 
 
 def _name(called: Sequence[Frame]) -> str:
-    """What the program has called: "queue.get", "process_allgather"; empty for an internal function of JAX."""
+    """The function that the program has called: "queue.get", "process_allgather"; empty for internals of JAX."""
     entries = [frame for frame in called if not frame.is_wrapper]
     if not entries or (entries[-1].is_jax and _INNER.search(entries[-1].function)):
         return ""
@@ -234,13 +234,13 @@ def _name(called: Sequence[Frame]) -> str:
 
 
 def _awaited_threads(dump: str, main: Stack) -> tuple[str, ...]:
-    """The threads for whose end Python waits: `Loader at data.py:75 loader`."""
+    """The threads that Python waits for at exit: `Loader at data.py:75 loader`."""
     threads = [stack for stack in stacks.parse_dump(dump) if stack != main and not stack.is_daemon]
     shown = [(stack.name, stack.users[0]) for stack in threads if any(not frame.is_scaffold for frame in stack.frames)]
     return tuple(dict.fromkeys(f"{name} at {frame}" if name else str(frame) for name, frame in shown))
 
 
 def _others(dump: str, main: Stack) -> tuple[str, ...]:
-    """Where the program's other threads are, each place once."""
+    """The places of the program's other threads, without duplicates."""
     threads = (stack for stack in stacks.parse_dump(dump) if stack != main)
     return tuple(dict.fromkeys(str(stack.programs[0]) for stack in threads if stack.programs))

@@ -1,14 +1,14 @@
-"""Which workers caused the failure of a job.
+"""Finds the workers that caused the failure of a job.
 
-Each worker's outcome falls in one of these classes:
+Each worker's outcome falls into one of these classes:
 
     OWN          its own exception or exit status, a signal that the launcher did not send, or a lost host
     UNCLEAR      an unexplained abort or status 0; a broken connection after one of its threads had died
-    CONSEQUENCE  an error that only another worker's end brings about (consequences.py), or killed by the launcher
+    CONSEQUENCE  an error that only another worker's end can cause (consequences.py), or killed by the launcher
     FINE         its program had ended with status 0, or the worker still runs
 
 The earliest outcome of the first class that occurs is the root cause. Its rank is the only culprit unless others failed
-in exactly the same way. Where there are only unclear outcomes and consequences, a rank that was paused by an injected
+in exactly the same way. If there are only unclear outcomes and consequences, a rank that was paused by an injected
 fault is the culprit.
 """
 
@@ -25,7 +25,7 @@ from jaxrun.protocol.worker_messages import ThreadFailed
 
 
 class Culpability(enum.IntEnum):
-    """How likely a worker is the root cause: the lower, the likelier."""
+    """How likely a worker is the root cause; lower is likelier."""
 
     OWN = 0
     UNCLEAR = 1
@@ -49,7 +49,7 @@ def culpability(worker: WorkerOutcome) -> Culpability:
 
 
 def is_certain(workers: Sequence[WorkerOutcome]) -> bool:
-    """Whether one of the outcomes is beyond doubt the root cause, so that waiting for a better one is useless."""
+    """Whether one of the outcomes is certainly the root cause, so that waiting for a better one is useless."""
     for worker in workers:
         kind = culpability(worker)
         if kind is Culpability.OWN or (worker.disruptive_fault and kind is not Culpability.FINE):
@@ -58,7 +58,7 @@ def is_certain(workers: Sequence[WorkerOutcome]) -> bool:
 
 
 def find_culprits(workers: Sequence[WorkerOutcome]) -> list[WorkerOutcome]:
-    """The workers that caused the failure, lowest rank first; empty if no worker has failed."""
+    """Return the workers that caused the failure, lowest rank first; empty if no worker has failed."""
     first = find_first_failure(workers)
     kind = culpability(first)
     if kind is Culpability.FINE:
@@ -73,12 +73,12 @@ def find_culprits(workers: Sequence[WorkerOutcome]) -> list[WorkerOutcome]:
 
 
 def find_first_failure(workers: Sequence[WorkerOutcome]) -> WorkerOutcome:
-    """The earliest outcome of the most culpable class."""
+    """Return the earliest outcome of the most culpable class."""
     return min(workers, key=lambda worker: (culpability(worker), worker.time, worker.rank))
 
 
 def collateral(worker: WorkerOutcome) -> Fate | None:
-    """What another worker's end did to this one, by its exception or stderr; None if it shows nothing of that."""
+    """Return what another worker's end did to this one, by its exception or stderr; None if they do not show it."""
     failure = worker.failure
     if failure is None or failure.error == "SystemExit":
         return find_consequence(f"{worker.stderr_tail}\n{worker.crash_dump}")
@@ -88,7 +88,7 @@ def collateral(worker: WorkerOutcome) -> Fate | None:
 
 
 def own_thread_failures(worker: WorkerOutcome) -> tuple[ThreadFailed, ...]:
-    """The threads of the worker's program that died of an error of their own."""
+    """Return the threads of the worker's program that died of an error of their own."""
     return tuple(t for t in worker.thread_failures if classify_error("", t.traceback) is ErrorOrigin.OWN)
 
 
@@ -114,7 +114,7 @@ def _first_disruptive_fault(workers: Sequence[WorkerOutcome]) -> InjectedFault |
 
 
 def _failure_signature(worker: WorkerOutcome) -> tuple[object, ...]:
-    """What is equal for workers that failed in the same way."""
+    """Return a value that is equal for workers that failed in the same way."""
     failure = worker.failure
     if failure is not None and failure.error == DIVERGENCE_ERROR:
         return failure.error, failure.message  # each rank raises it at a line of its own

@@ -1,4 +1,4 @@
-"""What the ranks of a job do at one moment: where they are (stacks, a timeout's verdict), how far they are (`top`)."""
+"""What all ranks of a job do at one moment: where they are (stacks, time-outs) and how far they have come (`top`)."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from jaxrun.text import format_status
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All mappings are by rank.
+    """The stacks and calls of all ranks at one moment; all mappings are by rank.
 
     time:      seconds since the epoch
-    dumps:     what the fault handler of each rank wrote; empty for a rank that did not answer
-    waits:     the kernel's name for what its main thread sleeps in, or its ProcessState
-    flights:   what its flight recorder holds
+    dumps:     what each rank's fault handler wrote; empty for a rank that did not answer
+    waits:     the kernel function in which the rank's main thread sleeps, or its ProcessState
+    flights:   what the rank's flight recorder holds
     finished:  the ranks whose program has ended
-    natives:   its stack with C frames; None where they were not asked for
-    platform:     of the devices: "cpu", "gpu", …; empty where it is not known
-    straggler:    the rank or host that holds the others up, if one does
-    helpers:      the threads and processes that ranks have started; None where these were not asked for
-    nccl:         what NCCL's own service says; None where it was not asked, or has not answered
+    natives:   the rank's stack with C frames; None if it was not asked for
+    platform:     of the devices: "cpu", "gpu", …; empty if unknown
+    straggler:    the rank or host that slows the others down, if there is one
+    helpers:      the threads and processes that the rank has started; None if they were not asked for
+    nccl:         what NCCL's own service says; None if it was not asked, or has not answered
     """
 
     time: float
@@ -45,7 +45,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class RankEnd:
-    """How a rank has ended, in few words."""
+    """How a rank ended, in a few words."""
 
     text: str
     is_failure: bool = True
@@ -53,17 +53,17 @@ class RankEnd:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """All mappings are by rank.
+    """The progress of all ranks at one moment; all mappings are by rank.
 
     time:       seconds since the epoch
     phase:      of the job: "starting", "running", "ending"
     hosts:      of all ranks, as far as they are known
     live:       the ranks that have a process
-    flights:    the last call of each live rank; there is none where its host has not answered
-    vitals:     what each of them uses
+    flights:    the last call of each live rank; missing if its host has not answered
+    vitals:     the resources that each live rank uses
     ends:       how ranks have ended
-    calls_per_step:  after how many calls they repeat themselves; 0 where that is not known
-    straggler:  the rank or host that holds the others up, if one does
+    calls_per_step:  number of calls after which the sequence of calls repeats itself; 0 if unknown
+    straggler:  the rank or host that slows the others down, if there is one
     awaited:    the lost hosts for which the job waits, and how long still, in words; empty if there are none
     """
 
@@ -80,7 +80,7 @@ class Overview:
 
 
 def find_end(worker: WorkerOutcome) -> RankEnd | None:
-    """How a worker ended, or that its program has; None while it works."""
+    """Return how a worker, or its program, ended; None while the program runs."""
     if worker.failure is not None:
         return RankEnd(f"raised {worker.failure.error}")
     if worker.lost_reason:

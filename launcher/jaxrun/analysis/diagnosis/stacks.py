@@ -1,7 +1,7 @@
-"""Parses what Python's fault handler writes: the stack of each thread, and which of its frames are the user's.
+"""Parses the dumps of Python's fault handler: the stack of each thread, and which of its frames are the user's.
 
 A dump holds one block per thread, newest thread first, so the main thread's is the last; the innermost frame
-comes first. One text may hold several dumps, of which the last counts.
+comes first. One text may hold several dumps; the last one counts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _THREAD = re.compile(
     r"^(Current thread|Thread) 0x[0-9a-f]+(?: \[(?P<name>.*?)(?P<daemon>, daemon)?\])? \(most recent call first\):"
 )
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>[0-9]{1,9}|\?\?\?) in (?P<function>.*)$')
-# Where a rank of a gang waits for its next call.
+# The functions in which a rank of a gang waits for its next call.
 _GANG_MODULES = re.compile(r"/jaxrun/protocol/\w+\.py$|/jaxrun_runtime/gang\w*[./]")
 _GANG_RECEIVE = "_receive"
 _CALLED_BY_TESTS = re.compile(r"/jaxrun_runtime/(?:joint_calls|pytest/rank_gang)\.py$")  # barriers, a debugger's prompt
@@ -61,23 +61,23 @@ class Frame:
 
     @property
     def is_scaffold(self) -> bool:
-        """Whether the frame is jaxrun's, or what Python itself puts around a program or a thread."""
+        """Whether the frame belongs to jaxrun, or to what Python itself puts around a program or a thread."""
         return stack_frames.is_scaffold(self.file)
 
     @property
     def library(self) -> str:
-        """The package or the module of Python that the frame belongs to, as "flax" or "queue"; the file's name else."""
+        """The package or standard module that the frame belongs to, such as "flax" or "queue"; else the file's name."""
         package = PurePath(stack_frames.find_package(self.file))
         return package.stem if package.name else PurePath(self.file).stem
 
     @property
     def is_wrapper(self) -> bool:
-        """Whether the frame is the one with which JAX hides its own frames from tracebacks."""
+        """Whether this is the frame with which JAX hides its own frames from tracebacks."""
         return self.file.endswith("/traceback_util.py")
 
     @property
     def is_packages(self) -> bool:
-        """Whether the frame is that of an installed package other than JAX."""
+        """Whether the frame belongs to an installed package other than JAX."""
         return stack_frames.is_packages(self.file)
 
     def __str__(self) -> str:
@@ -87,17 +87,17 @@ class Frame:
 
 
 class Ending(enum.Enum):
-    """What a rank waits for whose program has come to the end of its main thread."""
+    """What a rank waits for after the main thread of its program has ended."""
 
     THREADS = enum.auto()  # that are not daemons
-    CHILDREN = enum.auto()  # processes: those of multiprocessing that are not daemons, or in an exit handler
-    QUEUE = enum.auto()  # the thread of a queue of multiprocessing has data that no process takes
+    CHILDREN = enum.auto()  # processes: non-daemonic ones of multiprocessing, or any that an exit handler waits for
+    QUEUE = enum.auto()  # the thread of a multiprocessing.Queue holds data that no process reads
     HANDLER = enum.auto()  # a function that was registered with atexit
-    FINALIZER = enum.auto()  # of an object (__del__)
+    FINALIZER = enum.auto()  # a finalizer (__del__) of an object
     MPI = enum.auto()  # MPI_Finalize, in which ranks wait for each other
 
 
-# The functions of the runtime that wait there.
+# The functions of the runtime that wait for them.
 _ENDINGS = {
     "_join_threads": Ending.THREADS,
     "_run_exit_handlers": Ending.HANDLER,
@@ -112,7 +112,7 @@ _JOINS_QUEUE = re.compile(r"/multiprocessing/queues\.py _finalize_join$")
 class Stack:
     """The frames of one thread, innermost first; `current` marks the thread that received the signal.
 
-    name, is_daemon:  the thread's, where the dump says them
+    name, is_daemon:  the thread's name and kind, if the dump has them
     """
 
     frames: tuple[Frame, ...] = ()
@@ -122,34 +122,36 @@ class Stack:
 
     @property
     def programs(self) -> tuple[Frame, ...]:
-        """The program's frames; none in a thread that only runs libraries."""
+        """The program's frames; empty for a thread that only runs libraries."""
         return tuple(
             self.frames[index] for index in stack_frames.find_program_frames([one.file for one in self.frames])
         )
 
     @property
     def users(self) -> tuple[Frame, ...]:
-        """The program's frames; where it has none, those that are not scaffold."""
+        """The program's frames; if it has none, those that are not scaffold."""
         return self.programs or tuple(frame for frame in self.frames if not frame.is_scaffold) or self.frames
 
     @property
     def called(self) -> tuple[Frame, ...]:
-        """The calls that the program has not returned from, innermost first, as far as they have Python frames."""
+        """The calls from which the program has not returned, innermost first, as far as they have Python frames."""
         first = self.users[0] if self.users else None
         return self.frames[: self.frames.index(first)] if first else ()
 
     def is_in_wrapper(self, places: Collection[str]) -> bool:
         """Whether a library's wrapper, such as flax's nnx.jit, runs native code for a line of `places`.
 
-        `places` are those of the program at which a rank has made cross-process calls, "train.py:88 train_step". What
-        such a line has called there before, it most likely calls again.
+        `places` are program lines at which a rank has made cross-process calls, "train.py:88 train_step". Such a
+        line most likely calls now what it has called there before.
         """
         called = self.called
         return bool(called) and all(frame.is_packages for frame in called) and str(self.users[0]) in places
 
     def is_in_jax(self, places: Collection[str] = ()) -> bool:
-        """Whether the thread is in JAX, asleep or not: it may poll a GPU, or run native code of another library; or
-        waits for other ranks in a joint function of jaxrun. `places` as in `is_in_wrapper`.
+        """Whether the thread is in JAX, asleep or not, or waits for other ranks in a joint function of jaxrun.
+
+        A thread that polls a GPU, or runs native code of another library for JAX, is in JAX. `places` is the same as in
+        `is_in_wrapper`.
         """
         if self.waits_for_ranks or self.ending is not None:
             return self.waits_for_ranks
@@ -160,7 +162,7 @@ class Stack:
 
     @property
     def ending(self) -> Ending | None:
-        """What the program waits for after its main thread's end; None before, or if it calls JAX there."""
+        """What the program waits for after its main thread has ended; None before that, or if it calls JAX there."""
         if (at := self._shutdown_frame) is None or any(frame.is_jax for frame in self.frames[:at]):
             return None
         stage = _ENDINGS[self.frames[at].function]
@@ -174,7 +176,7 @@ class Stack:
 
     @property
     def ending_frame(self) -> Frame | None:
-        """The frame of the exit handler or finalizer that runs after the main thread's end: the program's, if any."""
+        """The frame of the exit handler or finalizer that runs after the main thread's end; the program's if any."""
         inner = self.frames[: self._shutdown_frame or 0]
         return next((frame for frame in inner if stack_frames.is_programs(frame.file)), inner[-1] if inner else None)
 
@@ -207,12 +209,12 @@ class Stack:
 
 
 def parse_dump(dump: str) -> tuple[Stack, ...]:
-    """The threads of the last dump in the text, in its order."""
+    """Return the threads of the last dump in the text, in the dump's order."""
     threads: list[tuple[re.Match[str], list[Frame]]] = []
     previous = ""
     for line in dump.splitlines():
         header, frame = _THREAD.match(line), _FRAME.match(line)
-        # Within a dump an empty line stands before every thread but the first.
+        # Within a dump, an empty line precedes every thread except the first.
         if (header and previous) or line.startswith((FATAL_ERROR, "Timeout (")):
             threads.clear()
         if header:
@@ -228,26 +230,27 @@ def parse_dump(dump: str) -> tuple[Stack, ...]:
 
 
 def main_stack(dump: str) -> Stack:
-    """The main thread's stack; empty if the dump has no frame at all."""
+    """Return the main thread's stack; empty if the dump has no frames at all."""
     stacks = [stack for stack in parse_dump(dump) if stack.frames]
-    # Python cuts a dump after a hundred threads, so that the main thread may be missing.
+    # Python cuts a dump off after a hundred threads, so the main thread may be missing.
     mains = [stack for stack in stacks if stack.frames[-1].function != "_bootstrap"]
     return (mains or stacks or [Stack()])[-1]
 
 
 def crashed_stack(dump: str) -> Stack:
-    """The stack of the thread that received a fatal signal; empty if there is none."""
+    """Return the stack of the thread that received a fatal signal; empty if there is none."""
     stacks = [stack for stack in parse_dump(dump) if stack.frames]
     return next((stack for stack in stacks if stack.current), main_stack(dump))
 
 
 def is_waiting_in_jax(dump: str, kernel_wait: str, places: Collection[str] = ()) -> bool:
-    """Whether the main thread waits for JAX: in its Python code, or in native code called from the program; or for
-    other ranks in a joint function of jaxrun.
+    """Whether the main thread waits for JAX, or for other ranks in a joint function of jaxrun.
 
-    `kernel_wait` is the kernel's name for what the thread sleeps in; `places` are the program's lines at which this
-    rank has made cross-process calls. A compiled call has no Python frame: the program's own line, asleep on a futex,
-    is taken for one, and a library's below a line of `places`. Python's queues show a frame of their own.
+    kernel_wait:  the kernel function in which the thread sleeps
+    places:       the program's lines at which this rank has made cross-process calls
+
+    A compiled call has no Python frame. So a program's line that is asleep on a futex counts as one, and so does a
+    library's frame below a line of `places`. Python's queues do not count: they show a frame of their own.
     """
     stack = main_stack(dump)
     return stack.waits_for_ranks or ("futex" in kernel_wait and stack.is_in_jax(places))

@@ -1,10 +1,10 @@
-"""Who waits for whom: the one picture of a job on which all judgements stand, of flight recorders, stacks and ends.
+"""Who waits for whom: one picture of a job, made from flight recorders, stacks and ends of ranks.
 
     flights ──▶ the calls that a rank has come to and others have not ─┐
     stacks  ──▶ what a rank does (rank_state.py) ──────────────────────┼──▶ WaitGraph: rank → (state, call, waits for)
     ends    ──▶ the ranks that will never come ────────────────────────┘
 
-A stall notice, an early exit, the sentences about deadlocks, top and the tests' abandoned ranks are made from it.
+The stall notice, the early exit, the sentences about deadlocks, top and the tests' abandoned ranks all use it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jaxrun.protocol.flight import Flight
 
 @dataclass(frozen=True, slots=True)
 class GroupCall:
-    """A cross-process call that a rank has come to, and others of its group have not.
+    """A cross-process call that a rank has come to, and that other ranks of its group have not come to.
 
     progress:  how far the ranks of the group have come
     """
@@ -37,7 +37,7 @@ class GroupCall:
         return self.progress.behind(self.number)
 
     def missing_of(self, finished: Iterable[int]) -> tuple[int, ...]:
-        """The missing ranks that have finished, and so will never make the call."""
+        """The missing ranks that have finished, so they will never make the call."""
         reached = self.progress.reached
         return tuple(rank for rank in sorted(finished) if reached.get(rank, self.number) < self.number)
 
@@ -49,8 +49,8 @@ AwaitedCall = MissingRanks | GroupCall
 class RankWait:
     """One rank in the picture.
 
-    state:  what it does; None where its stack was not taken
-    calls:  what it has come to and others have not: the joint function in which it is, then calls of groups
+    state:  what the rank does; None if its stack was not taken
+    calls:  calls that it has come to and others have not: first the joint function that it is in, then calls of groups
     """
 
     state: RankState | None = None
@@ -58,17 +58,17 @@ class RankWait:
 
     @property
     def waits_for(self) -> tuple[int, ...]:
-        """The ranks that have not come to its call; none where recorders do not show it."""
+        """The ranks that have not come to its call; empty if recorders do not show them."""
         return self.calls[0].missing if self.calls else ()
 
 
 @dataclass(frozen=True, slots=True)
 class WaitGraph:
-    """The picture of a job at one moment.
+    """Who waits for whom in a job, at one moment.
 
-    ranks:        by rank, of all whose stack or flight is known
+    ranks:        by rank, all whose stack or flight is known
     finished:     the ranks whose program has ended
-    joint_waits:  the ranks that wait in joint functions, in groups of those that wait for the same at the same place
+    joint_waits:  ranks that wait in joint functions; one entry for all that wait for the same ranks at the same place
     """
 
     ranks: Mapping[int, RankWait]
@@ -77,12 +77,12 @@ class WaitGraph:
 
     @property
     def states(self) -> dict[int, RankState]:
-        """What the ranks do whose stacks were taken."""
+        """What each rank does whose stack was taken."""
         return {rank: wait.state for rank, wait in self.ranks.items() if wait.state is not None}
 
     @property
     def busy_states(self) -> dict[int, RankState]:
-        """The same, without ranks of a gang that wait for their next call."""
+        """Like `states`, without the ranks of a gang that wait for their next call."""
         return {rank: state for rank, state in self.states.items() if state.activity is not Activity.IDLE}
 
     @property
@@ -92,19 +92,19 @@ class WaitGraph:
 
     @property
     def all_in_one_call(self) -> bool:
-        """Whether all ranks wait in JAX, and no recorder shows that one is behind."""
+        """Whether all ranks wait in JAX, and no recorder shows that a rank is behind."""
         kinds = {state.activity for state in self.busy_states.values()}
         return bool(kinds) and kinds <= set(IN_JAX) and not self.some_are_behind
 
     def joint_call(self, rank: int) -> MissingRanks | None:
-        """The joint function in which this rank waits for others; None if it waits in none."""
+        """The joint function in which this rank waits for others; None if it is in none."""
         calls = self.ranks[rank].calls if rank in self.ranks else ()
         return next((call for call in calls if isinstance(call, MissingRanks)), None)
 
     def abandoned(self) -> Iterator[tuple[tuple[int, ...], AwaitedCall, tuple[int, ...]]]:
-        """Yield the ranks that wait in vain, their call, and the ranks that have finished without making that call.
+        """Yield the ranks that wait in vain, their call, and the finished ranks that never made that call.
 
-        Joint functions come first, with one entry for all ranks that wait at the same place of one.
+        Joint functions come first, with one entry for all ranks that wait at the same place in one of them.
         """
         for waits in self.joint_waits:
             if never := waits.missing_of(self.finished):
@@ -116,7 +116,7 @@ class WaitGraph:
                 yield (rank,), call, never
 
     def awaited_by(self, rank: int) -> tuple[int, ...]:
-        """The ranks that `rank` waits for: by recorders, else by stacks those that do not wait. Empty if not known."""
+        """The ranks that `rank` waits for: by recorders, else, by stacks, those that do not wait. Empty if unknown."""
         wait = self.ranks.get(rank, RankWait())
         if wait.calls or wait.state is None or wait.state.activity not in WAITING:
             return wait.waits_for
@@ -144,7 +144,7 @@ def find_wait_graph(
 
 
 def wait_graph_of(snapshot: Snapshot, finished: Collection[int] | None = None) -> WaitGraph:
-    """Return the picture of a snapshot; `finished` instead of the ranks that it calls finished."""
+    """Return the picture of a snapshot; `finished`, if given, replaces the snapshot's finished ranks."""
     return find_wait_graph(
         snapshot.flights,
         snapshot.dumps,
@@ -155,7 +155,7 @@ def wait_graph_of(snapshot: Snapshot, finished: Collection[int] | None = None) -
 
 
 def _find_group_calls(flights: Mapping[int, Flight]) -> Iterator[tuple[int, GroupCall]]:
-    """The last call of each rank in each group, where not all ranks of the group have come to it."""
+    """Yield the last call of each rank in each group, if not all ranks of the group have come to it."""
     complete = {rank: flight for rank, flight in flights.items() if flight.complete}
     size = max(complete, default=-1) + 1
     for group in sorted({group for flight in complete.values() for group in flight.call_counts}):

@@ -1,1 +1,1 @@
-"""Read the ranks' flight recorders, find where they were out of step, and say it."""
+"""Reads the ranks' flight recorders, finds where the ranks were out of step, and describes it."""

@@ -1,8 +1,7 @@
-"""For which rank the others waited in each call, and how long: the one measure, of the sentence and of the picture.
+"""Measures for which rank the others waited in each call, and how long: both for the sentence and for the picture.
 
-It comes from the times at which ranks entered a call, without I/O.
-
-Times of different hosts are made comparable by offsets, in seconds, which are added to the times of a rank.
+The measure is computed from the times at which ranks entered a call, without I/O. To compare hosts, an offset in
+seconds is added to the times of each rank.
 """
 
 from __future__ import annotations
@@ -15,19 +14,19 @@ from typing import NamedTuple
 from jaxrun.protocol.flight import CallTiming, Flight, parse_group, strip_directory
 
 Party = tuple[int, ...]  # a rank, or all ranks of a host
-_MAX_TIMINGS = 2**16  # that are compared at once: of many ranks, fewer calls
+_MAX_TIMINGS = 2**16  # timings compared at once: with many ranks, fewer calls
 
 
 class CallWait(NamedTuple):
-    """One call of a group, and what its last party cost the others.
+    """One call of a group, and how long the others waited for the party that entered it last.
 
-    last_rank:  the rank that entered it last, and when, `came`
-    last:       its party; empty where that was not later than others for reasons of its own
+    last_rank:  the rank that entered it last, at the time `came`
+    last:       the party of that rank; empty if it was not later than others for reasons of its own
     place:      where the call stands in the program of the group's lowest rank
     period_s:   from the last entry into the call before to the last entry into this one
     late_s:     by how much it came later than the next to last
-    waited_s:   how long the others, on average, may have waited for that: they made no other call meanwhile
-    blocked_s:  how much of that they surely waited: they were inside the call
+    waited_s:   how long the others, on average, may have waited for it: they made no other call meanwhile
+    blocked_s:  the part of `waited_s` that they certainly waited: they were inside the call
     """
 
     number: int
@@ -42,11 +41,11 @@ class CallWait(NamedTuple):
 
 
 class CallEntry(NamedTuple):
-    """When a rank entered a call, and when it had been dispatched: until then it could do nothing else."""
+    """When a rank entered a call, and when it had been dispatched: until then the rank could do nothing else."""
 
     entered: float
     dispatched: float
-    next_entered: float  # into any call; infinity if it is not known yet
+    next_entered: float  # into any call; infinity if not known yet
     place: str
 
 
@@ -56,10 +55,10 @@ def find_waits(
     parties: Mapping[int, Party],
     after: Mapping[str, int],
 ) -> dict[str, list[CallWait]]:
-    """Return by group the calls whose times all its ranks have recorded, in their order.
+    """Return by group, in order, the calls whose times all its ranks have recorded.
 
-    parties:  by rank, all of the job; groups of one party are left out
-    after:    by group, the number of the last call that is known already
+    parties:  each rank's party, for all ranks of the job; groups of one party are left out
+    after:    by group, the number of the last call that is already known
     """
     limit = max(16, _MAX_TIMINGS // max(1, len(flights)))
     timed = {rank: _entries(flight, offsets.get(rank, 0.0), limit) for rank, flight in flights.items()}
@@ -75,7 +74,7 @@ def find_waits(
 
 
 def _entries(flight: Flight, offset: float, limit: int) -> dict[str, dict[int, CallEntry]]:
-    """Return what a rank has recorded, by group and number."""
+    """Return a rank's recorded entries by group and number of the call."""
     timings = flight.timings[-limit:]
     times = sorted(timing.entered for timing in timings)
     found: dict[str, dict[int, CallEntry]] = {}
@@ -108,14 +107,14 @@ def measure_wait(
     previous: Mapping[int, CallEntry] | None,
     parties: Mapping[int, Party],
 ) -> CallWait:
-    """Measure a call that all its ranks have entered; `previous` is the call before, None where it is not known."""
+    """Measure a call that all its ranks have entered; `previous` is the call before it, None if unknown."""
     last_rank = max(entries, key=lambda rank: entries[rank].entered)
     last, came = parties[last_rank], entries[last_rank].entered
     others = [rank for rank in entries if parties[rank] != last]
     ready = max(entries[rank].entered for rank in others)
     late_s, began = came - ready, came
     if previous is not None:
-        # A rank that had left the call before later than others, as woken up late, is that much less late of its own.
+        # A rank that left the previous call late, for example woken up late, is that much less late on its own account.
         began = max(entry.entered for entry in previous.values())
         own = {rank: entry.entered - max(previous[rank].dispatched, began) for rank, entry in entries.items()}
         own_late_s = max(own[rank] for rank in own if parties[rank] == last) - max(own[rank] for rank in others)

@@ -1,7 +1,7 @@
-"""Compares the flights of all ranks: where they were out of step, and which ranks are behind. No I/O.
+"""Compares the flights of all ranks: where ranks were out of step, and which ranks are behind. No I/O.
 
-Usually only briefs are compared. Where their chains differ, the histories of one rank of each set say which call
-differed first; a chain may also differ because a rank does not know a program's code.
+Usually only briefs are compared. If their chains differ, the histories of one rank of each set show which call
+differed first. A chain may also differ because a rank does not know a program's code.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Flights = Mapping[int, Flight]  # by rank
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A call at which, or before which, ranks seem to have been out of step; histories decide.
+    """A call at which, or before which, ranks seem to have been out of step; the histories decide.
 
-    rank_sets:  ranks with equal histories, the largest set first; ranks of which nothing is known are in none
+    rank_sets:  ranks with equal histories, the largest set first; without ranks of which nothing is known
     """
 
     group: str
@@ -36,15 +36,15 @@ class Candidate:
 
     @property
     def representatives(self) -> tuple[int, ...]:
-        """One rank of each set, whose histories are to be read."""
+        """One rank of each set; the histories of these ranks are to read."""
         return tuple(ranks[0] for ranks in self.rank_sets)
 
 
 @dataclass(frozen=True, slots=True)
 class Compilation:
-    """A call for which some ranks compile a program, while those `before` it seem to do something else.
+    """A call for which some ranks compile a program, while the ranks `before` it seem to do something else.
 
-    compiling:  the ranks in sets whose programs may be the same
+    compiling:  the compiling ranks, in sets whose programs may be the same
     before:     ranks that have made all calls of the group before this one, and compile nothing
     """
 
@@ -56,9 +56,9 @@ class Compilation:
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """A call of a group that the ranks `ahead` have made or entered, and those `behind` have not.
+    """A call of a group that the ranks `ahead` have made or entered, and the ranks `behind` have not.
 
-    reached:  by rank, the number of the last call that it has made or entered
+    reached:  by rank, the number of the last call that the rank has made or entered
     """
 
     group: str
@@ -71,7 +71,7 @@ class Lag:
 
 
 def find_candidates(flights: Flights) -> tuple[Candidate, ...]:
-    """Return for each group whose ranks show different calls the lowest number at which they do."""
+    """Return, for each group whose ranks show different calls, the lowest number at which they differ."""
     complete = {rank: flight for rank, flight in flights.items() if flight.complete}
     lowest = _differing_chains(complete.values())
     found = {
@@ -87,8 +87,8 @@ def find_candidates(flights: Flights) -> tuple[Candidate, ...]:
 def find_divergence(candidate: Candidate, histories: Flights) -> Divergence | None:
     """Return the first call that really differs in the histories of one rank or more of each set.
 
-    None if no call does: the programs have equal keys, and equal codes where these are known; or one is still being
-    compiled, and other ranks have lowered it too.
+    None if no call differs: the programs have equal keys, and equal codes if these are known; or one of them is still
+    being compiled, and other ranks have lowered it too.
     """
     group = candidate.group
     complete = {rank: flight for rank, flight in histories.items() if flight.complete}
@@ -129,8 +129,8 @@ def find_compilations(flights: Flights) -> tuple[Compilation, ...]:
 def enter_standing_call(flight: Flight, candidate: Candidate, site: int) -> Flight:
     """Return the flight of a rank that stands in a call at this site, with that call entered.
 
-    Its program is the one that was called there last. The flight is returned as it is if that is another group's, or
-    if the rank has come further meanwhile.
+    The call's program is the one that the site called last. The flight is returned unchanged if that program belongs to
+    another group, or if the rank has come further meanwhile.
     """
     last = next((call for call in reversed(flight.calls) if call.site == site), None)
     group, number = candidate.group, candidate.number
@@ -140,7 +140,7 @@ def enter_standing_call(flight: Flight, candidate: Candidate, site: int) -> Flig
 
 
 def find_lags(flights: Flights) -> tuple[Lag, ...]:
-    """Return for each group whose ranks have come unequally far the first call that not all have reached."""
+    """Return, for each group whose ranks have come unequally far, the first call that not all have reached."""
     complete = {rank: flight for rank, flight in flights.items() if flight.complete}
     found = []
     size = max(complete, default=-1) + 1
@@ -155,7 +155,7 @@ def find_lags(flights: Flights) -> tuple[Lag, ...]:
 
 
 def _is_before(flight: Flight, group: str, number: int) -> bool:
-    """Whether the next call of a rank, which compiles nothing, is this one."""
+    """Whether this call is the next one of a rank that compiles nothing."""
     is_free = flight.pending is None and flight.compiling is None
     return is_free and flight.call_counts.get(group, 0) == number - 1
 
@@ -163,7 +163,8 @@ def _is_before(flight: Flight, group: str, number: int) -> bool:
 def _may_fail_to_compile(found: Iterable[tuple[int, ...]], calls: Mapping[int, AnyCall], flights: Flights) -> bool:
     """Whether a rank of these sets compiles a program for this call that a rank of another set has lowered as well.
 
-    Then its compilation may fail, as the other's may have, and it may make the other's call after all.
+    Then the compilation may fail, as it may have failed on the other rank, and both ranks may make the same call after
+    all.
     """
     for ranks in found:
         for rank in ranks:
@@ -204,7 +205,7 @@ def _sets_by_chain(flights: Flights, group: str, number: int) -> tuple[tuple[int
 
 
 def _differing_entries(flights: Flights) -> list[Candidate]:
-    """Return calls that some rank has entered, or compiles for, and another with another program, or has made so."""
+    """Return calls that ranks have entered, made or compile for, with different programs."""
     coming = (call for flight in flights.values() for call in (flight.pending, flight.compiled_for))
     entered = {(call.group, call.number) for call in coming if call is not None}
     if not entered:

@@ -1,4 +1,4 @@
-"""What the call groups of a divergence do differently, the most telling first: values that report.py formats."""
+"""Differences between the call groups of a divergence, the most telling first, as values for divergence_text.py."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from jaxrun.text import plural
 
 _TYPE = re.compile(r"(?P<dtype>[^\[]*)\[(?P<shape>[^\]]*)\](?P<rest>.*)$")
 _WEAK = ", weak"
-_ELIDED = "__elided__"  # in the place of a large constant
-_MAIN, _SHARD_MAP = "func.func public @main(", "sdy.manual_computation"  # begin lines that show options
+_ELIDED = "__elided__"  # replaces a large constant
+_MAIN, _SHARD_MAP = "func.func public @main(", "sdy.manual_computation"  # lines that show options begin with these
 _LAMBDA, _CONSTANT = "<lambda> at ", "stablehlo.constant "
-_MAX_LINES = 12  # of a difference of programs
-_LONG_SHARDING = 28  # characters; where it is the same for all, a longer one is left out
+_MAX_LINES = 12  # of a diff of programs
+_LONG_SHARDING = 28  # characters; a longer sharding that is the same for all is left out
 
 
 class DifferenceKind(Enum):
-    """What differs, the most telling first; TAIL is a shape whose leading axis alone differs."""
+    """What differs, the most telling first; TAIL is a shape of which only the leading axis differs."""
 
     ABSENT = auto()
     FUNCTION = auto()
@@ -44,13 +44,13 @@ class DifferenceKind(Enum):
     UNKNOWN = auto()
 
 
-# What to do about each.
+# What to do about each kind.
 _SAME_CALLS = "every rank must make the same cross-process calls in the same order"
 ADVICE = {
-    DifferenceKind.ABSENT: f"{_SAME_CALLS}, and equally many: pad or drop the uneven tail of the data on every rank "
-    "alike (jaxrun_runtime.batches does); make a call that stands under a condition on every rank, or on none.",
-    DifferenceKind.FUNCTION: f"{_SAME_CALLS}: make one that stands under a condition (as of jax.process_index()) on "
-    "every rank, or on none.",
+    DifferenceKind.ABSENT: f"{_SAME_CALLS}, and the same number of them: pad or drop the uneven tail of the data on "
+    "every rank alike (jaxrun_runtime.batches does); make a conditional call on every rank, or on none.",
+    DifferenceKind.FUNCTION: f"{_SAME_CALLS}: make a conditional call (if jax.process_index() == 0) on every rank, "
+    "or on none.",
     DifferenceKind.NAMESAKE: f"{_SAME_CALLS}, of the same functions: broadcast rank 0's choice if the data decides "
     "(jax.experimental.multihost_utils.broadcast_one_to_all).",
     DifferenceKind.MESH: "make the mesh from the same devices in the same order on every rank (jax.make_mesh does).",
@@ -64,14 +64,14 @@ ADVICE = {
     DifferenceKind.WEAK: "a Python number is weakly typed, an array is not: make it an array of one dtype on every "
     "rank (jnp.asarray(value, dtype)).",
     DifferenceKind.RESULT: "ask for the same results on every rank, with the same dtypes and out_shardings.",
-    DifferenceKind.OPTIONS: "give jit and shard_map the same options on every rank, as donate_argnums and in_specs.",
-    DifferenceKind.LAMBDA: f"{_SAME_CALLS}: where threads make calls, let one thread make them all; give each lambda "
-    "of this line a name (def), by which reports can tell them apart.",
+    DifferenceKind.OPTIONS: "give jit and shard_map the same options (donate_argnums, in_specs) on every rank.",
+    DifferenceKind.LAMBDA: f"{_SAME_CALLS}: if threads make calls, let one thread make them all; give each lambda "
+    "of this line a name (def), so that reports can tell them apart.",
     DifferenceKind.CONSTANT: "pass the array as an argument instead, or broadcast rank 0's first "
     "(jax.experimental.multihost_utils.broadcast_one_to_all).",
     DifferenceKind.CODE: "pass the value as an argument instead, or broadcast rank 0's first "
     "(jax.experimental.multihost_utils.broadcast_one_to_all).",
-    DifferenceKind.UNKNOWN: "the recorders do not hold what differs; jaxrun --lockstep strict stops before the call.",
+    DifferenceKind.UNKNOWN: "the recorders do not show the difference; jaxrun --lockstep strict stops before the call.",
 }
 SAME_LINE_ADVICE = (
     "the same line made different calls: where a set, or a dict made from one, gives the order, sort it; where a value "
@@ -83,10 +83,11 @@ EARLIER_ADVICE = "jaxrun --lockstep strict stops at the first call that differs.
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """`subject` ("argument batch.x is") with each value and the ranks that have it; or a diff of programs in `lines`.
+    """One difference: a `subject` ("argument batch.x is") with its values, or a diff of programs in `lines`.
 
+    values:   each value, with the ranks that have it
     sides:    the ranks of the diff's "-" and "+"
-    omitted:  how many lines were left out
+    omitted:  number of lines that were left out
     """
 
     kind: DifferenceKind
@@ -98,7 +99,7 @@ class Difference:
 
 
 def find_differences(groups: Sequence[CallGroup]) -> tuple[Difference, ...]:
-    """Compare call groups, the largest first; those that made no call are ABSENT."""
+    """Compare call groups, the largest first; groups that made no call are ABSENT."""
     callers = [group for group in groups if group.absence is None]
     absent = [Difference(DifferenceKind.ABSENT)] if len(callers) < len(groups) else []
     if len(callers) < 2:
@@ -124,9 +125,9 @@ def _functions(groups: Sequence[CallGroup]) -> list[Difference]:
 
 
 def _signatures(groups: Sequence[CallGroup]) -> list[Difference]:
-    """Compare mesh, arguments and results, as far as they are known of all; weak types belong to the code."""
+    """Compare mesh, arguments and results, if all groups have them; weak types are part of the code."""
     described = [group for group in groups if group.is_described]
-    keys = {group.key for group in groups if group.key}  # which a program has once it is compiled
+    keys = {group.key for group in groups if group.key}  # a program has a key once it is compiled
     if len(described) < 2:
         return [Difference(DifferenceKind.UNKNOWN)] if len(keys) > 1 else []
     found = []
@@ -142,7 +143,7 @@ def _signatures(groups: Sequence[CallGroup]) -> list[Difference]:
 
 
 def _arrays(groups: Sequence[CallGroup], of: Callable[[CallGroup], Arrays], what: str) -> list[Difference]:
-    """Return one difference for each array that differs; a single one if their numbers differ."""
+    """Return one difference for each array that differs, or a single one if the numbers of arrays differ."""
     lengths = {len(of(group)) for group in groups}
     if len(lengths) > 1:
         kind = DifferenceKind.COUNT if what == "argument" else DifferenceKind.RESULT
@@ -151,7 +152,7 @@ def _arrays(groups: Sequence[CallGroup], of: Callable[[CallGroup], Arrays], what
     for number in range(lengths.pop()):
         rows = [of(group)[number] for group in groups]
         if len({row[1] for row in rows}) == 1 and len({row[2] for row in rows} - {""}) <= 1:
-            continue  # a sharding that is left to XLA may be any
+            continue  # XLA may choose any sharding here
         kind = _kind([row[1] for row in rows])
         name = rows[0][0] or (f"{number + 1} of {len(of(groups[0]))}" if len(of(groups[0])) > 1 else "")
         subject = f"{what} {name} is" if name else f"the {what} is"
@@ -166,7 +167,7 @@ def _arrays(groups: Sequence[CallGroup], of: Callable[[CallGroup], Arrays], what
 
 
 def _kind(types: Sequence[str]) -> DifferenceKind:
-    """Say in what arrays differ, by their types."""
+    """Return the kind of difference between arrays of these types."""
     parts = [found.groups() if (found := _TYPE.match(type_)) else (type_, "", "") for type_ in types]
     dtypes, shapes, rests = ({part[place] for part in parts} for place in range(3))
     if len(shapes) > 1:
@@ -212,16 +213,16 @@ def _pair(groups: Sequence[CallGroup]) -> tuple[CallGroup, CallGroup] | None:
 
 
 def _array(type_: str, sharding: str) -> str:
-    """Write an array as `float32[32,128]@P('data')`, with a note if it is weakly typed (`float32[], weak`)."""
+    """Write an array as `float32[32,128]@P('data')`, with a note if it is weakly typed (`float32[] (weakly typed)`)."""
     bare = type_.removesuffix(_WEAK)
     sharding = f"{sharding[:-2]})" if sharding.endswith(",)") else sharding
     return f"{bare}{f'@{sharding}' if sharding else ''}{' (weakly typed)' if bare != type_ else ''}"
 
 
 def short_source(source: str) -> str:
-    """Write `step at /home/me/model.py:40` as `step at model.py:40`, and a function of JAX's as `_mean of JAX`.
+    """Write `step at /home/me/model.py:40` as `step at model.py:40`, and a function of JAX as `_mean of JAX`.
 
-    A library's wrapper stands for the function that it wraps: that is `step in equinox`.
+    A library's wrapper stands for the function that it wraps: `step in equinox`.
     """
     function, at, place = source.rpartition(" at ")
     file = place.rpartition(":")[0]

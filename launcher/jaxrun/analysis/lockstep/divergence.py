@@ -1,4 +1,4 @@
-"""A call at which ranks were out of step: which ranks did what. Made from flights (compare.py) or from calls."""
+"""Divergences, calls at which ranks were out of step: which ranks did what. From flights (compare.py) or calls."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class OtherCall(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """What ranks do that make no such call: they are finished, or wait in another call.
+    """What ranks do that make no such call: they have finished, or wait in another call.
 
-    made: how many calls of the group they have made; None if that is not known
+    made: number of calls of the group that they have made; None if unknown
     """
 
     made: int | None = None
     waits_in: OtherCall | None = None
 
     def format(self, count: int = 1) -> str:
-        """Write `has made only 4 calls and is finished`, of so many ranks."""
+        """Write `has made only 4 calls and is finished`, in the plural for `count` ranks."""
         if self.waits_in is not None:
             number, group, name, place = self.waits_in
             return f"{agree('waits', count)} in call #{number} of ranks {group}, {name} at {place}"
@@ -47,9 +47,9 @@ class Absence:
 class CallGroup:
     """Ranks that did the same.
 
-    Those that made a call have its name; rank `recorded_by` has recorded it as its program number `program`. Source,
-    arguments, results, mesh and `hlo`, the lowered program, packed, come from the program's details, where these are
-    known. Those that made no call have an `absence`.
+    If they made a call, `name` is the call's; rank `recorded_by` has recorded it as its program number `program`.
+    Source, arguments, results, mesh and `hlo` (the lowered program, packed) come from the program's details, if known.
+    If they made no call, there is an `absence`.
     """
 
     ranks: tuple[int, ...]
@@ -87,7 +87,7 @@ class CallGroup:
 class Divergence:
     """Ranks that did different things as call `number` of the ranks `group`; `call_groups` has the largest first.
 
-    is_earlier:  all make the same call there, but were out of step before, where nothing is recorded
+    is_earlier:  all ranks make the same call here, but they were out of step before, in calls that are not recorded
     """
 
     group: str
@@ -97,11 +97,11 @@ class Divergence:
 
     @property
     def title(self) -> str:
-        """`cross-process call #12`."""
+        """The call's title: `cross-process call #12`."""
         return f"cross-process call #{self.number}" if self.number else "a program of replicated values"
 
     def with_program_details(self, details: Mapping[int, ProgramDetails]) -> Divergence:
-        """Return the same with what the recorders say of the programs, by `recorded_by`."""
+        """Return a copy with what the recorders of the ranks `recorded_by` say about the programs."""
         call_groups = (group.with_details(details.get(group.recorded_by)) for group in self.call_groups)
         return replace(self, call_groups=tuple(call_groups))
 
@@ -109,7 +109,7 @@ class Divergence:
 def partition_by_program(identities: Mapping[int, tuple[str, str]]) -> tuple[tuple[int, ...], ...]:
     """Partition ranks into sets whose calls may be the same, by each rank's (key, code), the largest set first.
 
-    An empty key or code is not known and matches any: such a rank joins the largest set that it matches.
+    An empty key or code is unknown and matches any other: such a rank joins the largest set that it matches.
     """
     alike: dict[tuple[str, str], list[int]] = defaultdict(list)
     for rank, identity in identities.items():
@@ -128,9 +128,9 @@ def partition_by_program(identities: Mapping[int, tuple[str, str]]) -> tuple[tup
 
 
 def divergence_of_calls(calls: Mapping[int, Call], absent: Mapping[int, Absence] | None = None) -> Divergence | None:
-    """Compare the ranks' calls of one number of a group; None if they are the same, and no rank did anything else.
+    """Compare the ranks' calls with one number in a group; None if they are the same, and every rank made the call.
 
-    `absent` says what other ranks did instead.
+    `absent` says what the ranks did that did not make it.
     """
     found = partition_by_program({rank: (call.key, call.code) for rank, call in calls.items()})
     if not calls or (len(found) < 2 and not absent):
@@ -141,7 +141,7 @@ def divergence_of_calls(calls: Mapping[int, Call], absent: Mapping[int, Absence]
 
 
 def absent_groups(absent: Mapping[int, Absence]) -> list[CallGroup]:
-    """Return the ranks that make no such call, one call group for all that do the same instead."""
+    """Return the ranks that make no such call, as one call group for all ranks that do the same instead."""
     return [CallGroup(ranks, absence=absence) for absence, ranks in group_alike(absent)]
 
 
@@ -150,7 +150,7 @@ def largest_first(call_groups: Iterable[CallGroup]) -> tuple[CallGroup, ...]:
 
 
 def _caller(ranks: tuple[int, ...], calls: Mapping[int, Call]) -> CallGroup:
-    # Of ranks whose calls may be the same, take one that knows the most.
+    # Of the ranks whose calls may be the same, use the one that knows most about its call.
     recorded_by = max(ranks, key=lambda rank: (bool(calls[rank].key), bool(calls[rank].code)))
     call = calls[recorded_by]
     return CallGroup(

@@ -1,4 +1,4 @@
-"""Divergences, and ranks that wait for others, as text for a person."""
+"""Describes divergences, and ranks that wait for others, for people."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def format_headline(divergence: Divergence) -> str:
 
 
 def format_lag(lag: Lag, hosts: Mapping[int, str]) -> str:
-    """`call #5, jit(step) at train.py:46, was reached by ranks 0-1, 3 and not by rank 2`: the least that is certain."""
+    """Write `call #5, jit(step) at train.py:46, was reached by ranks 0-1, 3 and not by rank 2`, which is certain."""
     name, place = f", {lag.name}" if lag.name else "", f" at {_line(lag.place)}" if lag.place else ""
     call = f"call #{lag.number}{name}{place}{_of_group(lag.group, hosts)}"
     return f"{call}, was reached by {_names(lag.ahead, hosts)} and not by {_names(lag.behind, hosts)}"
@@ -79,7 +79,7 @@ def _rows(divergence: Divergence, hosts: Mapping[int, str]) -> Iterator[str]:
 
 
 def _made(call_group: CallGroup) -> str:
-    """`step at model.py:40, called at train.py:88`."""
+    """Write `step at model.py:40, called at train.py:88`."""
     source = differences.short_source(call_group.source) if call_group.source else ""
     return ", ".join(filter(None, (source, f"called at {_line(call_group.place)}" if call_group.place else "")))
 
@@ -94,7 +94,7 @@ def _difference(difference: Difference, hosts: Mapping[int, str]) -> Iterator[st
 
 
 def _valued(difference: Difference, hosts: Mapping[int, str]) -> Iterator[str]:
-    """Yield one line, or one for each value if that is too long."""
+    """Yield one line, or one for each value if the line would be too long."""
     values = [f"{value} on {_names(ranks, hosts)}" for value, ranks in difference.values]
     left = len(values) - _VALUES
     shown = [*values[:_VALUES], *([plural(left, "other value")] if left > 0 else [])]
@@ -128,7 +128,7 @@ def _advice(call_groups: Collection[CallGroup], callers: Collection[CallGroup], 
 
 
 def _crossed(call_groups: Collection[CallGroup]) -> bool:
-    """Whether ranks wait for others that wait for them in turn."""
+    """Whether two sets of ranks wait for each other in different calls."""
     return any(group.absence is not None and group.absence.waits_in is not None for group in call_groups)
 
 
@@ -142,13 +142,13 @@ def _line(place: str) -> str:
 
 
 def _of_group(group: str, hosts: Mapping[int, str]) -> str:
-    """Write which ranks take part, if not all."""
+    """Write which ranks take part, unless all do."""
     ranks = parse_group(group, len(hosts))
     return f" of ranks {format_ranges(ranks)}" if ranks and len(ranks) < len(hosts) else ""
 
 
 def _names(ranks: Iterable[int], hosts: Mapping[int, str]) -> str:
-    """`ranks 0-510`; of a list that is long: `2048 ranks (0, 2, 4, …)`."""
+    """Write `ranks 0-510`, or `2048 ranks (0, 2, 4, …)` for a long list."""
     known = sorted(set(ranks))
     for name in (format_ranks_on_hosts(known, hosts), format_ranks(known)):
         if len(name) <= _MAX_RANKS_CHARS:

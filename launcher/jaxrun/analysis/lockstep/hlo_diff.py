@@ -1,4 +1,4 @@
-"""How two lowered programs (StableHLO text) of the same name and shapes differ, in few lines.
+"""Compares two lowered programs (StableHLO text) of the same name and shapes, and shows the difference in few lines.
 
 An example of a line: `%cst_0 = stablehlo.constant dense<2.000000e+00> : tensor<f32>`.
 """
@@ -12,16 +12,16 @@ from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
 from itertools import zip_longest
 
-_MAX_TEXT_BYTES = 8 * 2**20  # of a program that are decompressed
-_MAX_COMPARED_LINES = 400  # between the lines that are equal at both ends
-_LINE_CHARS = 92  # that are shown of a line
+_MAX_TEXT_BYTES = 8 * 2**20  # of a program; more is not decompressed
+_MAX_COMPARED_LINES = 400  # between the equal lines at both ends
+_LINE_CHARS = 92  # shown of each line
 _CONTEXT_CHARS = 30  # kept before the first difference of a long line
-# Names of values, whose numbers shift after each line that one program has more.
+# Names of values; their numbers shift after each line that only one program has.
 _NUMBERED = re.compile(r"%(?:cst|c)?(?:_?\d+)?(?![\w.])")
 
 
 def decompress(text: str) -> str:
-    """Decompress a program's text from base64 and zlib; empty if it is neither, cut if it is very long."""
+    """Decompress a program's text from base64 and zlib; empty if the text is neither, cut if it is very long."""
     try:
         return zlib.decompressobj().decompress(base64.b64decode(text), _MAX_TEXT_BYTES).decode("utf-8", "replace")
     except (ValueError, zlib.error):
@@ -29,12 +29,12 @@ def decompress(text: str) -> str:
 
 
 def diff(first: str, second: str) -> list[str]:
-    """Return the lines that differ, "- " of the first and "+ " of the second program."""
+    """Return the lines that differ, with "- " for the first and "+ " for the second program."""
     return list(_difference(first.splitlines(), second.splitlines()))
 
 
 def _difference(first: Sequence[str], second: Sequence[str]) -> Iterator[str]:
-    """Yield the lines that differ, numbers of values aside unless nothing else differs."""
+    """Yield the lines that differ, ignoring the numbers of values unless nothing else differs."""
     normal_one, normal_two = ([_NUMBERED.sub("%", line.strip()) for line in lines] for lines in (first, second))
     if normal_one == normal_two:
         normal_one, normal_two = list(first), list(second)
@@ -58,7 +58,7 @@ def _shared(first: Sequence[str], second: Sequence[str]) -> int:
 
 
 def _cut(first: str, second: str) -> int:
-    """Return from where to show two lines, so that their first difference is visible."""
+    """Return the position from which to show two lines, so that their first difference is visible."""
     same = _shared(first, second)
     wanted = same - _CONTEXT_CHARS if same > _LINE_CHARS - _CONTEXT_CHARS else 0
     return max(0, min(wanted, max(len(first), len(second)) - _LINE_CHARS))

@@ -1,4 +1,4 @@
-"""Which ranks wait in a joint function of jaxrun, such as `snapshot`, and for which ranks, which have not called it."""
+"""Finds the ranks that wait in a joint function of jaxrun, such as `snapshot`, and the ranks that are missing there."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from jaxrun.text import group_alike
 
 @dataclass(frozen=True, slots=True)
 class MissingRanks:
-    """Ranks that wait at the same place of a joint function, and the ranks without which they cannot go on.
+    """Ranks that wait at the same place in a joint function, and the ranks that they wait for.
 
-    since:  when the first of them began to wait, in seconds since the epoch on the clock of its host
+    since:  when the first of them began to wait, in seconds since the epoch on its host's clock
     """
 
     function: str
@@ -24,15 +24,15 @@ class MissingRanks:
     since: float
 
     def missing_of(self, finished: Collection[int]) -> tuple[int, ...]:
-        """The missing ranks that have finished, and so will never make the call."""
-        # Those that have finished need not agree on when to stop.
+        """The missing ranks that have finished, so they will never make the call."""
+        # Ranks that have finished need not take part in the agreement on when to stop.
         return () if self.function == SHOULD_STOP else tuple(rank for rank in self.missing if rank in finished)
 
 
 def find_missing_ranks(flights: Mapping[int, Flight]) -> tuple[MissingRanks, ...]:
-    """Return who waits in joint functions for whom; ranks without a flight are not known to miss any."""
+    """Return who waits for whom in joint functions; a rank without a flight is not counted as waiting."""
     found = {}
-    known: dict[tuple[str, int], tuple[int, ...]] = {}  # many ranks wait for the same
+    known: dict[tuple[str, int], tuple[int, ...]] = {}  # many ranks wait for the same ones
     for rank, flight in flights.items():
         wait = flight.joint_wait
         if wait is None:
@@ -48,9 +48,7 @@ def find_missing_ranks(flights: Mapping[int, Flight]) -> tuple[MissingRanks, ...
 
 
 def find_missing(flight: Flight, flights: Mapping[int, Flight]) -> tuple[int, ...]:
-    """The ranks that have not made the joint call which the rank of `flight` waits for all to make; none if it waits
-    for nothing.
-    """
+    """Return the ranks that have not made the joint call in which the rank of `flight` waits, if it waits in one."""
     wait = flight.joint_wait
     if wait is None:
         return ()

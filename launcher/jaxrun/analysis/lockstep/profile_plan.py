@@ -1,4 +1,4 @@
-"""Which calls of running ranks are to be profiled: the same ones on all of them, soon, but after the order has come."""
+"""Plans which calls of running ranks to profile: soon, the same on all ranks, and after the order has reached them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from jaxrun.protocol.flight import Flight, parse_group
 
-_MIN_LEAD = 2  # calls that a rank makes before the profile begins: in the first of them it may be already
-_MIN_PERIODS = 2  # that show how many calls a step has
+_MIN_LEAD = 2  # calls that a rank makes before its profile begins; it may already be in the first of them
+_MIN_PERIODS = 2  # repetitions that show how many calls a step has
 
 
 @dataclass(frozen=True, slots=True)
 class ProfiledCalls:
-    """The calls `first` to `last` of a group, to be profiled on these of its ranks."""
+    """The calls `first` to `last` of a group, which the ranks `ranks` of the group profile."""
 
     group: str
     first: int
@@ -25,10 +25,10 @@ class ProfiledCalls:
 def plan_profile(
     flights: Mapping[int, Flight], ranks: Collection[int], steps: int, lead_s: float
 ) -> tuple[ProfiledCalls, ...]:
-    """Plan a profile of so many steps; each rank is profiled by the calls of its largest group.
+    """Plan a profile of `steps` steps; each rank is profiled by the calls of its largest group.
 
-    ranks:   those to be profiled; none is planned unless each of them has made a call
-    lead_s:  how long the order may take to reach them
+    ranks:   the ranks to profile; nothing is planned until each of them has made a call
+    lead_s:  how long the order may take to reach them, in seconds
     """
     by_group: dict[str, list[int]] = {}
     size = max((*ranks, *flights), default=0) + 1
@@ -41,7 +41,7 @@ def plan_profile(
 
 
 def steps_in(flights: Mapping[int, Flight]) -> int:
-    """Of how many calls a step of the program consists; 0 if the calls that are known do not repeat themselves."""
+    """Return the number of calls in one step of the program; 0 if the known calls do not repeat themselves."""
     known = max(flights.values(), key=lambda flight: len(flight.calls), default=Flight())
     calls = [(call.program, call.site) for call in known.calls]
     period = calls_per_step(calls)
@@ -49,9 +49,9 @@ def steps_in(flights: Mapping[int, Flight]) -> int:
 
 
 def calls_per_step(calls: Sequence[tuple[int, int]]) -> int:
-    """After how many calls they repeat themselves, the last ones at least twice; 1 if they do not.
+    """Return the number of calls after which they repeat themselves, at least twice at the end; 1 if they do not.
 
-    `calls` are program and call site of each.
+    `calls` has the program and the call site of each call.
     """
     for period in range(1, len(calls) // _MIN_PERIODS + 1):
         if all(one == other for one, other in zip(calls, calls[period:], strict=False)):
@@ -71,7 +71,7 @@ def _plan_group(
 
 
 def _main_group(flight: Flight, size: int) -> str:
-    """The group with most of `size` ranks, and of these the one that has made most calls; empty if there is none."""
+    """The group with most of `size` ranks, and among equals the one with most calls; empty if there is no group."""
     counts = {group: made for group, made in flight.call_counts.items() if made}
     return max(counts, key=lambda group: (len(parse_group(group, size)), counts[group]), default="")
 

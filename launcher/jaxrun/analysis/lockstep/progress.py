@@ -1,4 +1,4 @@
-"""How far ranks have come with their cross-process calls, and who is behind: as a value, and in a few words."""
+"""Computes how far ranks have come with their cross-process calls, and who is behind, as values and in a few words."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from jaxrun.protocol.flight import Flight, parse_group
 from jaxrun.text import format_ranges, format_seconds
 
-_MAX_STATES = 2  # that one line mentions
+_MAX_STATES = 2  # mentioned in one line
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class GroupProgress:
 
 
 def find_progress(flights: Mapping[int, Flight], group: str, size: int) -> GroupProgress:
-    """How far those ranks of a group have come of which there are flights; the job has `size` ranks."""
+    """Return the progress of those ranks of a group that have flights; the job has `size` ranks."""
     members = sorted(parse_group(group, size) & flights.keys())
     return GroupProgress({rank: flights[rank].last_number(group) for rank in members})
 
@@ -44,9 +44,10 @@ def find_progress(flights: Mapping[int, Flight], group: str, size: int) -> Group
 def format_progress(flights: Mapping[int, Flight], size: int, now: float | None = None) -> str:
     """Write `in call #12 jit(step), 61 s` or `after calls #11-12 jit(step)`; empty if nothing is known.
 
-    `flights` by rank, of a job of `size` ranks; `now`, in seconds since the epoch, to say for how long.
+    flights:  by rank, of a job with `size` ranks
+    now:      in seconds since the epoch; if given, the text says for how long
     """
-    states: dict[tuple[str, str, str], list[tuple[int, float]]] = {}  # by verb, name and group: numbers, and since when
+    states: dict[tuple[str, str, str], list[tuple[int, float]]] = {}  # by (verb, name, group): numbers and start times
     for flight in flights.values():
         pending, last = flight.pending, flight.last_call
         if flight.compiling is not None:

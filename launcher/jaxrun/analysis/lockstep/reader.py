@@ -1,9 +1,9 @@
-"""Reads a rank's flight recorder (protocol/flight_file.py) while the rank runs, hangs, or after it has died.
+"""Reads a rank's flight recorder (protocol/flight_file.py) while the rank runs or hangs, or after it has died.
 
-The writer does not wait for readers. So the ring is read first, then the count of records again, and records that may
-have been overwritten meanwhile are dropped; the text is read last, because each line is written before the record that
-needs it. Files are read, not mapped: a file that is cut short must not kill the agent. Nothing is raised, whatever a
-file contains.
+The writer does not wait for readers. So the reader reads the ring first, then the count of records again, and drops
+records that may have been overwritten meanwhile. It reads the text last, because the writer writes each line of text
+before the record that needs it. Files are read, not mapped: a file that is cut short must not kill the agent. Nothing
+is raised, whatever a file contains.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from jaxrun.protocol.flight import (
 
 _BRIEF_CALLS = 16
 _TIMED_CALLS = 128
-_HISTORY_PROGRAMS = 1024  # also of no call in the ring: of some the compilation has failed
+_HISTORY_PROGRAMS = 1024  # includes programs without a call in the ring: some failed to compile
 _BRIEF_FRAMES = 3  # of each call's site
 _MARK_STRIDES = (16, 256, 2048)
-_MARKS_KEPT = 4  # the last multiples of each stride that are kept: ranks at most 2 strides apart share one
+_MARKS_KEPT = 4  # last multiples of each stride that are kept: two ranks at most 2 strides apart share one
 _UNSAFE_RECORDS = 8  # records that several threads may be writing at this moment
 _NUMBER = (1 << 48) - 1
 _LOW = (1 << 32) - 1
@@ -51,7 +51,7 @@ _Value = TypeVar("_Value")
 
 
 class FlightReader:
-    """Reads the recorder behind a descriptor, which the owner closes."""
+    """Reads the recorder behind a file descriptor, which the owner closes."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -61,21 +61,21 @@ class FlightReader:
         self._counted = 0
 
     def brief(self) -> Flight:
-        """Return the state and the last calls, and the times of some more."""
+        """Return the state, the last calls, and the times of some earlier ones."""
         return self._flight(_BRIEF_CALLS, _BRIEF_FRAMES, _TIMED_CALLS)
 
     def position(self) -> Flight:
-        """Return the state and the last call, as little as says how far the rank has come."""
+        """Return the state and the last call: just enough to say how far the rank has come."""
         return replace(self._flight(1, 1, 0), marks={})
 
     def history(self, calls: int = recorder.RING_RECORDS) -> Flight:
-        """Return the state, all calls that the ring still holds, or the last `calls` of them, and the last programs."""
+        """Return the state, all calls that the ring still holds (or the last `calls` of them) and the last programs."""
         flight = self._flight(calls, None, 0)
         last = dict(islice(reversed(self._log.programs.items()), _HISTORY_PROGRAMS))
         return replace(flight, programs={**last, **flight.programs}) if flight.level else flight
 
     def progress_counters(self) -> tuple[int, ...]:
-        """Return counters that are equal as long as nothing has happened. Cheap."""
+        """Return counters that are equal as long as nothing has happened. This is cheap."""
         header = self._words(0, _USED_WORDS)
         places = (
             recorder.RECORD_COUNT_WORD,
@@ -88,7 +88,7 @@ class FlightReader:
         return (*(header[place] for place in places), sum(header[recorder.JOINT_WORD :]) % _WORD_LIMIT)
 
     def program_details(self, program: int) -> ProgramDetails:
-        """Return what the lines of text about this program say; nothing if there are none."""
+        """Return what the lines of text say about this program; empty details if there are no lines."""
         self._read_log()
         places = self._log.program_lines.get(program, ())
         lines = (self._bytes(recorder.TEXT_OFFSET + offset, size) for offset, size in places)
@@ -99,14 +99,14 @@ class FlightReader:
             return ProgramDetails()
 
     def raise_orders(self) -> None:
-        """Have the rank look for an order that it has been sent."""
+        """Make the rank look for an order that was sent to it."""
         with contextlib.suppress(OSError):
             os.pwrite(
                 self._fd, (1).to_bytes(recorder.WORD_BYTES, sys.byteorder), recorder.ORDERS_WORD * recorder.WORD_BYTES
             )
 
     def compilation_stages(self) -> tuple[CompilationStage, ...]:
-        """Return the stages of compilations, in the order of their ends; all text is read for it."""
+        """Return the stages of compilations, in the order in which they ended. This reads the whole text."""
         size = min(next(iter(self._words(recorder.TEXT_SIZE_WORD, 1)), 0), recorder.MAX_TEXT_BYTES)
         return parse_stages(self._bytes(recorder.TEXT_OFFSET, size))
 
@@ -154,7 +154,7 @@ class FlightReader:
         )
 
     def _records(self, wanted: int) -> list[_Record]:
-        """Return at least `wanted` of the last records, if the ring has them, oldest first; new ones are counted."""
+        """Return at least `wanted` of the last records, if the ring has them, oldest first; new records are counted."""
         made = self._made()
         words = self._words(recorder.HEADER_WORDS, recorder.RING_RECORDS * recorder.RECORD_WORDS)
         first = max(0, self._made() - recorder.RING_RECORDS + _UNSAFE_RECORDS, min(made - wanted, self._counted))
@@ -162,7 +162,7 @@ class FlightReader:
         records = [_record(words, place) for place in places if place + recorder.RECORD_WORDS <= len(words)]
         self._count(records[max(0, self._counted - first) :])
         self._counted = max(self._counted, made)
-        # One that a thread has not written yet is empty, or still holds an older call, which is true as well.
+        # A record that a thread has not written yet is empty, or still holds an older call, which is true as well.
         return [record for record in records if record[0]]
 
     def _made(self) -> int:
@@ -181,7 +181,7 @@ class FlightReader:
             self._marks[group] = _latest(marks)
 
     def _pending(self, header: array[int]) -> tuple[PendingCall | None, PendingCall | None]:
-        """Return the call that was entered, and the one for which a program is being compiled: one of them, or none."""
+        """Return (entered call, call for which a program is being compiled); at least one of them is None."""
         places = (recorder.PENDING_TAG_WORD, recorder.PENDING_SITE_WORD, recorder.PENDING_SINCE_WORD)
         tag, what, since = (header[place] for place in places)
         group, number = tag >> 48, tag & _NUMBER
@@ -196,7 +196,7 @@ class FlightReader:
             self._log.append(self._bytes(recorder.TEXT_OFFSET + self._log.end_offset, size - self._log.end_offset))
 
     def _words(self, first: int, count: int) -> array[int]:
-        """Return `count` words from word `first` on, or fewer if the file ends."""
+        """Return `count` words starting at word `first`, or fewer if the file ends."""
         data = self._bytes(first * recorder.WORD_BYTES, count * recorder.WORD_BYTES)
         words = array("Q")
         words.frombytes(data[: len(data) - len(data) % recorder.WORD_BYTES])
@@ -206,11 +206,11 @@ class FlightReader:
         try:
             return os.pread(self._fd, size, offset)
         except OSError:
-            return b""  # as a file on a server that is gone
+            return b""  # for example, a file on a server that is gone
 
 
 def _joint_functions(header: array[int]) -> tuple[dict[str, int], JointWait | None]:
-    """How often each joint function was called, and the wait in one of them that began last."""
+    """Return how often each joint function was called, and the most recent wait in one of them."""
     calls, waits = {}, []
     for place, function in enumerate(recorder.JOINT_FUNCTIONS):
         at = recorder.JOINT_WORD + place * recorder.JOINT_FUNCTION_WORDS
@@ -237,7 +237,7 @@ def _timing(record: _Record, group: str) -> CallTiming:
 
 
 def _latest(marks: Mapping[int, int]) -> dict[int, int]:
-    """Keep the last marks of each stride."""
+    """Keep only the last marks of each stride."""
     kept: set[int] = set()
     for stride in _MARK_STRIDES:
         kept.update(sorted(number for number in marks if number % stride == 0)[-_MARKS_KEPT:])

@@ -1,9 +1,9 @@
-"""Whether one rank holds the others up: what its lateness cost them over many calls. No I/O.
+"""Decides whether one rank slows the others down, by how long they waited for it over many calls. No I/O.
 
 A rank is a straggler if it comes last to most calls of one line of the program, and the others wait for it for more
-than a twentieth of the time. Where ranks are late by chance, as on a host that is short of cores, they take turns: so
-what the others' lateness cost is subtracted, and the rest must be far larger than it varies from one round of calls to
-the next.
+than a twentieth of the time. Where ranks are late by chance, for example on a host that is short of cores, they take
+turns. So the time for which others were waited for is subtracted, and the rest must be far larger than its variation
+between rounds of calls.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from jaxrun.analysis.lockstep.call_waits import CallWait, Party
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """What a party, a rank or all ranks of a host, cost the others.
+    """How long the others waited for a party (a rank, or all ranks of a host).
 
-    ranks:      of the party
+    ranks:      the party's ranks
     group:      the ranks that make the calls together, as text
-    place:      of the calls, `train.py:88 main`; empty where all calls of the group are at one place
-    number:     of the last call that was compared
-    calls:      how many were compared
-    last:       in what share of them it came last
-    late_s:     by how much, on average
-    share:      of the time, in which the others waited for it
-    net_share:  the same, less the time in which others were waited for
-    is_proven:  whether they surely waited: most of that time they were inside the call
-    frame:      where it was meanwhile, `data.py:10 load`; empty where that is not known
+    place:      the place of the calls, `train.py:88 main`; empty if the group makes all its calls at one place
+    number:     the number of the last call that was compared
+    calls:      how many calls were compared
+    last:       the share of them to which the party came last
+    late_s:     its average lateness in seconds
+    share:      the share of the time in which the others waited for it
+    net_share:  `share` minus the share of the time in which other parties were waited for
+    is_proven:  whether the others certainly waited: they were inside the call most of that time
+    frame:      where the party was meanwhile, `data.py:10 load`; empty if unknown
     """
 
     ranks: tuple[int, ...]
@@ -47,49 +47,49 @@ class Straggler:
 
 
 MIN_SHARE = 0.05  # of the time
-_MIN_LATE_S = 0.001  # on average: less is the noise of a scheduler
+_MIN_LATE_S = 0.001  # on average: less is scheduling noise
 _MIN_LAST = 0.5  # of the calls
 _ROUND_CALLS = 10  # calls of one line
 _MIN_ROUNDS = 3
-# How many standard errors the mean over rounds must be above 0: more where few rounds say how much it varies.
+# Number of standard errors by which the mean over rounds must exceed 0: more if few rounds show the variation.
 _MIN_SIGNIFICANCE, _FEW_ROUNDS = 4.0, 12.0
 
 
 @dataclass(slots=True)
 class _PartyTotals:
-    """Of the calls to which a party came last, in complete rounds."""
+    """Sums over the calls, in complete rounds, to which a party came last."""
 
     last: int = 0
     late_s: float = 0.0
     waited_s: float = 0.0
     blocked_s: float = 0.0
-    # Sums over rounds, of the square of what it cost and of the product with what all parties cost.
+    # Sums over rounds: of the square of the party's cost, and of its product with the cost of all parties.
     squares: float = 0.0
     products: float = 0.0
 
 
 @dataclass(slots=True)
 class _PlaceTotals:
-    """The calls of one line in complete rounds; `round` holds those of the next."""
+    """The calls of one line in complete rounds; `round` holds the calls of the next, incomplete one."""
 
     rounds: int = 0
     seconds: float = 0.0
     waited_s: float = 0.0
     squares: float = 0.0
-    number: int = 0  # of the last call
+    number: int = 0  # the last call's
     round: list[CallWait] = field(default_factory=list)
     parties: defaultdict[Party, _PartyTotals] = field(default_factory=lambda: defaultdict(_PartyTotals))
 
 
 class WaitTotals:
-    """Sums up the calls of a job, however long it runs."""
+    """Sums up the waits in a job's calls in bounded memory."""
 
     def __init__(self) -> None:
-        self.last_numbers: dict[str, int] = {}  # by group, of the calls that were added
+        self.last_numbers: dict[str, int] = {}  # by group, of the last call that was added
         self._places: dict[tuple[str, str], _PlaceTotals] = {}
 
     def add(self, waits: Mapping[str, Iterable[CallWait]]) -> None:
-        """Add calls by group, each once, as `find_waits` returns them."""
+        """Add calls by group, as `find_waits` returns them; each call must be added only once."""
         for group, calls in waits.items():
             for wait in calls:
                 self.last_numbers[group] = wait.number
@@ -99,9 +99,9 @@ class WaitTotals:
                     _add_round(totals)
 
     def find_straggler(self, clock_error_s: Callable[[Party], float] = lambda party: 0.0) -> Straggler | None:
-        """Return the party that cost the others most; None if there is no straggler.
+        """Return the party for which the others waited most; None if there is no straggler.
 
-        `clock_error_s`: how wrong the times of a party may be, compared with those of the others.
+        `clock_error_s`: the error of a party's times relative to the times of the others, in seconds.
         """
         found = (
             straggler
@@ -159,7 +159,7 @@ def _add_round(totals: _PlaceTotals) -> None:
 
 
 def _is_significant(totals: _PlaceTotals, own: _PartyTotals, net_s: float) -> bool:
-    """Whether what a party cost more than all others, in each round, is more than chance (Student's t)."""
+    """Whether a party's excess over the cost of all others, in each round, is more than chance (Student's t)."""
     rounds = totals.rounds
     if rounds < _MIN_ROUNDS:
         return False

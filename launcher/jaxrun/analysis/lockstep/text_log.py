@@ -1,4 +1,4 @@
-"""The lines of text in a flight recorder, read as they are appended: groups, sites, programs, troubles."""
+"""Reads the lines of text in a flight recorder as they are appended: groups, sites, programs, troubles."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, Typ
 
 
 class TextLog:
-    """What the lines say. Of a program's lines, which may be long, only their positions are kept.
+    """The content of the lines. For a program's lines, which may be long, only their positions are kept.
 
     end_offset:     where the first line begins that has not been read, in bytes
-    program_lines:  offset and size in bytes of each program's lines: one, or one before and one after its compilation
+    program_lines:  (offset, size) in bytes of each program's lines: one, or one before and one after its compilation
     """
 
     def __init__(self) -> None:
@@ -33,12 +33,12 @@ class TextLog:
 
     @property
     def unknown(self) -> int:
-        """How many programs lack a key or a code, those aside that are not compiled yet."""
+        """Number of programs that lack a key or a code, except those that are not compiled yet."""
         compiled = (program for number, program in self.programs.items() if number not in self._not_compiled)
         return sum(not (program.key and program.code) for program in compiled)
 
     def append(self, data: bytes) -> None:
-        """Read bytes from `end_offset` on: an incomplete line is left for the next call, a malformed one skipped."""
+        """Read bytes from `end_offset` on; an incomplete line waits for the next call, a malformed one is skipped."""
         complete = data[: data.rfind(b"\n") + 1]
         for line in complete.splitlines(keepends=True):
             with contextlib.suppress(*_UNREADABLE):
@@ -64,7 +64,7 @@ class TextLog:
 
 
 def parse_stages(data: bytes) -> tuple[CompilationStage, ...]:
-    """Read the stages of compilations among the lines, which TextLog does not keep; malformed lines are skipped."""
+    """Parse the compilation stages among the lines, which TextLog does not keep; malformed lines are skipped."""
     stages = []
     for line in data.splitlines():
         if line.startswith(b'{"stage":'):

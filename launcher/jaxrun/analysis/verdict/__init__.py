@@ -1,1 +1,1 @@
-"""Says how a job ended: who caused it, what known errors mean, what to do, and with which exit code."""
+"""Describes how a job ended: who caused it, what known errors mean, what to do, and the exit code."""

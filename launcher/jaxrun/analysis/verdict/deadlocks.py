@@ -1,6 +1,6 @@
 """Explains the common deadlocks, each in one sentence: which rank does what, where, and what to do about it.
 
-A snapshot of a job that is well may show the same for a moment: so the sentences only say what is.
+A snapshot of a healthy job may show the same for a moment, so the sentences only say what the ranks do.
 """
 
 from __future__ import annotations
@@ -18,96 +18,96 @@ from jaxrun.protocol.flight import Flight, parse_group
 from jaxrun.protocol.snapshot_messages import ChildProcess
 from jaxrun.text import agree, format_ranks, format_ranks_on_hosts, group_alike
 
-# What a rank does that others wait for, and what to do about it; the most likely cause of a deadlock comes first.
+# Activities that other ranks wait for, and advice for each; the most likely cause of a deadlock comes first.
 _CAUSES: Mapping[Activity, tuple[str, str]] = {
-    Activity.STOPPED: ("is stopped by a signal", "kill -CONT lets a process go on; its number is in events.jsonl"),
-    Activity.TRACED: ("is stopped by a debugger", "let it go on there, or detach it"),
+    Activity.STOPPED: ("is stopped by a signal", "kill -CONT PID resumes a process; events.jsonl has the PID"),
+    Activity.TRACED: ("is stopped by a debugger", "continue it there, or detach the debugger"),
     Activity.DISK: (
         "waits in the kernel for a disk, a file server or a driver",
-        "does the file system answer, as to ls, and the driver of a GPU, as to nvidia-smi?",
+        "does the file system answer (try ls)? does the GPU's driver (try nvidia-smi)?",
     ),
     Activity.PROMPT: (
         "waits at a debugger's prompt",
-        "type c and Enter in jaxrun's terminal, or take the breakpoint out",
+        "type c and Enter in jaxrun's terminal, or remove the breakpoint",
     ),
     Activity.INPUT: (
         "waits for something to read, as in input(),",
-        "type it in jaxrun's terminal, or give the answer beforehand: jaxrun … < FILE",
+        "type it in jaxrun's terminal, or redirect its input: jaxrun … < FILE",
     ),
-    Activity.FILE_LOCK: ("waits for a file lock", "who holds it, is it perhaps another rank? lslocks says so"),
+    Activity.FILE_LOCK: ("waits for a file lock", "who holds it? perhaps another rank: lslocks shows it"),
     Activity.PROCESS: (
         "waits for a process that it started",
-        "what does that process do? ps -ef --forest shows it",
+        "what is that process doing? ps -ef --forest shows it",
     ),
     Activity.NETWORK: (
         "waits for the network",
-        "does the other side answer? a timeout in the program would turn this into an error",
+        "does the other side answer? with a timeout in the program, this would be an error",
     ),
-    Activity.DATA: ("waits for data", "has that which should bring it ended, or does it wait itself?"),
+    Activity.DATA: ("waits for data", "has its producer ended, or is the producer waiting, too?"),
     Activity.THREAD: (
         "waits for a lock or another of its threads",
-        "who holds it or should end, and for what does that one wait?",
+        "which thread holds it or must end, and what does that thread wait for?",
     ),
-    Activity.ENDING: ("is at its end", ""),  # _ENDINGS says more
+    Activity.ENDING: ("is at its end", ""),  # the details are in _ENDINGS
     Activity.SLEEP: ("sleeps", "every rank must make the same cross-process calls"),
     Activity.COMPILING: (
         "is compiling",
-        "it goes on by itself; a persistent cache (JAX_COMPILATION_CACHE_DIR) saves it the next time",
+        "it will finish by itself; with a persistent cache (JAX_COMPILATION_CACHE_DIR) it is not repeated",
     ),
     Activity.ASLEEP: (
         "is asleep where it has made no cross-process call before,",
-        "is that a lock, or the result of an earlier call?",
+        "does it wait for a lock, or for the result of an earlier call?",
     ),
 }
-# GPUs tune the kernels of a program of several ranks together: each compiler waits for those of the other ranks.
+# On GPUs, the kernels of a program of several ranks are tuned jointly: each rank's compiler waits for the others.
 _TOGETHER_ADVICE = "every rank must make the same calls, of the same functions and with the same shapes"
 _UNKNOWN_ADVICE = (
-    "a program of its own GPUs goes on by itself; one of several ranks' waits for the ranks that do not compile"
+    "a program for its own GPUs compiles by itself; one for several ranks waits for those that do not compile"
 )
-# What a rank at its end waits for, and what to do about it.
+# What a rank waits for after its program has ended, and what to do about it.
 _ENDINGS: Mapping[Ending, tuple[str, str]] = {
-    Ending.THREADS: ("has threads that go on", "end them, or make them daemons: Thread(daemon=True)"),
+    Ending.THREADS: ("has threads that still run", "end them, or make them daemons: Thread(daemon=True)"),
     Ending.CHILDREN: (
         "waits for child processes that it started",
         "end them; those of multiprocessing may be daemons: Process(daemon=True)",
     ),
     Ending.QUEUE: (
         "waits for the thread of a multiprocessing.Queue, whose data no process takes",
-        "take it, or drop it by its cancel_join_thread()",
+        "read it, or drop it with cancel_join_thread()",
     ),
     Ending.HANDLER: (
         "is still in its exit handler",
-        "what does that function wait for? it was registered with atexit",
+        "what does this function, registered with atexit, wait for?",
     ),
-    Ending.FINALIZER: ("is still in the finalizer of an object,", "what does that function wait for?"),
-    Ending.MPI: ("waits in MPI_Finalize", "all ranks must come to their end for it"),
+    Ending.FINALIZER: ("is still in the finalizer of an object,", "what does this function wait for?"),
+    Ending.MPI: ("waits in MPI_Finalize", "every rank must end for it to return"),
 }
-_FORKING = ("multiprocessing.", "torch")  # begin calls that may wait for children
+_FORKING = ("multiprocessing.", "torch")  # calls that may wait for children begin with these
 _FORK_ADVICE = (
-    "a forked child has copies of locks that no thread of its own releases, and may wait for them for ever; use spawn "
+    "a forked child has copies of locks that no thread of its own releases, and may wait for them forever; use spawn "
     "or forkserver: multiprocessing.get_context('forkserver').Pool(), DataLoader(multiprocessing_context=...)"
 )
-_DEAD_ADVICE = "if that was to bring the data, none comes any more"
-_ALONE_ADVICE = "has that ended which was to bring the data?"
+_DEAD_ADVICE = "if it produced the data, no more will come"
+_ALONE_ADVICE = "has the producer of the data ended?"
 _NOTABLE_ALONE = (
     Activity.STOPPED,
     Activity.TRACED,
     Activity.PROMPT,
     Activity.INPUT,
     Activity.ENDING,
-)  # worth a sentence even if no rank waits
-_TEMPORARY = (Activity.SLEEP, Activity.ASLEEP)  # worth none if no rank waits
+)  # reported even if no rank waits
+_TEMPORARY = (Activity.SLEEP, Activity.ASLEEP)  # reported only if a rank waits
 
 
 _MAX_EXPLANATIONS = 2
-_MAX_GROUPS = 3  # that wait at different places
+_MAX_GROUPS = 3  # of ranks that wait at different places
 _MAX_THREADS_SHOWN = 2
 SAME_STEPS = "every rank must take part in the same steps"
 
 
 @dataclass(frozen=True, slots=True)
 class DeadlockCause:
-    """Which rank does what, where, and for whom others wait; and what to do about it, empty where the first says it."""
+    """What a rank does, where, and who waits for it; `advice` says what to do, and is empty if `what` already does."""
 
     what: str
     advice: str
@@ -119,7 +119,7 @@ class DeadlockCause:
 
 @dataclass(frozen=True, slots=True)
 class _JobState:
-    """What each unfinished rank does, and which ranks have finished; `flights` and `platform` as in the snapshot."""
+    """The activity of each unfinished rank, and the finished ranks; `flights` and `platform` are the snapshot's."""
 
     ranks: Mapping[int, RankState]
     hosts: Mapping[int, str]
@@ -135,7 +135,7 @@ class _JobState:
 
 
 def explain_deadlock(snapshot: Snapshot) -> tuple[DeadlockCause, ...]:
-    """At most two explanations of why the job does not go on; none where nothing is certain enough."""
+    """Return at most two explanations of why the job makes no progress; empty if nothing is certain enough."""
     graph = wait_graph_of(snapshot)
     busy, idle = graph.busy_states, graph.states.keys() - graph.busy_states.keys()
     ended = tuple(sorted((graph.finished - graph.states.keys()) | idle))
@@ -154,14 +154,14 @@ def _explain_stacks(job: _JobState) -> Iterator[DeadlockCause]:
 
 
 def _standing_joint_waits(job: _JobState, graph: WaitGraph) -> list[MissingRanks]:
-    """The waits in joint functions in which the stacks show the ranks as well, longest first."""
+    """Return the waits in joint functions that the ranks' stacks confirm, longest first."""
     waiting = set(job.doing(Activity.JOINT_CALL))
     found = [waits for waits in graph.joint_waits if waiting >= set(waits.waiting)]
     return sorted(found, key=lambda waits: waits.since)
 
 
 def _describe_joint_wait(job: _JobState, waits: MissingRanks) -> DeadlockCause:
-    """`rank 0 waits in jaxrun_runtime.snapshot (t.py:9 main) for rank 1, which has not called it: all ranks must`."""
+    """Write `rank 0 waits in jaxrun_runtime.snapshot (t.py:9 main) for rank 1, which has not called it: …`."""
     who = f"{job.names(waits.waiting)} {agree('waits', len(waits.waiting))}"
     place = f" ({waits.place})" if waits.place else ""
     finished = waits.missing_of(job.finished)
@@ -175,7 +175,7 @@ def _describe_joint_wait(job: _JobState, waits: MissingRanks) -> DeadlockCause:
 
 
 def _describe_missing(job: _JobState, group: tuple[int, ...]) -> str:
-    """`rank 1 sleeps at t.py:12 main`, `ranks 1-2 wait in a barrier (…)`."""
+    """Write `rank 1 sleeps at t.py:12 main`, or `ranks 1-2 wait in a barrier (…)`."""
     state = job.ranks[group[0]]
     if state.activity in WAITING and state.is_certain:
         return f"{job.names(group)} {agree('waits', len(group))} {_describe_place(state)}"
@@ -184,7 +184,7 @@ def _describe_missing(job: _JobState, group: tuple[int, ...]) -> str:
 
 
 def _causes(job: _JobState, waiting: tuple[int, ...]) -> Iterator[DeadlockCause]:
-    """Some ranks do not wait in JAX."""
+    """Yield the causes if some ranks do not wait in JAX."""
     others = tuple(rank for rank in job.ranks if rank not in waiting)
     groups = sorted(_group(job, others), key=lambda group: (_weight(job, group), len(group), group))
     explained = [group for group in groups if _is_notable(job, group, waiting)]
@@ -199,12 +199,12 @@ def _causes(job: _JobState, waiting: tuple[int, ...]) -> Iterator[DeadlockCause]
         yield DeadlockCause(
             f"{job.names(elsewhere)} {agree('is', len(elsewhere))} not in JAX but at {where}, and "
             f"{_describe_waiting(job, waiting, elsewhere)}",
-            "is that slow, or an endless loop?",
+            "is this code slow, or in an endless loop?",
         )
 
 
 def _is_stuck(job: _JobState, groups: Sequence[tuple[int, ...]]) -> bool:
-    """Whether one of these groups cannot go on by itself."""
+    """Whether one of these groups cannot continue without help."""
     return any(job.ranks[group[0]].activity not in _TEMPORARY for group in groups)
 
 
@@ -214,7 +214,7 @@ def _is_notable(job: _JobState, group: tuple[int, ...], waiting: tuple[int, ...]
         return False
     if waiting or doing in _NOTABLE_ALONE or job.ranks[group[0]].waits_for_the_dead:
         return True
-    # No rank waits: then only if every rank of the job does the same.
+    # No rank waits: report it only if every rank of the job does the same.
     return doing not in _TEMPORARY and all(where.activity in (doing, *_NOTABLE_ALONE) for where in job.ranks.values())
 
 
@@ -243,9 +243,9 @@ def _describe_cause(job: _JobState, group: tuple[int, ...], waiting: tuple[int, 
 
 
 def _not_compiling(job: _JobState, group: tuple[int, ...]) -> tuple[int, ...]:
-    """The ranks without which those of this group cannot compile: of their program's GPUs, and not compiling.
+    """Return the ranks that this group's compilers wait for: ranks of the program's GPUs that are not compiling.
 
-    None where a rank compiles for its own devices, or where its recorder does not say what it compiles.
+    Empty if a rank compiles for its own devices, or if its recorder does not say what it compiles.
     """
     if job.platform != "gpu":
         return ()
@@ -255,12 +255,12 @@ def _not_compiling(job: _JobState, group: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _is_compiling_known(job: _JobState, group: tuple[int, ...]) -> bool:
-    """Whether recorders say whose devices the programs use, where that matters."""
+    """Whether recorders show for which devices the programs are compiled, if that matters."""
     return job.platform != "gpu" or all(rank in job.flights and job.flights[rank].compiling for rank in group)
 
 
 def _describe_ending(job: _JobState, group: tuple[int, ...], ending: Ending, waiting: tuple[int, ...]) -> DeadlockCause:
-    """`rank 0 is at its end, but is still in its exit handler t.py:5 flush`."""
+    """Describe ranks whose program has ended: `rank 0 is at its end, but is still in its exit handler t.py:5 flush`."""
     where = job.ranks[group[0]]
     does, advice = _ENDINGS[ending]
     shown = {
@@ -280,7 +280,7 @@ def _name_child(child: ChildProcess) -> str:
 
 
 def _describe_lone_waiter(job: _JobState, waiting: tuple[int, ...], others: tuple[int, ...]) -> DeadlockCause:
-    """One rank waits in a call that none of the others is about to make."""
+    """Describe one rank that waits in a call that no other rank is about to make."""
     places = _unique(job.ranks[rank].place for rank in others)
     where = f" {agree('is', len(others))} elsewhere ({_list(places)})" if others and places else ""
     fates = [f"{job.names(others)}{where}"] if where else []
@@ -299,13 +299,13 @@ def _left_by_the_finished(job: _JobState, waiting: tuple[int, ...]) -> Iterator[
     has = agree("has", len(job.finished))
     yield DeadlockCause(
         f"{job.names(job.finished)} {has} finished, and {_describe_waiting(job, waiting, job.finished)}",
-        f"{SAME_STEPS}; has one of them less data, or does it return early?",
+        f"{SAME_STEPS}; does one of them have less data, or return early?",
         advises_same_steps=True,
     )
 
 
 def _waiting_apart(job: _JobState, waiting: tuple[int, ...]) -> Iterator[DeadlockCause]:
-    """All ranks wait in JAX or for other ranks, but not at the same place."""
+    """Yield the causes if all ranks wait in JAX or for other ranks, but not at the same place."""
     groups = sorted(_group(job, waiting), key=lambda group: (len(group), group))
     states = [job.ranks[group[0]] for group in groups]
     kinds = {state.activity for state in states}
@@ -319,7 +319,7 @@ def _waiting_apart(job: _JobState, waiting: tuple[int, ...]) -> Iterator[Deadloc
 
 
 def _group(job: _JobState, ranks: Iterable[int]) -> list[tuple[int, ...]]:
-    """Groups of ranks that do the same at the same place."""
+    """Group ranks that do the same at the same place."""
     states = {rank: job.ranks[rank] for rank in ranks}
     kinds = {r: (s.activity, s.place, s.call, s.ending, describe_lost([s], pid=False)) for r, s in states.items()}
     return [alike for _, alike in group_alike(kinds)]
@@ -331,7 +331,7 @@ def _weight(job: _JobState, group: tuple[int, ...]) -> int:
 
 
 def _describe_waiting(job: _JobState, waiting: tuple[int, ...], for_whom: Sequence[int]) -> str:
-    """`ranks 0-2 wait for it in JAX (train.py:88 train_step)`."""
+    """Write `ranks 0-2 wait for it in JAX (train.py:88 train_step)`."""
     it = "it" if len(for_whom) == 1 else "them"
     told = f"{format_ranks(waiting)} {agree('waits', len(waiting))} for {it}"
     if len(_group(job, waiting)) > 1:
@@ -340,7 +340,7 @@ def _describe_waiting(job: _JobState, waiting: tuple[int, ...], for_whom: Sequen
 
 
 def _describe_place(where: RankState) -> str:
-    """Where a rank waits: `in a barrier (sync_global_devices at train.py:40 save)`."""
+    """Write where a rank waits: `in a barrier (sync_global_devices at train.py:40 save)`."""
     if not where.is_certain:
         return f"at {where.place}"
     if where.activity is Activity.JOINT_CALL:
@@ -354,6 +354,6 @@ def _unique(texts: Iterable[str]) -> list[str]:
 
 
 def _list(parts: Sequence[str]) -> str:
-    """`a`, `a and b`, `a, b and c`, `a, b, c and 2 more`."""
+    """Write `a`, `a and b`, `a, b and c`, or `a, b, c and 2 more`."""
     shown = list(parts[:3]) + ([f"{len(parts) - 3} more"] if len(parts) > 3 else [])
     return " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1]))) if shown else ""

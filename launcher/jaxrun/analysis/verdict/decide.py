@@ -1,4 +1,4 @@
-"""Makes the verdict on a job from its outcome: what people and programs are told about it."""
+"""Makes the verdict on a job from its outcome: what jaxrun reports to people and to programs."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from jaxrun.protocol.snapshot_messages import ProcessState
 from jaxrun.text import agree, format_ranks, format_ranks_on_hosts, format_seconds, format_signal, plural
 
 _LATENESS_MATTERS = (EndReason.OK, EndReason.TIMEOUT, EndReason.INTERRUPTED, EndReason.PREEMPTED)
-_MAX_PLACES = 2  # that are named in one sentence
+_MAX_PLACES = 2  # named in one sentence
 
 
 def decide(
     outcome: JobOutcome, hosts: Mapping[int, str], *, started: float, ended: float, timeout: float | None = None
 ) -> Verdict:
-    """The verdict on a job that ran from `started` to `ended`, in seconds since the epoch.
+    """Return the verdict on a job that ran from `started` to `ended`, in seconds since the epoch.
 
-    `hosts` holds every rank of the job; `timeout` is the limit that the user gave, in seconds.
+    `hosts` has every rank of the job; `timeout` is the limit that the user gave, in seconds.
     """
     decided = outcome.decided_at if outcome.decided_at is not None else ended
     verdict = Verdict(
@@ -78,7 +78,7 @@ def decide(
 
 
 def _add_divergence(verdict: Verdict, outcome: JobOutcome) -> Verdict:
-    """Add how the ranks diverged, if they did: of what only broke because of that, it is the cause."""
+    """Add how the ranks diverged, if they did; this is the cause of errors that only followed from it."""
     culprits = [worker for worker in outcome.workers if worker.rank in verdict.culprits]
     if any(worker.disruptive_fault for worker in culprits):
         return verdict
@@ -96,7 +96,7 @@ def _add_divergence(verdict: Verdict, outcome: JobOutcome) -> Verdict:
 
 
 def _describe_divergence(outcome: JobOutcome) -> str:
-    return f"{divergence_text.format_headline(outcome.divergences[0])}, for which --lockstep fail ends the job"
+    return f"{divergence_text.format_headline(outcome.divergences[0])}, so --lockstep fail ended the job"
 
 
 def format_divergences(outcome: JobOutcome, hosts: Mapping[int, str], but: Collection[Divergence] = ()) -> str:
@@ -108,27 +108,27 @@ def format_divergences(outcome: JobOutcome, hosts: Mapping[int, str], but: Colle
 
 
 def _raised_divergences(outcome: JobOutcome) -> tuple[Divergence, ...]:
-    """Those of which the culprit's exception tells."""
+    """The divergences that the culprit's exception already describes."""
     first = find_culprits(outcome.workers)[:1] if outcome.reason is EndReason.FAILED else []
     is_told = any(worker.failure is not None and worker.failure.error == DIVERGENCE_ERROR for worker in first)
     return outcome.raised_divergences if is_told else ()
 
 
 def _add_straggler(verdict: Verdict, outcome: JobOutcome) -> Verdict:
-    """Add who held the others up, unless there is something worse to say."""
+    """Add who slowed the others down, unless there is something worse to report."""
     if outcome.straggler is None or outcome.reason not in _LATENESS_MATTERS:
         return verdict
     return replace(verdict, details=(*verdict.details, f"{format_straggler(outcome.straggler, verdict.hosts)}."))
 
 
 def _describe_lags(outcome: JobOutcome, hosts: Mapping[int, str]) -> Iterator[str]:
-    """Where no rank has an error of its own: which calls some ranks had begun and others had not."""
+    """Yield which calls some ranks had begun and others had not, if no rank has an error of its own."""
     for lag in find_lags(outcome.flights) if outcome.reason is EndReason.FAILED else ():
         yield f"{divergence_text.format_lag(lag, hosts)}."
 
 
 def _describe_unanswered(outcome: JobOutcome, hosts: Mapping[int, str]) -> Iterator[str]:
-    """A process in state D dies of SIGKILL only once the kernel has what it waits for: nobody else is to blame."""
+    """Yield why killed ranks have not ended. One in state D ends only once the kernel has what it waits for."""
     in_kernel = [rank for rank in outcome.unanswered if outcome.kernel_waits.get(rank) == ProcessState.DISK]
     others = [rank for rank in outcome.unanswered if rank not in in_kernel]
     reasons = {worker.rank: worker.lost_reason for worker in outcome.workers}
@@ -150,7 +150,7 @@ def _remarks(outcome: JobOutcome) -> Iterator[str]:
 
 
 def _describe_stuck(verdict: Verdict, outcome: JobOutcome, decided: float, timeout: float | None) -> Verdict:
-    """Stopped while ranks were at work: where they were, and which had finished."""
+    """Add where the ranks were when the job was stopped, and which ranks had finished."""
     if outcome.reason is EndReason.TIMEOUT:
         limit = f", --timeout {timeout:g} s" if timeout is not None else ""
         headline = f"not finished within the time limit{limit}."
@@ -171,7 +171,7 @@ def _describe_early_exit(verdict: Verdict, outcome: JobOutcome, decided: float) 
     snapshot = _snapshot(outcome, verdict.hosts, decided, ranks)
     functions = {main_stack(dump).joint_function for dump in outcome.stacks.values()}
     function = functions.pop() if len(functions) == 1 else ""
-    waiting = f"{waiting} in {function or 'JAX'} for what will not come any more"
+    waiting = f"{waiting} in {function or 'JAX'} for ranks that will never come"
     is_advised = any(cause.advises_same_steps for cause in explain_deadlock(snapshot))
     return replace(
         verdict,
@@ -187,7 +187,7 @@ def _describe_early_exit(verdict: Verdict, outcome: JobOutcome, decided: float) 
 
 
 def _snapshot(outcome: JobOutcome, hosts: Mapping[int, str], decided: float, finished: Iterable[int]) -> Snapshot:
-    """Where the ranks were when it was decided to stop the job."""
+    """Return where the ranks were when the head decided to stop the job."""
     return Snapshot(
         decided,
         hosts,
@@ -222,7 +222,7 @@ def _describe_preemption(outcome: JobOutcome) -> str:
 
 
 def _describe_fates(outcome: JobOutcome) -> str:
-    """`all ranks ended by themselves`, `rank 2 did not end in time (in JAX: …), and was killed; the others …`."""
+    """Write `all ranks ended by themselves`, `rank 2 did not end in time (in JAX: …), and was killed; the others …`."""
     killed = [worker.rank for worker in outcome.workers if worker.killed_by_launcher]
     if not killed:
         return "all ranks ended by themselves"

@@ -1,7 +1,7 @@
 """Looks a failure up in the table of known errors.
 
-The first entry that matches decides. Of an exception its own message is searched before the rest of its chain; stderr
-is searched only for a rank that raised no exception.
+The first entry that matches decides. An exception's own message is searched before the rest of its chain; stderr is
+searched only for a rank that raised no exception.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jaxrun.analysis.diagnosis.job_outcome import WorkerOutcome
 from jaxrun.analysis.diagnosis.root_cause import own_thread_failures
 from jaxrun.analysis.verdict.known_errors import KNOWN_ERRORS, KnownError
 
-# Characters that are searched: an error is named in its first lines, and a dying process writes the error last.
+# Number of characters searched: an error is named in its first lines, and a dying process writes the error last.
 _FIRST, _LAST = 4_000, 6_000
 _INDENTED = re.compile(r"^ .*\n?", re.MULTILINE)
 _SIGNALS_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
@@ -23,7 +23,7 @@ _SIGNALS_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The cause in one sentence, what to do in another, and a link; all empty for an unknown text."""
+    """The cause in one sentence, the advice in another, and a link; all empty for an unknown text."""
 
     means: str = ""
     advice: str = ""
@@ -31,22 +31,22 @@ class Explanation:
 
 
 def explain_worker(worker: WorkerOutcome) -> Explanation:
-    """Explain a culprit's failure."""
+    """Explain the failure of a culprit."""
     return find_explanation(*_texts(worker))
 
 
 def explain_consequence(worker: WorkerOutcome, *, several_hosts: bool) -> Explanation:
-    """Explain a failure that may be a consequence of another's: only errors that name a cause are known then."""
+    """Explain a failure that may be a consequence of another one: only errors that name a cause are looked up."""
     return find_explanation(*_texts(worker), accept=lambda e: e.is_root and (several_hosts or not e.is_network))
 
 
 def explain_unavailable(text: str, traceback: str) -> Explanation:
-    """Explain why a job did not start: what mpirun or srun wrote, and the traceback of an agent, if there is one."""
+    """Explain why a job did not start, by what mpirun or srun wrote, and by an agent's traceback, if there is one."""
     return find_explanation(text, _messages(traceback))
 
 
 def find_explanation(*texts: str, accept: Callable[[KnownError], bool] = lambda error: True) -> Explanation:
-    """Explain the first of the texts that is known, by an error to `accept`."""
+    """Explain the first text that matches a known error; only errors for which `accept` is true are looked up."""
     for text in map(_clip, texts):
         for known in KNOWN_ERRORS.values():
             if accept(known) and (match := known.search(text)):
@@ -65,7 +65,7 @@ def _texts(worker: WorkerOutcome) -> tuple[str, ...]:
 
 
 def _messages(traceback: str) -> str:
-    """A traceback without its frames, whose source lines may quote any text."""
+    """Return a traceback without its frames, whose source lines may quote any text."""
     return _INDENTED.sub("", traceback)
 
 

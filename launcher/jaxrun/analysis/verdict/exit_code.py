@@ -1,10 +1,10 @@
-"""The exit code of `jaxrun`: decided here, from how the job ended.
+"""Decides the exit code of `jaxrun` from how the job ended.
 
 0          every program ended with status 0
-the culprit's own status, or 128 + its signal; 1 where it has none
+n          the culprit's own status, or 128 + its signal; 1 if it has no status
 1          --lockstep fail: the ranks were found out of step
 128 + n    the launcher was ended by signal n
-2          what was asked for is not possible on the platform that the hosts have
+2          the platform of the hosts does not allow what was asked for
 65         refused: the processes are not the job that was asked for
 69         something could not be started or reached, or a host was lost
 75         preempted: the programs ended with status 0 after SIGTERM, and may be resumed
@@ -36,7 +36,7 @@ _EXIT_CODES = {
     EndReason.STALL: EXIT_TIMEOUT,
     EndReason.EARLY_EXIT: EXIT_TIMEOUT,
     EndReason.PREEMPTED: EXIT_PREEMPTED,
-    EndReason.GROWN: EXIT_PREEMPTED,  # where no attempt follows
+    EndReason.GROWN: EXIT_PREEMPTED,  # if no attempt follows
 }
 
 

@@ -14,15 +14,15 @@ from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.protocol.flight_file import DIVERGENCE_ERROR
 from jaxrun.text import agree, format_ranks, has_several_hosts
 
-_SHORT_CHARS = 40  # of what a rank did: no comma is needed before "41.3 s into the run"
+_SHORT_CHARS = 40  # a longer description of what a rank did needs a comma before "41.3 s into the run"
 
 
 def describe_job_failure(verdict: Verdict, outcome: JobOutcome, *, started: float, ended: float) -> Verdict:
-    """Complete the verdict on a job in which a worker has failed; times are seconds since the epoch."""
+    """Complete the verdict on a job in which a worker failed; times are seconds since the epoch."""
     workers, hosts, run_at = outcome.workers, verdict.hosts, outcome.run_at
     culprits = find_culprits(workers)
     if not culprits:
-        return Verdict("failed", verdict.exit_code, hosts, headline="the job failed, but no rank shows how.")
+        return Verdict("failed", verdict.exit_code, hosts, headline="the job failed, but no rank shows why.")
     first = find_first_failure(workers)
     kind = culpability(first)
     fault = culprits[0].disruptive_fault if kind is not Culpability.OWN else None
@@ -55,7 +55,7 @@ def describe_job_failure(verdict: Verdict, outcome: JobOutcome, *, started: floa
 
 
 def find_told_fault(workers: Sequence[WorkerOutcome]) -> InjectedFault | None:
-    """The injected fault of which the headline speaks: the culprit died of it, or broke others' connections by it."""
+    """Return the injected fault that the headline mentions: it killed the culprit, or broke others' connections."""
     culprits = find_culprits(workers)[:1]
     if not culprits:
         return None
@@ -76,7 +76,7 @@ def _describe_own_failure(
 def _describe_unknown_cause(
     workers: Sequence[WorkerOutcome], first: WorkerOutcome, hosts: Mapping[int, str], moment: str
 ) -> str:
-    """Only consequences are known."""
+    """Describe a failure of which only consequences are known."""
     broken = [w for w in workers if collateral(w) and culpability(w) is Culpability.CONSEQUENCE]
     number = "every rank" if 1 < len(broken) == len(hosts) else phrasing.describe_ranks(broken or [first], hosts)
     if collateral(first) is Fate.WAITED:
@@ -91,7 +91,7 @@ def _describe_unknown_cause(
 
 def _describe_victim(worker: WorkerOutcome, culprits: Sequence[WorkerOutcome]) -> str:
     errors = {culprit.failure.error for culprit in culprits if culprit.failure is not None}
-    if DIVERGENCE_ERROR in errors and worker.finished:  # the others have entered a call that needs it: not innocent
+    if DIVERGENCE_ERROR in errors and worker.finished:  # not innocent: the others have entered a call that needs it
         return "had finished before"
     return phrasing.describe_victim(worker)
 

@@ -1,4 +1,4 @@
-"""Says which threads and processes of a rank have ended while it waits for data: what is known, and no more."""
+"""Describes which threads and processes of a rank have ended while it waits for data, and nothing beyond that."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _MAX_SHOWN = 2  # of each kind
 
 
 def describe_lost(states: Sequence[RankState], *, pid: bool = True) -> str:
-    """`its child process 4242 was killed by SIGKILL (9)`, for several ranks `their threads Loader ended with …`.
+    """Write `its child process 4242 was killed by SIGKILL (9)`, for several ranks `their threads Loader ended with …`.
 
-    Empty if nothing has ended; without `pid`, the same text for ranks that have lost alike.
+    Empty if nothing has ended. Without `pid`, the text is the same for ranks that have lost the same.
     """
     several = len(states) > 1
     its = "their" if several else "its"

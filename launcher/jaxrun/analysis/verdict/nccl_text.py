@@ -1,4 +1,4 @@
-"""What NCCL's own service says of the ranks' communicators, in words."""
+"""Describes what NCCL's own service reports about the ranks' communicators."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _MAX_SENTENCES = 3
 
 
 def describe_nccl(report: NcclReport | None, hosts: Mapping[int, str]) -> list[str]:
-    """Return a sentence for each difference, or one which says that there is none.
+    """Return a sentence for each difference, or one sentence that there is none.
 
-    Empty if NCCL says nothing of communicators.
+    Empty if NCCL reports no communicators.
     """
     if report is None or not report.communicators:
         return []
@@ -39,7 +39,7 @@ def _describe(one: Communicator, hosts: Mapping[int, str]) -> Iterator[str]:
 
 
 def _compare(operation: OperationCounts, hosts: Mapping[int, str]) -> str:
-    """`rank 5 (h2) has launched 640 AllGathers, and 31 ranks 641: they wait for rank 5 (h2)`."""
+    """Write `rank 5 (h2) has launched 640 AllGathers, and 31 ranks 641: they wait for rank 5 (h2)`."""
     half = sum(count.ranks.size for count in operation.counts) / 2
     *ahead, (late, count) = (
         (_Who(one.ranks, hosts, is_named=one.ranks.size <= half), one.count) for one in operation.counts
@@ -51,13 +51,13 @@ def _compare(operation: OperationCounts, hosts: Mapping[int, str]) -> str:
 
 
 class _Who:
-    """Ranks of a communicator in words.
+    """Describes ranks of a communicator.
 
-    name:  `ranks 12-13 (h1)`, or `process 323032 on 10.1.0.4` if that is no rank that is known; else how many they are
+    name:  `ranks 12-13 (h1)`, or `process 323032 on 10.1.0.4` if it is no known rank; otherwise the number of ranks
     """
 
     def __init__(self, group: NcclGroup, hosts: Mapping[int, str], *, is_named: bool = True) -> None:
-        """`is_named`: whether they are to be named, as far as all of them are known."""
+        """`is_named`: whether to name the ranks, if all of them are known."""
         ranks = sorted({one.rank for one in group.named if one.rank in hosts})
         others = (one for one in group.named if one.rank not in hosts)
         strangers = dict.fromkeys(_name_process(one.number, one.pid, one.node) for one in others)
@@ -72,5 +72,5 @@ class _Who:
 
 
 def _name_process(number: int, pid: int, node: str) -> str:
-    """NCCL's number is no rank of the job: both count, but not the same."""
+    """Name a process that is no known rank. NCCL's own rank numbers differ from the job's, so they are marked."""
     return f"process {pid} on {node}" if pid else f"NCCL's rank {number}"

@@ -1,4 +1,4 @@
-"""Puts what happened to a worker into phrases of a sentence."""
+"""Writes phrases of a sentence that describe what happened to workers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from jaxrun.text import (
 _STAGES = {
     WorkerStage.START: "while starting",
     WorkerStage.JOIN: "while joining the others",
-    WorkerStage.PROVE: "while JAX was asked for its devices",
+    WorkerStage.PROVE: "while asking JAX for its devices",
 }
 _MAX_TAIL_LINES = 12
 _MAX_MESSAGE_CHARACTERS = 200
@@ -36,7 +36,7 @@ _FRAME = re.compile(r'^ *File "([^"]+)", line ([0-9]+)', re.MULTILINE)  # of a t
 
 
 def describe_ranks(workers: Sequence[WorkerOutcome], hosts: Mapping[int, str]) -> str:
-    """`rank 2 of 8 on h1`, `8 of 8 ranks`, `3 of 8 ranks (1, 4-5)`; of lost ones `ranks 2-3 of 8 on h2`."""
+    """Write `rank 2 of 8 on h1`, `8 of 8 ranks`, `3 of 8 ranks (1, 4-5)`; for lost ranks `ranks 2-3 of 8 on h2`."""
     if len(workers) == 1:
         return format_rank(workers[0].rank, hosts)
     ranks = [worker.rank for worker in workers]
@@ -48,7 +48,7 @@ def describe_ranks(workers: Sequence[WorkerOutcome], hosts: Mapping[int, str]) -
 
 
 def describe_failure(worker: WorkerOutcome, *, many: bool = False, uses_mpi: bool = False) -> str:
-    """The predicate: `raised ValueError`, `was killed by SIGKILL (9)`; `many` where several ranks did it."""
+    """Write the predicate: `raised ValueError`, `was killed by SIGKILL (9)`; `many`: for several ranks."""
     after = " after its program had ended" if worker.finished else ""
     if worker.failure is not None:
         return _describe_error(worker) + after
@@ -65,7 +65,7 @@ def describe_failure(worker: WorkerOutcome, *, many: bool = False, uses_mpi: boo
 
 
 def describe_time(worker: WorkerOutcome, started: float, run_at: float | None) -> str:
-    """`41.3 s into the run`, or how far the start-up had come."""
+    """Write `41.3 s into the run`, or how far the start-up had come."""
     if run_at is not None and was_running(worker, run_at):
         return f"{format_seconds(worker.time - run_at)} into the run"
     stage = worker.failure.stage if worker.failure is not None else WorkerStage.PROGRAM
@@ -74,14 +74,14 @@ def describe_time(worker: WorkerOutcome, started: float, run_at: float | None) -
 
 
 def was_running(worker: WorkerOutcome, run_at: float | None) -> bool:
-    """Whether the program ran when the worker failed."""
+    """Whether the program was running when the worker failed."""
     return run_at is not None and (worker.failure is None or worker.failure.stage not in _STAGES)
 
 
 def find_evidence(workers: Sequence[WorkerOutcome], hosts: Mapping[int, str]) -> tuple[str, str]:
-    """The text that shows best what happened to the first of these, and a line to stand above; both may be empty.
+    """Return (line, text): the text that shows best what happened to the first worker, and a line to stand above it.
 
-    Returns (line, text).
+    Both may be empty.
     """
     worker = workers[0]
     name = format_ranks_on_hosts([worker.rank], hosts)
@@ -101,7 +101,7 @@ def find_evidence(workers: Sequence[WorkerOutcome], hosts: Mapping[int, str]) ->
 
 
 def describe_victim(worker: WorkerOutcome) -> str:
-    """What became of a rank that is not a culprit, to complete `rank 3 …`."""
+    """Write what became of a rank that is not a culprit, to complete `rank 3 …`."""
     if worker.failure is not None:
         return collateral(worker) or _describe_error(worker) + _raised_at(worker.failure.traceback)
     if worker.lost_reason and not worker.killed_by_launcher:
@@ -116,7 +116,7 @@ def describe_victim(worker: WorkerOutcome) -> str:
 
 
 def describe_thread_failures(workers: Sequence[WorkerOutcome], shown: str) -> tuple[str, ...]:
-    """One line for each rank that had lost a thread before, unless its traceback is the one `shown`."""
+    """Return one line for each rank that had lost a thread before, unless its traceback is `shown` already."""
     lines = []
     for worker in workers:
         threads = [thread for thread in own_thread_failures(worker) if thread.traceback.rstrip("\n") != shown]
@@ -131,7 +131,7 @@ def describe_thread_failures(workers: Sequence[WorkerOutcome], shown: str) -> tu
 def describe_injected_faults(
     workers: Sequence[WorkerOutcome], hosts: Mapping[int, str], run_at: float | None, *, but: InjectedFault | None
 ) -> Iterator[str]:
-    """One line for each fault that was injected, except those like `but`, of which the headline speaks."""
+    """Yield one line for each injected fault, except those like `but`, which the headline mentions."""
     ranks_of: dict[InjectedFault, list[int]] = defaultdict(list)
     for worker in workers:
         for fault in worker.injected_faults:
@@ -143,7 +143,7 @@ def describe_injected_faults(
 
 
 def describe_injected_fault(fault: InjectedFault, run_at: float | None, *, many: bool = False) -> str:
-    """`was stopped by SIGSTOP (19), as --chaos asked, 1.5 s into the run`."""
+    """Write `was stopped by SIGSTOP (19), as --chaos asked, 1.5 s into the run`."""
     moment = f"{format_seconds(fault.time - run_at)} into the run" if run_at is not None else "before the program ran"
     return f"{'were' if many else 'was'} {fault}, {moment}"
 
@@ -174,7 +174,7 @@ def _describe_signal(worker: WorkerOutcome, status: int, auxiliary: str) -> str:
 
 
 def _format_tail(stderr_tail: str) -> str:
-    """The last lines without native frames, which mean nothing to the user."""
+    """Return the last lines without native frames, which mean nothing to the user."""
     lines = [line.rstrip() for line in stderr_tail.splitlines()]
     kept = [line for line in lines if line and not line.startswith(("    @ ", "*** Check failure"))]
     return "\n".join(f"  {line}" for line in kept[-_MAX_TAIL_LINES:])

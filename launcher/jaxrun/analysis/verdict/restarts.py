@@ -1,8 +1,8 @@
-"""Decides whether a job is started again after an attempt: pure functions over how its attempts have ended.
+"""Decides whether to start a job again after an attempt, from how its attempts ended. Pure functions.
 
-Restarts are for bad luck. The count of --max-restarts begins anew with every step that the program has saved. Two
-failures in a row that are alike, with no step saved in between, are a bug; and what cannot get better by trying again,
-such as a missing module, is not tried again.
+Restarts are for bad luck. The count of --max-restarts starts again with every step that the program saves. Two equal
+failures in a row with no step saved in between are a bug. A failure that cannot improve by trying again, such as a
+missing module, is final.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _PLACE = re.compile(r'^\s*File "([^"]+)", line ([0-9]+)', re.MULTILINE)
 _HOPELESS_ERRORS = ("ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError", "SnapshotError")
 # The classes of failures that --restart-on tells apart.
 _EXCEPTION, _LOST, _STALL = "exceptions and exit codes", "lost", "stall"
-_HOST_CHECK = "host check"  # no program has run, and another host may take the place
+_HOST_CHECK = "host check"  # no program has run, and another host may replace this one
 _NOT_BACK = "host not back"  # no program has run: the loss of the host was counted already
 _NOT_COUNTED = (_HOST_CHECK, _NOT_BACK, EndReason.GROWN)
 
 
 @dataclass(frozen=True, slots=True)
 class AlikeFailure:
-    """What is equal for failures that are alike: the exception and its place, the status (negative for a signal).
+    """The properties that equal failures share: exception and place, or status (negative for a signal).
 
-    With neither, the ranks were out of step at this place; without one, some had finished before the others.
+    With neither, the ranks were out of step at this place; without a place, some had finished before the others.
     """
 
     error: str = ""
@@ -40,7 +40,7 @@ class AlikeFailure:
     stage: str = ""
 
     def __str__(self) -> str:
-        """What the job did: `raised ValueError at train.py:88`."""
+        """Describe what the job did: `raised ValueError at train.py:88`."""
         stage = f" ({self.stage})" if self.stage else ""
         if self.error == "SystemExit":
             return f"{format_status(self.status)}{self.place}{stage}"
@@ -53,12 +53,12 @@ class AlikeFailure:
 
 @dataclass(frozen=True, slots=True)
 class AttemptEnd:
-    """What counts of the end of an attempt.
+    """The facts about the end of an attempt that decide whether another follows.
 
-    kind:        what --restart-on tells apart
-    failure:     what is equal for failures that are alike; None for what is no fault of the program
-    hopeless:    why another attempt would do no good; empty where it may
-    saved_step:  the last step that the program has said to be saved
+    kind:        the class of failure, for --restart-on
+    failure:     equal for equal failures; None if the program is not at fault
+    hopeless:    why another attempt would be useless; empty if it may help
+    saved_step:  the last step that the program reported as saved
     """
 
     kind: str
@@ -69,14 +69,14 @@ class AttemptEnd:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Start the job again. `most` is how many attempts there are in all, if no further step is saved."""
+    """Start the job again. `most` is the number of attempts in all, if no further step is saved."""
 
     most: int
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The job is over; `why` is for people, and empty where nobody asks."""
+    """The job is over; `why` is for people, and empty if no restarts were asked for."""
 
     why: str = ""
 
@@ -84,7 +84,7 @@ class Stop:
 def decide_restart(
     history: Sequence[AttemptEnd], max_restarts: int, restart_on: str, *, first_attempt: int = 1
 ) -> Restart | Stop:
-    """What comes after the last attempt of the history, which begins with the attempt of the number given."""
+    """Decide what follows the last attempt of the history, which begins with attempt number `first_attempt`."""
     last = history[-1]
     is_counted = last.kind not in _NOT_COUNTED
     if last.kind == EndReason.OK or not (max_restarts or last.kind == _HOST_CHECK):
@@ -92,7 +92,7 @@ def decide_restart(
     if last.hopeless:
         return Stop(last.hopeless)
     if restart_on != "failure" and last.kind not in _allowed(restart_on) and is_counted:
-        return Stop(f"--restart-on {restart_on} leaves this out")
+        return Stop(f"--restart-on {restart_on} does not include this")
     used, best, progressed = 0, None, False
     for end in history:
         progressed = end.saved_step is not None and (best is None or end.saved_step > best)
@@ -104,12 +104,12 @@ def decide_restart(
         return Stop(f"it {last.failure} twice in a row, and saved no step in between: that is a bug, not bad luck")
     if used > max_restarts:
         restarts = "the one restart is" if max_restarts == 1 else f"all {max_restarts} restarts are"
-        return Stop(f"{restarts} used up, and no step was saved since")
+        return Stop(f"{restarts} used up, and no step has been saved since")
     return Restart(first_attempt + len(history) - 1 + max_restarts - used + 1)
 
 
 def summarize_end(outcome: JobOutcome, *, has_run_before: bool) -> AttemptEnd:
-    """What counts of this end; `has_run_before`: the program has run in an earlier attempt."""
+    """Summarize how an attempt ended; `has_run_before`: the program has run in an earlier attempt."""
     saved = outcome.saved_step
     match outcome.reason:
         case EndReason.OK | EndReason.GROWN:
@@ -132,7 +132,7 @@ def summarize_end(outcome: JobOutcome, *, has_run_before: bool) -> AttemptEnd:
         case _:
             return AttemptEnd(outcome.reason, hopeless=_HOPELESS_ENDS[outcome.reason], saved_step=saved)
     if outcome.stop_requested:
-        return AttemptEnd(end.kind, hopeless="it was asked to stop meanwhile", saved_step=saved)
+        return AttemptEnd(end.kind, hopeless="someone asked to stop the job meanwhile", saved_step=saved)
     return end
 
 
@@ -142,8 +142,8 @@ _HOPELESS_ENDS = {
     EndReason.USAGE: "the job would be refused again",
     EndReason.UNAVAILABLE: "the job could not be started at all",
     EndReason.TIMEOUT: "--timeout counts over all attempts",
-    EndReason.INTERRUPTED: "it was asked to stop",
-    EndReason.PREEMPTED: "it was asked to stop",
+    EndReason.INTERRUPTED: "someone asked to stop the job",
+    EndReason.PREEMPTED: "someone asked to stop the job",
 }
 
 
@@ -160,7 +160,7 @@ def _summarize_failure(outcome: JobOutcome) -> AttemptEnd:
         text = f"exit {EXIT_PREEMPTED} asks for a new job, later"
         return AttemptEnd(_EXCEPTION, hopeless=text, saved_step=saved)
     kind = _LOST if first.failure is None and (first.lost_reason or (first.status or 0) < 0) else _EXCEPTION
-    consequence = culpability(first) is Culpability.CONSEQUENCE  # whose cause nobody knows: not the program's fault
+    consequence = culpability(first) is Culpability.CONSEQUENCE  # of an unknown cause: not the program's fault
     return AttemptEnd(kind, None if consequence else _find_alike(first), saved_step=saved)
 
 

@@ -1,4 +1,4 @@
-"""Where the ranks are, in words: in groups of those at the same place, frame by frame, and who waits for whom."""
+"""Describes where the ranks are: in groups of ranks at the same place, frame by frame, and who waits for whom."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ENDINGS = {
     Ending.FINALIZER: "the end of the program, in a finalizer, {}",
     Ending.MPI: "the end of the program, in MPI_Finalize",
 }
-_MAX_GROUPS = 3  # that one line mentions
+_MAX_GROUPS = 3  # mentioned in one line
 _DEAF = "it blocks signals, or is about to end"
 _STATES = {
     ProcessState.STOPPED: "stopped by a signal (SIGCONT lets it go on)",
@@ -49,9 +49,9 @@ _STATES = {
 class Place:
     """Where a thread is.
 
-    line:    `data.py:31 __next__ <- train.py:84 main`: its line, and from where that was called
+    line:    `data.py:31 __next__ <- train.py:84 main`: its line, and the line that called it
     inside:  what it has called there, `queue: get`; may be empty
-    silent:  why nothing of this is known; else empty
+    silent:  why the place is unknown; empty if it is known
     """
 
     line: str = ""
@@ -66,7 +66,7 @@ class Place:
 
 
 def format_snapshot(snapshot: Snapshot) -> str:
-    """Which ranks are where, how many calls each has made, and what that means; empty if no rank has stacks."""
+    """Write which ranks are where, how many calls each has made, and what that means; empty if no rank has stacks."""
     flights = snapshot.flights
 
     def calls(ranks: Iterable[int]) -> str:
@@ -89,9 +89,9 @@ def format_snapshot(snapshot: Snapshot) -> str:
 
 
 def format_stall_notice(snapshot: Snapshot, idle_s: float, run_dir: Path | None) -> str:
-    """`no progress for 30 s: rank 1 sleeps at train.py:9 main, and rank 0 waits for it in JAX (…) · more: …`.
+    """Write `no progress for 30 s: rank 1 sleeps at train.py:9 main, and rank 0 waits for it in JAX (…) · more: …`.
 
-    `run_dir` as people may type it; None where there is none.
+    `run_dir` as people may type it; None if there is no run directory.
     """
     explanations = explain_deadlock(snapshot)
     what = explanations[0].what if explanations else _list_places(snapshot)
@@ -102,7 +102,7 @@ def format_stall_notice(snapshot: Snapshot, idle_s: float, run_dir: Path | None)
 
 
 def format_straggler(straggler: Straggler, hosts: Mapping[int, str]) -> str:
-    """`rank 5 (h3) came last to 94 % of calls, by 38 ms on average: the others waited 31 % of the time; …`."""
+    """Write `rank 5 (h3) came last to 94 % of calls, by 38 ms on average: the others waited 31 % of the time; …`."""
     group = parse_group(straggler.group, len(hosts))
     others = sorted(group.difference(straggler.ranks))
     calls = f"the calls at {straggler.place.partition(' ')[0]}" if straggler.place else "calls"
@@ -120,9 +120,9 @@ def format_groups(
     waits: Mapping[int, str],
     calls: Callable[[Iterable[int]], str] = lambda _: "",
 ) -> str:
-    """One line for each place at which ranks are, the most common first, and which ranks differ; empty without dumps.
+    """Write one line for each place of ranks, the most common first, and which ranks differ; empty without dumps.
 
-    `calls` says how many calls ranks have made. For a rank whose dump is empty, `waits` has what the kernel says of it.
+    `calls` writes how many calls ranks have made. `waits` has the kernel's state of ranks whose dump is empty.
     """
     groups = group_by_place(dumps, waits)
     rows = [(plural(len(ranks), "rank"), _names(ranks, hosts), place.format(), calls(ranks)) for place, ranks in groups]
@@ -134,7 +134,7 @@ def format_groups(
 
 
 def group_by_place(dumps: Mapping[int, str], waits: Mapping[int, str]) -> list[tuple[Place, tuple[int, ...]]]:
-    """Each place at which ranks are, and these ranks; the most common first."""
+    """Return each place at which ranks are, with these ranks, the most common place first."""
 
     def place(rank: int) -> Place:
         state = waits.get(rank, "")
@@ -163,19 +163,19 @@ def find_place(stack: Stack) -> Place:
 
 
 def format_all_frames(dumps: Mapping[int, str], hosts: Mapping[int, str]) -> str:
-    """All frames of the main threads, once for each group of ranks with the same, innermost last."""
+    """Write all frames of the main threads, innermost last, once for each group of ranks with the same frames."""
     texts = {rank: "\n".join(_frame_lines(main_stack(dump))) or "  no frames" for rank, dump in dumps.items()}
     return format_by_text(texts, hosts)
 
 
 def format_by_text(texts: Mapping[int, str], hosts: Mapping[int, str]) -> str:
-    """The ranks' texts, each below the ranks that have it, the most common first."""
+    """Write the ranks' texts, each below the ranks that have it, the most common first."""
     groups = group_alike(texts)
     return "\n\n".join(f"{format_ranks_on_hosts(ranks, hosts)}:\n{text}" for text, ranks in groups)
 
 
 def format_crash(dump: str) -> str:
-    """The crashed thread in a fatal signal's dump, formatted like a traceback; empty if there is no frame."""
+    """Format the crashed thread in a fatal signal's dump like a traceback; empty if there is no frame."""
     lines = _frame_lines(crashed_stack(dump))
     return "\n".join(["Stack (most recent call last):", *lines]) if lines else ""
 
@@ -197,7 +197,7 @@ def _names(ranks: Sequence[int], hosts: Mapping[int, str]) -> str:
 
 
 def _list_places(snapshot: Snapshot) -> str:
-    """`ranks 0-2 are at train.py:88 step, in JAX: block_until_ready; rank 3 is at data.py:31 load`."""
+    """Write `ranks 0-2 are at train.py:88 step, in JAX: block_until_ready; rank 3 is at data.py:31 load`."""
     groups = group_by_place(snapshot.dumps, snapshot.waits)
     shown = [_describe_group(ranks, place, snapshot) for place, ranks in groups[:_MAX_GROUPS]]
     left = [f"{len(groups) - _MAX_GROUPS} more groups elsewhere"] if len(groups) > _MAX_GROUPS else []

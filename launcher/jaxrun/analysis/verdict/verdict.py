@@ -1,4 +1,4 @@
-"""The verdict on a job: the value that verdict.json holds and that report.py formats."""
+"""The verdict on a job: the value that verdict.json holds and that verdict_text.py formats."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Verdict:
     outcome:    "ok", "failed" (an exception), "killed" (a signal), "exited" (a status without an exception),
                 "diverged" (brought down by being out of step, or by --lockstep fail), "lost" (a host), "early-exit",
                 "timeout", "stall", "refused", "unavailable", "interrupted", "preempted" or "grown"
-                (stopped to go on with more hosts)
+                (stopped to continue with more hosts)
     hosts:      each rank's host; its length is the job's size
-    culprits:   the ranks that failed in the same way, lowest first; empty where no rank caused the end
+    culprits:   the ranks that failed in the same way, lowest first; empty if no rank caused the end
     intro:      a line above the traceback; may be empty
-    traceback:  of the user's program, of the first culprit
+    traceback:  the traceback of the first culprit's program
     headline:   one sentence: which rank, what, where and when
     means:      the cause of a known error in one sentence; advice: what to do; link: documentation or an issue
     divergence: the call in which the ranks diverged, in several lines; empty if they did not
@@ -33,11 +33,11 @@ class Verdict:
     startup:    seconds from the start to the program's first line; None if it was never reached
     run:        seconds from then to the failure, or to the end
     stopping:   seconds from the failure until nothing was left running
-    attempt:    which attempt to run the job this is about, from 1
-    before:     seconds from the start of the job to that of this attempt
+    attempt:    the number of this attempt, from 1
+    before:     seconds from the start of the job to the start of this attempt
     earlier:    the verdicts on the attempts before it
-    left_out:   the hosts that were lost in earlier attempts, and are used no longer
-    no_restart: why there was no further attempt, where --max-restarts allowed some; else empty
+    left_out:   hosts that were lost in earlier attempts, and are no longer used
+    no_restart: why there was no further attempt although --max-restarts allowed one; else empty
     """
 
     outcome: str
@@ -64,7 +64,7 @@ class Verdict:
 
     @property
     def log(self) -> str:
-        """The file of the run directory to look at first; empty where there is no culprit."""
+        """The file of the run directory to look at first; empty if there is no culprit."""
         if not self.culprits:
             return ""
         name = f"rank-{self.culprits[0]:04d}.err"
@@ -72,12 +72,12 @@ class Verdict:
 
     @property
     def seconds(self) -> float:
-        """How long the job took, all attempts together, as far as that is known."""
+        """The duration of the job, all attempts together, as far as it is known."""
         return self.before + sum(filter(None, (self.startup, self.run, self.stopping)))
 
     @property
     def sizes(self) -> list[tuple[int, float]]:
-        """How many hosts each attempt had, and for how many seconds, until the next began."""
+        """The number of hosts of each attempt, and the seconds until the next attempt began."""
         attempts = [*self.earlier, self]
         ends = [*(following.before for following in attempts[1:]), self.seconds]
         return [
@@ -113,7 +113,7 @@ def from_json(text: str) -> Verdict:
 
 
 def _check_numbers(verdict: Verdict) -> None:
-    """Raise ValueError for numbers beyond reason, NaN among them."""
+    """Raise ValueError for unreasonable numbers, including NaN."""
     for name, value in field_values(verdict).items():
         if isinstance(value, (int, float)) and not -_MAX_NUMBER < value < _MAX_NUMBER:
             raise ValueError(f"not a verdict: {name} is {value!r:.80}")

@@ -1,4 +1,4 @@
-"""Formats a verdict: the last screen of a job, which says what happened, where, and what to do."""
+"""Formats a verdict as the last screen of a job: what happened, where, and what to do."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.terminal import A_FILE, TerminalFormat, wrap_prose
 from jaxrun.text import agree, format_ranks, format_seconds, format_sizes, group_alike, plural
 
-_MAX_TRACEBACK = 8_000  # characters that are shown; the rank's log holds all of them
+_MAX_TRACEBACK = 8_000  # characters shown; the rank's log has the whole text
 
 
 def format_report(
     verdict: Verdict, run_dir: Path | None, terminal: TerminalFormat = A_FILE, divergence_left: str | None = None
 ) -> str:
-    """The report without a final newline.
+    """Return the report without a final newline.
 
-    run_dir:          as it is to be shown, None where there is none
-    divergence_left:  what of verdict.divergence the screen has not shown yet; None for all of it
+    run_dir:          as people may type it; None if there is no run directory
+    divergence_left:  the part of verdict.divergence that the screen has not shown yet; None for all of it
     """
     divergence = [*_divergence(verdict, divergence_left)]
     if verdict.outcome == "ok":
@@ -37,12 +37,12 @@ def format_report(
 
 
 def headline_of(verdict: Verdict) -> str:
-    """The first line of the report, or the one that says most."""
+    """The first line of the report, or the line that says most."""
     return _done(verdict) if verdict.outcome == "ok" else verdict.headline
 
 
 def _context(verdict: Verdict, run_dir: Path | None) -> Iterator[str]:
-    """The other ranks, where to read more, and the exit code."""
+    """Yield the other ranks, where to read more, and the exit code."""
     if verdict.victims:
         yield _victims(verdict.victims, verdict.stopping)
     if size := format_sizes(verdict.sizes):
@@ -80,7 +80,7 @@ def _clip(traceback: str, verdict: Verdict, run_dir: Path | None) -> str:
 
 
 def _explanation(verdict: Verdict) -> Iterator[str]:
-    """What a known error means; the error itself is shown as well."""
+    """Yield what a known error means; the error itself is shown as well."""
     for name, text in (("what this means", verdict.means), ("try", verdict.advice)):
         if text:
             yield wrap_prose(f"{name}: {text}")
@@ -106,7 +106,7 @@ def _victims(fates: Mapping[int, str], stopping: float | None) -> str:
 
 
 def _agree(fate: str, count: int) -> str:
-    """What became of so many ranks; what a text says after its verb may quote the program, and stays as it is."""
+    """Write a fate in the singular or plural; what follows the verb may quote the program, and is left alone."""
     verb, _, rest = fate.partition(" ")
     return agree(fate, count) if fate in tuple(Fate) else f"{agree(verb, count)} {rest}"
 
