@@ -131,7 +131,7 @@ def test_output_is_passed_on_byte_by_byte_and_the_end_is_the_jobs(cluster, capfd
     assert out == b"one\n\xff\0two, no end"
     assert re.fullmatch(
         rb"jaxrun: submitted job 80 \(script: .*/job\.sh\); Ctrl-C stops following, not the job\n"
-        rb"jaxrun: job 80 runs on h\[1-2\]; output: .*/jaxrun-80\.out\n",
+        rb"jaxrun: job 80 is running on h\[1-2\]; output: .*/jaxrun-80\.out\n",
         err,
     )
     assert (cluster.folder / "submitted").read_text() == SCRIPT
@@ -191,5 +191,5 @@ def test_without_sbatch_the_script_is_kept(tmp_path):
 
 def test_a_job_that_slurm_has_forgotten_has_no_known_end(cluster):
     cluster.program("scontrol", 'echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1')
-    with pytest.raises(UnavailableError, match="Slurm has forgotten job 80, so how it ended is not known"):
+    with pytest.raises(UnavailableError, match="Slurm has forgotten job 80, so nobody knows how it ended"):
         submit_and_follow(SCRIPT, cluster.folder / "job.sh", cluster.environ)

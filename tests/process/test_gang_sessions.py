@@ -204,7 +204,7 @@ def test_one_that_is_started_in_a_directory_that_has_been_deleted_says_so(sessio
         except Exception as error:
             print(error)
     """).end()
-    assert (out, err) == ("the working directory has been deleted; go to one that is there: cd DIRECTORY\n", "")
+    assert (out, err) == ("the working directory has been deleted; change to an existing one: cd DIRECTORY\n", "")
 
 
 @pytest.mark.extended

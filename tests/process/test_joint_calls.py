@@ -29,7 +29,9 @@ def test_a_snapshot_of_rank_0_alone_ends_the_job_once_the_others_have_finished(
     tmp_path: Path, script, lockstep: str
 ) -> None:
     result = jaxrun(tmp_path, "-n", "3", "--lockstep", lockstep, str(script(ONE_RANK_SAVES)))
-    assert result.code == 124 and "; rank 0 waits in jaxrun_runtime.snapshot for ranks that will never" in result.err, result
+    assert result.code == 124 and "; rank 0 waits in jaxrun_runtime.snapshot for ranks that will never" in result.err, (
+        result
+    )
     told = "<module>) for ranks 1-2, which have finished without calling it: all ranks must"
     assert told in " ".join(result.err.split()), result
 

@@ -118,7 +118,7 @@ GPUS = {
         [FOUR] * 2,
         {"platform": "cuda", "devices_per_process": 1},
         [(0,), (1,)],
-        ("2 of 4 visible GPUs stay idle; -n and -d say how many to use",),
+        ("2 of 4 visible GPUs stay idle; -n and -d choose how many to use",),
     ),
 }
 

@@ -169,7 +169,7 @@ def test_torchruns_processes_per_node_are_those_of_each_of_several_hosts():
         (["explian", "latest"], "'explian' does not exist; did you mean the command jaxrun explain?"),
         (["stacks", "--ful"], "there is no option --ful of jaxrun stacks; did you mean --full?"),
         (["--env", "NOT_SET_ANYWHERE", "train.py"], "NOT_SET_ANYWHERE"),
-        (["--env-file", "bad.env", "train.py"], "bad.env:2: NAME=VALUE is expected, and this line has no equals sign"),
+        (["--env-file", "bad.env", "train.py"], "bad.env:2: NAME=VALUE is expected, but this line has no equals sign"),
         (["-n", "3", "--simulate-hosts", "2", "train.py"], "give a multiple of 2"),
         (["--backend", "smoke", "train.py"], "smoke"),
         (["--bind", "numa", "train.py"], "--bind: 'numa' is not one of 'auto', 'gpu', 'cores', 'none'"),
@@ -259,7 +259,9 @@ def test_a_deleted_working_directory_is_told(tmp_path, monkeypatch, capsys, word
     monkeypatch.chdir(gone)
     gone.rmdir()
     assert main(words) == 2
-    assert capsys.readouterr().err.startswith("jaxrun: the working directory has been deleted; go to one that is there")
+    assert capsys.readouterr().err.startswith(
+        "jaxrun: the working directory has been deleted; change to an existing one"
+    )
 
 
 def test_help_has_the_options_of_the_first_week_in_groups(capsys):

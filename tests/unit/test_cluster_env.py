@@ -149,9 +149,9 @@ def test_variables_that_name_no_rank_are_not_taken_for_one(case):
     for engine in CLUSTER_ENVS:
         listed = [line for line in lines if line.startswith(f"  {engine.title}  ")]
         assert len(listed) == 1 and engine.rank_variable in listed[0]
-    hint = r"In Slurm's job (\d+), .* put srun in front: srun jaxrun attach PROGRAM"
+    hint = r"This is Slurm job (\d+), .* prepend srun: srun jaxrun attach PROGRAM"
     assert re.findall(hint, str(refused.value)) == [*filter(None, [NOWHERE[case].get("SLURM_JOB_ID")])]
-    assert lines[-1] == "or say it by hand: jaxrun attach --rank 3 --size 8 --head host:port PROGRAM"
+    assert lines[-1] == "or give its rank: jaxrun attach --rank 3 --size 8 --head host:port PROGRAM"
 
 
 @pytest.mark.parametrize("outer", [{}, OPEN_MPI_5, TASK])
@@ -186,7 +186,7 @@ def test_a_job_is_not_started_in_one_of_several_tasks_where_attach_was_forgotten
         refuse_task_of_several(environ, lambda: ancestors, ["--tag", "a b", "x.py"])
     command = f"{STARTED_BY[engine]} -n 3 jaxrun"
     assert f"For one job of all, type: {command} attach --tag 'a b' x.py. " in str(refused.value)
-    assert str(refused.value).endswith(f"of how many processes: {command} -n 1 --tag 'a b' x.py")
+    assert str(refused.value).endswith(f"give its number of processes: {command} -n 1 --tag 'a b' x.py")
 
 
 # sbatch -n3 typed in: srun -n3 --pty bash
@@ -261,7 +261,7 @@ def test_a_pod_that_is_one_process_has_its_rank_and_the_head_in_three_variables(
     info = detect_rank_info(environ)
     assert (info.rank, info.size, info.job_key, info.head) == (2, 3, head, head)
     assert all(find_rank_info({key: text for key, text in environ.items() if key != name}) is None for name in environ)
-    with pytest.raises(UsageError, match=r"type: jaxrun attach x\.py\. If each .*: jaxrun -n 1 x\.py$"):
+    with pytest.raises(UsageError, match=r"type: jaxrun attach x\.py\. For a job in each, .*: jaxrun -n 1 x\.py$"):
         refuse_task_of_several(environ, tuple, ["x.py"])
     inside = detect_rank_info(environ | OPEN_MPI_5)
     assert (inside.engine, inside.head) == ("open-mpi", "")
@@ -278,7 +278,7 @@ def test_given_numbers_must_agree_with_the_environment():
         assert detect_rank_info(OPEN_MPI_5, (), rank, size) == place
     with pytest.raises(UsageError) as refused:
         detect_rank_info(OPEN_MPI_5, (), 1, 3)
-    assert str(refused.value).startswith("--rank 1 contradicts OMPI_COMM_WORLD_RANK=2, by which Open MPI has started")
+    assert str(refused.value).startswith("--rank 1 contradicts OMPI_COMM_WORLD_RANK=2, with which Open MPI started")
     with pytest.raises(UsageError, match=r"--size 4 contradicts OMPI_COMM_WORLD_SIZE=3, .* -u OMPI_COMM_WORLD_RANK"):
         detect_rank_info(OPEN_MPI_5, (), 2, 4)
 
@@ -289,7 +289,7 @@ def test_without_an_engine_both_numbers_are_needed():
         with pytest.raises(UsageError, match=f"needs --rank and --size; only {given_} is given"):
             detect_rank_info({}, (), rank, size)
     for rank, size in ((8, 8), (-1, 8), (0, 0)):
-        with pytest.raises(UsageError, match=f"--rank {rank} is not in a job of --size {size}"):
+        with pytest.raises(UsageError, match=f"--rank {rank} is not a rank of a job of --size {size}"):
             detect_rank_info({}, (), rank, size)
 
 

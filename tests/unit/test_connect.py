@@ -154,10 +154,10 @@ def test_the_head_is_reached_at_once_also_by_ipv6_and_by_name_and_behind_ports_t
 
 CHALLENGE = Challenge(HANDSHAKE_VERSION, "ab" * 32)
 STRANGERS = {
-    "hangs up": (sends(close=True), "closed the connection: it is of another job, or not a head of jaxrun"),
-    "speaks HTTP": (sends(b"HTTP/1.1 400 Bad Request\r\n\r\n"), "answers, but is not a head of jaxrun"),
-    "speaks SSH": (sends(b"SSH-2.0-OpenSSH_9.2\r\n"), "answers, but is not a head of jaxrun"),
-    "sends what is none": (sends(encode(CHALLENGE).replace(b"Chall", b"Shell")), "but is not a head of jaxrun"),
+    "hangs up": (sends(close=True), "closed the connection: it serves another job, or is not a jaxrun head"),
+    "speaks HTTP": (sends(b"HTTP/1.1 400 Bad Request\r\n\r\n"), "answers, but is not a jaxrun head"),
+    "speaks SSH": (sends(b"SSH-2.0-OpenSSH_9.2\r\n"), "answers, but is not a jaxrun head"),
+    "sends what is none": (sends(encode(CHALLENGE).replace(b"Chall", b"Shell")), "but is not a jaxrun head"),
     "is of another version": (
         sends(Challenge(HANDSHAKE_VERSION + 1, "")),
         f"speaks version {HANDSHAKE_VERSION + 1} of the channel, this agent 1",

@@ -135,7 +135,7 @@ def test_the_call_site_distinguishes_a_call_from_a_lock():
     (text,) = findings("a compiled call", "a compiled call", "a compiled call", places=places)
     assert text == (
         "rank 2 is asleep where it has made no cross-process call before, at train.py:23 step, and "
-        "ranks 0-1 wait for it in JAX (train.py:23 step): does it wait for a lock, or for the result of an earlier call?"
+        "ranks 0-1 wait for it in JAX (train.py:23 step): does it wait for a lock, or for an earlier call?"
     )
     assert findings("a compiled call", "a compiled call", "a compiled call") == []
 

@@ -190,9 +190,7 @@ LOST = Helpers(lost_threads=(LostThread("Loader", "ValueError"),))
 def test_a_rank_that_waits_for_data_says_what_has_ended(helpers, said):
     (told,) = explain(QUEUE, BARRIER, helpers={0: helpers})
     assert told.startswith(f"{WAITS}, but {said}, and rank 1 waits for it in a barrier")
-    assert told.endswith(
-        "?" if said.startswith("it has no") else ": if it produced the data, no more will come"
-    )
+    assert told.endswith("?" if said.startswith("it has no") else ": if it produced the data, no more will come")
     assert explain(QUEUE, helpers={0: helpers})[0].startswith(f"{WAITS}, but {said}: ")
 
 

@@ -144,7 +144,7 @@ def test_what_cannot_be_read_is_refused(tmp_path):
         ({"quarantine": bad}, rf"--quarantine {bad}, line 2: 'h\[2' is not a list"),
         ({"quarantine": tmp_path}, "cannot be used: Is a directory"),
         ({"quarantine": tmp_path / "no" / "file"}, "cannot be used: it, or its directory, cannot be written"),
-        ({"quarantine": tmp_path / "binary"}, "cannot be used: it is no text"),
+        ({"quarantine": tmp_path / "binary"}, "cannot be used: it is not a text file"),
         ({"exclude_hosts": "h3;h4"}, "--exclude-hosts: 'h3;h4' is not a list"),
     ):
         with pytest.raises(UsageError, match=text):

@@ -119,7 +119,7 @@ WRONG = {
     "index beyond": (JOB | env("JAXRUN_HOSTS=2 JAXRUN_HEAD=a:1"), "this is host 2 .*, but there are 2 hosts"),
     "no number": (JOB | env("JAXRUN_HOSTS=four"), "JAXRUN_HOSTS must be a whole number, not 'four'"),
     "a range": (env("PET_NODE_RANK=0 PET_NNODES=1:4"), "PET_NNODES must be a whole number, not '1:4'"),
-    "a process of torchrun": (
+    "a torchrun process": (
         env("MASTER_ADDR=h RANK=1 WORLD_SIZE=8 LOCAL_RANK=1"),
         "LOCAL_RANK is set, so RANK numbers",
     ),

@@ -95,7 +95,7 @@ def test_a_hostfile_is_read_from_disk_with_and_without_a_byte_order_mark(tmp_pat
     [
         ("none", r"--hostfile .*/none cannot be read: No such file or directory"),
         (".", r"cannot be read: Is a directory"),
-        ("binary", r"binary is no text"),
+        ("binary", r"binary is not text"),
         ("empty", r"empty names no host; expected lines such as 'h1 slots=4'"),
     ],
 )

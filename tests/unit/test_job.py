@@ -106,10 +106,10 @@ def test_an_assignment_has_a_value_or_passes_the_variable_on(text, expected):
         ("=x", "NAME=VALUE is expected"),
         ("1A=x", "NAME=VALUE is expected, not '1A=…'"),
         ("GONE", "GONE is not set; write GONE=VALUE"),
-        ("JAXRUN_RANK=1", "JAXRUN_RANK cannot be given: jaxrun sets it"),
-        ("JAX_PROCESS_ID=1", "JAX_PROCESS_ID cannot be given"),
-        ("JAX_NUM_PROCESSES=1", "cannot be given"),
-        ("JAX_COORDINATOR_ADDRESS=a:1", "cannot be given"),
+        ("JAXRUN_RANK=1", "JAXRUN_RANK cannot be set: jaxrun sets it"),
+        ("JAX_PROCESS_ID=1", "JAX_PROCESS_ID cannot be set"),
+        ("JAX_NUM_PROCESSES=1", "cannot be set"),
+        ("JAX_COORDINATOR_ADDRESS=a:1", "cannot be set"),
         ("A=b\0c", "NUL byte"),
     ],
 )
@@ -142,10 +142,10 @@ def test_an_env_file_is_read_as_shells_write_it():
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("just words", "job.env:2: NAME=VALUE is expected, and this line has no equals sign"),
+        ("just words", "job.env:2: NAME=VALUE is expected, but this line has no equals sign"),
         ('A="open', 'job.env:2: the quote " of A is not closed'),
         ("A='x'y", "job.env:2: the quote ' of A is not closed, or something follows"),
-        ("JAXRUN_SIZE=3", "job.env:2: JAXRUN_SIZE cannot be given"),
+        ("JAXRUN_SIZE=3", "job.env:2: JAXRUN_SIZE cannot be set"),
         ("A=\0", "job.env:2: the value of A contains a NUL byte"),
     ],
 )
@@ -203,11 +203,11 @@ def test_a_script_and_a_directory_or_zip_file_with_a_main_are_found(tmp_path):
         ("trian.py", r"trian\.py' does not exist; did you mean train\.py\?$"),
         ("gone/train.py", r"there is no directory 'gone'"),
         ("package.train", "a module is started with -m"),
-        ("python3", "leave python3 out"),
-        ("pytest", r"'pytest' does not exist here; the module is started with: jaxrun \[OPTIONS\] -m pytest"),
-        ("start.sh", "is a script of another language"),
-        ("start", "is a script of another language"),
-        ("work.ipynb", "is a notebook; make a program of it with: jupyter nbconvert --to script work.ipynb"),
+        ("python3", "leave out python3"),
+        ("pytest", r"'pytest' does not exist here; start the module with: jaxrun \[OPTIONS\] -m pytest"),
+        ("start.sh", "is a script in another language"),
+        ("start", "is a script in another language"),
+        ("work.ipynb", "is a notebook; convert it to a program with: jupyter nbconvert --to script work.ipynb"),
         ("a.out", "is a compiled program"),
         (".", r"is a directory without __main__.py"),
         ("pipe", "is not a regular file"),  # as every process reads the program
@@ -292,7 +292,7 @@ def test_an_installed_module_is_found_but_the_current_directory_comes_first(tmp_
     [
         ("__main__", "no module named '__main__'"),
         ("nosuch.part", r"no module named 'nosuch' in .* or among the installed"),
-        ("plain.py", r"'plain' is not a package; leave -m out to run the file plain\.py"),
+        ("plain.py", r"'plain' is not a package; leave out -m to run the file plain\.py"),
         ("plain.part", r"'plain' is not a package$"),
     ],
 )

@@ -310,7 +310,7 @@ def test_some_descriptors_are_for_no_peer(monkeypatch):
 def test_the_first_that_was_dropped_is_logged_at_once_and_all_others_of_a_minute_in_one_line():
     peers = DroppedPeers(lambda: 1000.0)
     assert peers.deadline() is None
-    peers.add("a peer at 10.0.0.9 is not a process of jaxrun: " + "x" * 5000)
+    peers.add("a peer at 10.0.0.9 is not a jaxrun process: " + "x" * 5000)
     assert peers.deadline() <= 1000.0
     one = peers.take()
     assert peers.deadline() is None

@@ -244,7 +244,7 @@ def test_in_a_pod_the_hosts_wait_for_ten_minutes_unless_another_time_is_said():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--host-rank", "1"], "--host-rank 1 needs --hosts: how many there are"),
+        (["--host-rank", "1"], "--host-rank 1 needs --hosts, the number of hosts"),
         (["--host-rank", "2", "--hosts", "2"], "--host-rank 2 is not one of --hosts 2, whose numbers are 0 to 1"),
         (["--head", "h1:7777"], "--head h1:7777 needs --host-rank"),
         (["--host-rank", "0", "--hosts", "2", "-n", "3"], "-n 3 processes cannot be divided equally among --hosts 2"),

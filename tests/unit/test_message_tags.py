@@ -100,7 +100,7 @@ def test_a_closed_connection_is_distinguished_from_an_unknown_token(pair):
     handshake = ClientHandshake(client, TOKEN, 0)
     server.sendall(encode(Challenge(auth.HANDSHAKE_VERSION, "0" * 64))[:-1])
     server.shutdown(socket.SHUT_WR)
-    with pytest.raises(ProtocolError, match="closed the connection: it is of another job"):
+    with pytest.raises(ProtocolError, match="closed the connection: it serves another job"):
         handshake.advance()
     client.close()
     with pytest.raises(ProtocolError, match="closed the connection before"):

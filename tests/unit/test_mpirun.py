@@ -72,7 +72,7 @@ def test_every_rank_has_its_host(hosts, request_, expected):
         (_hosts(2, 2), {"processes": 5}, "-n 5, but 2 hosts have room for 4"),
         (_hosts(2, 2, 9), {"processes": 5, "hosts": 2}, "-n 5, but 2 hosts have room for 4"),
         (_hosts(2), {"hosts": 2}, "-N 2, but there is 1 host; lower -N"),
-        ((), {}, "say how many with -n, or on which hosts with -H h1:4,h2:4 or --hostfile"),
+        ((), {}, "give the number with -n, or the hosts with -H h1:4,h2:4 or --hostfile"),
         ((), {"hosts": 2, "processes": 4}, "give them with -H or --hostfile"),
     ],
 )

@@ -72,7 +72,7 @@ def test_a_malformed_address_is_refused_as_it_was_typed(text):
     ],
 )
 def test_what_can_never_be_a_host_is_refused_at_once(host):
-    with pytest.raises(UsageError, match="can be no host: it is neither an address nor a name"):
+    with pytest.raises(UsageError, match="is not a host: it is neither an address nor a name"):
         parse_addresses(f"{host}:7")
 
 

@@ -250,10 +250,10 @@ def test_further_arguments_come_last_and_win(make):
         ),
         (allocation(), {"cpus_per_process": 5}, "2 processes x 5 CPUs do not fit Slurm job 7: its CPUs are h1 4, h2 4"),
         (allocation(cpus="4,1"), {"cpus_per_process": 2, "processes": 2}, "2 processes x 2 CPUs do not fit"),
-        (allocation(), {"hosts": 3}, "3 hosts are asked for, but Slurm job 7 has 2 nodes: h1, h2; give a smaller -N"),
+        (allocation(), {"hosts": 3}, "3 hosts were requested, but Slurm job 7 has 2 nodes: h1, h2; give a smaller -N"),
         (allocation(cpus="4,1"), {"processes_per_host": 2}, "with 1 CPU a process, h1 4, h2 1 of them can run there"),
-        (allocation(), {"slurm_args": ("-n3",)}, "--slurm-args -n3: jaxrun needs to know this too; give it as -n"),
-        (allocation(), {"slurm_args": ("--cpus-per-task=3",)}, "to know this too; give it as --cpus-per-process"),
+        (allocation(), {"slurm_args": ("-n3",)}, "--slurm-args -n3: jaxrun needs to know this, too; use -n"),
+        (allocation(), {"slurm_args": ("--cpus-per-task=3",)}, "to know this, too; use --cpus-per-process"),
         (allocation(), {"hosts": 2, "spares": 1, "max_restarts": 1}, "-N 2 and --spares 1 take 3 hosts, but there"),
         (allocation(), {"only_ranks": (range(2, 3),)}, "names rank 2, but the ranks of this job are 0 to 1"),
     ],
@@ -284,7 +284,7 @@ def test_no_value_of_a_variable_is_on_the_command_line_and_options_of_a_batch_jo
     assert [word for word in made.launch_command.argv if "export" in word] == ["--export=ALL"]
     assert made.set_env["XLA_FLAGS"] == "--a=1,2 --b" and made.notes == ()
     assert make(allocation(), partition="gpu", account="me").notes == (
-        "--partition, --account cannot change Slurm job 7, which runs already",
+        "--partition, --account cannot change Slurm job 7, which is already running",
     )
 
 

@@ -1,8 +1,8 @@
-"""What launcher and workers agree on: environment variables, messages and the handshake.
+"""Everything that launcher and workers agree on: environment variables, messages and the handshake.
 
-Both sides import this package, and besides it only jaxrun.files, stack_frames, errors and text. No other code spells a
-`JAXRUN_…` name. Import the module you need: the command line reads variables only, and the messages would cost its
-start 7 ms.
+Both sides import this package, and apart from it only jaxrun.files, stack_frames, errors and text. No other code spells
+a `JAXRUN_…` name. Import only the module you need: the command line reads variables only, and importing the messages
+would add 7 ms to its start.
 
 | processes               | messages                               | bytes                       |
 |-------------------------|----------------------------------------|-----------------------------|

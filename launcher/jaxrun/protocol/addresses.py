@@ -1,4 +1,4 @@
-"""Addresses of heads and of gangs' parents, and how they are written: 10.1.0.4:40, [fd00::4]:40, unix:/tmp/x."""
+"""Addresses of heads and of gangs' parents, and their notation: 10.1.0.4:40, [fd00::4]:40, unix:/tmp/x."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxrun.errors import UnavailableError, UsageError
 _UNIX = "unix:"
 LOOPBACK, LOOPBACK_6 = "127.0.0.1", "::1"
 _DISCARD_PORT = 9  # any port will do
-_LABEL = re.compile("[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")  # of a host name, between its dots
+_LABEL = re.compile("[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")  # one label of a host name
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class UnixAddress:
 
     @contextlib.contextmanager
     def short_path(self) -> Iterator[str]:
-        """Another name of the socket: the kernel takes 107 bytes, and temporary directories may be far down.
+        """A short path to the socket: the kernel accepts 107 bytes, and temporary directories may have long paths.
 
         Raises OSError if there is no such directory.
         """
@@ -56,7 +56,7 @@ AnyAddress = Address | UnixAddress
 
 
 def loopback_address() -> str:
-    """The address at which this machine reaches itself: LOOPBACK, or LOOPBACK_6 where it has no other.
+    """The address at which this machine reaches itself: LOOPBACK, or LOOPBACK_6 if it has no other.
 
     Raises UnavailableError.
     """
@@ -66,7 +66,7 @@ def loopback_address() -> str:
             probe.connect((address, _DISCARD_PORT))  # sends nothing
             return address
     raise UnavailableError(
-        f"this machine reaches itself neither at {LOOPBACK} nor at {LOOPBACK_6}, as JAX's processes must; "
+        f"this machine reaches itself neither at {LOOPBACK} nor at {LOOPBACK_6}, which JAX's processes need; "
         "its loopback interface may be down: ip link set lo up"
     )
 
@@ -84,13 +84,13 @@ def parse_addresses(text: str) -> tuple[Address, ...]:
         if not (bare and host == written and port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
             raise UsageError(f"an address is written host:port or [fd00::1]:port, not {part.strip()!r}")
         if not _may_resolve(bare):
-            raise UsageError(f"{bare!r} in {part.strip()!r} can be no host: it is neither an address nor a name")
+            raise UsageError(f"{bare!r} in {part.strip()!r} is not a host: it is neither an address nor a name")
         found.append(Address(bare, int(port)))
     return tuple(found)
 
 
 def _may_resolve(host: str) -> bool:
-    """Whether this is an IP address or, by its letters, a name that some host may have, now or later."""
+    """Whether this is an IP address or a syntactically valid host name, which may resolve now or later."""
     is_v6 = ":" in host
     with contextlib.suppress(OSError):
         socket.inet_pton(socket.AF_INET6, host.partition("%")[0]) if is_v6 else socket.inet_aton(host)
@@ -103,7 +103,7 @@ def _may_resolve(host: str) -> bool:
 
 
 def resolve(address: Address) -> list[tuple[Any, ...]]:
-    """The entries of getaddrinfo for this address, at least one. Raises OSError where the name does not resolve now."""
+    """Return getaddrinfo's entries for this address, at least one. Raises OSError if the name does not resolve now."""
     return [*socket.getaddrinfo(address.ip, address.port, type=socket.SOCK_STREAM)]
 
 

@@ -1,13 +1,13 @@
-"""What an agent and the head send each other, besides what the worker behind the agent sends and receives.
+"""The messages between an agent and the head, besides the messages of the worker behind the agent.
 
     agent                                     head
                           ◀──────────    JobInfo | AgentRefused (right after the handshake, see auth.py)
-    AgentConnected        ──────────▶                           (of several connections, this is the one)
-    AgentReport           ──────────▶                           (what is there, after --host-check)
-                                                                (probe_messages.py, staging.py, where the job
+    AgentConnected        ──────────▶                           (the agent uses this connection, not the others)
+    AgentReport           ──────────▶                           (facts about the host, after --host-check)
+                                                                    (probe_messages.py, staging_messages.py, if the job
                                                                 asks for it)
                           ◀──────────    StartWorkers           (once all agents have reported)
-    Preloaded             ──────────▶                           (of --preload)
+    Preloaded             ──────────▶                           (--preload is done)
     WorkerSpawned         ──────────▶
     FirstOutput, OutputChunk, StreamEnded ─▶
                           ◀──────────    OutputCredit           (how much more output may be sent)
@@ -19,16 +19,16 @@
     ClockReply            ◀─────────▶    ClockProbe
     AgentSignalled        ──────────▶
     WorkerExited, StartFailed ───────▶
-                          ◀──────────    NextAttempt            (this attempt is over, or the agent waits no more)
-    AgentReport           ──────────▶                           (all before it belongs to the earlier attempt)
+                          ◀──────────    NextAttempt            (this attempt is over, or a waiting agent gets ranks)
+    AgentReport           ──────────▶                           (earlier messages belong to the attempt before)
                           ◀──────────    Shutdown               (the job is over)
 
-An agent has a number (agent_id.py) and any number of ranks, as the head says; none while it waits on a spare host for
+An agent has a number (agent_id.py), and ranks that the head assigns; none while it waits on a spare host for
 NextAttempt. AgentEvents are about the agent and its host, WorkerEvents about one of its ranks. An AgentOrder is for the
-agent; a RankOrder is for all of its ranks, or inside a ToRanks for some of them.
+agent; a RankOrder is for all of its ranks or, inside a ToRanks, for some of them.
 
-Messages of worker_messages.py pass in both directions all the while. Times are seconds since the epoch on the sender's
-clock. With the local backend, agent and head are one process, and hand each other the same values.
+Messages of worker_messages.py pass in both directions meanwhile. Times are seconds since the epoch on the sender's
+clock. With the local backend, agent and head are in one process, and pass each other the values themselves.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from jaxrun.protocol.worker_messages import AgentToWorker, WorkerToAgent
 
 @dataclass(frozen=True, slots=True)
 class HostCheck:
-    """--host-check: the command of a shell, its time limit in seconds, and variables beside the agent's own."""
+    """--host-check: a shell command, its time limit in seconds, and variables to add to the agent's own."""
 
     command: str
     timeout: float
@@ -63,19 +63,19 @@ class HostCheck:
 
 @dataclass(frozen=True, slots=True)
 class JobInfo:
-    """What job this is, and what the agent's report depends on.
+    """The properties of the job that the agent's report depends on.
 
-    job_id:     by which its processes are known
-    run_dir:    the job's run directory; empty where it leaves no files
-    platforms:  those to look for, best first
+    job_id:     marks the job's processes
+    run_dir:    the job's run directory; empty if it leaves no files
+    platforms:  the platforms to look for, best first
     restarts:   whether there may be several attempts
-    probe:      whether HostFacts are to follow the report
-    stage:      what is to be on each host's disk before the workers start
+    probe:      whether HostFacts must follow the report
+    stage:      what must be on each host's disk before the workers start
     environment:  variables that the ranks get and that matter to the report
     host_timeout:  the seconds of silence after which the head's host counts as lost
-    closed_port:  of the head's host, at which nothing listens
-    attempt:      for which the agent reports; 0 where it waits on a spare host, which is checked once it has ranks
-    host_check:   what is to be run before each report
+    closed_port:  a port of the head's host at which nothing listens
+    attempt:      the attempt for which the agent reports; 0 on a spare host, which is checked once it has ranks
+    host_check:   what to run before each report
     """
 
     job_id: str
@@ -93,9 +93,9 @@ class JobInfo:
 
 @dataclass(frozen=True, slots=True)
 class AgentRefused:
-    """The job has no use for this agent, and goes on without it.
+    """The job does not need this agent, and continues without it.
 
-    is_taken:  another agent has its place, so that nothing is wrong with this one
+    is_taken:  another agent has its place, so nothing is wrong with this one
     """
 
     reason: str
@@ -104,7 +104,7 @@ class AgentRefused:
 
 @dataclass(frozen=True, slots=True)
 class AgentConnected:
-    """The agent uses this connection, and closes all others that it has begun. From now on its end is the agent's."""
+    """The agent uses this connection and closes all others. When it ends, the agent counts as lost."""
 
     agent: AgentId
     host: str
@@ -112,19 +112,19 @@ class AgentConnected:
 
 @dataclass(frozen=True, slots=True)
 class AgentReport:
-    """What is there on an agent's host, before its worker is started.
+    """Facts about an agent's host, before its workers are started.
 
     address, head_address:  the two ends of its connection to the head, as the agent sees them
     directory:              the agent's working directory
     machine:                the cores and GPUs that it may use
     can_write_run_dir:      whether the job's run directory is writable on this host
-    command:                the program and arguments that a person has typed there; empty where an engine started it
-    attempt:                the attempt that the agent is ready for, if it has been told of one
-    launch_id:              by which its engine knows the processes that it has started together; in Slurm the step
-                            of which the agent is a task, "12.0"; empty where the engine has no such name
-    stage_port:             where it gives others what is staged; 0 for nowhere
-    fabric:                 what decides by which network NCCL sends; None where no GPUs are seen
-    check_failure:          how --host-check has failed, "exited with status 3", with the last line of its output
+    command:                the program and arguments that a person typed there; empty if an engine started the agent
+    attempt:                the attempt that the agent is ready for, if the head has named one
+    launch_id:              the engine's name for the processes that it started together: in Slurm, the step of the
+                            agent's task, "12.0"; empty if the engine has no such name
+    stage_port:             the port at which other hosts can copy what is staged; 0 for none
+    fabric:                 what decides by which network NCCL sends; None if no GPUs are visible
+    check_failure:          how --host-check failed, "exited with status 3", with the last line of its output
     """
 
     agent: AgentId
@@ -149,16 +149,16 @@ class AgentReport:
 
 @dataclass(frozen=True, slots=True)
 class StartWorker:
-    """A worker that an agent is to start.
+    """A worker for an agent to start.
 
-    worker:       what it is told by its environment, but for what its host alone knows
+    worker:       its variables, except those that only its host knows
     program:      the words after the runtime in a worker's command
     environment:  variables to set on top of the agent's own
     log_dir:      where the agent writes the worker's output; empty if it sends all of it
-    show_output:  whether the agent sends what is for the screen
-    fork:         whether it may be forked from a process that has imported jax
+    show_output:  whether the agent sends the output for the screen
+    fork:         whether the worker may be forked from a process that has imported jax
     wrap:         the words of the command inside which it is started (--wrap)
-    preload:      what is imported before the fork (--preload)
+    preload:      what to import before the fork (--preload)
     """
 
     worker: WorkerEnv
@@ -175,7 +175,7 @@ class StartWorker:
 class StartWorkers:
     """Start these workers, one for each of the agent's ranks.
 
-    waits:  the agent has no rank yet: it only starts the process that imports jax, from which such a worker is forked
+    waits:  the agent has no rank yet: it only starts the process that imports jax and will fork such a worker
     """
 
     workers: tuple[StartWorker, ...]
@@ -205,7 +205,7 @@ class WorkerExited:
     status:         negative for a signal
     crash_dump:     what its fault handler wrote at a fatal signal
     stderr_tail:    the last lines of its stderr
-    out_of_memory:  what the kernel says of its death, where it says that memory was short
+    out_of_memory:  what the kernel says about its death, if memory was short
     """
 
     rank: int
@@ -217,7 +217,7 @@ class WorkerExited:
 
 @dataclass(frozen=True, slots=True)
 class AgentSignalled:
-    """The agent was sent a signal, as a scheduler does to all of them at the end of their time."""
+    """The agent received a signal; a scheduler signals all agents when their time is up."""
 
     agent: AgentId
     signum: int
@@ -242,21 +242,21 @@ class StreamEnded:
 
 @dataclass(frozen=True, slots=True)
 class FirstOutput:
-    """The worker has written for the first time."""
+    """The worker has written output for the first time."""
 
     rank: int
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryShortage:
-    """The memory of the agent's host, or of its ranks' cgroup, will be full within a minute at its present growth.
+    """The memory of the agent's host, or of its ranks' cgroup, will be full within a minute if it keeps growing.
 
     rank:       the rank that grows most
     used:       bytes in use
-    limit:      bytes that there are
+    limit:      bytes available in total
     full_in_s:  seconds until then
     growth:     bytes per second
-    growing:    the ranks that account for a good part of the growth; none where other processes grow
+    growing:    the ranks that cause a large part of the growth; empty if other processes do
     """
 
     rank: int
@@ -269,14 +269,14 @@ class MemoryShortage:
 
 @dataclass(frozen=True, slots=True)
 class ForkingDeclined:
-    """The agent starts each worker in an interpreter of its own: the process that has imported jax cannot be forked."""
+    """The agent starts each worker in a fresh interpreter, because the process that imported jax cannot be forked."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class OutputCredit:
-    """So many bytes of the agent's OutputChunks have been shown or kept: it may send as many more."""
+    """This number of bytes of the agent's OutputChunks has been shown or stored: it may send as many more."""
 
     bytes: int
 
@@ -290,14 +290,14 @@ class SignalWorker:
 
 @dataclass(frozen=True, slots=True)
 class InjectFault:
-    """Do a fault to the agent's worker, as if it had come by itself; `kind` as in job/fault_spec.py."""
+    """Inject a fault into the agent's worker; `kind` is one of FAULT_KINDS (job/fault_spec.py)."""
 
     kind: str
 
 
 @dataclass(frozen=True, slots=True)
 class FaultNotInjected:
-    """A fault of this kind could not be done to this rank, for this reason."""
+    """A fault of this kind could not be injected into this rank, for this reason."""
 
     rank: int
     kind: str
@@ -306,14 +306,14 @@ class FaultNotInjected:
 
 @dataclass(frozen=True, slots=True)
 class ClockProbe:
-    """Report what the host's clock says; `asked_at` is on the head's clock."""
+    """Report the time on the host's clock; `asked_at` is on the head's clock."""
 
     asked_at: float
 
 
 @dataclass(frozen=True, slots=True)
 class ClockReply:
-    """What the clock of the agent's host said; `asked_at` is the ClockProbe's."""
+    """The time on the clock of the agent's host; `asked_at` is the ClockProbe's."""
 
     agent: AgentId
     asked_at: float
@@ -322,9 +322,9 @@ class ClockReply:
 
 @dataclass(frozen=True, slots=True)
 class NextAttempt:
-    """The attempt is over: the agent ends what is left of it, and reports for the attempt of this number.
+    """The attempt is over: end its remaining workers, and report for the attempt of this number.
 
-    In that it has these ranks.
+    `ranks` are the agent's ranks in that attempt.
     """
 
     attempt: int
@@ -333,9 +333,9 @@ class NextAttempt:
 
 @dataclass(frozen=True, slots=True)
 class Shutdown:
-    """The agent ends with this status: the job is over, or goes on with other agents.
+    """End with this status: the job is over, or continues with other agents.
 
-    headline:  why the job failed, in a sentence; empty if it did not, or goes on
+    headline:  why the job failed, in a sentence; empty if it did not fail, or continues
     """
 
     status: int
@@ -346,7 +346,7 @@ class Shutdown:
 AgentEvent = AgentConnected | AgentReport | AgentSignalled | HostFacts | PeerResults | StagedCopied | ClockReply
 _OfWorker = WorkerSpawned | WorkerExited | StartFailed | FaultNotInjected
 WorkerEvent = _OfWorker | MemoryShortage | RankReply | RecorderSnapshot | ProgramDetailsReply
-HostTask = ProbePeers | CopyStaged  # before the workers start
+HostTask = ProbePeers | CopyStaged  # done before the workers start
 AgentOrder = HostTask | StartWorkers | ClockProbe
 WorkerOrder = InjectFault | RankQuery | ProgramDetailsRequest | AgentToWorker
 RankOrder = SignalWorker | WorkerOrder
@@ -360,7 +360,8 @@ class ToRanks:
     order: RankOrder = field(metadata=ANY_MESSAGE)
 
 
-AgentMessage = WorkerEvent | FirstOutput | ForkingDeclined | Preloaded | WorkerToAgent  # wherever the head is
+# In the same process or on another host.
+AgentMessage = WorkerEvent | FirstOutput | ForkingDeclined | Preloaded | WorkerToAgent
 AgentToHead = AgentEvent | AgentMessage | OutputChunk | StreamEnded
 HeadToAgent = JobInfo | AgentRefused | AgentOrder | RankOrder | ToRanks | OutputCredit | NextAttempt | Shutdown
-BEAT = OutputCredit(0)  # says nothing: what counts is that the agent's kernel confirms it
+BEAT = OutputCredit(0)  # carries nothing: the acknowledgement of the agent's kernel counts

@@ -6,8 +6,8 @@
                         ◀──────────      Welcome | Rejected  proves that the server knows it, too
 
 A proof is an HMAC-SHA256 over both nonces, the prover's role, and the client's number (of an agent, or a rank) and
-purpose: the token itself never travels, and a proof can be neither replayed nor reflected. What follows the handshake
-is authenticated (message_tags.py), and not encrypted.
+purpose. The token itself never travels, and a proof can be neither replayed nor reflected. Messages after the
+handshake are authenticated (message_tags.py), but not encrypted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .names import TOKEN
 HANDSHAKE_VERSION = 1
 MAX_FRAME_BYTES = 4096
 _TOKEN_BYTES = 32
-_MIN_GIVEN_BYTES = 16  # of a token that people choose: what is shorter can be guessed from one proof
+_MIN_GIVEN_BYTES = 16  # of a token that a person chooses: a shorter one could be guessed from one proof
 
 
 _MAKE_TOKEN = f"make one, and set it on all hosts: export {TOKEN}=$(openssl rand -hex 32)"
@@ -37,17 +37,17 @@ _MAKE_TOKEN = f"make one, and set it on all hosts: export {TOKEN}=$(openssl rand
 
 @dataclass(frozen=True, slots=True)
 class Challenge:
-    """The server's first message to anybody who connects; `version` is that of the handshake."""
+    """The server's first message to anyone who connects; `version` is the version of the handshake."""
 
     version: int
     nonce: str
 
 
 class Purpose(enum.StrEnum):
-    """What a client connects for."""
+    """The purpose of a client's connection."""
 
     JOIN = "join"  # to exchange messages as an agent, or as a rank
-    COPY = "copy"  # to receive what is staged, as an agent whose messages travel on another connection
+    COPY = "copy"  # to receive staged directories, as an agent whose messages travel on another connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """Why the server does not accept the client."""
+    """The server's reason for not accepting the client."""
 
     reason: str
 
@@ -84,19 +84,19 @@ def new_token() -> str:
 
 
 def derive_rank_token(token: str) -> str:
-    """What the ranks of a job prove to each other; it does not tell them the job's token."""
+    """Return the secret that the ranks of a job share; it does not reveal the job's token."""
     return hmac.digest(token.encode(), b"jaxrun ranks", "sha256").hex()
 
 
 def peer_token(token: str) -> str:
-    """What the agents of a job prove to each other: another secret than what they prove to the head."""
+    """Return the secret that the agents of a job prove to each other; it is not the one for the head."""
     return f"peers {token}"
 
 
 def read_given_token(environ: Mapping[str, str]) -> str:
-    """Return the token that people have given, the same on all hosts; empty where they have not.
+    """Return the token that people have given, the same on all hosts; empty if they have given none.
 
-    Raises UsageError, which does not show it, where it is too short or no text.
+    Raises UsageError, which does not show the token, if it is too short or not text.
     """
     token = environ.get(TOKEN, "")
     try:
@@ -113,15 +113,15 @@ def new_nonce() -> str:
 
 
 def _check_nonce(nonce: str) -> None:
-    """Raise ProtocolError unless these are 64 hex digits: a proof joins nonces by spaces."""
+    """Raise ProtocolError unless the nonce is 64 hex digits: a proof joins nonces with spaces."""
     if len(nonce) != 2 * _TOKEN_BYTES or not set(nonce) <= set("0123456789abcdef"):
-        raise ProtocolError("is not a process of jaxrun: it sent no valid nonce")
+        raise ProtocolError("is not a jaxrun process: it sent no valid nonce")
 
 
 def make_proof(
     token: str, role: str, number: int, server_nonce: str, client_nonce: str, purpose: Purpose = Purpose.JOIN
 ) -> str:
-    """Return what only a process that knows `token` can compute; `role` is "client" or "server"."""
+    """Return the proof that only a process with `token` can compute; `role` is "client" or "server"."""
     text = f"jaxrun {role} {number} {purpose} {server_nonce} {client_nonce}"
     return hmac.digest(token.encode(), text.encode(errors="surrogatepass"), "sha256").hex()
 
@@ -132,10 +132,10 @@ def proofs_equal(one: str, other: str) -> bool:
 
 
 class ServerHandshake:
-    """The server's side, on a connection that has just been accepted; becomes non-blocking.
+    """The server's side, on a connection that was just accepted; the connection becomes non-blocking.
 
     number, purpose:  the client's, once it is authenticated
-    tags:             for what follows, once the client is authenticated; None on a Unix socket
+    tags:             for the messages after the handshake, once the client is authenticated; None on a Unix socket
     """
 
     def __init__(self, connection: socket.socket, token: str) -> None:
@@ -147,7 +147,7 @@ class ServerHandshake:
         self._token = token
         self._nonce = new_nonce()
         self._decoder = MessageDecoder(message_types(ToServer), MAX_FRAME_BYTES)
-        with contextlib.suppress(OSError):  # a client that has gone is noticed by `advance`
+        with contextlib.suppress(OSError):  # `advance` notices a client that has gone
             connection.send(encode(Challenge(HANDSHAKE_VERSION, self._nonce)))
 
     def advance(self) -> bool:
@@ -158,9 +158,9 @@ class ServerHandshake:
         try:
             response = _receive(self.connection, self._decoder)
         except EOFError:
-            raise ProtocolError("closed the connection before it had proved anything") from None
+            raise ProtocolError("closed the connection before it proved anything") from None
         except ProtocolError as error:
-            raise ProtocolError(f"is not a process of jaxrun: {error}") from None
+            raise ProtocolError(f"is not a jaxrun process: {error}") from None
         if response is None:
             return False
         _check_nonce(response.nonce)
@@ -181,7 +181,7 @@ class ServerHandshake:
 class ClientHandshake:
     """The client's side, on a non-blocking connection that may still be connecting.
 
-    tags:  for what follows, once the server is authenticated; None on a Unix socket
+    tags:  for the messages after the handshake, once the server is authenticated; None on a Unix socket
     """
 
     def __init__(self, connection: socket.socket, token: str, number: int, purpose: Purpose = Purpose.JOIN) -> None:
@@ -203,9 +203,9 @@ class ClientHandshake:
             try:
                 message = _receive(self.connection, self._decoder)
             except EOFError:
-                raise ProtocolError("closed the connection: it is of another job, or not a head of jaxrun") from None
+                raise ProtocolError("closed the connection: it serves another job, or is not a jaxrun head") from None
             except ProtocolError:
-                raise ProtocolError("answers, but is not a head of jaxrun") from None
+                raise ProtocolError("answers, but is not a jaxrun head") from None
             match message:
                 case None:
                     return False
@@ -236,7 +236,7 @@ class ClientHandshake:
 
 
 def _receive(connection: socket.socket, decoder: MessageDecoder[M]) -> M | None:
-    """Return the next message, None if it has not arrived yet. Reads no byte beyond it: the rest is not ours.
+    """Return the next message, None if it has not arrived yet. Reads no byte beyond it: later bytes are not ours.
 
     Raises EOFError, OSError or ProtocolError.
     """

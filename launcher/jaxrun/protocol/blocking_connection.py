@@ -1,6 +1,6 @@
-"""Exchanges messages over a connection and blocks until each one is sent or has arrived.
+"""Exchanges messages over a connection, and blocks until each one is sent or has arrived.
 
-A gang's ranks, state snapshots and --stage use it; each of them can stop a wait by a check of its own.
+A gang's ranks, state snapshots and --stage use it; each of them can end a wait with its own `check`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ T = TypeVar("T")
 
 
 class BlockingConnection:
-    """Sends and receives messages, and waits for the other end as long as that takes.
+    """Sends and receives messages, and waits for the other end without a time limit.
 
-    Raises ConnectionError once that is lost, ProtocolError if what comes is not what it has sent.
+    Raises ConnectionError if the connection is lost, and ProtocolError if the other end sent no valid message.
     """
 
     def __init__(
@@ -31,9 +31,9 @@ class BlockingConnection:
         peer: str,
         check: Callable[[], None] | None = None,
     ) -> None:
-        """`tags` are what the handshake has agreed on, `peer` is how people call the other end.
+        """`tags` come from the handshake; `peer` is the name of the other end for people.
 
-        `check` is called for each message, and several times a second during a wait, and raises what is to end it.
+        `check` is called for each message and several times a second during a wait; an exception from it ends the wait.
         """
         connection.settimeout(_CHECK_INTERVAL_S if check is not None else None)
         self.socket = connection
@@ -60,5 +60,6 @@ class BlockingConnection:
                 return do()
             except TimeoutError:
                 pass
-            except (EOFError, OSError):  # the other end's fault, by this text: see diagnosis/consequences.py
+            # This text is recognized as another rank's fault: see diagnosis/consequences.py.
+            except (EOFError, OSError):
                 raise ConnectionError(f"the connection to {self._peer} was lost") from None

@@ -1,16 +1,16 @@
 """Messages as bytes: a length of four bytes (big-endian), then JSON {"v": version, "type": class name, ...fields}.
 
-The bytes of a message's fields follow its JSON as they are, in their order and behind a zero byte, which JSON never
-contains. In the JSON, {"\\u0000": size} stands for each.
+Fields of type bytes follow the JSON unchanged, in order and after a zero byte, which JSON never contains. In the JSON,
+{"\\u0000": size} stands for each of them.
 
 A message is a frozen dataclass. Its fields are int, float, bool, str, bytes, string enums, dataclasses of these (as
-objects), tuples of these (as lists), mappings from strings, ranks or agents to these (as objects), each of
-them optional (as null), and what has its own `to_content` and `from_content`. A field of type Any is whatever JSON has.
-A field with the metadata ANY_MESSAGE holds a message of any type of a union, which is written with its own "type".
+objects), tuples of these (as lists), and mappings from strings, ranks or agents to these (as objects). Each of them may
+be optional (as null). Classes with their own `to_content` and `from_content` are allowed, too. A field of type Any is
+any JSON value. A field with the metadata ANY_MESSAGE holds a message of any type of a union, with its own "type".
 
-No pickle, nothing is evaluated, a frame has a maximal length, and every field is checked against its annotation: bytes
-that a stranger sends end in a ProtocolError that says what was wrong with them. Files of JSON are written and read in
-the same way, but for bytes, which are base64 there: `json.dumps(value, default=to_content)` and `from_content`.
+Nothing is unpickled or evaluated, a frame has a maximum length, and every field is checked against its annotation:
+bytes from a stranger end in a ProtocolError that says what was wrong with them. JSON files are written and read in the
+same way, except that bytes are base64 there: `json.dumps(value, default=to_content)` and `from_content`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, get_origin, g
 from jaxrun.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from .message_tags import Tags  # whose imports a worker's start need not pay for
+    from .message_tags import Tags  # a worker's start need not pay for its imports
 
 FRAME_VERSION = 2
 MAX_FRAME_BYTES = 4 * 2**20
@@ -49,9 +49,9 @@ def message_types(union: Any) -> Mapping[str, type[Any]]:
 
 
 def list_handlers(table: Mapping[Any, Handler]) -> dict[type, Handler]:
-    """Return the handler of each kind of message; the keys are kinds, or unions of several.
+    """Return the handler of each kind of message; the keys of `table` are kinds, or unions of several kinds.
 
-    Raises ValueError if a kind stands in two keys: which handler counts would depend on their order.
+    Raises ValueError if a kind is in two keys: the order of the keys would decide which handler applies.
     """
     handlers: dict[type, Handler] = {}
     for kinds, handle in table.items():
@@ -63,7 +63,7 @@ def list_handlers(table: Mapping[Any, Handler]) -> dict[type, Handler]:
 
 
 def encode(message: Any, max_frame_bytes: int = MAX_FRAME_BYTES) -> bytes:
-    """Return the frame of a message. Raises ProtocolError if it is longer than a frame may be."""
+    """Return the frame of a message. Raises ProtocolError if it would be longer than the maximum."""
     kind = type(message).__name__
     content = {"v": FRAME_VERSION, "type": kind, **field_values(message)}
     try:
@@ -76,7 +76,7 @@ def encode(message: Any, max_frame_bytes: int = MAX_FRAME_BYTES) -> bytes:
 
 
 class _BytesFound(Exception):
-    """A message holds bytes, which follow its JSON."""
+    """Raised when a message contains bytes, which must follow its JSON."""
 
 
 def _encode_with_bytes(content: dict[str, Any]) -> bytes:
@@ -102,7 +102,7 @@ def field_values(value: Any) -> dict[str, Any]:
 
 @functools.cache
 def _field_names(kind: type[Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names of all fields, and of those that hold a message of any type."""
+    """Return the names of all fields, and of those that hold a message of any type."""
     found = fields(kind)
     return tuple(each.name for each in found), tuple(each.name for each in found if _holds_any_message(each))
 
@@ -116,7 +116,7 @@ def _typed_content(message: Any) -> dict[str, Any]:
 
 
 def to_content(value: Any) -> Any:
-    """Return what json can write in place of a value that it cannot; what is in it may need the same."""
+    """Return a value that json can write, in place of one that it cannot; its contents may need the same."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, Mapping):
@@ -134,9 +134,9 @@ _ENCODER = json.JSONEncoder(default=_to_content_without_bytes, separators=(",", 
 
 
 class MessageDecoder(Generic[M]):
-    """Turns a stream of bytes, in pieces of any size, into messages of the given types, and of no others.
+    """Turns a stream of bytes, in pieces of any size, into messages of the given types; other types are refused.
 
-    tags:  those that the frames must have behind them; None for frames without
+    tags:  the tags that must follow the frames; None for frames without tags
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class MessageDecoder(Generic[M]):
 
     @property
     def missing_bytes(self) -> int:
-        """How many more bytes the current frame has at least; never more than it has."""
+        """The number of bytes known to be missing from the current frame; never more than are really missing."""
         have = len(self._buffer)
         return _LENGTH.size - have if have < _LENGTH.size else _LENGTH.size + self._length() - have
 
@@ -186,7 +186,7 @@ def _parse(body: bytes, kinds: Mapping[str, type[M]]) -> M:
             return value
         size = value[_ATTACHED]
         if type(size) is not int or not 0 <= size <= len(attached) - end:
-            raise ProtocolError(f"a frame has {len(attached)} bytes behind its JSON, which says {size!r:.80}")
+            raise ProtocolError(f"a frame has {len(attached)} bytes after its JSON, which says {size!r:.80}")
         end += size
         return attached[end - size : end]
 
@@ -204,9 +204,9 @@ def _parse(body: bytes, kinds: Mapping[str, type[M]]) -> M:
 
 
 def from_content(kind: type[M], content: Any, *, lenient: bool = False) -> M:
-    """Make a dataclass of JSON's values of its fields. Raises ProtocolError that names the field that is wrong.
+    """Make a dataclass from the JSON values of its fields. Raises ProtocolError that names the wrong field.
 
-    lenient:  what another version has written is read: a field that it lacks gets its default, others are ignored
+    lenient:  also read what another version wrote: a missing field gets its default, unknown fields are ignored
     """
     if type(content) is not dict:
         raise ProtocolError(f"{kind.__name__} must be an object, not {content!r:.80}")
@@ -247,7 +247,7 @@ def _message_reader(union: Any, lenient: bool) -> Reader:
 
 
 def _reader(annotation: Any, lenient: bool) -> Reader:
-    """Return what turns the JSON of a field into its value, or raises TypeError or ValueError."""
+    """Return the function that turns a field's JSON into its value, or raises TypeError or ValueError."""
     annotation = getattr(annotation, "__supertype__", annotation)  # of a NewType
     if annotation in _READERS:
         return _READERS[annotation]

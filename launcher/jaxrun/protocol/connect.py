@@ -1,6 +1,6 @@
 """Connects an agent to the head, or a gang's rank to its parent.
 
-All addresses that are known are tried; the first whose server proves to know the token wins.
+All known addresses are tried; the first one whose server proves that it knows the token wins.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from .addresses import AnyAddress, UnixAddress
 from .auth import ClientHandshake, Purpose
 from .message_tags import ConnectionTags
 
-_STAGGER_S = 0.2  # until the next address is tried beside one that has not answered
-_ATTEMPT_TIMEOUT_S = 8.0  # until an address that does not answer is given up
-_FIRST_ROUND_S = 1.5  # for all addresses; each later round gets as much more, so that none waits for long
+_STAGGER_S = 0.2  # until the next address is tried, too, while one has not answered
+_ATTEMPT_TIMEOUT_S = 8.0  # after which an address that does not answer is abandoned
+_FIRST_ROUND_S = 1.5  # for all addresses; each later round gets this much more, so that none waits for long
 _ROUND_PAUSE_S = 0.25  # between two rounds: the server may not listen yet
 
 
@@ -37,7 +37,7 @@ class HeadAddress:
 
 @dataclass(frozen=True, slots=True)
 class HeadConnection:
-    """A connection to a head that has proved to know the token."""
+    """A connection to a head that has proved that it knows the token."""
 
     connection: socket.socket
     tags: ConnectionTags | None
@@ -45,7 +45,7 @@ class HeadConnection:
 
 
 class ConnectionAttempt:
-    """The connection to one address, until the server there has proved itself."""
+    """A connection to one address that is being made, until the server there has proved itself."""
 
     def __init__(self, address: AnyAddress, token: str, number: int, purpose: Purpose = Purpose.JOIN) -> None:
         """Raises OSError."""
@@ -60,7 +60,7 @@ class ConnectionAttempt:
         return self._handshake.tags
 
     def advance(self) -> bool:
-        """Go on as far as possible; return whether the server has proved itself. `failure` says why it never will."""
+        """Proceed as far as possible; return whether the server has proved itself. `failure`: why it never will."""
         try:
             return self._handshake.advance()
         except ProtocolError as error:
@@ -70,7 +70,7 @@ class ConnectionAttempt:
         return False
 
     def check_failure(self) -> str:
-        """Why the server never will prove itself, as it has not yet; empty as long as it may."""
+        """Return why the server will never prove itself; empty as long as it may."""
         if not self.failure and time.monotonic() > self.deadline:
             self.failure = f"does not answer within {_ATTEMPT_TIMEOUT_S:g} s"
         return self.failure
@@ -90,12 +90,14 @@ def connect(
 ) -> HeadConnection:
     """Connect as the agent or rank of this number within `timeout` seconds.
 
-    `find` returns where to, and is called again for each round.
+    find:             returns where to connect, for each round of attempts; may raise UnavailableError that says why
+                      there is no address yet
+    name:             how people call the process that connects
+    check:            called several times a second; an exception from it ends the search
+    on_failed_round:  called after each round with a description of what each address did; empty if there was no address
 
-    `name` is how people call who connects. `find` may raise UnavailableError, too, which says why it has no address
-    yet. Raises UnavailableError with what each address did, or with that text, or with `why_none`, where there was
-    nothing to try. `check` is called several times a second, and raises what is to end the search. `on_failed_round`
-    is called after each round with what each address did, empty where there was none. A name is looked up in each.
+    Host names are looked up again in each round. Raises UnavailableError that says what each address did, or, if there
+    was nothing to try, why `find` had no address, or `why_none`.
     """
     deadline = time.monotonic() + timeout
     failures: dict[str, str] = {}
@@ -126,7 +128,7 @@ def _try_all(
     failures: dict[str, str],
     check: Callable[[], None],
 ) -> ConnectionAttempt | None:
-    """Try each address once, the next one while the one before it has not answered."""
+    """Try each address once; start the next attempt while the previous one has not answered."""
     waiting = list(head.addresses)
     attempts: list[ConnectionAttempt] = []
     next_start = 0.0

@@ -1,8 +1,8 @@
-"""What a rank that is being debugged and whoever has the terminal send each other.
+"""The messages between a rank that is being debugged and the process that has the terminal.
 
 rank                                     head, or the process that runs pytest
 DebuggerRequest      ──────────▶                           (it wants to be debugged)
-                     ◀──────────    DebuggerDecision       (when its turn has come, or at once that it never will)
+                     ◀──────────    DebuggerDecision       (when it is the rank's turn, or at once if refused)
 DebuggerOutput       ──────────▶
 DebuggerReadRequest  ──────────▶
                      ◀──────────    DebuggerInput
@@ -24,7 +24,7 @@ class DebuggerRequest:
 
 @dataclass(frozen=True, slots=True)
 class DebuggerDecision:
-    """Whether the rank is debugged, and if not, why."""
+    """Whether the rank is debugged, and the reason if it is not."""
 
     granted: bool
     reason: str = ""
@@ -32,7 +32,7 @@ class DebuggerDecision:
 
 @dataclass(frozen=True, slots=True)
 class DebuggerOutput:
-    """What a debugger writes."""
+    """Text that a debugger writes."""
 
     rank: int
     text: str
@@ -54,7 +54,7 @@ class DebuggerInput:
 
 @dataclass(frozen=True, slots=True)
 class DebuggerClosed:
-    """The program goes on, until it comes to another breakpoint."""
+    """The program continues, until it reaches another breakpoint."""
 
     rank: int
 

@@ -1,15 +1,15 @@
-"""The environment of a worker, and that of an agent on another host.
+"""The environment of a worker, and the environment of an agent on another host.
 
 | variable                 | meaning                                                                    |
 |--------------------------|----------------------------------------------------------------------------|
 | JAXRUN_JOB_ID            | 32 hex digits, one per job; marks every process of it                       |
-| JAXRUN_ATTEMPT           | which attempt to run the job this is, from 1; with --max-restarts there may be more |
-| JAXRUN_RESTART_REASON    | in one line, why the attempt before this one ended; empty in the first        |
-| JAXRUN_RANK              | this process among all of the job, 0 … size-1: its `jax.process_index()`     |
+| JAXRUN_ATTEMPT           | number of the attempt, from 1; with --max-restarts there may be more |
+| JAXRUN_RESTART_REASON    | why the previous attempt ended, in one line; empty in the first        |
+| JAXRUN_RANK              | number of this process in the job, 0 … size-1: its `jax.process_index()`     |
 | JAXRUN_SIZE              | processes in the job                                                       |
-| JAXRUN_LOCAL_RANK        | this process among those of its host, 0 … local size-1                      |
+| JAXRUN_LOCAL_RANK        | number of this process on its host, 0 … local size-1                      |
 | JAXRUN_LOCAL_SIZE        | processes on this host                                                     |
-| JAXRUN_HOST              | the host's name as the job calls it                                        |
+| JAXRUN_HOST              | the host's name in the job                                        |
 | JAXRUN_SIMULATED_BOOT_ID | the boot id to show instead of the machine's; empty on a real host           |
 | JAXRUN_LOCAL_DEVICE_IDS  | ordinals of the accelerators to take, "0,1"; empty for all                   |
 | JAXRUN_CPUS              | the cores to stay on, "0,1"; empty for all                                  |
@@ -18,18 +18,18 @@
 | JAXRUN_STACKS_FD         | an inherited file into which the worker writes the stacks of its threads       |
 | JAXRUN_FLIGHT_FD         | an inherited file that is the worker's flight recorder (see flight_file.py) |
 
-and a variable for each field of settings.WorkerSettings, such as JAXRUN_LOCKSTEP. Before the program's first line they
-are removed from its environment, except those of PROGRAM_FIELDS. The secret by which ranks know each other is never in
-it: it travels over the channel (worker_messages.RankSecret).
+and a variable for each field of settings.WorkerSettings, such as JAXRUN_LOCKSTEP. Before the program's first line, they
+are removed from its environment, except those of PROGRAM_FIELDS. The secret of the ranks is never in the environment:
+it travels over the channel (worker_messages.RankSecret).
 
-An agent that mpirun or srun has started finds, besides JAXRUN_JOB_ID and JAXRUN_INIT_TIMEOUT,
+An agent started by mpirun or srun finds, besides JAXRUN_JOB_ID and JAXRUN_INIT_TIMEOUT,
 
 | JAXRUN_HEAD              | the addresses of the head, the first that answers and knows the token wins |
-| JAXRUN_TOKEN             | the job's secret, by which head and agents know each other; no worker sees it |
-| JAXRUN_ENGINE            | whose variables hold its rank: "open-mpi", "hydra", "slurm" …                 |
-| JAXRUN_STAYS             | whether it outlives the command that has started it: True, False             |
+| JAXRUN_TOKEN             | the job's secret, shared by head and agents; no worker sees it |
+| JAXRUN_ENGINE            | the engine whose variables hold its rank: "open-mpi", "hydra", "slurm" …                 |
+| JAXRUN_STAYS             | whether it outlives the command that started it: True, False             |
 
-With --stage, JAXRUN_STAGED has this host's copies (see staging.py).
+With --stage, JAXRUN_STAGED has this host's copies (see staging_messages.py).
 A program also finds JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, as other launchers set them, and
 with --torch-env those of names.TORCH_VARIABLES, as torchrun sets them.
 """
@@ -53,21 +53,21 @@ from jaxrun.protocol.names import (
 from jaxrun.protocol.settings import WorkerSettings
 
 # At the first signal a worker writes the stacks of its threads to JAXRUN_STACKS_FD as soon as it has Python's GIL; at
-# the second, which can crash some Pythons, at once. Before its Hello either would kill it, as real-time signals do.
+# the second, which can crash some Pythons, at once. Before its Hello, either would kill it, like any real-time signal.
 STACKS_SIGNAL = signal.SIGRTMIN + 7
 FAULT_HANDLER_SIGNAL = signal.SIGRTMIN + 9
-# The fields of WorkerEnv whose variables the program and its children see; docs/environment.md lists them.
+# The fields of WorkerEnv whose variables the program and its children see; they are listed in docs/environment.md.
 PROGRAM_FIELDS = (
     *("job_id", "rank", "size", "local_rank", "local_size", "host", "run_dir", "attempt", "restart_reason"),
 )
-_SECRET = "secret"  # the metadata of a field that no variable of a worker holds
+_SECRET = "secret"  # metadata of a field that is never in a variable of a worker
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerEnv(WorkerSettings):
-    """What one worker is told at its start; the field `local_rank` travels as JAXRUN_LOCAL_RANK, and so on.
+    """The settings of one worker at its start; the field `local_rank` travels as JAXRUN_LOCAL_RANK, and so on.
 
-    Its descriptors are known when it is spawned; until then they are -1.
+    Its descriptors are -1 until it is spawned.
     """
 
     job_id: str
@@ -92,7 +92,7 @@ class WorkerEnv(WorkerSettings):
         return attempt_nonce(self.job_id, self.attempt)
 
     def to_env(self) -> dict[str, str]:
-        """The variables of this worker; the addresses among them are known only at the joining."""
+        """Return the variables of this worker; the addresses among them become known when the ranks join."""
         values = _to_variables(self) | {NUM_PROCESSES: str(self.size), PROCESS_ID: str(self.rank)}
         if self.torch_env:
             numbers = (self.rank, self.size, self.local_rank, self.local_size)
@@ -101,13 +101,13 @@ class WorkerEnv(WorkerSettings):
 
     @classmethod
     def names_by_rank(cls, *, torch_env: bool) -> tuple[str, ...]:
-        """The variables that a worker has and the processes around it have not, or not with these values."""
+        """Return the names of variables that a worker has, and other processes lack or have with other values."""
         own = (*_variables_of(cls), NUM_PROCESSES, PROCESS_ID, COORDINATOR_ADDRESS)
         return (*own, *TORCH_VARIABLES) if torch_env else own
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> WorkerEnv:
-        """Read the variables back; ProtocolError names one that is missing or malformed."""
+        """Read the variables back. Raises ProtocolError that names a missing or malformed one."""
         return cls(**_from_variables(env, _variables_of(cls)))
 
     @classmethod
@@ -118,16 +118,16 @@ class WorkerEnv(WorkerSettings):
 
     @classmethod
     def hidden_variables(cls) -> tuple[str, ...]:
-        """The variables that a program does not see."""
+        """Return the names of the variables that a program does not see."""
         return tuple(name for name, each in _variables_of(cls).items() if each.name not in PROGRAM_FIELDS)
 
 
 @dataclass(frozen=True, slots=True)
 class AgentEnv:
-    """What the agents on all hosts are told at their start, by the command that starts them.
+    """The settings of the agents on all hosts, from the command that starts them.
 
     head:    the addresses at which the head listens, "10.1.0.4:40123,[fd00::4]:40123"
-    engine:  whose variables hold the rank, a key of cluster_env.CLUSTER_ENVS
+    engine:  the engine whose variables hold the rank, a key of cluster_env.CLUSTER_ENVS
     stays:   whether the agent outlives that command
     """
 
@@ -143,17 +143,17 @@ class AgentEnv:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> AgentEnv:
-        """Read the variables back; ProtocolError names one that is missing or malformed."""
+        """Read the variables back. Raises ProtocolError that names a missing or malformed one."""
         return cls(**_from_variables(env, _variables_of(cls)))
 
     @classmethod
     def variable_names(cls) -> tuple[str, ...]:
-        """The variables that must reach every host."""
+        """Return the names of the variables that must reach every host."""
         return tuple(_variables_of(cls))
 
 
 def attempt_nonce(job_id: str, attempt: int) -> str:
-    """What the processes of this attempt hold in common, and no other process: neither of another job nor attempt."""
+    """Return a nonce that all processes of this attempt share, and no process of another job or attempt."""
     return f"{job_id}-{attempt}"
 
 
@@ -178,7 +178,7 @@ def _from_variables(env: Mapping[str, str], wanted: Mapping[str, Field[Any]]) ->
 
 
 def _variables_of(kind: type[WorkerEnv | AgentEnv]) -> dict[str, Field[Any]]:
-    """The fields by the names of their variables, without those that travel in no variable."""
+    """Return the fields by the names of their variables, without those that travel in no variable."""
     return {RESERVED_PREFIX + each.name.upper(): each for each in fields(kind) if _SECRET not in each.metadata}
 
 

@@ -1,4 +1,4 @@
-"""What a rank's flight recorder holds, as values and as the text in which an agent sends it to the head.
+"""The content of a rank's flight recorder, as values and as the text in which an agent sends it to the head.
 
 Times are seconds since the epoch. A group is the text of the ranks that take part, "0-3"; its calls count from 1.
 """
@@ -18,9 +18,9 @@ from jaxrun.text import parse_ranks
 
 # A tuple, not a dataclass: a head may read a hundred thousand of them at once.
 class DispatchedCall(NamedTuple):
-    """A call that has been dispatched; equal chains at equal numbers of a group mean an equal history.
+    """A dispatched call; equal chains at equal numbers of a group mean an equal history.
 
-    `entered` is 0.0 where it is not known, as in what an agent has sent: there the timings say it.
+    `entered` is 0.0 if unknown, for example in what an agent has sent: there the timings have it.
     """
 
     time: float
@@ -33,7 +33,7 @@ class DispatchedCall(NamedTuple):
 
 
 class CallTiming(NamedTuple):
-    """When a rank entered a call, and when that had been dispatched: until then it could do nothing else."""
+    """When a rank entered a call, and when the call had been dispatched: until then the rank could do nothing else."""
 
     group: str
     number: int
@@ -44,7 +44,7 @@ class CallTiming(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PendingCall:
-    """A call that was entered and has not been dispatched yet."""
+    """A call that was entered and not dispatched yet."""
 
     group: str
     number: int
@@ -57,7 +57,7 @@ AnyCall = DispatchedCall | PendingCall
 
 
 class JointWait(NamedTuple):
-    """A rank waits in a joint function of jaxrun until all ranks have made its call of this number."""
+    """A wait in a joint function of jaxrun, until all ranks have made the call of this number."""
 
     function: str
     number: int
@@ -66,7 +66,7 @@ class JointWait(NamedTuple):
 
 
 class ProgramInfo(NamedTuple):
-    """What is compared: `key` and `code` as in flight_file.py, empty where they are not known."""
+    """The compared properties of a program: `key` and `code` as in flight_file.py, empty if unknown."""
 
     name: str
     key: str
@@ -75,7 +75,7 @@ class ProgramInfo(NamedTuple):
 
 
 class CompilationStage(NamedTuple):
-    """A stage of a compilation that has ended; `stage` is one of flight_file.STAGES."""
+    """A finished stage of a compilation; `stage` is one of flight_file.STAGES."""
 
     stage: str
     name: str
@@ -90,7 +90,7 @@ Arrays = tuple[tuple[str, str, str], ...]  # name, "float32[32,128]" and shardin
 
 @dataclass(frozen=True, slots=True)
 class ProgramDetails:
-    """What a recorder says of a program besides, under these names; empty where it says nothing.
+    """Further properties of a program that the recorder has, under these names; empty if it does not have them.
 
     text:  the lowered program, packed
     """
@@ -104,24 +104,24 @@ class ProgramDetails:
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """One rank's calls, oldest first.
+    """The calls of one rank, oldest first.
 
-    compiling:         name and start of the compilation that it is in
-    compiling_ranks:   as a group, those whose devices the program that it compiles uses; empty for its own only, or if
-                       that is not known
-    compiled_for:      the call that this compilation is for, which will be entered after it; None if there is none, or
-                       if that is not certain
-    timings:           of the last calls that it has made, more than are in `calls`
-    entered:           when it entered the call that it seems to be in; 0.0 if in none, or if that is not known
-    standing:          the site at which its main thread was inside JAX's C++ dispatch when its stacks were written
-                       last, and when that was; None if it was not
-    marks:             for each group, chains by number at some calls further back
+    compiling:         name and start time of the current compilation
+    compiling_ranks:   as a group, the ranks whose devices the program being compiled uses; empty if only its own, or if
+                       unknown
+    compiled_for:      the call that this compilation is for, and that will be entered after it; None if there is none,
+                       or if this is uncertain
+    timings:           of its last calls, more than are in `calls`
+    entered:           when it entered the call that it seems to be in; 0.0 if it is in none, or if unknown
+    standing:          the site at which its main thread was inside JAX's C++ dispatch when its stacks were last
+                       written, and when that was; None if it was not
+    marks:             for each group, chains by number at some earlier calls
     call_counts:       the number of calls made so far in each group
     sites:             "file.py:88 train_step", innermost first
     unknown_programs:  how many of all its programs lack a key or a code
-    trouble:           why less is recorded than could be
-    joint_calls:       how often it has called each joint function of jaxrun that it has called
-    joint_wait:        where it waits for other ranks in one of these
+    trouble:           why less is recorded than possible
+    joint_calls:       the number of calls of each joint function of jaxrun that it has called
+    joint_wait:        its wait for other ranks in one of these
     """
 
     level: int = NOTHING
@@ -154,24 +154,24 @@ class Flight:
 
     @property
     def known_calls(self) -> tuple[AnyCall, ...]:
-        """All calls that are known, and last the one that was entered."""
+        """All known calls, and last the one that was entered."""
         return (*self.calls, self.pending) if self.pending else self.calls
 
     @property
     def places(self) -> frozenset[str]:
-        """The lines of the program at which the known calls stand, `train.py:88 train_step`."""
+        """The lines of the program with the known calls, `train.py:88 train_step`."""
         return frozenset(strip_directory(stack[0]) for stack in self.sites.values() if stack)
 
     @property
     def coming_calls(self) -> tuple[AnyCall, ...]:
-        """All calls that are known, and last the one that was entered or that a program is compiled for."""
+        """All known calls, and last the one that was entered or for which a program is being compiled."""
         return (*self.known_calls, self.compiled_for) if self.compiled_for else self.known_calls
 
     def calls_of(self, group: str) -> tuple[DispatchedCall, ...]:
         return tuple(call for call in self.calls if call.group == group)
 
     def last_number(self, group: str) -> int:
-        """The number of the group's call that was made or entered last; 0 if none was."""
+        """Return the number of the group's last call that was made or entered; 0 if there is none."""
         pending = self.pending
         return pending.number if pending and pending.group == group else self.call_counts.get(group, 0)
 
@@ -179,12 +179,12 @@ class Flight:
         return self.programs.get(call.program, UNKNOWN_PROGRAM)
 
     def place(self, call: AnyCall | JointWait) -> str:
-        """Where the call stands in the user's program, `train.py:88 train_step`; empty if that is not known."""
+        """Return the line of the user's program that made the call, `train.py:88 train_step`; empty if unknown."""
         stack = self.sites.get(call.site, ())
         return strip_directory(stack[0]) if stack else ""
 
     def to_content(self) -> dict[str, Any]:
-        """Return what a message carries: lists, numbers and texts, as few as possible."""
+        """Return the content for a message: lists, numbers and texts, as few as possible."""
         numbered = {group: place for place, group in enumerate(self.call_counts)}
         content = {
             "level": self.level,
@@ -210,7 +210,7 @@ class Flight:
 
     @classmethod
     def from_content(cls, content: Mapping[str, Any]) -> Flight:
-        """Build a flight from what `to_content` returned, or from that after JSON; {} means that there is no recorder.
+        """Build a flight from the result of `to_content`, also after JSON; {} means that there is no recorder.
 
         Raises ValueError if `content` is anything else.
         """
@@ -250,7 +250,7 @@ def _from_content(content: Mapping[str, Any]) -> Flight:
 
 
 def _calls(rows: Sequence[Sequence[Any]], names: Sequence[str]) -> tuple[DispatchedCall, ...]:
-    if not set(map(type, chain.from_iterable(rows))) <= {int, float}:  # at once: there may be a hundred thousand
+    if not set(map(type, chain.from_iterable(rows))) <= {int, float}:  # in one check: there may be a hundred thousand
         raise TypeError("a call is written in numbers")
     return tuple([DispatchedCall(t, names[g], n, c, p, site) for t, g, n, c, p, site in rows])
 
@@ -264,7 +264,7 @@ def _joint_wait(function: str, number: int, since: float, site: int) -> JointWai
 
 
 def _pack_timings(timings: Iterable[CallTiming], numbered: Mapping[str, int]) -> list[int]:
-    """Return whole numbers, five for each call: all but group and site are differences, in microseconds."""
+    """Return five whole numbers for each call: all except group and site are differences, in microseconds."""
     packed: list[int] = []
     last_number = last_entered = 0
     for timing in timings:
@@ -286,15 +286,15 @@ def _unpack_timings(packed: Sequence[int], names: Sequence[str]) -> tuple[CallTi
 
 
 def strip_directory(place: str) -> str:
-    """`/home/me/train.py:88 train_step` → `train.py:88 train_step`."""
+    """Write `/home/me/train.py:88 train_step` as `train.py:88 train_step`."""
     return place.rpartition("/")[2]
 
 
 @lru_cache(maxsize=1024)
 def parse_group(group: str, size: int) -> frozenset[int]:
-    """The ranks of a group such as `0-2, 5` in a job of `size` ranks; none if the text is not a list of ranks."""
+    """Return the ranks of a group such as `0-2, 5` in a job of `size` ranks; empty for any other text."""
     try:
         ranges = parse_ranks(group, "a group")
-    except (UsageError, ValueError):  # int() takes no more than 4300 digits
+    except (UsageError, ValueError):  # int() accepts at most 4300 digits
         return frozenset()
     return frozenset().union(*(range(ranks.start, min(ranks.stop, size)) for ranks in ranges))

@@ -1,6 +1,6 @@
-"""What a fork server, which has imported jax, and the process that uses it send each other.
+"""The messages between a fork server, which has imported jax, and the process that uses it.
 
-One that forks the workers of a job answers the agent; each ForkWorker goes with the descriptors FORK_DESCRIPTORS:
+A fork server for the workers of a job answers the agent; each ForkWorker comes with the descriptors FORK_DESCRIPTORS:
 
     agent                                  fork server
     ConfigureForkServer   ──────────▶      (once)
@@ -10,10 +10,10 @@ One that forks the workers of a job answers the agent; each ForkWorker goes with
     ForkWorker            ──────────▶
                           ◀──────────      WorkerForked | ForkDeclined
 
-One that starts the launchers of gangs answers the Python process that has the gangs; each StartLauncher goes with the
-descriptors LAUNCHER_DESCRIPTORS, and each LauncherStarted with a descriptor of the process:
+A fork server for the launchers of gangs answers the Python process that has the gangs; each StartLauncher comes with
+the descriptors LAUNCHER_DESCRIPTORS, and each LauncherStarted with a descriptor of the process:
 
-    Preload               ──────────▶      (at any time: for the launchers to come)
+    Preload               ──────────▶      (at any time: for later launchers)
     StartLauncher         ──────────▶
                           ◀──────────      LauncherStarted | ForkDeclined
 """
@@ -28,7 +28,7 @@ from .codec import MessageDecoder, message_types
 
 @dataclass(frozen=True, slots=True)
 class ConfigureForkServer:
-    """What the workers to come will run, and where.
+    """What later workers run, and where.
 
     program:             the words after the runtime in a worker's command
     environment, unset:  how the job's environment differs from the fork server's
@@ -42,12 +42,12 @@ class ConfigureForkServer:
 
 @dataclass(frozen=True, slots=True)
 class ImportedName:
-    """A module to import, as a line of the program does.
+    """A module to import, as in a line of the program.
 
     name:    "optax" for `import optax`, "flax:nnx,linen" for `from flax import nnx, linen`
-    file:    the file with that line; empty where the user has named the module
-    line:    its number
-    within:  the `__name__` of the module of that file
+    file:    the file with that line; empty if the user named the module
+    line:    the line's number
+    within:  the `__name__` of that file's module
     """
 
     name: str
@@ -57,7 +57,7 @@ class ImportedName:
 
     @property
     def title(self) -> str:
-        """The same for people: "optax", "flax (nnx, linen)"."""
+        """The import for people: "optax", "flax (nnx, linen)"."""
         module, _, names = self.name.partition(":")
         return f"{module} ({names.replace(',', ', ')})" if names else module
 
@@ -67,8 +67,8 @@ class Preload:
     """Import what the program will import first, before the workers are forked.
 
     imports:  in the program's order
-    main:     the program's file, as its modules will see it in `__main__`; empty where it is not known
-    folder:   where the program's own modules stand; empty where it is not known
+    main:     the program's file, as its modules will see it in `__main__`; empty if unknown
+    folder:   the directory of the program's own modules; empty if unknown
     by_rank:  variables that will differ by rank, which no module may read before the fork
     """
 
@@ -80,7 +80,7 @@ class Preload:
 
 @dataclass(frozen=True, slots=True)
 class Preloaded:
-    """What has been imported before the fork, in so many seconds, and why the rest is left to the program."""
+    """The names imported before the fork, the seconds that took, and why the rest is left to the program."""
 
     names: tuple[str, ...]
     left_out: Mapping[str, str]
@@ -89,10 +89,10 @@ class Preloaded:
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedPreload:
-    """What a fork server hands to the one that takes its place, where a module was unsafe.
+    """What a fork server passes on to its replacement after a module proved unsafe.
 
     program:   as in ConfigureForkServer
-    left_out:  what is not to be imported, and why
+    left_out:  what must not be imported, and why
     """
 
     program: tuple[str, ...]
@@ -125,7 +125,7 @@ class WorkerForked:
 
 @dataclass(frozen=True, slots=True)
 class ForkDeclined:
-    """The fork server ends: forking is not safe here, or (then with a traceback) jax could not be imported."""
+    """The fork server ends: forking is unsafe here or, if there is a traceback, jax could not be imported."""
 
     reason: str
     traceback: str

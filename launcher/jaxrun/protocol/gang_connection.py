@@ -1,4 +1,4 @@
-"""The bytes of a gang's messages on a socket: those of a gang, of state snapshots, and of what --stage copies."""
+"""The bytes of messages on a socket, for gangs, state snapshots and the copies of --stage."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from .message_tags import Tags
 from .payload import OwnedDescriptor, Payload
 
 _MAX_BUFFERS = 2**20
-_MAX_PIECES = 64  # that are handed to the kernel at a time
+_MAX_PIECES = 64  # passed to the kernel at once
 _ANCILLARY_BYTES = socket.CMSG_SPACE(4)
 
 
 class GangMessageReader:
-    """Reads messages from a socket as they arrive; blocks or not, as the socket does.
+    """Reads messages from a socket as they arrive; whether it blocks depends on the socket.
 
-    tags:  those that the messages must have behind them, verified before anything is unpickled; None for none
+    tags:  the tags that must follow the messages, verified before anything is unpickled; None for no tags
     """
 
     def __init__(self, connection: socket.socket, tags: Tags | None) -> None:
         self._socket = connection
         self._tags = tags
-        self._files: list[OwnedDescriptor] = []  # of messages that have not arrived whole
+        self._files: list[OwnedDescriptor] = []  # of messages that have not arrived completely
         self._parser = self._parse()
         self._missing = next(self._parser)
         self._message: GangMessage | None = None
@@ -35,7 +35,7 @@ class GangMessageReader:
     def receive(self) -> GangMessage:
         """Return the next message.
 
-        Raises BlockingIOError if it has not arrived whole, EOFError if none can, ProtocolError or OSError.
+        Raises BlockingIOError if it has not arrived completely, EOFError if none will, ProtocolError or OSError.
         """
         while True:
             _remove_bytes(self._missing, self._fill())
@@ -60,9 +60,9 @@ class GangMessageReader:
         return count
 
     def _parse(self) -> Iterator[list[memoryview]]:
-        """Yield the memory that is to be filled next; leave a message that is whole in `_message`."""
+        """Yield the memory to fill next; put a complete message into `_message`."""
         while True:
-            yield from self._parse_one()  # whose variables hold the message no longer than it lasts
+            yield from self._parse_one()  # its variables hold the message no longer than necessary
 
     def _parse_one(self) -> Iterator[list[memoryview]]:
         header = bytearray(HEADER.size)
@@ -99,13 +99,13 @@ def _allocate(*sizes: int) -> list[bytearray]:
 
 
 class GangMessageWriter:
-    """Writes messages to a socket, in order; keeps what does not fit yet. `tags` go behind the messages."""
+    """Writes messages to a socket, in order; keeps what does not fit yet. `tags` follow the messages."""
 
     def __init__(self, connection: socket.socket, tags: Tags | None) -> None:
         self._socket = connection
         self._tags = tags
         self._pieces: list[memoryview] = []
-        self._files: dict[int, OwnedDescriptor] = {}  # by id of the piece that they go with
+        self._files: dict[int, OwnedDescriptor] = {}  # by id of the piece with which they travel
 
     def add(self, message: GangMessage, digests: Sequence[bytes] = ()) -> None:
         """Add a message; `digests` saves computing `message.digests()` for each of many receivers."""
@@ -121,7 +121,7 @@ class GangMessageWriter:
         self._pieces += pieces
 
     def flush(self) -> bool:
-        """Send what has been added; return whether nothing is left. Raises OSError."""
+        """Send the messages that were added; return whether nothing is left. Raises OSError."""
         while self._pieces:
             first = self._pieces[0]
             try:
@@ -133,7 +133,7 @@ class GangMessageWriter:
         return True
 
     def _send(self, file: OwnedDescriptor | None) -> int:
-        # A piece with a file begins a packet of its own, and the next such piece is not in the same one.
+        # A piece with a file starts a packet of its own, and the next such piece is not in the same packet.
         pieces = self._pieces[:1]
         for piece in self._pieces[1:_MAX_PIECES]:
             if id(piece) in self._files:

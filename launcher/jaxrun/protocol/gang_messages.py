@@ -1,20 +1,20 @@
-"""What a rank of a gang and the parent send each other, and how it becomes bytes.
+"""The messages between a rank of a gang and the parent, and their bytes.
 
     parent                       rank
                  ◀──────────     READY            (after the handshake, see auth.py)
     CALL         ──────────▶                      (run this function)
     VALUE        ◀─────────▶     VALUE            (any number, both ways, while the function runs)
                  ◀──────────     STDOUT, STDERR   (what it prints)
-    END_CALL     ──────────▶                      (the parent wants no more of this call)
-                 ◀──────────     ENDED            (the function has ended; what follows is pickled and sent)
+    END_CALL     ──────────▶                      (the parent needs nothing more from this call)
+                 ◀──────────     ENDED            (the function has ended; its result is pickled next)
                  ◀──────────     RESULT | EXCEPTION
     SHUTDOWN     ──────────▶
 
-Functions of jaxrun's own that run in such calls have messages of theirs: map_messages.py, pytest_messages.py.
+jaxrun's own functions that run in such calls have messages of their own: map_messages.py, pytest_messages.py.
 
-A message has three parts: a header; the sizes of the buffers and a note; a pickle and the buffers (see payload.py). A
-memory file with the buffers travels as a descriptor with the first byte. Behind each part that is not empty stands its
-tag: so the sizes by which memory is taken are known to come from the other end.
+A message has three parts: a header; the sizes of the buffers and a note; a pickle and the buffers (see payload.py). If
+the buffers are in a memory file, its descriptor travels with the first byte. Each part that is not empty is followed by
+its tag, so the sizes for which memory is allocated are known to come from the other end.
 
     header = magic, kind, flags, call, lengths of note and pickle, number of buffers
     flags  = 1 with a memory file, else 0
@@ -54,7 +54,7 @@ class GangMessage:
     """One message.
 
     call:  the number of the call that it belongs to
-    note:  JSON for the receiver, who may read it without loading the payload
+    note:  JSON for the receiver, who can read it without loading the payload
     """
 
     kind: GangMessageKind
@@ -66,7 +66,7 @@ class GangMessage:
         return self.payload.load()
 
     def with_copied_buffers(self) -> GangMessage:
-        """Return the same with copies of the arrays' memory, which may change before the message has been sent."""
+        """Return a copy with copies of the arrays' memory, which may change before the message has been sent."""
         return replace(self, payload=self.payload.copy_buffers())
 
     def digests(self) -> tuple[bytes, ...]:
@@ -100,10 +100,10 @@ def pack(
 
 
 class CellOutput(NamedTuple):
-    """What a rank returns for a notebook's cell: displays, by MIME type; what is no text is in base64.
+    """The result of a notebook's cell on a rank: displays, by MIME type; values that are not text are in base64.
 
     result:    of the cell's last expression; empty if there is none, or it is None
-    displays:  what the cell has shown besides, such as figures, in order
+    displays:  what else the cell has shown, such as figures, in order
     """
 
     result: dict[str, str] = {}  # noqa: RUF012

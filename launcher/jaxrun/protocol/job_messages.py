@@ -1,11 +1,11 @@
-"""The messages on the socket of a running job, by which other processes follow it, ask it and give it orders.
+"""The messages on the socket of a running job, over which other processes follow it, query it and give it orders.
 
     jaxrun top, stacks, profile; tools ──── Unix socket that job.json names ────┐
                                                                                 ├──▶ launcher
     the Python process of a gang ────────── inherited socket (CONTROL_FD) ──────┘
 
 Frames of codec.py go both ways. The first frame of both ends is a Greeting. docs/event-log.md describes the socket for
-tools of others; SOCKET_VERSION changes when a message there loses a field or its meaning.
+other tools; SOCKET_VERSION changes when a message there loses a field or changes its meaning.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ProfileRequest:
     """Take a JAX profile of the next `steps` steps on all ranks. Answered once it is planned, and when it is written.
 
     directory, session:  as in worker_messages.ProfileCalls
-    lead_s:              how long the order may take to all ranks, in seconds; ranks that it reaches later are late
+    lead_s:              seconds that the order may take to reach all ranks; ranks that it reaches later are late
     """
 
     steps: int
@@ -55,14 +55,14 @@ class ProfileRequest:
 
 @dataclass(frozen=True, slots=True)
 class OverviewRequest:
-    """How far has each rank come, and what does it use? Answered by the fields of an Overview; no rank notices."""
+    """How far has each rank come, and what does it use? Answered by the fields of an Overview."""
 
 
 Request = StacksRequest | ProfileRequest | OverviewRequest
 
 
 class AnswerState(enum.StrEnum):
-    """How far a request has come; after the first it is answered again."""
+    """The progress of a request; after the first state, it is answered again."""
 
     PROGRESS = "progress"
     DONE = "done"
@@ -71,7 +71,7 @@ class AnswerState(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a launcher answers: `text` for people, `content` as the request says, anything that JSON can express."""
+    """A launcher's answer: `text` for people, `content` according to the request, as any JSON value."""
 
     state: AnswerState
     text: str = ""
@@ -83,7 +83,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Asks something; the answers repeat `number`, which the client chooses."""
+    """A request; the answers repeat `number`, which the client chooses."""
 
     number: int
     request: Request = field(metadata=ANY_MESSAGE)
@@ -91,7 +91,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """Asks for a JobEvent for each event from now on."""
+    """Send a JobEvent for each event from now on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class SignalOrder:
 
 @dataclass(frozen=True, slots=True)
 class FaultOrder:
-    """Do this to these ranks, as --chaos does; `kind` is "kill" or "pause"."""
+    """Inject this fault into these ranks, like --chaos; `kind` is "kill" or "pause"."""
 
     kind: str
     ranks: tuple[int, ...]
@@ -119,7 +119,7 @@ class EndOrder:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """An answer to the request of this number; further ones follow while its state is "progress"."""
+    """An answer to the request of this number; further answers follow while its state is "progress"."""
 
     number: int
     answer: Answer
@@ -127,7 +127,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class JobEvent:
-    """An event has happened: `line` is the line of it in events.jsonl, without its end."""
+    """An event: `line` is its line in events.jsonl, without the newline."""
 
     line: str
 
@@ -141,7 +141,7 @@ class JobEnded:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """The launcher closes this connection, for this reason. It is the last frame."""
+    """The launcher closes this connection, for this reason. This is the last frame."""
 
     reason: str
 

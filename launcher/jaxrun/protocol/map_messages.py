@@ -1,4 +1,4 @@
-"""What a gang's parent and its ranks send each other in a map.
+"""The messages between a gang's parent and its ranks in a map.
 
     parent                                  rank
     serve(task)                 ─────────▶
@@ -6,14 +6,14 @@
                                 ◀─────────  Part  (their results; the parent keeps them, and sends the next)
     None                        ─────────▶  (there are no more parts, and serve returns)
 
-In a map over devices a part holds slices of arrays, and serve returns a MapResult; in one of plain Python it holds a
-list of items.
+In a map over devices, a part holds slices of arrays, and serve returns a MapResult; in a map of plain Python, a part
+holds a list of items.
 
-A rank for devices has PARTS_AHEAD parts at a time. So either side may write the memory file of a message again for the
-one that comes PARTS_AHEAD later: memory that the kernel must find anew costs more than the copy that goes into it.
+A rank with devices has PARTS_AHEAD parts at a time. So either side may reuse the memory file of a message for the
+message PARTS_AHEAD later: allocating new memory costs the kernel more than copying into it.
 
-A tree is made of dicts, lists, tuples, named tuples and None. It travels as a template, the same tree with the numbers
-0, 1, 2 … for its leaves, beside a sequence of the leaves. Arrays are numpy's.
+A tree consists of dicts, lists, tuples, named tuples and None. It travels as a template, the same tree with the numbers
+0, 1, 2 … as its leaves, and a sequence of the leaves. Arrays are numpy's.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class MapTask:
     key:           equal for the same function and the same `static`
     static:        keyword arguments of the function
     unpack_items:  whether an item is a tuple of the function's arguments
-    template:      an item; its leaves are the numbers 0, 1 … of `specs`, and -1, -2 … of `shared`
+    template:      an item whose leaves are the numbers 0, 1 … of `specs`, and -1, -2 … of `shared`
     specs:         the leaves that differ from item to item
     shared:        the leaves that all items share
-    part_size:     items in a part, at most
-    chunk_size:    items that a device takes at once, None to choose
+    part_size:     the largest number of items in a part
+    chunk_size:    number of items that a device computes at once; None to choose one
     """
 
     key: bytes
@@ -77,8 +77,8 @@ class MapResult(NamedTuple):
 class Part(NamedTuple):
     """The items from number `start`, or their results.
 
-    content:  for devices, the leaves of all items, and of the results a list of these, one for each chunk;
-              for plain Python, a list of items, or of results
+    content:  for devices, the leaves of all items; the results are a list of leaves for each chunk.
+              For plain Python, a list of items, or of results
     """
 
     start: int
@@ -86,7 +86,7 @@ class Part(NamedTuple):
 
 
 def tree_parts(tree: Any) -> dict[Any, Any] | None:
-    """Return what a container holds, by key or by number; None for a leaf."""
+    """Return the parts of a container, by key or by number; None for a leaf."""
     if tree is None:
         return {}
     if isinstance(tree, (list, tuple)):
@@ -95,7 +95,7 @@ def tree_parts(tree: Any) -> dict[Any, Any] | None:
 
 
 def with_parts(tree: Any, parts: Iterable[Any]) -> Any:
-    """Return a container like `tree` that holds `parts`."""
+    """Return a container like `tree` with these parts."""
     if isinstance(tree, dict):
         return (OrderedDict if isinstance(tree, OrderedDict) else dict)(zip(tree, parts, strict=True))
     if hasattr(tree, "_fields"):
@@ -104,7 +104,7 @@ def with_parts(tree: Any, parts: Iterable[Any]) -> Any:
 
 
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
-    """Return the same tree with `function` of each leaf."""
+    """Return the same tree with `function` applied to each leaf."""
     parts = tree_parts(tree)
     if parts is None:
         return function(tree)

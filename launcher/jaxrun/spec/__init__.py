@@ -1,1 +1,1 @@
-"""What was asked for, and what will be started for it, as values."""
+"""The request for a job, and the plan of what to start for it, as values."""

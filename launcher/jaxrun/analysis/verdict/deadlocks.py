@@ -56,7 +56,7 @@ _CAUSES: Mapping[Activity, tuple[str, str]] = {
     ),
     Activity.ASLEEP: (
         "is asleep where it has made no cross-process call before,",
-        "does it wait for a lock, or for the result of an earlier call?",
+        "does it wait for a lock, or for an earlier call?",
     ),
 }
 # On GPUs, the kernels of a program of several ranks are tuned jointly: each rank's compiler waits for the others.

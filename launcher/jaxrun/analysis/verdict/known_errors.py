@@ -81,8 +81,8 @@ KNOWN_ERRORS = {
     "no-stdin": KnownError(
         r"EOF when reading a line|\(25, 'Inappropriate ioctl for device'\)[\s\S]{0,200}EOFError",
         "only one rank has jaxrun's standard input: rank 0, or the RANK of --stdin; the others have an empty one.",
-        "read it on that rank, and broadcast it: jax.experimental.multihost_utils.broadcast_one_to_all; for a password, use "
-        "a variable of --env-file.",
+        "read it on that rank, and broadcast it: jax.experimental.multihost_utils.broadcast_one_to_all; "
+        "for a password, use a variable of --env-file.",
     ),
     "not-addressable": KnownError(
         r"spans non-addressable \(non process local\) devices",
@@ -180,7 +180,7 @@ KNOWN_ERRORS = {
             r"|Unknown backend:? '?(?:cuda|rocm|gpu)'?(?: requested, but no platforms|\. Available backends)"
         ),
         "JAX has no backend for GPUs in this rank: its plugin is not installed on this host, or has found no GPU.",
-        "`nvidia-smi -L` on that host, and CUDA_VISIBLE_DEVICES there; pip install 'jax[cuda13]' installs the plugin;"
+        "`nvidia-smi -L` on that host, and CUDA_VISIBLE_DEVICES there; pip install 'jax[cuda13]' installs the plugin; "
         "--platform cpu hides GPUs.",
         "https://docs.jax.dev/en/latest/installation.html",
     ),

@@ -1,6 +1,6 @@
-"""The backends: what can start the processes of a job. One table names them, for --backend, help and the pytest plugin.
+"""The table of backends: everything that can start the processes of a job, for --backend, help and the pytest plugin.
 
-A new backend is one file beside this one, whose `plan` turns a Job into a Plan, and one line in BACKENDS. A backend
+A new backend is one file in this directory, whose `plan` turns a Job into a Plan, and one line in BACKENDS. A backend
 that starts agents on other hosts fills in a LaunchCommand and lets remote_plan.plan_remote do the rest. planning.py
 calls the `plan` of a job's backend.
 """
@@ -17,7 +17,7 @@ class Backend:
     """One line of the table.
 
     module:   holds `plan(job, environ, job_id) -> Plan`; imported only when a job uses it; empty for `attach`
-    options:  what it understands of what only some options need (settings.Option.needs)
+    options:  groups of options (Option.needs) that this backend supports
     """
 
     module: str
@@ -25,7 +25,7 @@ class Backend:
 
 
 HOST_OPTIONS = ("hosts", "network")
-_REQUESTS = ("GPUs", "submit")  # of a scheduler
+_REQUESTS = ("GPUs", "submit")  # requests to a scheduler
 
 KUBERNETES = "kubernetes"
 
@@ -35,9 +35,9 @@ BACKENDS = {
     "slurm": Backend("jaxrun.spec.backends.slurm", (*HOST_OPTIONS, "spares", "fewer hosts", "slurm", *_REQUESTS)),
     KUBERNETES: Backend("jaxrun.spec.backends.kubernetes", (*HOST_OPTIONS, "fewer hosts", "kubernetes", *_REQUESTS)),
 }
-ATTACH = "attach"  # `jaxrun attach`, whose processes somebody else has started
-HOSTS = "hosts"  # a command on each host, which --host-rank tells apart
-_BY_HAND = {  # not for --backend
+ATTACH = "attach"  # `jaxrun attach`, whose processes mpirun, srun or a user has started
+HOSTS = "hosts"  # one command per host; --host-rank numbers the hosts
+_BY_HAND = {  # not accepted by --backend
     ATTACH: Backend("", ("network",)),
     HOSTS: Backend("jaxrun.spec.backends.manual", (*HOST_OPTIONS, "fewer hosts", "by hand")),
 }
@@ -48,7 +48,7 @@ def understands(backend: str, option: Option) -> bool:
 
 
 def backends_with(option: Option) -> list[str]:
-    """Return the backends for --backend that understand the option."""
+    """Return the values of --backend that support the option."""
     return [name for name in BACKENDS if understands(name, option)]
 
 

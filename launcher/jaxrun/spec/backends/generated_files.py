@@ -1,4 +1,4 @@
-"""Writes the batch scripts and manifests that jaxrun makes for a scheduler, and knows them again by their mark."""
+"""Writes batch scripts and manifests for a scheduler; a mark shows later that jaxrun has written them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 from jaxrun.errors import UsageError
 from jaxrun.files.own_files import write_whole_file
 
-MARK = "# Written by jaxrun."  # stands among the first lines of each
+MARK = "# Written by jaxrun."  # one of the first lines of each file
 
 
 def write_generated_file(path: Path, text: str, *, option: str, kind: str, mode: int) -> None:
-    """Write a file that its owner alone can read, since it may hold secrets.
+    """Write a file that only its owner can read, because it may hold secrets.
 
     option:  the option that names the file, for messages
     kind:    what the file is: "batch script"

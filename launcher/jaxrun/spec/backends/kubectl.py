@@ -1,4 +1,4 @@
-"""Writes the manifest of a job to a file, and hands it to kubectl, with which it is also watched and ended."""
+"""Writes the manifest of a job to a file and passes it to kubectl; says how to watch and end the job with kubectl."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def write_manifest(path: Path, text: str) -> None:
 
 
 def apply(path: Path, name: str, namespace: str) -> None:
-    """Hand the manifest at `path` to the cluster, and say how to watch the job `name`.
+    """Pass the manifest at `path` to the cluster, and say how to watch the job `name`.
 
-    Raises UnavailableError if kubectl is missing or refuses it; the file is kept.
+    Raises UnavailableError if kubectl is missing or refuses the manifest; the file is kept.
     """
     file = shlex.quote(str(path))
     try:

@@ -1,4 +1,4 @@
-"""The Kubernetes backend: writes the manifest of a job, which kubectl applies. It asks no API, and needs no rights.
+"""The Kubernetes backend: writes a job's manifest, for kubectl to apply. It calls no API, and needs no permissions.
 
 An indexed Job, or a JobSet, has one pod for each host. Every pod runs the same command, `jaxrun --hosts auto …`, and
 finds its number in JOB_COMPLETION_INDEX, host 0 by the name that a headless Service gives it, and the others by the
@@ -29,28 +29,28 @@ from jaxrun.spec.job.plan import Plan
 from jaxrun.text import format_ranges
 
 _CONTAINER = "jaxrun"
-_REPLICATED_JOB = "host"  # of a JobSet; its pods are NAME-host-0-INDEX
-_RUNS = "/jaxrun-runs"  # where the claim of --run-dir is mounted
-_GRACE_MARGIN_S = 15  # for the verdict and the last files, after the grace of the ranks
-_MAX_NAME = 40  # of 63 letters that the name of a host has, with what Kubernetes adds
+_REPLICATED_JOB = "host"  # of a JobSet, whose pods are NAME-host-0-INDEX
+_RUNS = "/jaxrun-runs"  # mount point of the --run-dir claim
+_GRACE_MARGIN_S = 15  # time for the verdict and the last files, after the ranks' grace
+_MAX_NAME = 40  # a host's name, which includes Kubernetes' suffixes, has at most 63 letters
 _GPU_RESOURCE = {"rocm": "amd.com/gpu", "tpu": "google.com/tpu"}
-# What the manifest says, or each pod finds out.
+# Values that the manifest sets, or that each pod finds out itself.
 _NOT_IN_COMMAND = {"backend", "hosts", "image", "manifest", "jobset", "queue", "namespace", "submit", "gpus_per_host"}
 
 
 def plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
-    """Refuse to run a job from here, which only its pods do. Raises UsageError."""
+    """Raise UsageError: only the pods can run the job."""
     raise UsageError(
-        "--backend kubernetes writes a manifest, and starts no process here; give --manifest FILE, or --submit to hand "
+        "--backend kubernetes writes a manifest, and starts no process here; give --manifest FILE, or --submit to pass "
         "it to kubectl"
     )
 
 
 def manifest(job: Job, token: str | None, *, name: str, file: str) -> str:
-    """Return the text of the manifest of this job, YAML, that is to be at `file`. Raises UsageError.
+    """Return the manifest of this job as YAML; it will be written to `file`. Raises UsageError.
 
     name:   of the Job, its Service and its Secret
-    token:  the secret by which the pods know each other; None to show the manifest without any secret
+    token:  the secret with which the pods authenticate each other; None to show the manifest without the secret
     """
     if not job.image:
         raise UsageError("--backend kubernetes needs --image: a container image that has jaxrun and your program")
@@ -73,7 +73,7 @@ def manifest(job: Job, token: str | None, *, name: str, file: str) -> str:
 
 
 def object_name(job: Job, suffix: str) -> str:
-    """Make a name that Kubernetes takes of the program's, with `suffix`: "train-3f9a" of "src/Train.py"."""
+    """Make a name that Kubernetes accepts from the program's name and `suffix`: "train-3f9a" from "src/Train.py"."""
     text = re.sub(r"[^a-z0-9]+", "-", (job.tag or job.name).lower()).strip("-")
     text = text if text[:1].isalpha() else f"job-{text}"
     return f"{text[: _MAX_NAME - len(suffix) - 1].strip('-')}-{suffix}"
@@ -96,7 +96,7 @@ def _queue(job: Job) -> dict[str, str]:
 
 
 def _service(job: Job, name: str) -> dict[str, Any]:
-    """A headless Service: each pod has a name, also before it is ready."""
+    """Return a headless Service: it gives each pod a name, even before the pod is ready."""
     spec = {
         "clusterIP": "None",
         "publishNotReadyAddresses": True,
@@ -126,7 +126,7 @@ def _job_spec(job: Job, name: str, of_secret: Mapping[str, str]) -> dict[str, An
         "completionMode": "Indexed",
         "completions": hosts,
         "parallelism": hosts,
-        # After a failure that jaxrun itself cannot mend, all pods end, and count each.
+        # After a failure that jaxrun itself cannot repair, all pods end, and each of them counts.
         "backoffLimit": 0 if job.jobset else hosts * job.max_restarts,
         "podReplacementPolicy": "Failed",
         "podFailurePolicy": {
@@ -171,7 +171,7 @@ def _pod_spec(job: Job, name: str, of_secret: Mapping[str, str]) -> dict[str, An
     subdomain = {} if job.jobset else {"subdomain": name}
     return {
         **subdomain,
-        "restartPolicy": "Never",  # as podFailurePolicy demands
+        "restartPolicy": "Never",  # podFailurePolicy requires this
         "terminationGracePeriodSeconds": math.ceil(job.signal_grace) + _GRACE_MARGIN_S,
         "containers": [container],
         "volumes": volumes,
@@ -179,12 +179,12 @@ def _pod_spec(job: Job, name: str, of_secret: Mapping[str, str]) -> dict[str, An
 
 
 def _literal(text: str) -> str:
-    """Keep Kubernetes from replacing "$(NAME)" by a variable."""
+    """Keep Kubernetes from replacing "$(NAME)" with a variable."""
     return text.replace("$(", "$$(")
 
 
 def _claim(job: Job) -> tuple[str, str]:
-    """Return the claim that --run-dir CLAIM/PATH names, and the path of the run directory in the pod."""
+    """Return the claim named by --run-dir CLAIM/PATH, and the path of the run directory in the pod."""
     if job.run_dir is None:
         return "", ""
     claim, *below = PurePosixPath(job.run_dir).parts
@@ -197,7 +197,7 @@ def _claim(job: Job) -> tuple[str, str]:
 
 
 def _option_words(job: Job, run_dir: str) -> Iterator[str]:
-    """The options that each pod's jaxrun gets, as words of a command line."""
+    """Yield the options for each pod's jaxrun, as words of a command line."""
     for field, option in options_of(job):
         value, flag = getattr(job, field.name), option.flags[-1]
         if field.name in _NOT_IN_COMMAND or value == field.default:
@@ -222,7 +222,7 @@ _NOT_TEXT = {"true", "false", "yes", "no", "on", "off", "null", "y", "n"}
 
 
 def to_yaml(value: Any) -> str:
-    """Write a mapping as YAML, in blocks; texts that YAML could take for something else stand in quotes."""
+    """Write a mapping as YAML, in blocks; a text that YAML could read as another type is quoted."""
     return "\n".join(_lines(value)) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""The local backend: all workers are processes of this machine, which may pretend to be several hosts."""
+"""The local backend: all workers are processes of this machine, which may simulate several hosts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from jaxrun.spec.job.worker_variables import worker_variables
 
 
 def plan(job: Job, environ: Mapping[str, str], job_id: str, machine: Machine | None = None) -> Plan:
-    """Plan the workers of this machine, which is probed if it is not given.
+    """Plan the workers of this machine, which is probed unless `machine` is given.
 
     Raises UsageError if the machine cannot do what `job` asks for.
     """

@@ -1,8 +1,8 @@
-"""Jobs whose agents are started one by one: a command on each host, and the processes of `jaxrun attach`.
+"""Jobs whose agents are started one by one: by a command on each host, or as the processes of `jaxrun attach`.
 
-With `jaxrun --hosts 2 --host-rank 1 --head h1:7777 …`, for hosts with neither MPI nor Slurm, each command starts the
-agent of its host's ranks. Rank 0 and those after it are on host 0, the next on host 1, and so on: every host has as
-many. supervisor/attach.py says how they meet.
+Hosts with neither MPI nor Slurm each run `jaxrun --hosts 2 --host-rank 1 --head h1:7777 …`, and each command starts
+the agent of its host's ranks. Host 0 has the first ranks, host 1 the next ones, and so on; all hosts have equally
+many. supervisor/attach.py describes how the agents meet.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from jaxrun.text import UNKNOWN_HOST
 def plan(job: Job, environ: Mapping[str, str], job_id: str, machine: Machine | None = None) -> Plan:
     """Plan the whole job, and the command that starts the agent of this host.
 
-    Raises UsageError if the processes cannot be dealt equally to the hosts, or this one lacks what they need.
+    Raises UsageError if the processes cannot be divided equally among the hosts, or if this host lacks what they need.
     """
     assert job.hosts is not None and job.host_rank is not None
     each = _processes_of_each_host(job, environ, machine)
     ranks = range(job.host_rank * each, (job.host_rank + 1) * each)
     size = each * job.hosts
     command = LaunchCommand(
-        engine="",  # the agent is told its ranks
+        engine="",  # the agent gets its ranks as arguments
         title="the agent of this host",
         argv=(*AGENT_ARGV, f"{ranks[0]}-{ranks[-1]}", str(size)),
     )
@@ -42,7 +42,7 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str, machine: Machine | N
 
 
 def replan_manual(plan: Plan, there: Collection[AgentId]) -> Plan | None:
-    """Return the plan of the same job on the hosts whose agents are `there`; None where they are too few."""
+    """Return the plan of the same job on the hosts of the agents `there`; None if they are too few."""
     each = len(plan.whole) // len(plan.agents)
     agents = [agent for agent in sorted(plan.agents) if agent in there]
     hosts = len(agents)
@@ -58,7 +58,7 @@ def replan_manual(plan: Plan, there: Collection[AgentId]) -> Plan | None:
 
 
 def _processes_of_each_host(job: Job, environ: Mapping[str, str], machine: Machine | None = None) -> int:
-    """How many processes each host runs: what is asked for, else one per GPU of this host. Raises UsageError."""
+    """Return the number of processes per host: as requested, else one per GPU of this host. Raises UsageError."""
     hosts, total, each = job.hosts or 1, job.processes, job.processes_per_host
     if total is not None and total % hosts:
         raise UsageError(
@@ -74,9 +74,9 @@ def _processes_of_each_host(job: Job, environ: Mapping[str, str], machine: Machi
 
 
 def plan_attached(job: Job, rank_info: RankInfo, environ: Mapping[str, str], job_id: str) -> Plan:
-    """Plan `jaxrun attach` on rank 0: the processes are there, and it starts its own agent as the others start theirs.
+    """Plan `jaxrun attach` on rank 0: all processes exist already, and rank 0 starts its own agent as the others do.
 
-    The hosts of the ranks are known when their agents report.
+    The hosts of the ranks become known when their agents report.
     """
     titles = {engine.key: engine.title for engine in CLUSTER_ENVS}
     command = LaunchCommand(

@@ -1,8 +1,8 @@
-"""The command line of each family of mpirun, made from one table entry for each. Pure.
+"""The command line of each family of mpirun, made from one table entry per family. Pure.
 
-A family is known by what its --version prints; a path says nothing. Values of variables stand on no command line, where
-other users could read them: they travel in mpirun's environment, by name. All entries were tried across hosts, with
-Open MPI 4.1.4, 4.1.8 and 5.0.11, MPICH 4.0.2 and 5.0.2, and Intel MPI 2021.18.
+A family is recognized by the output of --version, not by its path. Variables' values never stand on a command line,
+where other users could read them: they travel in mpirun's environment, by name. All entries were tried across hosts,
+with Open MPI 4.1.4, 4.1.8 and 5.0.11, MPICH 4.0.2 and 5.0.2, and Intel MPI 2021.18.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ HostCounts = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MpirunRequest:
-    """What an mpirun is to start.
+    """What an mpirun should start.
 
-    processes:    processes of all hosts together
-    host_counts:  the hosts in the order of the ranks, with the processes of each; empty where mpirun knows its hosts
-    per_host:     processes on every host; None where that differs, or nobody said
+    processes:    number of processes on all hosts together
+    host_counts:  the hosts in the order of the ranks, with the processes of each; empty if mpirun knows its hosts
+    per_host:     processes on every host; None if hosts differ, or nobody gave a number
     directory:    where the processes start
     variables:    the names of the variables that must reach the processes
-    as_root:      whether mpirun is run by root
+    as_root:      whether root runs mpirun
     launcher:     how to reach the other hosts, "slurm" or "ssh"; empty for mpirun's own choice
     user_words:   the user's own words for mpirun
-    environ:      the environment, in which the user may have made choices too
+    environ:      the environment, in which the user may have made choices, too
     """
 
     processes: int
@@ -43,18 +43,18 @@ class MpirunRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MpiFamily:
-    """One kind of mpirun, and how it is told what a MpirunRequest asks for.
+    """One kind of mpirun, and how to express a MpirunRequest on its command line.
 
     engine:            the key in cluster_env.CLUSTER_ENVS of the variables that its processes get
-    version_pattern:   matches what its --version prints, the version being the group
-    host_words:        the words that name the hosts, and no more
-    placement_words:   the words for each block of ranks that put them where `host_counts` says
+    version_pattern:   matches the output of --version; the group is the version
+    host_words:        the words that name the hosts, and nothing else
+    placement_words:   the words for each block of ranks that place them as `host_counts` says
     directory_option:  the option for the working directory
-    export_option:     the option that passes a variable on by its name; empty where all are passed on
+    export_option:     the option that passes a variable on by its name; empty if all are passed on
     root_option:       the option that root must give
-    unbind_words, unbind_env:  the words and the variables that keep mpirun from binding processes to single cores
-    launcher_option:   the option for MpirunRequest.launcher; empty where it needs none
-    sigterm_at_start:  as of LaunchCommand
+    unbind_words, unbind_env:  words and variables that keep mpirun from binding processes to single cores
+    launcher_option:   the option for MpirunRequest.launcher; empty if it needs none
+    sigterm_at_start:  LaunchCommand.sigterm_at_start
     binding_choices, placement_choices, launcher_choices:  options without dashes, parameters and variables with which
                        the user decides these instead
     """
@@ -76,18 +76,18 @@ class MpiFamily:
     launcher_choices: Words = ()
 
     def version(self, text: str) -> str:
-        """Return the version that --version prints in `text`; empty where that is not of this family."""
+        """Return the version in the output `text` of --version; empty if the output is another family's."""
         match = re.search(self.version_pattern, text)
         return match[1] if match else ""
 
 
 def identify_family(text: str) -> MpiFamily | None:
-    """Return the family whose --version prints `text`; None if it is none of them."""
+    """Return the family whose --version prints `text`; None if there is no such family."""
     return next((family for family in FAMILIES if family.version(text)), None)
 
 
 def mpirun_argv(family: MpiFamily, path: str, request: MpirunRequest, program: Sequence[str]) -> Words:
-    """Return the whole command line; where there are several blocks of ranks, each has the program at its end."""
+    """Return the whole command line; each block of ranks ends with the program."""
     words = [path]
     if needs_root_option(family, request):
         words.append(family.root_option)
@@ -105,17 +105,17 @@ def mpirun_argv(family: MpiFamily, path: str, request: MpirunRequest, program: S
 
 
 def needs_root_option(family: MpiFamily, request: MpirunRequest) -> bool:
-    """Whether mpirun is run by root, who must give an option for that and has not given it."""
+    """Whether root runs mpirun without the option that root must give."""
     return request.as_root and bool(family.root_option) and not user_chose((family.root_option.lstrip("-"),), request)
 
 
 def sets_launcher(family: MpiFamily, request: MpirunRequest) -> bool:
-    """Whether mpirun is told how to reach the other hosts."""
+    """Whether the command line says how to reach the other hosts."""
     return bool(family.launcher_option and request.launcher) and not user_chose(family.launcher_choices, request)
 
 
 def user_chose(names: Iterable[str], request: MpirunRequest) -> bool:
-    """Whether the user has given one of `names`: options or, with an underscore, parameters and variables."""
+    """Whether the user has given one of `names`: options or, if there is an underscore, parameters and variables."""
     named = {*request.user_words, *request.environ}
     return any(name in (named if "_" in name else option_names(request.user_words)) for name in names)
 
@@ -141,7 +141,7 @@ def _open_mpi_hosts(counts: HostCounts) -> Words:
 
 
 def _open_mpi_4(request: MpirunRequest) -> tuple[Words, ...]:
-    """Name a host for each rank: hosts with slots would be sorted, this machine first or as Slurm lists them."""
+    """Name a host for each rank: mpirun would sort hosts with slots, this machine first or in Slurm's order."""
     if not request.host_counts:
         return _open_mpi_5(request)
     each = ",".join(name for name, count in request.host_counts for _ in range(count))
@@ -168,7 +168,7 @@ def _intel_hosts(counts: HostCounts) -> Words:
 
 
 def _intel(request: MpirunRequest) -> tuple[Words, ...]:
-    """Give each host a block of its own where numbers differ: Intel MPI ignores numbers in a list of hosts."""
+    """Give each host a block of its own if the numbers differ: Intel MPI ignores numbers in a list of hosts."""
     if request.host_counts and request.per_host is None:
         return tuple(("-n", str(count), "-host", name) for name, count in request.host_counts)
     hosts = _intel_hosts(request.host_counts) if request.host_counts else ()
@@ -204,7 +204,7 @@ OPEN_MPI_5 = replace(
     binding_choices=(*_OPEN_MPI_BINDS, "hwloc_default_binding_policy", "PRTE_MCA_hwloc_default_binding_policy"),
     placement_choices=(*_OPEN_MPI_PLACES, "rmaps_default_mapping_policy", "PRTE_MCA_rmaps_default_mapping_policy"),
 )
-# Hydra passes all variables on. With -genvlist MPICH loses the last one of its environment, without a word.
+# Hydra passes all variables on. With -genvlist, MPICH silently loses the last variable of its environment.
 MPICH = MpiFamily(
     title="MPICH",
     engine="hydra",
@@ -233,7 +233,7 @@ INTEL = MpiFamily(
         "I_MPI_PIN_PROCESSOR_LIST",
     ),
     launcher_option="-launcher",
-    # Until its child has a process group of its own, a hydra_pmi_proxy sends a SIGTERM on to itself, for ever.
+    # Until its child has a process group of its own, a hydra_pmi_proxy forwards a SIGTERM to itself, forever.
     sigterm_at_start=False,
     placement_choices=_HYDRA_PLACES,
     launcher_choices=_HYDRA_LAUNCHES,

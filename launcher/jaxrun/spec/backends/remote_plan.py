@@ -1,10 +1,11 @@
-"""The plan of jobs whose agents are on other hosts, as far as it can be made from here, and of one that has lost hosts.
+"""Plans jobs whose agents are on other hosts, as far as this host can, and plans them again after a loss of hosts.
 
-What depends on a host, its devices and cores, is decided once all agents have reported (head/worker_assignment.py).
+Everything that depends on a host, its devices and cores, is decided once all agents have reported
+(head/worker_assignment.py).
 
-Of a job that has lost hosts, spare ones take their places, or it goes on smaller; every rank keeps its host but those
-that cannot. Where the agents of the other hosts outlive the loss, it goes on with them: each agent keeps its number,
-and has ranks in each attempt.
+In a job that has lost hosts, spare hosts replace them, or the job continues smaller; every other rank keeps its host.
+If the agents of the other hosts survive the loss, the job continues with them: each agent keeps its number, and gets
+ranks in each attempt.
 """
 
 from __future__ import annotations
@@ -33,9 +34,11 @@ def plan_remote(
     spares: Sequence[str] = (),
     left_out: Sequence[str] = (),
 ) -> Plan:
-    """Plan a job of `len(hosts)` processes; `hosts[rank]` is where a rank is expected, UNKNOWN_HOST if not known.
+    """Plan a job of `len(hosts)` processes.
 
-    `spares` are hosts that may take the place of another; `left_out` are those that leave_out has found.
+    hosts:     the expected host of each rank, UNKNOWN_HOST if not known
+    spares:    hosts that may replace another
+    left_out:  the hosts that `leave_out` has returned
     """
     if job.min_hosts is not None and job.min_hosts > len(set(hosts)):
         raise UsageError(
@@ -45,7 +48,7 @@ def plan_remote(
     option = next((option for option, value in (*by_name.items(), ("--quarantine", job.quarantine)) if value), "")
     if option and UNKNOWN_HOST in hosts:
         raise UsageError(
-            f"{option} needs the names of the hosts, on which jaxrun places the ranks itself; give -H, or use Slurm"
+            f"{option} needs the names of the hosts, because jaxrun then places the ranks itself; give -H, or use Slurm"
         )
     check_rank_options(job, len(hosts))
     return Plan(
@@ -69,7 +72,7 @@ def plan_remote(
 
 
 def make_workers(hosts: Sequence[str]) -> tuple[Worker, ...]:
-    """A worker for each rank, on the host with its number."""
+    """Return a worker for each rank, numbered on its host."""
     sizes = Counter(hosts)
     seen = dict.fromkeys(sizes, 0)
     workers = []
@@ -80,9 +83,9 @@ def make_workers(hosts: Sequence[str]) -> tuple[Worker, ...]:
 
 
 def leave_out(job: Job, offered: Sequence[str]) -> tuple[Job, tuple[str, ...]]:
-    """Leave the excluded ones of these hosts out: returns the job for the others, and the names.
+    """Leave out the excluded ones of these hosts; returns the job for the others, and the names of those left out.
 
-    They take the place of spare hosts, and then, down to --min-hosts, of the job's own. Raises UsageError.
+    The number of spare hosts decreases first, then, down to --min-hosts, the job's own. Raises UsageError.
     """
     left_out = tuple(host for host in offered if host in job.excluded)
     if not left_out:
@@ -99,13 +102,13 @@ def leave_out(job: Job, offered: Sequence[str]) -> tuple[Job, tuple[str, ...]]:
 
 
 def describe_left_out(job: Job, left_out: Sequence[str]) -> str:
-    """`without h3 (bad-hosts: lost); to use a host again, delete its line in bad-hosts`."""
+    """Write `without h3 (bad-hosts: lost); to use a host again, delete its line in bad-hosts`."""
     again = f"; to use a host again, delete its line in {job.quarantine}" if job.quarantine else ""
     return f"without {', '.join(f'{host} ({job.excluded[host]})' for host in left_out)}{again}"
 
 
 def count_without_spares(job: Job, there: int) -> int:
-    """How many of the hosts that are there the job runs on, beside its --spares. Raises UsageError if too few are."""
+    """Return how many of `there` hosts the job runs on besides its --spares. Raises UsageError if there are too few."""
     wanted = job.hosts or there - job.spares
     if wanted < 1 or wanted + job.spares > there:
         jobs = f"-N {job.hosts} and " if job.hosts else ""
@@ -119,12 +122,12 @@ def count_without_spares(job: Job, there: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class HostChoice:
-    """Where the next attempt runs.
+    """The hosts of the next attempt.
 
     placement:  the host of each rank
-    spares:     the hosts that are left to take another's place
-    left_out:   those that it runs on no longer
-    notes:      what was done, for people
+    spares:     the remaining spare hosts
+    left_out:   the hosts that are no longer used
+    notes:      what was changed, for people
     whole:      the host of each rank when no host is missing
     """
 
@@ -136,17 +139,17 @@ class HostChoice:
 
 
 def agents_by_rank(size: int, count: int = 0) -> dict[AgentId, tuple[int, ...]]:
-    """Return an agent for each of `size` ranks, with the rank's number, and up to `count` agents that wait."""
+    """Return one agent for each of `size` ranks, numbered like the rank, and up to `count` agents that wait."""
     return {AgentId(number): (number,) if number < size else () for number in range(max(size, count))}
 
 
 def assign_agents(
     placement: Sequence[str], there: Mapping[AgentId, str], spares: Collection[str] = (), *, share: bool = False
 ) -> dict[AgentId, tuple[int, ...]] | None:
-    """Give each rank of `placement` an agent of its host; None where a host has too few agents.
+    """Give each rank of `placement` an agent on its host; None if a host has too few agents.
 
-    `there` are the agents that are left, with their hosts: on `spares` they wait, and have no rank. With `share` the
-    ranks of a host may have one agent in common.
+    `there` has the remaining agents and their hosts. Agents on `spares` wait, and get no rank. With `share`, the ranks
+    of a host may have one agent in common.
     """
     by_host: dict[str, list[AgentId]] = {}
     for agent in sorted(there):
@@ -172,7 +175,7 @@ def replace_hosts(
     min_hosts: int | None,
     whole: Sequence[str] = (),
 ) -> HostChoice:
-    """Leave out the bad hosts, as long as there are spare ones, and then down to `min_hosts`; None: all are needed."""
+    """Replace the bad hosts by spare ones, then leave hosts out down to `min_hosts`; None if too few would be left."""
     places, left, all_places = list(placement), list(spares), list(whole)
     left_out, notes = [], []
     for host in dict.fromkeys(name for name in placement if name in bad):
@@ -190,7 +193,7 @@ def replace_hosts(
 
 
 def take_back(choice: HostChoice, there: Collection[str]) -> HostChoice:
-    """Put the hosts that are there again where hosts are missing, each in its own place if that is one of them."""
+    """Put hosts that have come back where hosts are missing, each in its former place if that is free."""
     used = dict.fromkeys(choice.placement)
     missing = [host for host in dict.fromkeys(choice.whole) if host not in used]
     own = [host for host in missing if host in there]
@@ -206,5 +209,5 @@ def take_back(choice: HostChoice, there: Collection[str]) -> HostChoice:
 
 
 def describe_size(placement: Sequence[str]) -> str:
-    """`4 ranks on 2 hosts`."""
+    """Write `4 ranks on 2 hosts`."""
     return f"{plural(len(placement), 'rank')} on {plural(len(dict.fromkeys(placement)), 'host')}"

@@ -1,7 +1,7 @@
-"""The batch script of a job: its text. submit.py hands it to Slurm.
+"""The text of a job's batch script. submit.py passes the script to Slurm.
 
-The script is meant to be read, kept and submitted again: its #SBATCH lines say what Slurm is asked for, and its last
-line is the same jaxrun command, for the allocation that they bring.
+The script is meant to be read, kept and submitted again: its #SBATCH lines request resources from Slurm, and its last
+line is the same jaxrun command, for the allocation that they provide.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from jaxrun.spec.job.job import Job
 _MIN_SIGTERM_LEAD_S = 60  # from the SIGTERM to the time limit
 _MIN_REQUEUE_LEAD_S = 15  # from the end of the grace to the time limit, to end the job and have it started again
 _SIGNAL_JITTER_S = 60  # Slurm may send a signal this much sooner than asked
-# Options of jaxrun that the #SBATCH lines stand for.
+# Options of jaxrun that the #SBATCH lines replace.
 _DROPPED_WITH_VALUE = ("--sbatch", "--slurm-args", "--partition", "--time", "--account")
-# Options of srun that sbatch does not have, or that mean another thing to it.
+# Options of srun that sbatch lacks, or that mean something else to sbatch.
 _SRUN_ONLY_OPTIONS = {
     "--accel-bind", "--bcast", "--bcast-exclude", "--compress", "--cpu-bind", "--disable-status", "--epilog",
     "--exact", "--het-group", "--immediate", "--interactive", "--kill-on-bad-exit", "--label", "--mpi",
@@ -33,7 +33,7 @@ _SRUN_ONLY_OPTIONS = {
     "--relative", "--resv-ports", "--send-libs", "--slurmd-debug", "--task-epilog", "--task-prolog", "--threads",
     "--treewidth", "--unbuffered", "--wait", "--x11", "-E", "-I", "-K", "-T", "-W", "-X", "-l", "-r", "-u",
 }  # fmt: skip
-# What jaxrun must know itself, by the option of jaxrun to give instead.
+# Options of Slurm that jaxrun must know itself, with the option of jaxrun to use instead.
 _JAXRUN_OPTION = {
     "--ntasks": "-n", "-n": "-n", "--nodes": "-N", "-N": "-N", "--ntasks-per-node": "--processes-per-host",
     "--tasks-per-node": "--processes-per-host", "--cpus-per-task": "--cpus-per-process", "-c": "--cpus-per-process",
@@ -42,7 +42,7 @@ _JAXRUN_OPTION = {
 
 
 def sbatch_options(job: Job) -> list[str]:
-    """Return the options for sbatch or salloc, quoted for a shell and for a line of #SBATCH alike."""
+    """Return the options for sbatch or salloc, quoted both for a shell and for a #SBATCH line."""
     check_slurm_args(job.slurm_args)
     each = job.processes_per_host
     if not each and job.processes is None and job.gpus_per_host and job.platform != "cpu":
@@ -65,12 +65,12 @@ def sbatch_options(job: Job) -> list[str]:
     )
     words = [f"--{name}={shlex.quote(str(value))}" for name, value in values if value]
     if job.max_restarts:
-        words.append("--no-kill")  # the loss of a node is no end of the job
+        words.append("--no-kill")  # the job survives the loss of a node
     return [*words, *map(shlex.join, _group_options(_split_sbatch_srun(job.slurm_args)[0]))]
 
 
 def sbatch_script(job: Job, words: Sequence[str], *, directory: str, file: str) -> str:
-    """Return the text of the script that is to be at `file`; `words` are those of the command line after `jaxrun`."""
+    """Return the text of the script for `file`; `words` are the words of the command line after `jaxrun`."""
     for text in (*words, directory, file):
         if "\n" in text:
             raise UsageError(f"a batch script cannot hold {text!r}: Slurm reads its options line by line")
@@ -78,10 +78,10 @@ def sbatch_script(job: Job, words: Sequence[str], *, directory: str, file: str) 
     name = job.tag or re.sub(r".*/|\.py$", "", job.program[0])
     lines = [
         "#!/bin/bash",
-        f"{MARK} Hand it to Slurm, as often as you like, with:  sbatch {shlex.quote(file)}",
-        "# Options on that command line win over those below, as in:  sbatch --time=2:00:00 ...",
+        f"{MARK} Submit it to Slurm, as often as you like, with:  sbatch {shlex.quote(file)}",
+        "# Options on that command line override those below, for example:  sbatch --time=2:00:00 ...",
         "",
-        "# What the job gets. Its shape stands also in the command at the end: change both.",
+        "# The job's resources. The command at the end repeats the job's shape: change both.",
         _directive("--job-name", name),
         *(f"#SBATCH {option}" for option in sbatch_options(job)),
         "",
@@ -90,25 +90,25 @@ def sbatch_script(job: Job, words: Sequence[str], *, directory: str, file: str) 
         *_unless(job, "#SBATCH --output=jaxrun-%j.out", "--output", "-o"),
         "# It gets the environment of the shell that submits it.",
         *_unless(job, "#SBATCH --export=ALL", "--export"),
-        *(f"# Set {name} in that shell: its value looks secret, and does not stand here." for name in secrets),
+        *(f"# Set {name} in that shell: its value looks secret, so it is not written here." for name in secrets),
         "",
         *_says_who_starts_it_again(job),
-        "# The output then goes on in the same file.",
+        "# The output then continues in the same file.",
         *_unless(job, "#SBATCH --requeue", "--no-requeue", "--requeue"),
         *_unless(job, "#SBATCH --open-mode=append", "--open-mode"),
         *_signal_before_limit(job),
         "",
-        "# jaxrun calls srun to start the processes. It takes the place of this shell, to get Slurm's signals itself.",
+        "# jaxrun calls srun to start the processes. It replaces this shell, so it receives Slurm's signals itself.",
         f"exec {shlex.join([sys.executable, '-m', 'jaxrun', *_jaxrun_words(job, words, secrets)])}",
     ]
     return "\n".join(lines) + "\n"
 
 
 def find_secrets(job: Job, words: Sequence[str]) -> dict[str, str]:
-    """Return the values of --env among `words` that look secret, by name: those that the script leaves out.
+    """Return the values of --env among `words` that look secret, by name: the script leaves them out.
 
-    The job gets them from the environment that it is submitted with, so none are left out where --slurm-args have an
-    --export of their own, which may keep the environment from it.
+    The job gets them from the environment in which it is submitted. So none are left out if --slurm-args have their own
+    --export, which may keep the environment from the job.
     """
     if has_option(job.slurm_args, ("--export",)):
         return {}
@@ -120,16 +120,16 @@ def find_secrets(job: Job, words: Sequence[str]) -> dict[str, str]:
 
 
 def _jaxrun_words(job: Job, words: Sequence[str], secrets: Mapping[str, str]) -> list[str]:
-    """Return the same command without what the #SBATCH lines say, but with the words that are for srun alone.
+    """Return the same command without the options that the #SBATCH lines replace, but with the words for srun alone.
 
-    Of an assignment of `secrets`, its name is kept.
+    Of an assignment to a variable in `secrets`, only the name is kept.
     """
     end = len(words) - len(job.program)
     kept: list[str] = []
     options = iter([_without_secret(word, before, secrets) for before, word in pairwise(["", *words[:end]])])
     for word in options:
         name, equals, _ = word.partition("=")
-        name = name.replace("_", "-")  # as the command line reads it
+        name = name.replace("_", "-")  # spelled as on the command line
         if name in _DROPPED_WITH_VALUE and not equals:
             next(options, None)
         elif name not in ("--submit", *_DROPPED_WITH_VALUE):
@@ -141,7 +141,7 @@ def _jaxrun_words(job: Job, words: Sequence[str], secrets: Mapping[str, str]) ->
 
 
 def _without_secret(word: str, before: str, secrets: Mapping[str, str]) -> str:
-    """Return `word`, which comes after `before`; only the name of it if it assigns one of `secrets`."""
+    """Return `word`, which follows `before`; if it assigns one of `secrets`, return only the name."""
     for option in ("", "--env="):
         name = word.removeprefix(option).partition("=")[0]
         if (before == "--env" or option) and word.startswith(option) and name in secrets:
@@ -151,16 +151,16 @@ def _without_secret(word: str, before: str, secrets: Mapping[str, str]) -> str:
 
 def _says_who_starts_it_again(job: Job) -> list[str]:
     if job.requeue:
-        return ["# After a preemption, and before the time limit, jaxrun has Slurm start it again, until it is done."]
+        return ["# After a preemption, and before the time limit, jaxrun makes Slurm start it again, until it is done."]
     return [
         "# Slurm may start it again after the loss of a node or a preemption; to do so by hand: scontrol requeue JOB."
     ]
 
 
 def _signal_before_limit(job: Job) -> list[str]:
-    """Ask for a signal before the time limit, where that leaves the job most of its time.
+    """Request a signal before the time limit, if that leaves the job most of its time.
 
-    Raises UsageError where it leaves none to a job that is to go on after it.
+    Raises UsageError if a job with --requeue would have no time left.
     """
     if has_option(job.slurm_args, ("--signal",)):
         return []
@@ -197,7 +197,7 @@ def _directive(option: str, value: str) -> str:
 
 
 def _unless(job: Job, line: str, *names: str) -> list[str]:
-    """Return `line`, unless --slurm-args have one of `names`."""
+    """Return `line` in a list, or an empty list if --slurm-args have one of `names`."""
     return [] if has_option(job.slurm_args, names) else [line]
 
 
@@ -210,14 +210,14 @@ def has_option(words: Sequence[str], names: Sequence[str]) -> bool:
 
 
 def check_slurm_args(slurm_args: Sequence[str]) -> None:
-    """Raise UsageError for a word that jaxrun has an option of its own for."""
+    """Raise UsageError for a word for which jaxrun has an option of its own."""
     for word in slurm_args:
         if ours := _JAXRUN_OPTION.get(_option_name(word)):
-            raise UsageError(f"--slurm-args {word}: jaxrun needs to know this too; give it as {ours}")
+            raise UsageError(f"--slurm-args {word}: jaxrun needs to know this, too; use {ours}")
 
 
 def _split_sbatch_srun(slurm_args: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the words for sbatch and those for srun alone; a word that is no option belongs to the one before it."""
+    """Return (words for sbatch, words for srun alone); a word that is not an option belongs to the word before it."""
     groups: tuple[list[str], list[str]] = ([], [])
     target = groups[0]
     for word in slurm_args:
@@ -238,7 +238,7 @@ def _group_options(words: Sequence[str]) -> list[list[str]]:
 
 
 def _option_name(word: str) -> str:
-    """Return `--mem` of `--mem=4G`, `-w` of `-wh1`; empty for a word that is no option."""
+    """Return `--mem` for `--mem=4G`, `-w` for `-wh1`; empty for a word that is not an option."""
     if word.startswith("--"):
         return word.partition("=")[0]
     return word[:2] if word.startswith("-") else ""

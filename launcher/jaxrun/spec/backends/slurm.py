@@ -1,11 +1,11 @@
-"""The Slurm backend: inside of an allocation, one srun starts an agent for each rank.
+"""The Slurm backend: inside an allocation, one srun starts an agent for each rank.
 
-srun is told everything on its command line: it would take what is left out from SLURM_* variables, which may be those
-of somebody else's step. No value of a variable stands there: srun passes its own environment on.
+srun gets everything on its command line: it would read missing options from SLURM_* variables, which may belong to
+another step. No value of a variable stands there, because srun passes on its own environment.
 
-Agents that were started end with 0, so one that does not could not be started: --kill-on-bad-exit ends the others.
-Tried with Slurm 22.05: srun ends by itself when all tasks have; a SIGTERM to it ends all tasks at once, by SIGKILL; a
-SIGKILL to it leaves them running.
+Agents end with status 0 once they have started. So an agent with another status could not be started, and
+--kill-on-bad-exit ends the others. Tried with Slurm 22.05: srun ends by itself when all tasks have ended; a SIGTERM to
+it ends all tasks at once, by SIGKILL; a SIGKILL to it leaves them running.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import AGENT_ARGV, LaunchCommand, Plan
 from jaxrun.text import UNKNOWN_HOST, plural
 
-# srun reads these as options of its own, which no word on its command line takes back.
+# srun reads these as its own options, and no word on its command line can undo them.
 _SRUN_INPUT_VARIABLES = (
     "SLURM_BCAST", "SLURM_EXACT", "SLURM_EXCLUSIVE", "SLURM_HOSTFILE", "SLURM_IMMEDIATE", "SLURM_LABELIO",
     "SLURM_NO_KILL", "SLURM_NTASKS_PER_CORE", "SLURM_NTASKS_PER_GPU", "SLURM_NTASKS_PER_NODE",
@@ -46,7 +46,7 @@ _OVERCOMMIT_OPTIONS = ("--overcommit", "-O")
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """The number of processes on each node that is used, from the first node on, and the CPUs of each process."""
+    """The number of processes on each used node, from the first node on, and the CPUs of each process."""
 
     counts: tuple[int, ...]
     cpus: int
@@ -96,28 +96,28 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
         size=len(hosts) + len(waiting),
         survive_host_loss=survive_host_loss,
     )
-    # What the launchers of one job have in common, which go on with each other's work.
+    # The launchers of one requeued job share this; it shows that they continue each other's work.
     requeue_id = f"slurm {environ.get('SLURM_CLUSTER_NAME', '')} {allocation.job_id}"
     planned = plan_remote(job, environ, job_id, command, hosts, _notes(job, allocation), spares, left_out)
     return replace(planned, requeue_id=requeue_id) if job.requeue else planned
 
 
 def _nodes_of_placement(job: Job, allocation: Allocation) -> Allocation:
-    """Only the nodes that the ranks are on, in the order of the ranks."""
+    """Return the allocation with only the nodes that have ranks, in the order of the ranks."""
     cpus = dict(zip(allocation.nodes, allocation.cpus, strict=True))
     nodes = tuple(dict.fromkeys(job.placement))
     return replace(allocation, nodes=nodes, cpus=tuple(cpus.get(node, 1) for node in nodes))
 
 
 def _room_for_waiting(shape: _Shape, cpus: int) -> int:
-    """How many agents wait on a spare node with so many CPUs: as many as any node has, if there is room."""
+    """Return how many agents wait on a spare node with so many CPUs: as many as any node has, if there is room."""
     return max(1, min(max(shape.counts), cpus // shape.cpus))
 
 
 def _no_allocation_message(job: Job) -> str:
     asked = " ".join(sbatch_options(job))
     return (
-        "--backend slurm starts processes in an allocation of Slurm, but this shell is not in one: SLURM_JOB_ID is "
+        "--backend slurm starts processes in a Slurm allocation, but this shell is not in one: SLURM_JOB_ID is "
         "not set. Add --submit before the program to submit the job and follow it, or --sbatch job.sh to write a batch "
         f"script; or begin with: salloc {asked}"
     )
@@ -129,7 +129,7 @@ def _shape(job: Job, allocation: Allocation, overcommit: bool) -> _Shape:
     processes = job.processes or _default_processes(job, allocation, hosts)
     each = job.cpus_per_process or allocation.cpus_per_task or 0
     if not job.cpus_per_process and (not each or processes > sum(count // each for count in cpus)):
-        # Nobody has said how many CPUs a process gets: all that there are. Slurm would bind it to a single one.
+        # Nobody gave a number of CPUs per process: use all. Slurm would bind a process to a single one.
         tasks = spread_tasks(processes, cpus)
         each = max(1, min(count // max(number, 1) for count, number in zip(cpus, tasks, strict=True)))
     room = [count // each for count in cpus]
@@ -145,7 +145,7 @@ def _shape(job: Job, allocation: Allocation, overcommit: bool) -> _Shape:
 
 
 def _host_count(job: Job, allocation: Allocation) -> int:
-    """Return how many nodes of the allocation are used. Raises UsageError where there are fewer."""
+    """Return the number of nodes of the allocation to use. Raises UsageError if there are fewer."""
     per_host, processes, nodes = job.processes_per_host, job.processes, len(allocation.nodes)
     hosts = job.hosts or nodes
     if per_host and processes:
@@ -154,14 +154,14 @@ def _host_count(job: Job, allocation: Allocation) -> int:
         hosts = min(hosts, processes)
     if hosts > nodes:
         raise UsageError(
-            f"{plural(hosts, 'host')} are asked for, but Slurm job {allocation.job_id} has {plural(nodes, 'node')}: "
+            f"{plural(hosts, 'host')} were requested, but Slurm job {allocation.job_id} has {plural(nodes, 'node')}: "
             f"{_abbreviated(allocation.nodes)}; give a smaller -N, or get more with salloc or sbatch"
         )
     return hosts
 
 
 def _default_processes(job: Job, allocation: Allocation, hosts: int) -> int:
-    """Return the default for -n: what the allocation was made for, else one for each GPU, else one for each host."""
+    """Return the default for -n: the allocation's number of tasks, else one for each GPU, else one for each host."""
     if job.processes_per_host:
         return hosts * job.processes_per_host
     if allocation.tasks is not None:
@@ -184,29 +184,29 @@ def _check_room(allocation: Allocation, counts: Sequence[int], room: Sequence[in
 def _srun_options(
     job: Job, agents: Sequence[str], shape: _Shape, environ: Mapping[str, str], survive_host_loss: bool
 ) -> list[str]:
-    """The words for an agent on each of the hosts `agents`: the ranks' hosts, and those of agents that wait."""
+    """Return the words that start an agent on each host of `agents`: the ranks' hosts, and hosts of waiting agents."""
     on_host = Counter(agents)
     counts = tuple(on_host.values()) if UNKNOWN_HOST not in on_host else shape.counts
     alike = len(set(counts)) == 1
     words = [f"--nodes={len(counts)}", f"--ntasks={len(agents)}"]
     if job.placement or not (alike or len(agents) == shape.processes):
-        # srun would put the nodes of any other distribution into its own order, and fill them in another way.
+        # srun would reorder the nodes of any other distribution, and fill them in another way.
         words += [f"--cpus-per-task={shape.cpus}", "--distribution=arbitrary", f"--nodelist={','.join(agents)}"]
     else:
-        if alike:  # srun warns of any other
+        if alike:  # srun prints warnings about any other
             words.append(f"--ntasks-per-node={counts[0]}")
         words += [f"--cpus-per-task={shape.cpus}", "--distribution=block"]
         if UNKNOWN_HOST not in on_host:
-            # Else srun prefers nodes on which no other step runs, and waits for one that is down.
+            # Otherwise srun prefers nodes on which no other step runs, and waits for a node that is down.
             words.append(f"--nodelist={','.join(on_host)}")
     if job.gpus_per_host:
         words.append(f"--gpus-per-node={job.gpus_per_host}")
     if (job.gpus_per_host or any(map(environ.get, _GPU_VARIABLES))) and "SLURM_GPU_BIND" not in environ:
         words.append("--gpu-bind=none")  # a process that cannot see its neighbours' GPUs has no NVLink to them
-    # --overlap: with other steps of the job. --wait: an end is ours to judge.
-    if not has_option(job.slurm_args, ("--exclusive",)):  # srun takes one of the two
+    # --overlap: share CPUs with other steps of the job. --wait=0: the head decides when to end the others.
+    if not has_option(job.slurm_args, ("--exclusive",)):  # srun accepts only one of the two
         words.append("--overlap")
-    # Else the loss of a host or of an agent, of one that waits too, ends all others.
+    # Otherwise the loss of a host or an agent, even a waiting one, would end all others.
     words += ["--no-kill", "--kill-on-bad-exit=0"] if survive_host_loss else ["--kill-on-bad-exit=1"]
     return [*words, "--wait=0", f"--input={job.stdin or STDIN_RANK_0}", "--export=ALL"]
 
@@ -214,14 +214,14 @@ def _srun_options(
 def _hidden_variables(job: Job, allocation: Allocation, environ: Mapping[str, str]) -> tuple[str, ...]:
     names = [*_SRUN_INPUT_VARIABLES, *(_GPU_REQUEST_VARIABLES if job.gpus_per_host else ())]
     if allocation.in_step:
-        names += _STEP_BINDING_VARIABLES  # that of the step, for its own few CPUs
+        names += _STEP_BINDING_VARIABLES  # set for this process's own step, which has few CPUs
     if re.fullmatch(r"cpu[=:][0-9]+", environ.get("SLURM_TRES_PER_TASK", "")):
         names.append("SLURM_TRES_PER_TASK")  # must not differ from --cpus-per-task
     return tuple(name for name in names if name in environ)
 
 
 def _hosts(job: Job, allocation: Allocation, shape: _Shape) -> list[str]:
-    """Return the host of each rank, UNKNOWN_HOST where the user chooses the hosts."""
+    """Return the host of each rank, UNKNOWN_HOST if the user's options choose the hosts."""
     if job.placement:
         return list(job.placement)
     if has_option(job.slurm_args, _HOST_CHOICE_OPTIONS):
@@ -232,14 +232,14 @@ def _hosts(job: Job, allocation: Allocation, shape: _Shape) -> list[str]:
 def _notes(job: Job, allocation: Allocation) -> list[str]:
     given = {"--partition": job.partition, "--time": job.time_limit, "--account": job.account}
     ignored = ", ".join(option for option, value in given.items() if value)
-    return [f"{ignored} cannot change Slurm job {allocation.job_id}, which runs already"] if ignored else []
+    return [f"{ignored} cannot change Slurm job {allocation.job_id}, which is already running"] if ignored else []
 
 
 def _node_numbers(allocation: Allocation, numbers: Sequence[int]) -> str:
-    """Write `h1 4, h2 4`."""
+    """Write, for example, `h1 4, h2 4`."""
     return _abbreviated([f"{node} {number}" for node, number in zip(allocation.nodes, numbers, strict=False)])
 
 
 def _abbreviated(items: Sequence[str]) -> str:
-    """Write all `items`, or of many the first and the last."""
+    """Write all `items`, or only the first and the last of many."""
     return ", ".join(items if len(items) <= 6 else [*items[:3], "...", items[-1]])

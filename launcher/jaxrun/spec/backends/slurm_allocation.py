@@ -1,7 +1,7 @@
-"""The Slurm allocation of this process, read from the environment, and how srun lays tasks out in it.
+"""The Slurm allocation of this process, read from the environment, and the layout of tasks that srun would choose.
 
-Only variables of the whole job are used. In a step (`srun --pty bash`, or salloc's own shell where the site makes that
-a step) SLURM_NNODES, SLURM_NODELIST and SLURM_TASKS_PER_NODE are those of the step, and in a batch script SLURM_PROCID
+Only variables of the whole job are used. In a step (`srun --pty bash`, or salloc's own shell at sites where that is a
+step), SLURM_NNODES, SLURM_NODELIST and SLURM_TASKS_PER_NODE describe the step, and in a batch script SLURM_PROCID
 means nothing.
 """
 
@@ -23,12 +23,12 @@ _MAX_NODES = 1 << 16  # Slurm's own limit; a longer list is a typing error
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """One job of Slurm.
+    """A Slurm job.
 
     cpus:           the job's CPUs on each node, in the order of `nodes`
-    tasks:          the number that it was made for; None where nobody said
-    cpus_per_task:  the number that it was made for; None where nobody said, and within a step
-    gpus:           GPUs of each node; None where no variable speaks of any
+    tasks:          the number of tasks that the job requested; None if it requested none
+    cpus_per_task:  the number that the job requested; None if it requested none, and within a step
+    gpus:           GPUs of each node; None if no variable mentions any
     in_step:        whether this process is itself a task of a step of the job
     """
 
@@ -42,7 +42,7 @@ class Allocation:
 
 
 def read_allocation(environ: Mapping[str, str]) -> Allocation | None:
-    """Read the allocation, None without one. Raises UsageError for one in which no job can be started."""
+    """Read the allocation; None if there is none. Raises UsageError if no job can be started in it."""
     job_id = environ.get("SLURM_JOB_ID", "")
     if not job_id:
         return None
@@ -54,7 +54,7 @@ def read_allocation(environ: Mapping[str, str]) -> Allocation | None:
     for name in ("SLURM_JOB_NODELIST", "SLURM_JOB_CPUS_PER_NODE"):
         if not environ.get(name):
             raise UsageError(
-                f"SLURM_JOB_ID={job_id} is set, but {name} is not, so this shell is not inside of the allocation; "
+                f"SLURM_JOB_ID={job_id} is set, but {name} is not, so this shell is not inside the allocation; "
                 f"enter it with: srun --jobid={job_id} --overlap --pty bash"
             )
     in_step = "SLURM_STEP_ID" in environ
@@ -77,16 +77,16 @@ def read_allocation(environ: Mapping[str, str]) -> Allocation | None:
 
 
 def without_nodes(allocation: Allocation, left_out: Collection[str]) -> Allocation:
-    """The allocation as if it had been made without these nodes."""
+    """Return the allocation as if it had been made without these nodes."""
     kept = {node: cpus for node, cpus in zip(allocation.nodes, allocation.cpus, strict=True) if node not in left_out}
     tasks = allocation.tasks and allocation.tasks * len(kept) // len(allocation.nodes)
     return replace(allocation, nodes=tuple(kept), cpus=tuple(kept.values()), tasks=tasks)
 
 
 def spread_tasks(processes: int, room: Sequence[int]) -> tuple[int, ...]:
-    """Count the tasks of each node as srun does for block distribution: a round gives one to each node that has room.
+    """Count the tasks of each node as srun's block distribution does: a round adds one to each node that has room.
 
-    When none has any, rounds go on regardless, as srun does with --overcommit.
+    If no node has room, rounds continue anyway, as with srun --overcommit.
     """
     counts = [0] * len(room)
     crowded = False
@@ -99,7 +99,7 @@ def spread_tasks(processes: int, room: Sequence[int]) -> tuple[int, ...]:
 
 
 def _tasks(environ: Mapping[str, str], nodes: int) -> int | None:
-    """Return SLURM_NTASKS, for which the allocation was made, unless it is the size of the step of this process."""
+    """Return SLURM_NTASKS, the requested number of tasks, unless it is the size of this process's step."""
     tasks = _number(environ, "SLURM_NTASKS")
     of_step = tasks == _number(environ, "SLURM_STEP_NUM_TASKS", -1)
     if tasks and not (of_step and _number(environ, "SLURM_STEP_NUM_NODES") < nodes):
@@ -108,13 +108,13 @@ def _tasks(environ: Mapping[str, str], nodes: int) -> int | None:
 
 
 def _gpus(environ: Mapping[str, str], nodes: int) -> int | None:
-    """Return the GPUs of each node: as they were requested, else those of this node, else an equal share of all."""
+    """Return the GPUs of each node: the requested number, else this node's, else an equal share of all."""
     asked, total = (_count(environ.get(name, "")) for name in ("SLURM_GPUS_PER_NODE", "SLURM_GPUS"))
     return asked or _number(environ, "SLURM_GPUS_ON_NODE") or total // nodes or None
 
 
 def _count(text: str) -> int:
-    """Return the sum of the numbers in "8", "a100:8" or "a100:4,v100:4"."""
+    """Return the sum of the numbers in a text such as "8", "a100:8" or "a100:4,v100:4"."""
     return sum(int(number) for number in re.findall(r"(?:^|:)([0-9]+)(?=,|$)", text))
 
 
@@ -123,15 +123,15 @@ def _number(environ: Mapping[str, str], name: str, otherwise: int = 0) -> int:
     if not text:
         return otherwise
     if not text.isdecimal():
-        raise UsageError(f"{name}={text!r} is not a number, as Slurm would set it; unset it")
+        raise UsageError(f"{name}={text!r} is not a number, so Slurm did not set it; unset it")
     return int(text)
 
 
-# ---- lists as Slurm writes them
+# ---- lists in Slurm's notation
 
 
 def expand_node_list(text: str) -> tuple[str, ...]:
-    """Expand Slurm's "rack[1-2]n[01-16],login1", the last bracket fastest. Raises UsageError if it is no list."""
+    """Expand Slurm's "rack[1-2]n[01-16],login1", the last bracket fastest. Raises UsageError for any other text."""
     nodes: list[str] = []
     for name in re.split(r",(?![^\[\]]*\])", text):
         if not _NODE.fullmatch(name):
@@ -162,7 +162,7 @@ def _numbers(ranges: str, text: str) -> list[str]:
 
 
 def expand_counts(text: str) -> tuple[int, ...]:
-    """Expand Slurm's "2(x3),1" to 2, 2, 2, 1. Raises UsageError if it is no list of counts."""
+    """Expand Slurm's "2(x3),1" to 2, 2, 2, 1. Raises UsageError for any other text."""
     counts: list[int] = []
     for part in text.split(","):
         match = _COUNT.fullmatch(part)

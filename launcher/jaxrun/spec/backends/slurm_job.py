@@ -1,7 +1,7 @@
-"""What Slurm says of a job (`scontrol show job`), and how a job goes on after a preemption or its limit (--requeue).
+"""Reads the state of a job from Slurm (`scontrol show job`), and continues a preempted job (--requeue).
 
-Slurm is asked to start the job again, as the last that this launcher does. The run directory goes on too: it is found
-by the job's number, which stays.
+Asking Slurm to start the job again is the last thing that this launcher does. The new launcher continues in the same
+run directory, which it finds by the job's number, because that stays the same.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _UNFINISHED_STATES = {
     "PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED",
     "RESIZING", "RESV_DEL_HOLD", "SIGNALING", "SPECIAL_EXIT", "STAGE_OUT", "STOPPED",
 }  # fmt: skip
-# In these states Slurm's own ExitCode says nothing, or not what the user wants to know.
+# In these states Slurm's own ExitCode is meaningless, or not what the user wants to know.
 _EXIT_STATUS_BY_STATE = {
     "BOOT_FAIL": EXIT_UNAVAILABLE,
     "CANCELLED": EXIT_SIGNAL_BASE + 15,
@@ -42,10 +42,10 @@ _QUERY_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """What `scontrol show job` says; `nodes` is empty until the job runs, `output` where it has none.
+    """The output of `scontrol show job`; `nodes` is empty until the job runs, `output` if the job has no output file.
 
     requeue:  whether Slurm may start the job again
-    is_batch: whether it has a batch script, without which it cannot
+    is_batch: whether it has a batch script; without one, Slurm cannot start it again
     """
 
     state: str
@@ -64,13 +64,13 @@ class JobState:
 
     @property
     def exit_status(self) -> int:
-        """The exit status of a command that stands for the job."""
+        """The exit status of a command that represents the job."""
         code = EXIT_SIGNAL_BASE + self.exit_signal if self.exit_signal else self.exit_code
         return _EXIT_STATUS_BY_STATE.get(self.state, code)
 
 
 def parse_job_state(text: str) -> JobState | None:
-    """Parse what `scontrol show job` prints; None if it holds no state."""
+    """Parse the output of `scontrol show job`; None if it contains no state."""
     found = {
         name: value for name, value in re.findall(r"^   .*?\b(JobState|StdOut|NodeList)=(.*)$", text, re.MULTILINE)
     }
@@ -93,9 +93,9 @@ def parse_job_state(text: str) -> JobState | None:
 
 
 def query_job_state(job: str, environ: Mapping[str, str]) -> JobState | None:
-    """Ask Slurm's controller for the state of `job`, a number; None where it does not answer.
+    """Ask Slurm's controller for the state of `job`, a number; None if the controller does not answer.
 
-    Raises UnavailableError where it does not know the job.
+    Raises UnavailableError if it does not know the job.
     """
     done = _ask(["scontrol", "show", "job", job], environ)
     if done is not None and "Invalid job id" in done.stderr:
@@ -104,8 +104,8 @@ def query_job_state(job: str, environ: Mapping[str, str]) -> JobState | None:
 
 
 def end_of_allocation(environ: Mapping[str, str], now: float) -> float | None:
-    """When Slurm ends the job that `environ` is of, in seconds since the epoch; None without one, or a limit."""
-    told = environ.get("SLURM_JOB_END_TIME", "")  # by Slurm 23.02 and later
+    """When Slurm will end the job of `environ`, in seconds since the epoch; None without a job or a limit."""
+    told = environ.get("SLURM_JOB_END_TIME", "")  # set by Slurm 23.02 and later
     if told.isdecimal():
         return float(told)
     number = environ.get("SLURM_JOB_ID", "")
@@ -115,7 +115,7 @@ def end_of_allocation(environ: Mapping[str, str], now: float) -> float | None:
 
 
 def parse_time_limit(limit: str) -> int | None:
-    """Return the seconds of "90", "90:00", "1:30:00", "1-12" or "1-12:30:00", as Slurm reads them; None for others."""
+    """Return the seconds in "90", "90:00", "1:30:00", "1-12" or "1-12:30:00", as Slurm reads them; None for others."""
     match = re.fullmatch(r"(?:([0-9]+)-)?([0-9]+)(?::([0-9]+))?(?::([0-9]+))?", limit)
     if match is None:
         return None
@@ -126,7 +126,7 @@ def parse_time_limit(limit: str) -> int | None:
 
 
 def _ask(command: list[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str] | None:
-    """Run a command of Slurm's; None where there is none, or no answer."""
+    """Run a command of Slurm; None if it does not exist, or does not answer."""
     with contextlib.suppress(subprocess.TimeoutExpired, OSError):
         return subprocess.run(
             command,
@@ -144,9 +144,9 @@ def _ask(command: list[str], environ: Mapping[str, str]) -> subprocess.Completed
 
 
 def run_requeued(environ: Mapping[str, str], run: Callable[[], int]) -> int:
-    """Run the job by `run`, and see that it goes on if it was preempted; returns the exit status of `jaxrun`.
+    """Call `run` to run the job, and requeue the job if it was preempted; returns the exit status of `jaxrun`.
 
-    Raises UsageError or UnavailableError where it could not go on.
+    Raises UsageError or UnavailableError if the job could not be requeued.
     """
     _check_requeue(environ)
     status = run()
@@ -156,10 +156,10 @@ def run_requeued(environ: Mapping[str, str], run: Callable[[], int]) -> int:
 
 
 def _check_requeue(environ: Mapping[str, str]) -> None:
-    """Raise UnavailableError without scontrol, and UsageError where Slurm cannot start the job again."""
+    """Raise UnavailableError if scontrol is missing, and UsageError if Slurm cannot start the job again."""
     if shutil.which("scontrol", path=environ.get("PATH")) is None:
         raise UnavailableError(
-            "--requeue needs scontrol, which is not on PATH (as in a container); without it, use an array of "
+            "--requeue needs scontrol, which is not on PATH (for example, in a container); without it, use an array of "
             "jobs that run one after the other: docs/surviving.md"
         )
     job = environ["SLURM_JOB_ID"]
@@ -167,17 +167,17 @@ def _check_requeue(environ: Mapping[str, str]) -> None:
     if state is not None and not state.is_batch:
         raise UsageError(
             f"--requeue is for a batch job, which Slurm can start again, and Slurm job {job} is an interactive one; "
-            "leave it out, or hand the job to Slurm with --submit"
+            "leave it out, or submit the job with --submit"
         )
     if state is not None and not state.requeue:
-        raise UsageError(f"--requeue: Slurm job {job} was submitted with --no-requeue; leave one of them out")
+        raise UsageError(f"--requeue: Slurm job {job} was submitted with --no-requeue; leave out one of the two")
 
 
 def _requeue(environ: Mapping[str, str]) -> str:
-    """Have Slurm start this job again, unless somebody has cancelled it; returns a line that says how that went.
+    """Make Slurm start this job again, unless it was cancelled; returns a line that says what happened.
 
-    A job that Slurm itself ends, to start it again or not, is no longer RUNNING; and `scontrol requeue` would revive
-    one that its user has cancelled.
+    A job that Slurm itself ends, whether or not it starts it again, is no longer RUNNING. `scontrol requeue` would
+    revive a job that its user has cancelled.
     """
     job = environ["SLURM_JOB_ID"]
     in_array = {"SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"} <= environ.keys()
@@ -190,11 +190,11 @@ def _requeue(environ: Mapping[str, str]) -> str:
     if state is None:
         return f"Slurm does not answer, so job {name} is not started again; {by_hand}"
     if state.state != "RUNNING":
-        return f"Slurm itself ends job {name}, so whether it starts it again is up to Slurm"
+        return f"Slurm itself ends job {name}, and decides whether to start it again"
     words = ["scontrol", "requeue", name]
     done = subprocess.run(
         words, env=dict(environ), stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace"
     )
     if done.returncode:
         return f"Slurm did not start job {name} again: {done.stderr.strip()}; {by_hand}"
-    return f"Slurm starts job {name} again (restart {state.restarts + 1})"
+    return f"Slurm will start job {name} again (restart {state.restarts + 1})"

@@ -1,7 +1,7 @@
-"""Writes batch scripts, hands them to Slurm, and follows the job: prints its state and its output as they change.
+"""Writes batch scripts, submits them to Slurm, and follows the job: prints its state and its output as they change.
 
-Slurm's controller, which serves a whole cluster, is asked at most once a second; the output is read from the file that
-Slurm names.
+Slurm's controller serves a whole cluster, so it is asked at most once a second; the output is read from the job's
+output file.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _ALLOCATION_VARIABLE = re.compile(r"SLURM_(?!CONF$|CLUSTERS$)")
 
 
 def submission_env(text: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for sbatch: no variable that overrides a #SBATCH line of the script `text`.
+    """Return the environment for sbatch, without variables that would override a #SBATCH line of the script `text`.
 
-    The variables of an allocation that this shell may be in are left out too: sbatch would hand them to the job.
+    The variables of an allocation around this shell are left out, too, because sbatch would pass them to the job.
     """
     stated = re.findall(r"^#SBATCH --([a-z-]+)", text, re.MULTILINE)
     names = {f"SBATCH_{option.upper().replace('-', '_')}" for option in stated}
@@ -48,9 +48,9 @@ def write_script(path: Path, text: str) -> None:
 
 
 def submit(text: str, keep_at: Path, environ: Mapping[str, str]) -> tuple[str, str]:
-    """Write the script `text` to `keep_at` and hand it to Slurm; returns the job's number and what sbatch remarked.
+    """Write the script `text` to `keep_at` and submit it; returns the job's number and what sbatch remarked.
 
-    Raises UnavailableError where Slurm does not take the job; the script is kept.
+    Raises UnavailableError if Slurm refuses the job; the script is kept.
     """
     write_script(keep_at, text)
     script = shlex.quote(str(keep_at))
@@ -76,14 +76,14 @@ def submit(text: str, keep_at: Path, environ: Mapping[str, str]) -> tuple[str, s
     return number[0], remarks
 
 
-_FIRST_NOTE_S, _NEXT_NOTE_S = 2.0, 10.0  # until the first line about a job that waits, and between two of them
+_FIRST_NOTE_S, _NEXT_NOTE_S = 2.0, 10.0  # until the first line about a pending job, and between later ones
 _OUTPUT_POLL_S = 0.2
-_EARLY_QUERY_S, _QUERY_S = 1.0, 3.0  # between two queries of the controller, early and later
+_EARLY_QUERY_S, _QUERY_S = 1.0, 3.0  # between two queries of the controller
 _EARLY_PHASE_S = 30.0
 
 
 def submit_and_follow(text: str, keep_at: Path, environ: Mapping[str, str]) -> int:
-    """Hand the batch script `text`, which is kept at `keep_at`, to Slurm; returns the exit status of the job."""
+    """Submit the batch script `text`, which is kept at `keep_at`, and follow the job; returns the job's exit status."""
     number, remarks = submit(text, keep_at, environ)
     if remarks:
         print_notice(remarks)
@@ -123,11 +123,11 @@ class JobFollower:
             return query_job_state(self._job, self._environ)
         except UnavailableError:
             raise UnavailableError(
-                f"Slurm has forgotten job {self._job}, so how it ended is not known{self._output_hint()}"
+                f"Slurm has forgotten job {self._job}, so nobody knows how it ended{self._output_hint()}"
             ) from None
 
     def _report_changes(self, state: JobState | None) -> None:
-        """Print what has changed, and from time to time that nothing has."""
+        """Print changes, and from time to time that nothing has changed."""
         now = time.monotonic()
         before, due = self._last, now >= self._note_due
         if state is None:
@@ -142,14 +142,14 @@ class JobFollower:
             print_notice(f"job {self._job} is pending ({state.reason})")
             self._note_due = now + _NEXT_NOTE_S
         elif state.state == "RUNNING" and (before is None or before.state != "RUNNING"):
-            print_notice(f"job {self._job} runs on {state.nodes}; output: {state.output}")
+            print_notice(f"job {self._job} is running on {state.nodes}; output: {state.output}")
 
     def _copy_output(self) -> None:
-        """Print what has been added to the job's output file."""
+        """Print what was appended to the job's output file."""
         if self._last is None or not self._last.output:
             return
         with contextlib.suppress(FileNotFoundError), open(self._last.output, "rb") as file:
-            if os.fstat(file.fileno()).st_size < self._offset:  # the file was begun anew
+            if os.fstat(file.fileno()).st_size < self._offset:  # the file was started anew
                 self._offset = 0
             file.seek(self._offset)
             while chunk := file.read(1 << 16):
@@ -165,7 +165,7 @@ class JobFollower:
         return state.exit_status
 
     def _detach(self) -> None:
-        print_notice(f"job {self._job} goes on; jaxrun no longer follows it")
+        print_notice(f"job {self._job} continues; jaxrun no longer follows it")
         if self._last and self._last.output:
             print_notice(f"to follow it again: tail -f {shlex.quote(self._last.output)}")
         print_notice(f"to cancel it: scancel {self._job}")

@@ -1,4 +1,4 @@
-"""What was asked for (Job) and what will be started (Plan): frozen values, and pure functions from one to the other.
+"""The request (Job) and what to start for it (Plan): frozen values, and pure functions from one to the other.
 
-Only `devices.probe_machine`, `program.check_program` and the readers of files look at the machine.
+Only `devices.probe_machine`, `program_check.check_program` and the readers of files look at the machine.
 """

@@ -1,7 +1,7 @@
-"""Which cores each rank of a host stays on (--bind): those next to its GPUs, a share of its own, or all it may use.
+"""Chooses the cores of each rank of a host (--bind): the cores next to its GPUs, a share of its own, or all it may use.
 
-Its memory follows: the kernel takes it from the NUMA node of the core that first writes to it. XLA starts as many
-threads as a rank has cores.
+A rank's memory follows its cores: the kernel allocates it on the NUMA node of the core that first writes to it. XLA
+starts as many threads as a rank has cores.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ BIND_AUTO, BIND_GPU, BIND_CORES, BIND_NONE = BIND_MODES = ("auto", "gpu", "cores
 
 @dataclass(frozen=True, slots=True)
 class RankCores:
-    """The cores that a rank may use, hardware threads of one core side by side, and those next to each of its GPUs.
+    """The cores that a rank may use, hardware threads of one core side by side, and the cores next to each of its GPUs.
 
-    The latter as the kernel lists them, "0-31,64-95"; empty for a GPU of which it does not say.
+    The latter are in the kernel's format, "0-31,64-95"; empty for a GPU about which it says nothing.
     """
 
     allowed: tuple[int, ...]
@@ -26,7 +26,7 @@ class RankCores:
 
     @property
     def nearby(self) -> tuple[int, ...]:
-        """Those next to its GPUs, among which it may use; all, where that is not known, or would leave none."""
+        """The allowed cores next to its GPUs; all allowed cores if those are unknown or none of them is allowed."""
         if not all(self.near_gpus):
             return self.allowed
         near = {core for cores in self.near_gpus for span in parse_ranks(cores, "a GPU") for core in span}
@@ -34,10 +34,10 @@ class RankCores:
 
 
 def choose_cores(mode: str, ranks: Sequence[RankCores], *, on_cpu: bool, all_cores: int) -> list[tuple[int, ...]]:
-    """The cores of each rank of a host that has `all_cores`; none for a rank that is left as it is.
+    """Return the cores of each rank on a host with `all_cores` cores; empty for a rank that is not bound.
 
-    In the mode "auto" nothing is chosen for ranks that Slurm, mpirun or a container has bound: that may not use all
-    cores. Measured: staying on one core pays when CPU workers outnumber the cores, and costs when they do not.
+    In the mode "auto", ranks that Slurm, mpirun or a container has bound (they may not use all cores) are left alone.
+    Measured: staying on one core pays when CPU workers outnumber the cores, and costs when they do not.
     """
     allowed = [rank.allowed for rank in ranks]
     match mode:
@@ -55,7 +55,7 @@ def choose_cores(mode: str, ranks: Sequence[RankCores], *, on_cpu: bool, all_cor
 
 
 def _share(cores_of: Iterable[tuple[int, ...]], *, only_crowded: bool = False) -> list[tuple[int, ...]]:
-    """Divide cores among the ranks that have the same ones; `only_crowded`: where there are fewer cores than ranks."""
+    """Divide cores among ranks that have the same cores; `only_crowded`: only if there are fewer cores than ranks."""
     wanted = list(cores_of)
     chosen = list(wanted)
     for cores in set(wanted):

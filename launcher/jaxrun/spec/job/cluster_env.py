@@ -1,8 +1,8 @@
-"""Reads a process's rank from the variables of the mpirun or srun that started it: one table, tried in one order.
+"""Reads a process's rank from the variables of the mpirun or srun that started it: one table, tried in order.
 
-An agent that jaxrun has started is told which entry to read; only `jaxrun attach` detects it. An entry stands before
-those whose variables its processes may inherit. Slurm is last: mpirun's daemons are tasks of a Slurm step of their own,
-and what they start inherits the numbers of that step.
+jaxrun tells the agents that it starts which entry to read; only `jaxrun attach` detects the entry. Each entry stands
+before the entries whose variables its processes may inherit. Slurm is last: mpirun's daemons are tasks of a Slurm step
+of their own, and the processes that they start inherit that step's numbers.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from jaxrun.errors import ProtocolError, UnavailableError, UsageError
 from jaxrun.protocol.names import COORDINATOR_ADDRESS, NUM_PROCESSES, PROCESS_ID, RESERVED_PREFIX
 from jaxrun.text import format_columns
 
-BY_OPTIONS = "by hand"  # the engine of a rank that only --rank and --size tell
+BY_OPTIONS = "by hand"  # the engine of a rank that is given by --rank and --size alone
 
 _OWN_RANK = f"{RESERVED_PREFIX}RANK"
 _OWN_SIZE = f"{RESERVED_PREFIX}SIZE"
 _NUMBER = re.compile(r"[0-9]{1,9}")
-_FIRST_SPECIAL_STEP = 0xFFFFFFF0  # from here on: salloc's shell, the batch script and the like, no steps of a job
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0  # steps from here on are salloc's shell, the batch script and the like
 _CONTROL_PORT = "--control-port"
-_BATCH_SCRIPT = re.compile(r"slurmstepd: \[[^\]]*\.batch\]")  # the daemon above a batch script
+_BATCH_SCRIPT = re.compile(r"slurmstepd: \[[^\]]*\.batch\]")  # Slurm's daemon, the parent of a batch script
 
 
 def _launch_id_of_slurm(environ: Mapping[str, str]) -> str:
@@ -32,7 +32,7 @@ def _launch_id_of_slurm(environ: Mapping[str, str]) -> str:
 
 
 def _is_task_of_step(environ: Mapping[str, str]) -> bool:
-    """Whether this is a task of a Slurm step, and not a batch script that was submitted inside of one."""
+    """Whether this is a task of a Slurm step, and not a batch script that was submitted from inside a step."""
     step = environ.get("SLURM_STEP_ID", "")
     same = environ.get("SLURM_NTASKS") == environ["SLURM_STEP_NUM_TASKS"]
     return same and step.isdecimal() and int(step) < _FIRST_SPECIAL_STEP
@@ -40,10 +40,10 @@ def _is_task_of_step(environ: Mapping[str, str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CancelCommand:
-    """Ends all processes that an engine has started together, where the launch command cannot do that any more.
+    """Ends all processes that an engine has started together, when its launch command can no longer do so.
 
-    argv:      the command; the launch id that an agent has reported follows
-    title:     how people call what it ends, in front of the launch id: "Slurm's step"
+    argv:      the command, to which the launch id reported by an agent is appended
+    title:     what people call the thing it ends, in front of the launch id: "Slurm's step"
     too_late:  texts of its errors that say that these processes have ended already
     """
 
@@ -54,16 +54,16 @@ class CancelCommand:
 
 @dataclass(frozen=True, slots=True)
 class ClusterEnv:
-    """What starts processes (the engine `key`), and the variables by which they know their rank.
+    """An engine (`key`) that starts processes, and the variables by which they know their rank.
 
-    command:  what people type to start processes, to which they add -n; empty where they type nothing
-    rank_variable, size_variable:  the variables of the numbers
-    job_variables:     variables whose values together are alike in all ranks of a job, and differ between jobs
-    marker_variables:  what must be set besides the rank, to tell the engine's processes from those of others
-    head_variable:     the variable that has "host:port", on the host of rank 0; empty where there is none
-    applies:           whether these variables, where they are set, are meant for this process
-    launch_id:         how the engine calls the processes that it started together; empty where no command takes that
-    cancel:            the command that takes it; None where the engine has none
+    command:  what people type to start processes, to which they add -n; empty if they type nothing
+    rank_variable, size_variable:  the variables with the numbers
+    job_variables:     variables whose values together are the same in all ranks of a job, and differ between jobs
+    marker_variables:  variables besides the rank that must be set, to distinguish the engine's processes from others
+    head_variable:     the variable with "host:port" on rank 0's host; empty if there is none
+    applies:           whether these variables, if set, are meant for this process
+    launch_id:         the engine's name for the processes it started together; empty if no command accepts one
+    cancel:            the command that accepts it; None if the engine has none
     """
 
     key: str
@@ -79,24 +79,24 @@ class ClusterEnv:
     cancel: CancelCommand | None = None
 
     def is_set(self, environ: Mapping[str, str]) -> bool:
-        """Whether this engine has started the process whose environment is `environ`."""
+        """Whether this engine started the process with the environment `environ`."""
         return all(name in environ for name in (self.rank_variable, *self.marker_variables)) and self.applies(environ)
 
 
 CLUSTER_ENVS = (
     ClusterEnv("open-mpi", "Open MPI", "mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", ("PMIX_NAMESPACE",)),
-    # srun --mpi=pmi2 and Flux set PMI_RANK too, but not the local one.
+    # srun --mpi=pmi2 and Flux set PMI_RANK, too, but not the local rank.
     ClusterEnv(
         "hydra", "MPICH or Intel MPI", "mpirun", "PMI_RANK", "PMI_SIZE", ("I_MPI_HYDRA_UUID",), ("MPI_LOCALRANKID",)
     ),
     ClusterEnv(
         "mvapich", "MVAPICH", "mpirun", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", ("MPIRUN_HOST", "MPIRUN_ID")
     ),
-    # Flux inside of a job of PALS hands the variables of PALS to its own tasks.
+    # Flux inside a PALS job passes the variables of PALS on to its own tasks.
     ClusterEnv("flux", "Flux", "flux run", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", ("FLUX_JOB_ID",)),
-    # srun --mpi=cray_shasta sets PALS_RANKID too, but no size.
+    # srun --mpi=cray_shasta sets PALS_RANKID, too, but no size.
     ClusterEnv("pals", "PALS (HPE Cray)", "mpiexec", "PALS_RANKID", "PMI_SIZE", ("PALS_APID",), ("PMI_SIZE",)),
-    # A batch script has SLURM_PROCID=0 as well, but no step.
+    # A batch script has SLURM_PROCID=0, too, but no step.
     ClusterEnv(
         "slurm",
         "Slurm",
@@ -111,7 +111,7 @@ CLUSTER_ENVS = (
             ("scancel", "--signal=KILL"), "Slurm's step", too_late=("already complet", "Invalid job id")
         ),
     ),
-    # Pods that are a process each. What is started within one inherits its variables.
+    # Pods with one process each. Processes started inside inherit the pod's variables.
     ClusterEnv(
         "kubeflow",
         "Kubeflow Trainer's JAX runtime",
@@ -140,8 +140,8 @@ _BY_KEY = {engine.key: engine for engine in CLUSTER_ENVS}
 class RankInfo:
     """The rank of one process.
 
-    job_key:  tells its job from others; empty where nothing does
-    head:     "host:port" on the host of rank 0; empty if the engine names none
+    job_key:  distinguishes its job from others; empty if nothing does
+    head:     "host:port" on rank 0's host; empty if the engine names none
     """
 
     engine: str
@@ -161,8 +161,8 @@ def read_rank_info(key: str, environ: Mapping[str, str]) -> RankInfo:
 def find_rank_info(environ: Mapping[str, str], ancestors: Iterable[Sequence[str]] = ()) -> RankInfo | None:
     """Read the rank from the variables of the first engine that has set any; None if none has.
 
-    `ancestors` are the command lines of the processes above this one, the parent first: MPICH names its job only there.
-    Raises UsageError in a process that jaxrun has started, UnavailableError where the numbers make no sense.
+    `ancestors` are the command lines of the processes above this one, the parent first; only they name a job of MPICH.
+    Raises UsageError in a process that jaxrun has started, and UnavailableError if the numbers make no sense.
     """
     if _OWN_RANK in environ:
         which = f"rank {environ[_OWN_RANK]} of {environ.get(_OWN_SIZE, '?')}"
@@ -181,14 +181,14 @@ def refuse_task_of_several(
 ) -> None:
     """Raise UsageError in one of several processes that mpirun or srun has started, each of which would run a job.
 
-    The processes of a job of jaxrun inherit such variables, and may start jobs. `words` follow `jaxrun`, and
-    `ancestors` returns what `find_rank_info` takes.
+    Processes of a jaxrun job inherit such variables, but may start jobs. `words` are the words after `jaxrun`;
+    `ancestors` returns the command lines that `find_rank_info` needs.
     """
     if _OWN_RANK in environ or not any(engine.is_set(environ) for engine in CLUSTER_ENVS):
         return
     try:
         found = find_rank_info(environ, ancestors())
-    except (UnavailableError, UsageError):  # variables that make no sense are no reason to start nothing
+    except (UnavailableError, UsageError):  # broken variables do not forbid starting a job
         return
     if found is None or found.size == 1:
         return
@@ -197,24 +197,24 @@ def refuse_task_of_several(
     raise UsageError(
         f"{engine.title} has started this process as number {found.rank} of {found.size} "
         f"({engine.rank_variable}={found.rank}), and each would run a job of its own. For one job of all, type: "
-        f"{prefix}jaxrun attach {typed}. If each is to run one, say of how many processes: {prefix}jaxrun -n 1 {typed}"
+        f"{prefix}jaxrun attach {typed}. For a job in each, give its number of processes: {prefix}jaxrun -n 1 {typed}"
     )
 
 
 def _is_in_batch_script(ancestors: Iterable[Sequence[str]]) -> bool:
-    """Whether this is a batch script, or runs below it: one that was submitted inside of a step has its variables."""
+    """Whether this is a batch script, or runs below one: if submitted inside a step, it has the step's variables."""
     return any(_BATCH_SCRIPT.match(argv[0]) for argv in ancestors if argv)
 
 
 def cancel_command(engine: str) -> CancelCommand | None:
-    """Return what ends all processes that this engine (a `key`) started together; None where it has no command."""
+    """Return the command that ends all processes that this engine (a `key`) started together; None if it has none."""
     return _BY_KEY[engine].cancel if engine in _BY_KEY else None
 
 
 def launch_id(environ: Mapping[str, str]) -> str:
-    """Return how the engine calls the processes that it started together with this one: Slurm's step, "12.0".
+    """Return the engine's name for the processes that it started together with this one: Slurm's step, "12.0".
 
-    Empty where no command takes that.
+    Empty if no command accepts such a name.
     """
     return next((found for each in CLUSTER_ENVS if each.is_set(environ) and (found := each.launch_id(environ))), "")
 
@@ -225,10 +225,10 @@ def detect_rank_info(
     rank: int | None = None,
     size: int | None = None,
 ) -> RankInfo:
-    """Do what `find_rank_info` does, with what --rank and --size say.
+    """Do what `find_rank_info` does, and take --rank and --size into account.
 
-    Raises UsageError where these contradict what was found or are not enough; where they are not given, and nothing was
-    found, it says what was looked for.
+    Raises UsageError if they contradict what was found, or are incomplete. If they are not given and nothing was found,
+    the error lists what was searched for.
     """
     found = find_rank_info(environ, ancestors)
     if found is None and rank is None and size is None:
@@ -242,7 +242,7 @@ def detect_rank_info(
     ):
         if given is not None and given != value:
             raise UsageError(
-                f"{option} {given} contradicts {variable}={value}, by which {engine.title} has started this process; "
+                f"{option} {given} contradicts {variable}={value}, with which {engine.title} started this process; "
                 f"leave {option} out, or hide the variable: env -u {engine.rank_variable} jaxrun attach ..."
             )
     return found
@@ -253,7 +253,7 @@ def _from_options(rank: int | None, size: int | None) -> RankInfo:
         given = f"--rank {rank}" if rank is not None else f"--size {size}"
         raise UsageError(f"a process that mpirun or srun did not start needs --rank and --size; only {given} is given")
     if not 0 <= rank < size:
-        raise UsageError(f"--rank {rank} is not in a job of --size {size}, whose ranks are 0 to {size - 1}")
+        raise UsageError(f"--rank {rank} is not a rank of a job of --size {size}; its ranks are 0 to {size - 1}")
     return RankInfo(BY_OPTIONS, rank, size)
 
 
@@ -279,7 +279,7 @@ def _read_number(engine: ClusterEnv, name: str, environ: Mapping[str, str]) -> i
         return int(value)
     received = f"{name} is not set" if value is None else f"{name}={value!r} is not a whole number"
     raise UnavailableError(
-        f"{received}, but {engine.title} gives its processes their ranks in it; "
+        f"{received}, but {engine.title} stores the ranks of its processes there; "
         f"was this process started by {engine.title}, and is its environment passed on?"
     )
 
@@ -294,7 +294,7 @@ def _refuse_heterogeneous(environ: Mapping[str, str]) -> None:
 
 
 def _control_port(ancestors: Iterable[Sequence[str]]) -> str:
-    """Return where MPICH's mpiexec listens, "h1:46095", which all proxies of a job have on their command lines."""
+    """Return where MPICH's mpiexec listens, "h1:46095", as the command lines of a job's proxies show it."""
     for argv in ancestors:
         for word, value in pairwise(argv):
             if word == _CONTROL_PORT:
@@ -307,9 +307,9 @@ def _nothing_found_message(environ: Mapping[str, str]) -> str:
     lines = ["nothing says which rank this process is; looked for the variables of", *format_columns(rows)]
     if "SLURM_JOB_ID" in environ:
         lines.append(
-            f"In Slurm's job {environ['SLURM_JOB_ID']}, but in a batch script or a shell and not in a task of a step; "
-            "put srun in front: srun jaxrun attach PROGRAM"
+            f"This is Slurm job {environ['SLURM_JOB_ID']}, but a batch script or a shell, not a task of a step; "
+            "prepend srun: srun jaxrun attach PROGRAM"
         )
     lines.append("Start it with mpirun or srun: mpirun -n 8 jaxrun attach PROGRAM")
-    lines.append("or say it by hand: jaxrun attach --rank 3 --size 8 --head host:port PROGRAM")
+    lines.append("or give its rank: jaxrun attach --rank 3 --size 8 --head host:port PROGRAM")
     return "\n".join(lines)

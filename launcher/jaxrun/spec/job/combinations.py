@@ -1,6 +1,6 @@
-"""What options of a job contradict each other, or name what it does not have.
+"""Checks the options of a job against each other, and against its program, backend and size.
 
-What is wrong with one value alone is said where its option is declared (options.py).
+Each option's own value is checked by its declaration (options.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from jaxrun.spec.job.options import JobOptions
 
 
 def check_combinations(job: JobOptions, program: tuple[str, ...]) -> None:
-    """Raise UsageError if the options of a job do not fit each other, or its program."""
+    """Raise UsageError if the options of a job contradict each other or its program."""
     _check_program(program, job.module)
     for is_wrong, text in (*_counts(job), *_needs(job), *_contradictions(job)):
         if is_wrong:
@@ -22,7 +22,7 @@ def check_combinations(job: JobOptions, program: tuple[str, ...]) -> None:
 
 
 def _counts(job: JobOptions) -> Iterator[tuple[bool, str]]:
-    """The numbers that do not come out even, or leave nothing."""
+    """Numbers that leave a remainder, or leave nothing."""
     n, hosts, each, rank = job.processes, job.hosts, job.processes_per_host, job.host_rank
     if n is not None and hosts is not None:
         yield n < hosts, f"-n {n} leaves hosts of -N {hosts} without a process; give -N {n} or less"
@@ -41,28 +41,28 @@ def _counts(job: JobOptions) -> Iterator[tuple[bool, str]]:
 
 
 def _needs(job: JobOptions) -> Iterator[tuple[bool, str]]:
-    """Options that mean something only with another one, or where the job runs in a certain way."""
+    """Options that make sense only with another option, or in a certain kind of job."""
     by_hand, restarts = job.host_rank is not None, job.max_restarts > 0
-    again = "needs --max-restarts or --host-check: a job that has lost a host is started again"
+    again = "needs --max-restarts or --host-check: only then does a job that has lost a host start again"
     replaces = restarts or job.host_check
     is_handed_over = job.sbatch is not None or job.manifest is not None or job.submit
-    yield by_hand and job.hosts is None, f"--host-rank {job.host_rank} needs --hosts: how many there are"
-    text = f"--head {job.head} needs --host-rank: which of the --hosts this one is, from 0"
+    yield by_hand and job.hosts is None, f"--host-rank {job.host_rank} needs --hosts, the number of hosts"
+    text = f"--head {job.head} needs --host-rank, the number of this host, from 0"
     yield bool(job.head) and not by_hand, text
     yield job.spares > 0 and not replaces, f"--spares {job.spares} {again}"
     yield job.min_hosts is not None and not replaces, f"--min-hosts {job.min_hosts} {again}"
     text = f"--wait-hosts {job.wait_hosts or 0:g} needs --max-restarts: a job that has lost a host is started again"
     yield bool(job.wait_hosts) and not restarts, text
-    text = f"--grow {job.grow or 0:g} needs --min-hosts: without it, a job that has lost a host does not go on"
+    text = f"--grow {job.grow or 0:g} needs --min-hosts: without it, a job that has lost a host does not continue"
     yield bool(job.grow) and job.min_hosts is None, text
     text = "--live is for a job that runs on this terminal, not for one of --sbatch, --manifest or --submit"
     yield job.live and is_handed_over, text
-    text = "--requeue needs the run directory, in which the job goes on; leave --no-run-dir out"
+    text = "--requeue needs the run directory, in which the job continues; leave out --no-run-dir"
     yield job.requeue and job.no_run_dir, text
 
 
 def _contradictions(job: JobOptions) -> Iterator[tuple[bool, str]]:
-    """Options of which a job has one at most."""
+    """Options that exclude each other."""
     for is_wrong, both in (
         (job.pdb and job.max_restarts, f"--pdb and --max-restarts {job.max_restarts}"),
         (job.run_dir is not None and job.no_run_dir, f"--run-dir {job.run_dir} and --no-run-dir"),
@@ -84,7 +84,7 @@ def check_rank_options(job: JobOptions, size: int) -> None:
 
 
 def check_options(job: JobOptions) -> None:
-    """Raise UsageError if `job` has an option that its backend does not understand; this machine is one host."""
+    """Raise UsageError if `job` has an option that its backend does not support; this machine counts as one host."""
     for field, option in options_of(job):
         if understands(job.backend, option) or (field.name == "hosts" and job.hosts == 1):
             continue
@@ -94,7 +94,7 @@ def check_options(job: JobOptions) -> None:
                 fitting.append("--host-rank on each host")
             chosen = f"--backend {job.backend}" if job.backend in BACKENDS else "--host-rank"
             wanted = " or ".join(filter(None, (", ".join(fitting[:-1]), fitting[-1])))
-            advice = f"add {fitting[0]}" if job.backend == "local" else "leave one of them out"
+            advice = f"add {fitting[0]}" if job.backend == "local" else "leave out one of the two"
             raise UsageError(f"{option.title} is for {wanted}, not for {chosen}; {advice}")
 
 
@@ -104,7 +104,7 @@ def _check_program(program: tuple[str, ...], module: bool) -> None:
             raise UsageError("-m needs the name of a module: jaxrun [OPTIONS] -m MODULE [ARGS]...")
         raise UsageError("no program given: jaxrun [OPTIONS] PROGRAM [ARGS]... (--help shows examples)")
     if any("\0" in part for part in program):
-        raise UsageError(f"a NUL byte cannot be part of a command line: {' '.join(program)!r}")
+        raise UsageError(f"a command line cannot contain a NUL byte: {' '.join(program)!r}")
     name = program[0]
     if module and not all(part.isidentifier() for part in name.split(".")):
         raise UsageError(

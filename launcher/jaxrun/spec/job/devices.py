@@ -1,6 +1,6 @@
-"""This machine's cores and accelerators, counted without importing jax.
+"""Counts this machine's cores and accelerators without importing jax.
 
-NVML (nvml.py) or sysfs list the cards; pure functions decide which of them the environment leaves visible.
+NVML (nvml.py) or sysfs lists the cards; pure functions decide which of them the environment leaves visible.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _NVML_TIMEOUT_S = 30.0
 
 
 def probe_machine(platforms: Iterable[str], environ: Mapping[str, str]) -> Machine:
-    """Find this machine's cores and the devices of `platforms`, and no others: asking a driver takes time.
+    """Find this machine's cores and the devices of `platforms`, and no others, because asking a driver takes time.
 
-    Where the CPU would do, and there is no sign of NVIDIA's driver, that is not asked.
+    If the CPU would do and there is no sign of NVIDIA's driver, the driver is not asked.
     """
     wanted = set(platforms)
     gpus = {}
@@ -44,7 +44,10 @@ def probe_machine(platforms: Iterable[str], environ: Mapping[str, str]) -> Machi
 
 
 def _usable_cores() -> tuple[int, ...]:
-    """Hardware threads of one core have numbers side by side, or, as on most PCs, as far apart as those of core 0."""
+    """Return the usable cores with the hardware threads of one core side by side.
+
+    Threads of one core have adjacent numbers or, on most PCs, numbers as far apart as the threads of core 0.
+    """
     siblings = list(map(int, re.findall(r"[0-9]+", _read(_SIBLINGS))))
     apart = siblings[1] - siblings[0] if len(siblings) > 1 else 1
     cores = sorted(os.sched_getaffinity(0))
@@ -52,7 +55,7 @@ def _usable_cores() -> tuple[int, ...]:
 
 
 def _cores_near(card: GpuCard, folder: str) -> str:
-    """The cores on the NUMA node of a card."""
+    """Return the cores on the card's NUMA node."""
     return _read(os.path.join(folder, card.pci, "local_cpulist")) if card.pci else ""
 
 
@@ -65,7 +68,7 @@ def _read(path: str) -> str:
 
 
 def _has_cuda_plugin() -> bool:
-    """Whether the namespace package `jax_plugins`, in which JAX looks for its plugins, holds one for CUDA."""
+    """Whether the namespace package `jax_plugins`, in which JAX looks for plugins, contains one for CUDA."""
     from importlib.machinery import PathFinder
 
     spec = PathFinder.find_spec("jax_plugins")
@@ -86,7 +89,7 @@ def cuda_gpus(environ: Mapping[str, str], reading: NvmlReading, pci_devices: str
 
 
 def rocm_gpus(environ: Mapping[str, str], cards: tuple[GpuCard, ...], pci_devices: str = PCI_DEVICES) -> Gpus:
-    """Return the AMD GPUs that `environ` leaves visible; each variable selects among what the one before it leaves."""
+    """Return the AMD GPUs that `environ` leaves visible; each variable selects among those left by the previous."""
     settings, places = [], {card.uuid: card for card in cards}
     for variable in _ROCM_VISIBLE_VARIABLES:
         if variable in environ:
@@ -98,10 +101,10 @@ def rocm_gpus(environ: Mapping[str, str], cards: tuple[GpuCard, ...], pci_device
 
 
 def visible_devices(cards: tuple[GpuCard, ...], value: str | None) -> list[tuple[str, str]]:
-    """Return UUID and name of each device that CUDA enumerates for a CUDA_VISIBLE_DEVICES of `value`; None: unset.
+    """Return (UUID, name) of each device that CUDA enumerates for `value` of CUDA_VISIBLE_DEVICES; None means unset.
 
-    As in CUDA, the list ends at the first entry that is no device, an entry given twice leaves none, and
-    one process enumerates a single MIG device and then no whole GPU.
+    As in CUDA, the list ends at the first entry that is not a device, a repeated entry leaves no device, and a process
+    that enumerates a MIG device sees only this one and no whole GPU.
     """
     chosen: list[tuple[str, str]] = []
     for entry in map(str, range(len(cards))) if value is None else value.split(","):
@@ -130,14 +133,14 @@ def _find_device(cards: tuple[GpuCard, ...], entry: str) -> tuple[str, str] | No
 
 
 def amd_cards(pattern: str = _KFD_NODES) -> tuple[GpuCard, ...]:
-    """Return the AMD GPUs that the kernel lists: the nodes of its topology that have SIMD units."""
+    """Return the AMD GPUs that the kernel lists: the topology nodes that have SIMD units."""
     cards = []
     for node in sorted(glob.glob(pattern), key=lambda path: (len(path), path)):
         try:
             with open(os.path.join(node, "properties"), encoding="ascii", errors="replace") as file:
                 properties = dict(line.split(maxsplit=1) for line in file if len(line.split()) > 1)
         except OSError:
-            continue  # a node that this container may not use
+            continue  # this container may not use the node
         if int(properties.get("simd_count", "0")) > 0:
             domain, place = (int(properties.get(name, "0")) for name in ("domain", "location_id"))
             pci = f"{domain:04x}:{place >> 8:02x}:{place >> 3 & 31:02x}.{place & 7}"
@@ -146,6 +149,6 @@ def amd_cards(pattern: str = _KFD_NODES) -> tuple[GpuCard, ...]:
 
 
 def has_tpu(environ: Mapping[str, str], listing: Callable[[str], list[str]] = glob.glob) -> bool:
-    """Whether this host has TPU chips: accel devices or, where the environment has TPU_ variables, VFIO devices."""
+    """Whether this host has TPU chips: accel devices or, if the environment has TPU_ variables, VFIO devices."""
     by_vfio = any(name.startswith("TPU_") for name in environ) and bool(listing("/dev/vfio/[0-9]*"))
     return by_vfio or bool(listing("/dev/accel[0-9]*"))

@@ -1,4 +1,4 @@
-"""The variables that the user gives with --env and --env-file, and how a variable's value may be shown."""
+"""Parses the variables of --env and --env-file, and masks secrets in values that are shown."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _URL_PASSWORD = re.compile(r"(://)[^/@\s]+@")
 
 
 def parse_assignment(text: str, environ: Mapping[str, str], source: str = "--env") -> tuple[str, str]:
-    """Parse `NAME=VALUE`, or `NAME` for the value that it has in `environ`. Raises UsageError that names `source`."""
+    """Parse `NAME=VALUE`, or `NAME` with its value from `environ`. Raises UsageError that names `source`."""
     name, equals, value = text.partition("=")
     _check_name(name, text, source)
     if equals:
@@ -27,7 +27,7 @@ def parse_assignment(text: str, environ: Mapping[str, str], source: str = "--env
 
 
 def read_env_file(path: Path) -> dict[str, str]:
-    """Read an --env-file. Raises UsageError that names the file and the line that is malformed."""
+    """Read an --env-file. Raises UsageError that names the file and the malformed line."""
     try:
         text = path.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError as error:
@@ -36,7 +36,7 @@ def read_env_file(path: Path) -> dict[str, str]:
 
 
 def parse_env_file(text: str, file_name: str) -> dict[str, str]:
-    """Parse lines such as these; of two lines for one variable the later counts.
+    """Parse lines such as the following; if a variable occurs twice, the later line counts.
 
     # a comment
     NAME=any value, with no expansion   # a blank before the sign starts a comment
@@ -51,21 +51,21 @@ def parse_env_file(text: str, file_name: str) -> dict[str, str]:
         source = f"{file_name}:{number}:"
         variable, equals, rest = re.sub(r"^export\s+", "", stripped).partition("=")
         if not equals:
-            raise UsageError(f"{source} NAME=VALUE is expected, and this line has no equals sign")
+            raise UsageError(f"{source} NAME=VALUE is expected, but this line has no equals sign")
         _check_name(variable, line, source)
         values[variable] = _check_value(variable, _parse_value(rest, line, source), source)
     return values
 
 
 def mask_secret(name: str, value: str) -> str:
-    """Return `value` as it may be shown: *** for a secret, and no password within a URL."""
+    """Return `value` in a form that may be shown: *** for a secret, and no password within a URL."""
     if value and _SECRET_NAME.search(name):
         return "***"
     return _URL_PASSWORD.sub(r"\1***@", value)
 
 
 def _shown(text: str) -> str:
-    """An assignment as an error may quote it: its value may be a secret, whatever its name."""
+    """Return an assignment as an error may quote it: the value may be a secret, whatever the name."""
     name, equals, _ = text.partition("=")
     short = name if len(name) <= _QUOTED_CHARS else f"{name[:_QUOTED_CHARS]}…"
     return f"{short}=…" if equals else short
@@ -75,7 +75,7 @@ def _check_name(name: str, text: str, source: str) -> None:
     if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) is None:
         raise UsageError(f"{source} NAME=VALUE is expected, not {_shown(text)!r}")
     if name.startswith(RESERVED_PREFIX) or name in (COORDINATOR_ADDRESS, NUM_PROCESSES, PROCESS_ID):
-        raise UsageError(f"{source} {_shown(name)} cannot be given: jaxrun sets it in every worker; leave it out")
+        raise UsageError(f"{source} {_shown(name)} cannot be set: jaxrun sets it in every worker; leave it out")
 
 
 def _check_value(name: str, value: str, source: str) -> str:
@@ -85,7 +85,7 @@ def _check_value(name: str, value: str, source: str) -> str:
 
 
 def _parse_value(rest: str, line: str, source: str) -> str:
-    """Parse what stands after the equals sign, quoted or not."""
+    """Parse the text after the equals sign, quoted or not."""
     quote = rest[:1]
     if quote not in ("'", '"'):
         return re.sub(r"(^|\s+)#.*$", "", rest).strip()

@@ -1,4 +1,4 @@
-"""The variables that jaxrun keeps from the workers, and those of every interpreter. Pure: environments are passed in.
+"""The variables that jaxrun removes for workers, and those that it sets for every interpreter. Pure.
 
 This module is imported before the launcher has read its command line, so it imports almost nothing.
 """
@@ -12,7 +12,7 @@ from jaxrun.protocol.names import COORDINATOR_ADDRESS, NUM_PROCESSES, PROCESS_ID
 PLATFORMS_VARIABLE = "JAX_PLATFORMS"
 CPU_DEVICES_VARIABLE = "JAX_NUM_CPU_DEVICES"
 
-# Left behind by another job: JAX would take its rank and its coordinator from these.
+# Left over from another job: JAX would take its rank and its coordinator from these.
 _OTHER_JOB_VARIABLES = (
     COORDINATOR_ADDRESS,
     NUM_PROCESSES,
@@ -28,7 +28,7 @@ def inherited_job_variables(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def interpreter_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that every Python interpreter of a job starts with; `environ` is what the user gives.
+    """Return the variables with which every Python interpreter of a job starts; `environ` has what the user gives.
 
     All ranks have one hash seed unless the user has chosen another.
     """

@@ -1,10 +1,10 @@
-"""The faults that --chaos asks for: what happens to which ranks, and when.
+"""The faults of --chaos: what happens to which ranks, and when.
 
     kill:1@2s            SIGKILL to rank 1, 2 s after the program has started on all ranks
     pause:0-3,7@1.5s     SIGSTOP to ranks 0-3 and 7
     kill:any@1s-4s       SIGKILL to some rank, at some moment between the two
 
-Each is injected once: with --max-restarts, those that were not due in one attempt are left for the next.
+Each fault is injected once: with --max-restarts, faults that were not due in one attempt are left for the next.
 
 The head times them (head/fault_injection.py), the agents carry them out.
 """
@@ -20,7 +20,7 @@ from jaxrun.text import Ranks, format_ranges, parse_ranks
 
 CHAOS_OPTION = "--chaos"
 KILL, PAUSE = FAULT_KINDS = ("kill", "pause")
-_FAULT_SEPARATOR = re.compile(r",(?=\s*[a-z]+\s*:)")  # a comma before a kind: others are within the ranks
+_FAULT_SEPARATOR = re.compile(r",(?=\s*[a-z]+\s*:)")  # a comma before a kind; other commas separate ranks
 _TIME = r"([0-9]+|[0-9]*\.[0-9]+)(ms|s)"
 _FAULT_PATTERN = re.compile(rf"\s*([^:@]*):([^:@]*)@\s*{_TIME}(?:-{_TIME})?\s*", re.ASCII)
 _EXPECTED_FORM = "a fault is KIND:RANKS@TIME, such as kill:1@2s, pause:0-3@1.5s or kill:any@1s-4s"
@@ -29,9 +29,9 @@ _ANY = "any"
 
 @dataclass(frozen=True, slots=True)
 class FaultSpec:
-    """One fault; `after` is in seconds from when the program has started on all ranks.
+    """One fault; `after` is in seconds after the program has started on all ranks.
 
-    ranks:  empty for one of those that live then, whichever
+    ranks:  empty for any one of the ranks that are alive then
     """
 
     kind: str
@@ -43,7 +43,7 @@ class FaultSpec:
 
 
 def parse_faults(text: str) -> tuple[FaultSpec, ...]:
-    """Parse faults with commas between them. Raises UsageError that names the part that is wrong."""
+    """Parse faults separated by commas. Raises UsageError that names the wrong part."""
     return tuple(_parse_fault(part) for part in _FAULT_SEPARATOR.split(text))
 
 
@@ -64,7 +64,7 @@ def _parse_fault(text: str) -> FaultSpec:
 
 
 def _draw(first: float, last: float) -> float:
-    """Some time between the two."""
+    """Return a random time between the two."""
     if first == last:
         return first
     import random  # takes 5 ms

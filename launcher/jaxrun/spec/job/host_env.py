@@ -1,8 +1,8 @@
-"""Reads which host of a job this is from the variables of the pod or the cloud (--hosts auto): one table, in one order.
+"""Reads which host of a job this is from variables of the pod or the cloud (--hosts auto): one table, tried in order.
 
-These platforms number hosts, and each host starts one command; cluster_env.py has the engines that number processes.
-Variables of jaxrun itself (JAXRUN_HOSTS, JAXRUN_HOST_RANK, JAXRUN_HEAD) win over them, and add what a platform does not
-say. An entry stands before those whose variables its hosts have too, so an indexed Job is last.
+These platforms number hosts, and each host runs one command; engines that number processes are in cluster_env.py.
+jaxrun's own variables (JAXRUN_HOSTS, JAXRUN_HOST_RANK, JAXRUN_HEAD) override them, and add what a platform does not
+set. Each entry stands before the entries whose variables its hosts have, too, so an indexed Job is last.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from jaxrun.protocol.names import RANK, RESERVED_PREFIX
 from jaxrun.spec.job.options import HOSTS_AUTO
 from jaxrun.text import format_columns
 
-HEAD_PORT = 7777  # where host 0 listens if the platform names no port
+HEAD_PORT = 7777  # port of host 0 if the platform names no port
 COUNT, INDEX, HEAD = (f"{RESERVED_PREFIX}{name}" for name in ("HOSTS", "HOST_RANK", "HEAD"))
 _NUMBER = re.compile(r"[0-9]{1,9}")
-_NAMED_COUNTS = (HOSTS_AUTO, "gpu", "cpu")  # of processes, as torchrun takes them: jaxrun decides
+_NAMED_COUNTS = (HOSTS_AUTO, "gpu", "cpu")  # words for numbers of processes, as torchrun accepts them: jaxrun decides
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,9 @@ class HostInfo:
     """The place of this host in its job.
 
     index:      the number of this host, from 0
-    count:      how many hosts the job has
-    head:       "host:port" where host 0 listens; empty if it is the only host
-    processes:  how many processes each host runs; None if that is for jaxrun to decide
+    count:      the number of hosts in the job
+    head:       "host:port" where host 0 listens; empty if there is only one host
+    processes:  the number of processes per host; None if jaxrun decides
     """
 
     index: int
@@ -42,16 +42,16 @@ class HostInfo:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """How one value is made of variables: `make` gets their values in the order of `names`.
+    """Variables that yield one value: `make` gets their values in the order of `names`.
 
-    A `*` in a name stands for any text; exactly one variable must fit.
+    A `*` in a name stands for any text; exactly one variable must match.
     """
 
     names: tuple[str, ...]
     make: Callable[..., str] = lambda value: str(value)
 
     def read(self, environ: Mapping[str, str], title: str) -> str:
-        """Return the value; empty if a variable is not set. Raises UsageError if it cannot be understood."""
+        """Return the value; empty if a variable is not set. Raises UsageError if the value makes no sense."""
         names = [_find_name(name, environ, title) for name in self.names]
         if not all(environ.get(name) for name in names):
             return ""
@@ -64,11 +64,11 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class HostEnv:
-    """A platform that numbers the hosts of a job, and the variables that it sets on each.
+    """A platform that numbers the hosts of a job, and the variables that it sets on each host.
 
-    marker:    any of these variables tells that the platform has started this process
-    index, count, head, port, processes:  what they say; None where they do not
-    excluded:  variables which tell that the numbers are not those of hosts
+    marker:    any of these variables shows that the platform has started this process
+    index, count, head, port, processes:  the sources of these values; None if there is none
+    excluded:  variables that show that the numbers do not mean hosts
     """
 
     title: str
@@ -196,12 +196,12 @@ HOST_ENVS = (
 def find_host_info(environ: Mapping[str, str]) -> HostInfo:
     """Read the place of this host from the variables of the first platform that has set any.
 
-    Raises UsageError where nothing says it, or where variables are missing, contradict each other or make no sense.
+    Raises UsageError if no platform has, or if variables are missing, contradict each other or make no sense.
     """
     if RANK in environ:
         raise UsageError(
-            f"--hosts auto: this process is rank {environ[RANK]} of a jaxrun job already ({RANK} is set), and is no "
-            "host of another; leave --hosts auto out"
+            f"--hosts auto: this process is rank {environ[RANK]} of a jaxrun job already ({RANK} is set), and is not a "
+            "host of another; leave out --hosts auto"
         )
     platform = find_platform(environ)
     if platform is None and not environ.get(INDEX):
@@ -211,20 +211,20 @@ def find_host_info(environ: Mapping[str, str]) -> HostInfo:
     count = _read_number(platform, "count", COUNT, environ, f"{title}; how many hosts there are")
     if index >= count:
         raise UsageError(
-            f"--hosts auto: {title}, but there are {count} hosts, which are numbered from 0; check {COUNT} and {INDEX}"
+            f"--hosts auto: {title}, but there are {count} hosts, numbered from 0; check {COUNT} and {INDEX}"
         )
     head = _read_head(platform, environ, title) if count > 1 else ""
     return HostInfo(index, count, head, _read_processes(platform, environ))
 
 
 def find_platform(environ: Mapping[str, str]) -> HostEnv | None:
-    """Return the first platform of the table that has set a variable of its own; None if there is none."""
+    """Return the first platform of the table that has set one of its variables; None if there is none."""
     found = next((each for each in HOST_ENVS if any(name in environ for name in each.marker)), None)
     wrong = next((name for name in found.excluded if name in environ), "") if found else ""
     if found and wrong:
         raise UsageError(
-            f"--hosts auto: {wrong} is set, so {' and '.join(found.index.names)} numbers a process of torchrun here, "
-            "and no host; start jaxrun where torchrun was started"
+            f"--hosts auto: {wrong} is set, so {' and '.join(found.index.names)} numbers a torchrun process here, "
+            "not a host; start jaxrun where torchrun was started"
         )
     return found
 
@@ -242,7 +242,7 @@ def _find_name(name: str, environ: Mapping[str, str], title: str) -> str:
 
 
 def _read(platform: HostEnv | None, attribute: str, own: str, environ: Mapping[str, str], what: str) -> tuple[str, str]:
-    """Return a value and the names of its variables. Raises UsageError that says where to set `what` it lacks."""
+    """Return a value and the names of its variables. Raises UsageError that says where to set a missing `what`."""
     if environ.get(own, HOSTS_AUTO) not in ("", HOSTS_AUTO):
         return environ[own], own
     source: Source | None = getattr(platform, attribute) if platform else None

@@ -1,6 +1,6 @@
-"""What was asked for: a Job holds the request of one command line, with every default, and is valid or does not exist.
+"""The request of one command line: a Job has a value for every option, and an invalid one cannot be created.
 
-Whatever depends on the machine, the file system or the environment is decided later, in the plan.
+Everything that depends on the machine, the file system or the environment is decided later, in the plan.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class Job(JobOptions):
 
     program:       the path or module name, then its arguments
     env:           variables to add to every worker
-    placement:     the host of each rank, where it is decided already: after the loss of a host
-    spare_hosts:   those that are left then to take another's place
-    excluded:      the hosts to do without, and why
-    probe_hosts:   first have the agents on other hosts report them, and connect to each other
+    placement:     the host of each rank, if it is already decided, after the loss of a host
+    spare_hosts:   the spare hosts that are left then
+    excluded:      the hosts that must not be used, with the reasons
+    probe_hosts:   first let the agents on other hosts report them, and connect to each other
     """
 
     program: tuple[str, ...]
@@ -43,7 +43,7 @@ class Job(JobOptions):
 
     @property
     def why_no_fork(self) -> str:
-        """Why each rank is a fresh interpreter, whatever its platform; empty where it may be forked."""
+        """Why each rank needs a fresh interpreter, on any platform; empty if ranks may be forked."""
         return self.no_fork or (f"--wrap starts each rank inside {self.wrap[0]}" if self.wrap else "")
 
     @property
@@ -56,7 +56,7 @@ class Job(JobOptions):
 
     @property
     def grow_after(self) -> float | None:
-        """How long an attempt on fewer hosts runs at least; None where it is not stopped for more."""
+        """The minimum duration of an attempt on fewer hosts; None if it is never stopped to use more hosts."""
         return ((GROW_S if self.grow is None else self.grow) or None) if self.max_restarts else None
 
     @property
@@ -66,7 +66,7 @@ class Job(JobOptions):
 
     @property
     def name(self) -> str:
-        """The program's file or module without path and ending: "train" of "src/train.py"."""
+        """The program's file or module without path and suffix: "train" for "src/train.py"."""
         from pathlib import PurePath
 
         return self.program[0].rpartition(".")[2] if self.module else PurePath(self.program[0]).stem

@@ -1,4 +1,4 @@
-"""How a job is laid out on one machine: the platform, the number of processes, and the devices of each."""
+"""The layout of a job on one machine: the platform, the number of processes, and the devices of each process."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from jaxrun.spec.job.options import PLATFORMS
 
 _GPU_PLATFORMS = ("cuda", "rocm")
 _XLA_DEVICES = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
-# What lists no GPU, by the source of Gpus, where no setting hides them.
+# By the source of Gpus: why it lists no GPU, if no setting hides them.
 _NO_CARDS = {"NVML": "NVIDIA's driver lists none", "kfd": "the kernel lists no AMD GPU"}
-FORKED_PLATFORMS = ("cpu", "cuda")  # on which workers have been seen to work after a fork
+FORKED_PLATFORMS = ("cpu", "cuda")  # platforms on which workers are known to work after a fork
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The decided shape.
+    """The decided layout.
 
-    devices_per_process:  None where only JAX can tell
+    devices_per_process:  None if only JAX can tell
     gpus:                 empty on CPU and TPU
-    notes:                remarks on the decision that the user should see
+    notes:                remarks on the decision for the user
     """
 
     platform: str
@@ -37,7 +37,7 @@ class Layout:
 
 
 def wanted_platforms(job: Job, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the platforms to look for, best first: that of --platform or JAX_PLATFORMS, else all."""
+    """Return the platforms to look for, best first: the one of --platform or JAX_PLATFORMS, else all."""
     if job.platform != "auto":
         return _GPU_PLATFORMS if job.platform == "gpu" else (job.platform,)
     first = environ.get(PLATFORMS_VARIABLE, "").split(",")[0].strip()
@@ -79,7 +79,7 @@ def _on_cpu(job: Job, environ: Mapping[str, str]) -> Layout:
             f"-d {job.devices_per_process} contradicts XLA_FLAGS, where "
             f"--xla_force_host_platform_device_count={forced[-1]}; leave one of them out"
         )
-    # JAX's own order: its variable counts more than the flag of XLA.
+    # As in JAX, its own variable takes precedence over the XLA flag.
     given = [
         job.devices_per_process or 0,
         _number(environ.get(CPU_DEVICES_VARIABLE, "")),
@@ -100,7 +100,7 @@ def _on_gpus(job: Job, platform: str, gpus: Gpus) -> Layout:
             "lower -n or -d, or make more of them visible"
         )
     idle = there - needed
-    notes = (f"{idle} of {there} visible GPUs stay idle; -n and -d say how many to use",) if idle else ()
+    notes = (f"{idle} of {there} visible GPUs stay idle; -n and -d choose how many to use",) if idle else ()
     return Layout(platform, processes, per_process, gpus, notes)
 
 

@@ -1,9 +1,9 @@
 """Finds what a program imports before it does anything else, by reading it: nothing is imported or executed.
 
 The leading block of a file is its docstring and imports, up to the first other statement. Imports of the program's own
-modules, which stand beside it, are followed, as Python would execute them in that order. Only what is certain to be
-imported whatever the program does is found: the search ends behind a module of the program's own whose body might do
-more than define things, because it may set a variable that a later import reads.
+modules, which are beside it, are followed in the order in which Python would execute them. Only modules that are
+certain to be imported are found, whatever the program does. The search ends after a module of the program whose body
+may do more than define things, because it might set a variable that a later import reads.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from jaxrun.spec.job.preload_table import preloadable
 from jaxrun.spec.job.program_check import find_module, find_script
 
 _MAX_FILES = 64
-_MAX_BYTES = 256 * 1024  # of all files together, which Python parses in some 0.1 s
+_MAX_BYTES = 256 * 1024  # of all files together; Python parses that in about 0.1 s
 _MAX_DEPTH = 12  # imports within imports
 _SETS_VARIABLES = (b"environ", b"putenv")
 _MAIN = "__main__"
@@ -35,11 +35,11 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import,
 
 
 class _Unknown(Exception):
-    """A file that cannot be read or parsed, or too much of them."""
+    """A file that cannot be read or parsed, or files that are too large together."""
 
 
 def preload_order(choice: str, program: Sequence[str], directory: str, by_rank: Sequence[str]) -> Preload | None:
-    """Return what --preload `choice` has a fork server import for `program`; None for nothing.
+    """Return what a fork server imports for `program` with --preload `choice`; None if it imports nothing.
 
     directory:  where the program starts
     by_rank:    variables that differ by rank
@@ -53,14 +53,14 @@ def preload_order(choice: str, program: Sequence[str], directory: str, by_rank: 
 
 
 def preloaded_modules(choice: str, program: Sequence[str], directory: str) -> list[str]:
-    """Return the modules that --preload `choice` has a fork server import besides jax, for people."""
+    """Return the modules besides jax that a fork server imports with --preload `choice`, for people."""
     order = preload_order(choice, program, directory, ())
     titles = [line.title for line in order.imports] if order is not None else []
     return [title for title in titles if title not in _IMPORTED_ANYWAY]
 
 
 def find_leading_imports(program: Sequence[str], directory: str, wanted: Callable[[str], bool]) -> Preload:
-    """Return what `program`, as the command of a worker names it, imports first of the modules that are `wanted`.
+    """Return the `wanted` modules that `program`, named as in a worker's command, imports first.
 
     directory:  where the program starts
     """
@@ -69,7 +69,7 @@ def find_leading_imports(program: Sequence[str], directory: str, wanted: Callabl
             return _of_module(program[1], directory, wanted)
         path = os.path.join(directory, program[0])
         source = find_script(Path(path))
-    except (UsageError, OSError, IndexError):  # the program's start says so
+    except (UsageError, OSError, IndexError):  # the program's start reports them
         return _NOTHING
     if source is None:
         return _NOTHING
@@ -80,17 +80,17 @@ def find_leading_imports(program: Sequence[str], directory: str, wanted: Callabl
 
 
 def imports_of_file(source: Path, folders: Sequence[str], wanted: Callable[[str], bool]) -> tuple[ImportedName, ...]:
-    """Return the same for a module that is no program; the modules that belong to it stand in `folders`."""
+    """Return the leading imports of a module that is no program; the modules in `folders` belong to it."""
     return _Search(folders, wanted).run([_File(source, source.stem)])
 
 
 class _File(NamedTuple):
-    """A file of the program's, the `__name__` of its module, and the package that relative imports begin from."""
+    """A file of the program, the `__name__` of its module, and the package at which relative imports start."""
 
     path: Path
     name: str = _MAIN
     package: str = ""
-    shown: str = ""  # where its `__file__` is written in another way
+    shown: str = ""  # if its `__file__` is spelled differently
 
 
 def _of_module(name: str, directory: str, wanted: Callable[[str], bool]) -> Preload:
@@ -105,7 +105,7 @@ def _of_module(name: str, directory: str, wanted: Callable[[str], bool]) -> Prel
 
 
 def _with_parents(module: str) -> list[str]:
-    """ "a.b" → "a", "a.b"; nothing for an empty name."""
+    """Write "a.b" as "a", "a.b"; nothing for an empty name."""
     parts = module.split(".") if module else []
     return [".".join(parts[: count + 1]) for count in range(len(parts))]
 
@@ -113,8 +113,8 @@ def _with_parents(module: str) -> list[str]:
 class _Search:
     """One search through a program's files.
 
-    folders:   have its own modules
-    packages:  its own packages that stand elsewhere, among others, with the directory of each
+    folders:   directories with the program's own modules
+    packages:  directories of the program's packages that are elsewhere, by name, among others
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class _Search:
         return tuple(self._found.values())
 
     def find(self, module: str) -> Path | None:
-        """The file of a module of the program's own; None for any other module, and for a package without a file."""
+        """Return the file of one of the program's modules; None for other modules, and for a package without a file."""
         parts = module.split(".")
         if parts[0] in sys.stdlib_module_names:
             return None
@@ -151,7 +151,7 @@ class _Search:
         return None
 
     def _is_own(self, module: str) -> bool:
-        """Whether the module's package is the program's: one without an `__init__.py` gives way to any other."""
+        """Whether the module's package is the program's; a package without an `__init__.py` gives way to any other."""
         top = module.partition(".")[0]
         is_folder = any((folder / top).is_dir() for folder in self._folders)
         return self.find(top) is not None or (is_folder and self.find(module) is not None and not self._wanted(module))
@@ -206,7 +206,7 @@ class _Search:
 def _parse(text: bytes) -> list[ast.stmt]:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the program's own run shows them
+            warnings.simplefilter("ignore")  # the program's own run will show them
             return ast.parse(text).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise _Unknown from None
@@ -218,7 +218,7 @@ def _is_leading(statement: ast.stmt, index: int) -> bool:
 
 
 def _imported(statement: ast.stmt, package: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Each module that a statement imports, with the names taken from it. Raises _Unknown where Python fails."""
+    """Yield each module that a statement imports, with the names imported from it. Raises _Unknown if Python fails."""
     if isinstance(statement, ast.Import):
         yield from ((alias.name, ()) for alias in statement.names)
     elif isinstance(statement, ast.ImportFrom):
@@ -234,7 +234,7 @@ def _imported(statement: ast.stmt, package: str) -> Iterator[tuple[str, tuple[st
 
 
 def _only_defines(statements: Sequence[ast.stmt], text: bytes) -> bool:
-    """Whether these last statements of a file change nothing but names of the module itself, as far as can be seen."""
+    """Whether these last statements of a file change only names of the module itself, as far as can be seen."""
     return not any(word in text for word in _SETS_VARIABLES) and all(map(_defines, statements))
 
 

@@ -1,6 +1,6 @@
-"""Asks NVML, the library of NVIDIA's driver, for the GPUs of this machine; nothing else does.
+"""Asks NVML, the library of NVIDIA's driver, for the GPUs of this machine; no other module does.
 
-A driver that is in trouble may never answer. So it is asked in a thread, for which nobody waits beyond a limit.
+A driver in trouble may never answer. So a thread asks it, and callers wait only for a limited time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _UNKNOWN = -1
 
 @dataclass(frozen=True, slots=True)
 class GpuCard:
-    """A GPU as the driver lists it; `mig` holds the UUIDs of its MIG devices, `pci` its address, "0000:3b:00.0"."""
+    """A GPU as the driver lists it; `mig` has the UUIDs of its MIG devices, `pci` its address, "0000:3b:00.0"."""
 
     uuid: str
     name: str
@@ -28,7 +28,7 @@ class GpuCard:
 
 @dataclass(frozen=True, slots=True)
 class GpuUsage:
-    """How busy a GPU is, and its memory; -1 where that is not known, as the load of a GPU that is divided."""
+    """The load and memory of a GPU; -1 if unknown, for example the load of a GPU that is divided by MIG."""
 
     busy_percent: float = _UNKNOWN
     used_bytes: int = _UNKNOWN
@@ -37,7 +37,7 @@ class GpuUsage:
 
 @dataclass(frozen=True, slots=True)
 class NvmlReading:
-    """What NVML has answered.
+    """The answer of NVML.
 
     driver:   its version, "580.159.04"
     cards:    in the driver's order
@@ -52,7 +52,7 @@ class NvmlReading:
 
 
 class NvmlQuestion:
-    """Asks NVML from its creation on, in a thread of its own, which may outlive all that waits for it."""
+    """A question to NVML, asked at its creation in a thread of its own, which may outlive its caller."""
 
     def __init__(self) -> None:
         from threading import Thread
@@ -62,7 +62,7 @@ class NvmlQuestion:
         self._thread.start()
 
     def wait(self, limit_s: float) -> NvmlReading | None:
-        """The answer; None if it has not come within so many seconds."""
+        """Return the answer; None if it has not come within `limit_s` seconds."""
         self._thread.join(limit_s)
         return self._reading
 
@@ -71,12 +71,12 @@ class NvmlQuestion:
 
 
 def ask_nvml(limit_s: float) -> NvmlReading:
-    """Ask, and wait for at most so many seconds."""
+    """Ask NVML, and wait at most `limit_s` seconds."""
     return NvmlQuestion().wait(limit_s) or NvmlReading(trouble=f"NVML has not answered within {limit_s:g} s")
 
 
 def has_driver() -> bool:
-    """Whether there is a driver that may be asked, which takes longer than to find this out."""
+    """Whether there is a driver to ask; this check is faster than asking."""
     return any(map(os.path.exists, _DRIVER_FILES))
 
 
@@ -113,7 +113,7 @@ def _card(nvml: Any, handle: Any, mig: tuple[Any, ...]) -> GpuCard:
 
 
 def _pci_address(nvml: Any, handle: Any) -> str:
-    """As the kernel writes it: NVML has 00000000:3B:00.0. Empty where there is none."""
+    """Return a PCI address in the kernel's form (NVML prints 00000000:3B:00.0); empty if there is none."""
     with suppress(nvml.NVMLError):
         domain, _, rest = _text(nvml.nvmlDeviceGetPciInfo(handle).busId).lower().partition(":")
         return f"{int(domain, 16):04x}:{rest}"
@@ -122,18 +122,18 @@ def _pci_address(nvml: Any, handle: Any) -> str:
 
 def _mig_devices(nvml: Any, handle: Any) -> Iterator[Any]:
     slots = 0
-    with suppress(nvml.NVMLError):  # not a card that can be divided
+    with suppress(nvml.NVMLError):  # except for a card that cannot be divided
         slots = nvml.nvmlDeviceGetMaxMigDeviceCount(handle)
     for index in range(slots):
-        with suppress(nvml.NVMLError):  # nothing in this slot
+        with suppress(nvml.NVMLError):  # except for an empty slot
             yield nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
 
 
 def _usage(nvml: Any, device: Any) -> GpuUsage:
     busy, used, total = float(_UNKNOWN), _UNKNOWN, _UNKNOWN
-    with suppress(nvml.NVMLError):  # as of a MIG device
+    with suppress(nvml.NVMLError):  # except for a MIG device, for example
         busy = float(nvml.nvmlDeviceGetUtilizationRates(device).gpu)
-    with suppress(nvml.NVMLError):  # as where the GPU has no memory of its own
+    with suppress(nvml.NVMLError):  # except for a GPU without memory of its own, for example
         memory = nvml.nvmlDeviceGetMemoryInfo(device)
         used, total = int(memory.used), int(memory.total)
     return GpuUsage(busy, used, total)

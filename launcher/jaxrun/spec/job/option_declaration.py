@@ -1,8 +1,8 @@
-"""How an option of the command line is declared, once, at the field of JobOptions (options.py) that holds its value.
+"""Declares options of the command line, each once, at the field of JobOptions (options.py) that holds its value.
 
-From that come the flag and its help, its defaults from files and variables, the check of its value, the refusal by a
-backend that does not take it, and its entry in job.json. The annotation says what a value is: `bool` makes a flag,
-`float` a time, a tuple an option that may be repeated.
+A declaration yields the flag and its help, its defaults from files and variables, the check of its value, the refusal
+by a backend that does not support it, and its entry in job.json. The annotation says what kind of value it is: `bool`
+makes a flag, `float` a time, a tuple an option that may be repeated.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from jaxrun.errors import UsageError
 
-# The sections of --help-all, in its order.
+# The sections of --help-all, in order.
 SHAPE, START, BY_HAND, MPIRUN, SLURM, KUBERNETES, OUTPUT, FAILURE, ABOUT = GROUPS = (
     "The job's shape",
     "Backends and environment",
@@ -31,21 +31,21 @@ SHAPE, START, BY_HAND, MPIRUN, SLURM, KUBERNETES, OUTPUT, FAILURE, ABOUT = GROUP
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """How people give the value of a field.
+    """How people set the value of a field.
 
-    title:         the flags, as messages name it: "-n/--processes"
+    title:         the flags, as messages name them: "-n/--processes"
     help:          for people; {default} stands for the default
     group:         the section of --help-all
-    choices:       all values that people may give, if they are few
-    words:         words that people may give in place of a number; cli/make_job.py makes numbers of them
-    check:         completes "--grace …" for a value that is wrong; empty for any other. Without it, `choices` decides
-    main:          --help shows it, too, and after the program's name it may be a slip
+    choices:       all values that people may give, if there are few
+    words:         words that people may give instead of a number; cli/make_job.py turns them into numbers
+    check:         completes "--grace …" for a wrong value; empty for any other. Without it, `choices` decides
+    main:          --help shows it, and a warning is possible if it comes after the program's name
     common:        --help shows it, too
-    aliases:       names that other launchers have for it, which no page of help shows
-    flag_value:    what it means that the flag is given, where the field is no bool
-    needs:         only backends that have this among their `options` understand it; empty for all
+    aliases:       names in other launchers, which no page of help shows
+    flag_value:    the value if the flag is given, for a field that is not a bool
+    needs:         only backends that have this among their `options` support it; empty for all
     configurable:  its default may come from pyproject.toml or a variable
-    attach:        `jaxrun attach` has it; doctor: `jaxrun doctor` has it
+    attach, doctor:  `jaxrun attach` or `jaxrun doctor` has it
     """
 
     title: str
@@ -75,7 +75,7 @@ def option(title: str, text: str, *, default: Any = None, **attributes: Any) -> 
 
 
 def options_of(record: Any) -> list[tuple[Field[Any], Option]]:
-    """Return the fields of a dataclass that have an option, and these options."""
+    """Return (field, option) for each field of a dataclass that has an option."""
     return _options_of(record if isinstance(record, type) else type(record))
 
 

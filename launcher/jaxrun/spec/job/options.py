@@ -1,4 +1,4 @@
-"""All options of the command line that runs a job; those that its workers read are in protocol/settings.py, too."""
+"""All options of the command line that runs a job; protocol/settings.py repeats those that its workers read."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ if TYPE_CHECKING:
 
     from jaxrun.spec.job.fault_spec import FaultSpec
 
-_MAX_PROCESSES = 1_000_000  # a slip of the finger beyond
-FAILURE_GRACE_S = 5.0  # for exit handlers after a failure, and for a rank that a Ctrl-C does not reach
+_MAX_PROCESSES = 1_000_000  # more must be a typing error
+FAILURE_GRACE_S = 5.0  # for exit handlers after a failure, and for a rank that Ctrl-C does not reach
 SIGNAL_GRACE_S = 30.0  # after SIGTERM, or KeyboardInterrupt
 HOST_TIMEOUT_S = 2.0
 POD_WAIT_S = 600.0  # for a pod to be replaced, and its image to be pulled
 GROW_S = 600.0  # a stop and a start cost seconds to two minutes
 RESTART_ON = ("failure", "lost", "stall")  # any failure; lost hosts and signals; a stall
-HOSTS_AUTO = "auto"  # the pod or the cloud says how many hosts there are, and which is this one
-PRELOAD_AUTO, PRELOAD_NONE = "auto", "none"  # which modules are imported before the ranks are forked, besides names
+HOSTS_AUTO = "auto"  # the pod or the cloud knows the number of hosts, and which one this is
+PRELOAD_AUTO, PRELOAD_NONE = "auto", "none"  # values of --preload besides names of modules
 PLATFORMS = ("auto", "cpu", "gpu", "cuda", "rocm", "tpu")
 
 
@@ -67,7 +67,7 @@ def check_preload(modules: str) -> str:
     if modules in (PRELOAD_AUTO, PRELOAD_NONE):
         return ""
     wrong = [name for name in modules.split(",") if not all(part.isidentifier() for part in name.split("."))]
-    return f"must be auto, none or names of modules, as flax.nnx,optax; {wrong[0]!r} is no such name" if wrong else ""
+    return f"must be auto, none or names of modules, such as flax.nnx,optax; {wrong[0]!r} is no name" if wrong else ""
 
 
 def _check_seconds_or_never(seconds: float) -> str:
@@ -94,9 +94,9 @@ _kubernetes = partial(option, group=KUBERNETES, needs="kubernetes", doctor=False
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions(WorkerSettings):
-    """The values of all options. None means: to be decided from the devices that are found, or not asked for.
+    """The values of all options. None means: not asked for, or decided later from the devices that are found.
 
-    Each field of WorkerSettings has its option here, first of all, and the same default.
+    The first fields give each field of WorkerSettings its option, with the same default.
     """
 
     make_mesh: str = option(
@@ -227,7 +227,7 @@ class JobOptions(WorkerSettings):
         default="local",
         main=True,
         choices=BACKENDS,
-        check=lambda value: "",  # the table has some that nobody types
+        check=lambda value: "",  # the table has values that nobody types
         attach=False,
     )
     no_fork: str = _start(
@@ -264,7 +264,7 @@ class JobOptions(WorkerSettings):
     )
     stage: tuple[Path, ...] = _start(
         "--stage",
-        "First copy this directory to a local disk of each host, where the processes then start from; venv: that in "
+        "First copy this directory to a local disk of each host, where the processes then start from; venv: the one in "
         "which jaxrun runs. May be repeated.",
         default=(),
         metavar="venv|DIR",
@@ -511,21 +511,21 @@ class JobOptions(WorkerSettings):
     host_check: str = _failure(
         "--host-check",
         "Run this command of a shell on each host before each attempt, for --init-timeout at most. A host where it "
-        "fails is left out as a lost one is.",
+        "fails is left out like a lost one.",
         default="",
         metavar="CMD",
         doctor=False,
     )
     exclude_hosts: str = _failure(
         "--exclude-hosts",
-        "Do without these hosts of -H, of the hostfile or of Slurm: h3,h7 or h[3,7].",
+        "Do not use these hosts of -H, the hostfile or Slurm: h3,h7 or h[3,7].",
         default="",
         metavar="HOSTS",
         needs="spares",
     )
     quarantine: Path | None = _failure(
         "--quarantine",
-        "Do without the hosts in this file, and add those that are lost or fail --host-check.",
+        "Do not use the hosts in this file, and add hosts to it that are lost or fail --host-check.",
         metavar="FILE",
         needs="spares",
     )

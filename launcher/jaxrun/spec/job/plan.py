@@ -1,6 +1,7 @@
-"""What will be started: a frozen value that a backend makes from a Job.
+"""The plan: everything to start for a job, as a frozen value that a backend makes from a Job.
 
-A Plan holds whatever is known before the first process starts; a worker's descriptors are added when it is spawned.
+A Plan has everything that is known before the first process starts; a worker's descriptors are added when it is
+spawned.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from jaxrun.spec.job.option_declaration import options_of
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One process: its rank and host, and the devices and cores that it takes.
+    """One process: its rank and host, and the devices and cores that it uses.
 
     local_device_ids:  ordinals among the accelerators that its host shows; empty for all of them
     cpus:              the cores that it stays on; empty for all of them
@@ -38,27 +39,27 @@ class Worker:
     simulated_boot_id: str = ""
 
 
-AGENT_ARGV = (sys.executable, "-m", "jaxrun.node.agent")  # what a LaunchCommand runs once for each rank
+AGENT_ARGV = (sys.executable, "-m", "jaxrun.node.agent")  # a LaunchCommand runs this once for each rank
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchCommand:
-    """The mpirun or srun that starts the agents on their hosts; it is trusted to do no more than that.
+    """The mpirun or srun that starts the agents on their hosts; jaxrun relies on it for nothing else.
 
     engine:            the key in cluster_env.CLUSTER_ENVS of the variables that tell each agent its rank
-    title:             how people call it: "Open MPI 5.0.11"
-    argv:              the whole command, with AGENT_ARGV at its end and no value of a variable, which others could read
+    title:             its name for people: "Open MPI 5.0.11"
+    argv:              the whole command, with AGENT_ARGV at its end; no variable's value, which other users could read
     set_env:           variables for the command itself, besides those for the workers
     unset_env:         names that the command must not see
-    attached_to:       what has started all processes already, where `argv` starts only the agent of rank 0
-    passes_stdin:      whether standard input reaches any rank, or all, as --stdin says; else rank 0 alone
-    sigterm_at_start:  whether it bears a SIGTERM while it starts the agents; else only SIGKILL ends it then
-    agent_hosts:       the host of each agent: first the agents with ranks, then the agents that wait on spare hosts;
-                       empty where each agent is started by a person or by another program
+    attached_to:       what started all processes already, if `argv` starts only the agent of rank 0
+    passes_stdin:      whether standard input reaches any rank, or all, as --stdin says; else only rank 0
+    sigterm_at_start:  whether it handles a SIGTERM safely while it starts the agents; else it gets SIGKILL then
+    agent_hosts:       the host of each agent: first the agents with ranks, then those that wait on spare hosts;
+                       empty if a person or another program starts each agent
     size:              how many of agent_hosts this command starts; the others are started by one command each
     survive_host_loss: whether the agents survive when the host of another agent is lost
     agents_stay:       whether agents outlive the command itself
-    cancel:            ends the agents where this command was killed; None where they end with it, or by themselves
+    cancel:            ends the agents if this command was killed; None if they end with it, or by themselves
     """
 
     engine: str
@@ -78,7 +79,7 @@ class LaunchCommand:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All that is decided before anything starts.
+    """Everything that is decided before anything starts.
 
     job:            the request, with its processes and platform decided
     job_id:         32 hex digits
@@ -86,17 +87,17 @@ class Plan:
     argv:           the command of every worker
     set_env:        variables to set in all workers, besides each one's own
     unset_env:      names that must not reach a worker
-    local_devices:  devices that every process must show; None where only JAX can tell
-    device_names:   what the host's accelerators are called, by ordinal; empty on CPU
+    local_devices:  devices that every process must show; None if only JAX can tell
+    device_names:   names of the host's accelerators, by ordinal; empty on CPU
     fork:           start the workers by forking one process that has imported jax
-    notes:          remarks on these decisions that the user should see
-    launch_command: the command that starts the agents; None where the launcher starts the workers
-    attempt:        which attempt to run the job this is, from 1
-    restart_reason: in one line, why the attempt before it ended
-    ends_at:        with --save-time, when Slurm ends the job, in seconds since the epoch; None where it does not
-    spare_hosts:    that may take the place of a lost one
-    agents:         the ranks of each agent, by its number; none while it waits on a spare host
-    left_out:       the hosts that are excluded, or were lost, and are not used; host_notes: what has replaced the lost
+    notes:          remarks on these decisions for the user
+    launch_command: the command that starts the agents; None if the launcher starts the workers
+    attempt:        the number of this attempt, from 1
+    restart_reason: why the attempt before it ended, in one line
+    ends_at:        with --save-time, when Slurm ends the job, in seconds since the epoch; None if it does not
+    spare_hosts:    hosts that may replace a lost one
+    agents:         each agent's ranks, by its number; empty while it waits on a spare host
+    left_out:       the hosts that are excluded, or were lost, and are not used; host_notes: what replaced the lost ones
     whole:          the host of each rank when no host is missing
     awaited:        agents that this attempt waits for, as --wait-hosts says, and the hosts on which they were lost
     exclusion:      which hosts were excluded, and why, in words
@@ -127,7 +128,7 @@ class Plan:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Each host once, in the order of their first ranks."""
+        """Each host once, in the order of first ranks."""
         return tuple(dict.fromkeys(worker.host for worker in self.workers))
 
     @property
@@ -142,12 +143,12 @@ class Plan:
 
     @property
     def program_argv(self) -> tuple[str, ...]:
-        """What every worker runs: the words of its command after the runtime."""
+        """The words of every worker's command after the runtime."""
         return program_of(self.argv)
 
     @property
     def agent_count(self) -> int:
-        """How many agents are started, where some wait on spare hosts or were lost; else 0."""
+        """The number of agents to start if some wait on spare hosts or were lost; else 0."""
         return len(self.launch_command.agent_hosts) if self.launch_command is not None else 0
 
     @property
@@ -158,17 +159,17 @@ class Plan:
 
     @property
     def host_check(self) -> HostCheck | None:
-        """What --host-check runs on each host; None if nothing is to be run."""
+        """The --host-check to run on each host; None if there is none."""
         job = self.job
         return HostCheck(job.host_check, job.init_timeout, {**job.env, JOB_ID: self.job_id}) if job.host_check else None
 
     def base_env(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment that all workers share, made from the launcher's own `environ` and the job's id."""
+        """Return the environment that all workers share, from the launcher's own `environ` and the job's id."""
         kept = {name: value for name, value in environ.items() if name not in self.unset_env}
         return {**kept, **self.set_env, JOB_ID: self.job_id}
 
     def worker_env(self, worker: Worker, *, run_dir: str) -> WorkerEnv:
-        """Return the variables of the protocol for `worker`; its descriptors are not known yet."""
+        """Return the protocol's variables for `worker`; its descriptors are not known yet."""
         return WorkerEnv(
             job_id=self.job_id,
             rank=worker.rank,

@@ -1,8 +1,8 @@
-"""The packages that --preload auto may import before the ranks are forked, each looked at by itself.
+"""The packages that --preload auto may import before the ranks are forked, each examined individually.
 
-A package is safe if its import starts no thread, makes no JAX backend, opens no socket or file and starts no process,
-and if a rank that is forked after it sees nothing that it would not see after an import of its own. The fork server
-checks that again at each import (jaxrun_runtime.forkserver.preload): the table says what is worth trying.
+A package is safe if its import starts no thread or process, makes no JAX backend, and opens no socket or file, and if
+a rank that is forked afterwards sees nothing that it would not see after its own import. The fork server checks this
+again at each import (jaxrun_runtime.forkserver.preload): the table only says which imports are worth trying.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 class Entry:
     """Whether a package may be imported before the fork.
 
-    reason:   why not, where it is not safe
-    modules:  the modules of it that may be imported; empty for the package and all modules in it
+    reason:   why not, if it is not safe
+    modules:  those of its modules that may be imported; empty for the package and all modules in it
     """
 
     safe: bool
@@ -27,8 +27,8 @@ class Entry:
 _SAFE = Entry(safe=True)
 _MAKES_BACKEND = "makes JAX arrays when it is imported, which starts JAX's backend and its threads"
 
-# By package, or by the package's name within a namespace that it shares with others. docs/startup.md has the versions
-# that were looked at; scripts/preload-check compares, for each, what a program sees with and without.
+# By package, or by the package's name within a namespace that it shares with others. docs/startup.md has the examined
+# versions; scripts/preload-check compares, for each, what a program sees with and without preloading.
 PRELOADABLE: Mapping[str, Entry] = {
     "PIL": _SAFE,
     "absl": _SAFE,

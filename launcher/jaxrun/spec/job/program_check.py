@@ -24,9 +24,9 @@ _EXECUTES_PYTHON = b"'''exec' "  # a script of pip's whose interpreter has a lon
 
 
 def check_program(job: Job, cwd: str, commands: Collection[str] = ()) -> tuple[Job, Path | None]:
-    """Return `job`, with `no_fork` set where its program forbids a fork, and the program's file where it is known.
+    """Return `job`, with `no_fork` set if its program forbids a fork, and the program's file if it is known.
 
-    Raises UsageError if the program is not there; `commands` are names that may have been meant instead.
+    Raises UsageError if the program does not exist; `commands` are names that may have been meant instead.
     """
     name = job.program[0]
     source = find_module(name, cwd) if job.module else find_script(Path(name), commands)
@@ -36,11 +36,11 @@ def check_program(job: Job, cwd: str, commands: Collection[str] = ()) -> tuple[J
 
 
 def working_directory() -> str:
-    """Where this process is. Raises UsageError if that has been deleted."""
+    """Return the working directory. Raises UsageError if it has been deleted."""
     try:
         return os.getcwd()
     except FileNotFoundError:
-        raise UsageError("the working directory has been deleted; go to one that is there: cd DIRECTORY") from None
+        raise UsageError("the working directory has been deleted; change to an existing one: cd DIRECTORY") from None
 
 
 def find_script(path: Path, commands: Collection[str] = ()) -> Path | None:
@@ -64,31 +64,31 @@ def find_script(path: Path, commands: Collection[str] = ()) -> Path | None:
 
 
 def _refuse_other_language(path: Path, beginning: bytes) -> None:
-    """Raise UsageError for a file that is clearly no Python program."""
+    """Raise UsageError for a file that is clearly not a Python program."""
     first, _, second = beginning.partition(b"\n")
     is_shell = path.suffix == ".sh" and not (first.startswith(b"#!") and b"python" in first)
     if path.suffix == ".ipynb":
-        hint = f"is a notebook; make a program of it with: jupyter nbconvert --to script {path}"
+        hint = f"is a notebook; convert it to a program with: jupyter nbconvert --to script {path}"
     elif beginning.startswith(b"\x7fELF"):
         hint = "is a compiled program; a rank runs Python, and --wrap COMMAND puts a command around each"
     elif (is_shell or _OTHER_SHEBANG.match(first)) and not second.startswith(_EXECUTES_PYTHON):
-        hint = "is a script of another language; name the Python program that it starts: jaxrun [OPTIONS] PROGRAM.py"
+        hint = "is a script in another language; name the Python program that it starts: jaxrun [OPTIONS] PROGRAM.py"
     else:
         return
     raise UsageError(f"program {str(path)!r} {hint}")
 
 
 def find_module(name: str, cwd: str) -> Path | None:
-    """Return the source file that `-m name` would run in `cwd`, None if finding it would take importing a package.
+    """Return the source file that `-m name` would run in `cwd`; None if finding it would require importing a package.
 
-    Raises UsageError if a part of `name` is nowhere to be found.
+    Raises UsageError if a part of `name` does not exist.
     """
     top, *rest = name.split(".")
     spec = _spec(top, [cwd]) or _installed_spec(top)
     if spec is None:
         raise UsageError(f"no module named {top!r} in {cwd} or among the installed packages")
     if rest and spec.submodule_search_locations is None:
-        hint = f"; leave -m out to run the file {name}" if rest == ["py"] else ""
+        hint = f"; leave out -m to run the file {name}" if rest == ["py"] else ""
         raise UsageError(f"no module named {name!r}: {top!r} is not a package{hint}")
     for at, part in enumerate(rest, 1):
         package, spec = spec, _spec(part, spec.submodule_search_locations or ())
@@ -114,22 +114,22 @@ def forbids_fork(source: Path) -> bool:
 def _spec(part: str, folders: Iterable[str]) -> ModuleSpec | None:
     """Look for the last part of a module's name in the folders of the package before it.
 
-    With the full name, Python would look for a package without `__init__.py` in sys.modules, where nothing is of it.
+    With the full name, Python would look for a package without `__init__.py` in sys.modules, which has none of it here.
     """
     return PathFinder.find_spec(part, list(folders))
 
 
 def _installed_spec(top: str) -> ModuleSpec | None:
-    if top == "__main__":  # would be this launcher
+    if top == "__main__":  # this launcher itself
         return None
     try:
         return importlib.util.find_spec(top)
-    except Exception:  # of an installed package's own finder
+    except Exception:  # raised by an installed package's own finder
         return None
 
 
 def _may_find_elsewhere(package: ModuleSpec) -> bool:
-    """Whether a package may have modules outside of its directory: its code can say so, and a namespace is open."""
+    """Whether a package may have modules outside its directory: its code may add some, and a namespace is open."""
     try:
         return package.origin is None or "__path__" in Path(package.origin).read_text(errors="replace")
     except OSError:
@@ -153,9 +153,9 @@ def _missing_message(path: Path, commands: Collection[str]) -> str:
     if not path.parent.is_dir():
         return f"{message}: there is no directory {str(path.parent)!r}"
     if path.name in ("python", "python3") and path.parent == Path("."):
-        return f"{message} here; leave {path.name} out: jaxrun [OPTIONS] PROGRAM [ARGS]..."
+        return f"{message} here; leave out {path.name}: jaxrun [OPTIONS] PROGRAM [ARGS]..."
     if path.parent == Path(".") and path.name.isidentifier() and _installed_spec(path.name) is not None:
-        return f"{message} here; the module is started with: jaxrun [OPTIONS] -m {path.name} [ARGS]..."
+        return f"{message} here; start the module with: jaxrun [OPTIONS] -m {path.name} [ARGS]..."
     command = difflib.get_close_matches(str(path), commands, n=1, cutoff=0.6)
     if command:
         return f"{message}; did you mean the command jaxrun {command[0]}?"

@@ -1,4 +1,4 @@
-"""A plan as text for people: in one line, and in full for --dry-run."""
+"""Describes a plan for people: in one line, and in full for --dry-run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxrun.spec.job.plan import LaunchCommand, Plan, Worker
 from jaxrun.text import UNKNOWN_HOST, format_columns, format_ranges, plural
 
 _UNKNOWN_YET = "?"
-_NOT_PRELOADED = ", so that --preload imports nothing"
+_NOT_PRELOADED = ", so --preload imports nothing"
 _COLUMNS = ("rank", "host", "local rank", "devices", "cores")
 
 
@@ -32,7 +32,7 @@ def plan_summary(plan: Plan) -> str:
 
 
 def _enumerate(names: Sequence[str]) -> str:
-    """`jax, optax and flax`."""
+    """Write `jax, optax and flax`."""
     *first, last = names
     return f"{', '.join(first)} and {last}" if first else last
 
@@ -52,7 +52,7 @@ def _where(plan: Plan) -> str:
 
 
 def render_plan(plan: Plan, environ: Mapping[str, str], preloaded: Sequence[str] = ()) -> str:
-    """Return the command, pasteable, the workers as a table, and what changes in `environ`.
+    """Return the pasteable command, the workers as a table, and the changes to `environ`.
 
     preloaded:  the modules that --preload has imported before a fork
     """
@@ -69,16 +69,16 @@ def render_plan(plan: Plan, environ: Mapping[str, str], preloaded: Sequence[str]
     lines += ["", "variables that jaxrun sets in every worker:"]
     lines += [f"  {_assignment(name, value)}" for name, value in sorted((changed | common).items())]
     if own:
-        lines += ["", "those that differ, rank by rank:"]
+        lines += ["", "those that differ between ranks:"]
         lines += ["  " + " ".join(_assignment(*pair) for pair in sorted(table.items())) for table in own]
-    lines += ["", f"those whose values are known only at the start: {', '.join(later)}"]
+    lines += ["", f"variables whose values are known only at the start: {', '.join(later)}"]
     if plan.unset_env:
-        lines += ["", f"variables that jaxrun takes away: {', '.join(plan.unset_env)}"]
+        lines += ["", f"variables that jaxrun removes: {', '.join(plan.unset_env)}"]
     return "\n".join(lines) + "\n"
 
 
 def _render_remote_plan(plan: Plan, command: LaunchCommand) -> str:
-    """Return the same for a job whose agents on other hosts start the workers and decide what depends on a host."""
+    """Return the same for a job whose agents on other hosts start the workers and make each host's decisions."""
     rows = [(str(w.rank), w.host, f"{w.local_rank} of {w.local_size}") for w in plan.workers]
     later = ", ".join(name for name in AgentEnv.variable_names() if name not in (JOB_ID, TOKEN))
     lines = [shlex.join(command.argv), ""]
@@ -90,11 +90,11 @@ def _render_remote_plan(plan: Plan, command: LaunchCommand) -> str:
     lines += ["", f"variables that jaxrun sets for {command.title}:"]
     values = {**plan.set_env, **command.set_env, JOB_ID: plan.job_id, TOKEN: "-"}
     lines += [f"  {_assignment(name, value)}" for name, value in sorted(values.items())]
-    lines += ["", f"those whose values are known only at the start: {later}"]
+    lines += ["", f"variables whose values are known only at the start: {later}"]
     if plan.job.torch_env:
         lines += ["", f"variables that each agent sets for its worker, as torchrun does: {', '.join(TORCH_VARIABLES)}"]
     if removed := (*plan.unset_env, *command.unset_env):
-        lines += ["", f"variables that jaxrun takes away: {', '.join(removed)}"]
+        lines += ["", f"variables that jaxrun removes: {', '.join(removed)}"]
     lines += ["", "devices, cores, threads and the coordinator's address are decided when all agents have reported."]
     return "\n".join(lines) + "\n"
 
@@ -105,7 +105,7 @@ def _notes(plan: Plan) -> list[str]:
 
 
 def _worker_variables(plan: Plan) -> tuple[dict[str, str], list[dict[str, str]], list[str]]:
-    """Return the protocol's variables: those alike in all workers, each worker's others, names without a value yet."""
+    """Return (variables that are the same in all workers, each worker's others, names without a value yet)."""
     tables: list[dict[str, str]] = []
     later = {COORDINATOR_ADDRESS, *((MASTER_ADDR, MASTER_PORT) if plan.job.torch_env else ())}
     for worker in plan.workers:

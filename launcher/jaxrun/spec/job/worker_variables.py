@@ -15,7 +15,7 @@ _LOOPBACK = "127.0.0.1,localhost,::1"
 
 
 def common_variables(environ: Mapping[str, str], *, cores: int, workers: int) -> dict[str, str]:
-    """Return the variables for every worker, whatever its platform; `environ` is what the user gives.
+    """Return the variables for every worker, on any platform; `environ` has what the user gives.
 
     `workers` processes share the `cores` of the machine.
     """
@@ -25,7 +25,7 @@ def common_variables(environ: Mapping[str, str], *, cores: int, workers: int) ->
 
 
 def worker_variables(job: Job, layout: Layout, environ: Mapping[str, str], *, cores: int) -> dict[str, str]:
-    """Return the variables for all workers of a host, which share its `cores`; `environ` is what the user gives."""
+    """Return the variables for all workers of a host, which share its `cores`; `environ` has what the user gives."""
     values = common_variables(environ, cores=cores, workers=layout.processes)
     return values | _platform_variables(job, layout, environ) | _xla_threads(layout, cores, environ)
 
@@ -35,7 +35,7 @@ def _platform_variables(job: Job, layout: Layout, environ: Mapping[str, str]) ->
     values = {}
     listed = [name.strip() for name in environ.get(PLATFORMS_VARIABLE, "").split(",")]
     if listed[0] != layout.platform:
-        # With an accelerator named, JAX fails if it cannot use it; CPU stays usable for work on the host.
+        # If an accelerator is named, JAX fails if it cannot use it; the CPU stays usable for work on the host.
         values[PLATFORMS_VARIABLE] = "cpu" if layout.platform == "cpu" else f"{layout.platform},cpu"
     if layout.platform == "cpu" and job.devices_per_process is not None:
         values[CPU_DEVICES_VARIABLE] = str(job.devices_per_process)
@@ -43,9 +43,9 @@ def _platform_variables(job: Job, layout: Layout, environ: Mapping[str, str]) ->
 
 
 def _xla_threads(layout: Layout, cores: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the size of XLA's thread pool where several simulated CPU devices of one process wait for each other.
+    """Return the size of XLA's thread pool, for several simulated CPU devices of one process that wait for each other.
 
-    Measured with JAX 0.8 to 0.10: with fewer than two threads a device, a loop of collectives that reads no result
+    Measured with JAX 0.8 to 0.10: with fewer than two threads per device, a loop of collectives that reads no result
     hangs.
     """
     devices = layout.devices_per_process or 1
