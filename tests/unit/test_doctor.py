@@ -2,7 +2,9 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
+import jsonschema
 import pytest
 
 from jaxrun.analysis.diagnosis.findings import Level
@@ -19,6 +21,7 @@ from jaxrun.spec.backends.remote_plan import agents_by_rank
 from jaxrun.spec.backends.slurm_allocation import Allocation
 from jaxrun.terminal import TerminalFormat
 
+_SCHEMA = Path(__file__).parents[2] / "docs" / "schemas" / "doctor.json"
 GIB = 2**30
 HOSTS = ("h1", "h2", "h3")
 ON_CPU = DeviceReport(0, 0, 1, 1, 1, ("cpu",), "cpu", "", 0.0, 0.0)
@@ -215,6 +218,7 @@ def test_the_report_fits_the_terminal_and_says_how_many_there_are():
 def test_the_json_holds_all_that_was_found_and_seen():
     shown = seen(facts(1, "h2", name_addresses=()))
     content = json.loads(doctor_report.to_json(shown, doctor_report.judge(shown)))
+    jsonschema.validate(content, json.loads(_SCHEMA.read_text()))
     assert content["exit_code"] == 0 and list(content["hosts"]) == list(HOSTS)
     (warning,) = (found for found in content["findings"] if found["level"] == "warning")
     assert warning["check"] == "names" and warning["text"].startswith("h2")

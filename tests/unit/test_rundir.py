@@ -223,7 +223,7 @@ def test_a_link_of_ones_own_to_a_directory_of_ones_own_is_followed(tmp_path):
     assert run == tmp_path / "jaxrun-runs" / run.name and is_run_dir(tmp_path / "scratch" / "me" / run.name)
     assert find_run_dir(tmp_path / "jaxrun-runs") == run
     job = read_job(run)
-    assert clean(tmp_path / "jaxrun-runs", [replace(job, running=False)], 0, dry_run=False)[1] == 0
+    assert not clean(tmp_path / "jaxrun-runs", [replace(job, running=False)], 0, dry_run=False).failed
     assert not run.exists()
 
 

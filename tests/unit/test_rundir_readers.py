@@ -19,7 +19,7 @@ from jaxrun.errors import UsageError
 from jaxrun.protocol.agent_messages import WorkerSpawned
 from jaxrun.records.event_log.event_log import LOGGED_TYPES, LoggedEvent, format_line
 from jaxrun.records.history.explain import explain_run, write_trace
-from jaxrun.records.rundir.jobs import clean, format_jobs, latest_job, list_jobs
+from jaxrun.records.rundir.jobs import clean, format_cleaned, format_jobs, latest_job, list_jobs
 from jaxrun.records.rundir.recorded_files import read_verdict
 from jaxrun.records.rundir.running_job import find_running_job
 from jaxrun.terminal import TerminalFormat, without_controls
@@ -155,8 +155,9 @@ def test_what_cannot_be_deleted_is_told_and_the_others_go(job, collection, monke
     monkeypatch.setattr(os, "rmdir", refuse)
     job("stays", 20)
     job("goes", 10)
-    lines, failed = clean(*list_jobs(collection), 0, dry_run=False)
-    assert failed == 1 and f"cannot delete {collection / 'stays'}: Permission denied" in lines
+    done = clean(*list_jobs(collection), 0, dry_run=False)
+    assert done.failed == {collection / "stays": "Permission denied"} and done.deleted == (collection / "goes",)
+    assert f"cannot delete {collection / 'stays'}: Permission denied" in format_cleaned(done)
     assert [path.name for path in collection.iterdir()] == ["stays"]
 
 

@@ -115,6 +115,7 @@ def _words() -> list[JobOption]:
     env = "Set this variable in every process, or without a value pass yours on. May be repeated."
     env_file = "The same from a file of NAME=VALUE lines; --env wins."
     dry_run = "Print what would be started, and start nothing."
+    as_json = "With --dry-run: print it as JSON, for programs."
     several, once = "tuple[str, ...]", {"configurable": False, "attach": False, "doctor": False}
     words = (AUTOMATIC, PER_GPU)
     return [
@@ -122,6 +123,7 @@ def _words() -> list[JobOption]:
         _own("assignments", several, "--env", env, START, metavar="NAME[=VALUE]", common=True),
         _own("env_files", several, "--env-file", env_file, START, metavar="FILE"),
         _own("dry_run", "bool", "--dry-run", dry_run, START, main=True, **once),
+        _own("as_json", "bool", "--json", as_json, START, **once),
     ]
 
 
@@ -214,7 +216,12 @@ def _about() -> Iterable[JobOption]:
 
 def _version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
     if wanted:
-        click.echo(f"jaxrun {VERSION}")
+        if "--json" in ctx.obj.words:
+            from jaxrun.cli import documents
+
+            click.echo(documents.version())
+        else:
+            click.echo(f"jaxrun {VERSION}")
         ctx.exit()
 
 

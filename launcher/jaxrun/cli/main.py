@@ -22,7 +22,7 @@ from jaxrun.cli.defaults import Defaults, read_defaults, used_defaults
 from jaxrun.cli.help import ATTACH_USAGE, COMPLETION_VARIABLE, DOCTOR_USAGE, Command, command_to_complete
 from jaxrun.cli.job_option import job_options
 from jaxrun.cli.make_job import make_job, without_effect
-from jaxrun.errors import EXIT_SIGNAL_BASE, EXIT_UNAVAILABLE, JaxrunError, describe_shortage
+from jaxrun.errors import EXIT_SIGNAL_BASE, EXIT_UNAVAILABLE, JaxrunError, UsageError, describe_shortage
 from jaxrun.protocol.names import GANG_ADDRESS, SUBCOMMANDS
 from jaxrun.spec.backends import ATTACH, HOSTS, KUBERNETES
 from jaxrun.text import clip_lines
@@ -69,19 +69,28 @@ def main(arguments: Sequence[str] | None = None, early_server: EarlyServer | Non
     except click.ClickException as error:
         from jaxrun.cli.usage_errors import describe
 
-        print(f"jaxrun: {clip_lines(describe(error, words, invocation.defaults))}", file=sys.stderr)
-        return error.exit_code
+        return _print_error(describe(error, words, invocation.defaults), error.exit_code, invocation.words)
     except JaxrunError as error:
-        print(f"jaxrun: {clip_lines(str(error))}", file=sys.stderr)
-        return error.exit_code
+        return _print_error(str(error), error.exit_code, invocation.words)
     except (click.Abort, KeyboardInterrupt):
         return _EXIT_INTERRUPTED
     except (OSError, RuntimeError) as error:
         text = describe_shortage(error)
         if not text:
             raise
-        print(f"jaxrun: {text}", file=sys.stderr)
-        return EXIT_UNAVAILABLE
+        return _print_error(text, EXIT_UNAVAILABLE, invocation.words)
+
+
+def _print_error(text: str, exit_code: int, words: Sequence[str]) -> int:
+    """Print what was wrong: on stderr, or, for a command line with --json, as a document. Returns the exit code."""
+    is_job = not words or words[0] not in SUBCOMMANDS
+    if "--json" in words and ("--dry-run" in words or not is_job):
+        from jaxrun.cli import documents
+
+        click.echo(os.fsencode(documents.format_error(text, exit_code)))
+    else:
+        print(f"jaxrun: {clip_lines(text)}", file=sys.stderr)
+    return exit_code
 
 
 def run_and_exit(arguments: Sequence[str], early_server: EarlyServer | None) -> NoReturn:
@@ -127,7 +136,7 @@ def _command(name: str) -> click.Command:
     return run_dir_commands.COMMANDS[name]
 
 
-def _run(dry_run: bool, **values: Any) -> int:
+def _run(dry_run: bool, as_json: bool, **values: Any) -> int:
     from jaxrun.spec.backends.planning import make_plan
     from jaxrun.spec.job.program_check import check_program
 
@@ -136,6 +145,11 @@ def _run(dry_run: bool, **values: Any) -> int:
     invocation: _Invocation = context.obj
     values, note = torchrun.translate(values)
     job = _make_job(context, values, environ)
+    if as_json and (not dry_run or job.sbatch or job.submit or job.backend == KUBERNETES):
+        raise UsageError(
+            "--json prints what --dry-run of a job shows; leave it out. To see how a job goes, or went: "
+            "jaxrun top --json, jaxrun explain --json"
+        )
     if note:
         print(f"jaxrun: {note}", file=sys.stderr)
     if job.backend == KUBERNETES and (job.manifest or job.submit or dry_run):
@@ -152,7 +166,12 @@ def _run(dry_run: bool, **values: Any) -> int:
         from jaxrun.spec.job.render import render_plan
 
         modules = preloaded_modules(job.preload, plan.program_argv, os.getcwd()) if plan.fork else []
-        click.echo(os.fsencode(render_plan(plan, environ, modules)), nl=False)
+        if as_json:
+            from jaxrun.cli import documents
+
+            click.echo(os.fsencode(documents.plan(plan, modules)))
+        else:
+            click.echo(os.fsencode(render_plan(plan, environ, modules)), nl=False)
         return 0
     if job.requeue:
         from jaxrun.spec.backends.slurm_job import run_requeued

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import click
 
+from jaxrun.cli import documents
 from jaxrun.cli.click_options import RunDirectory
 from jaxrun.errors import UsageError
 
 COMMANDS: dict[str, click.Command] = {}
 _JOB = click.Argument(["run_dir"], required=False, type=RunDirectory(exists=True, file_okay=False))
+_JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print the same as JSON, for programs.")
 _DIRECTORY = click.Argument(
     ["directory"], required=False, metavar="[DIR]", type=click.Path(exists=True, file_okay=False)
 )
@@ -38,14 +40,19 @@ def _command(help_text: str, *params: click.Parameter) -> Callable[[Callable[...
     _JOB,
     click.Option(["--trace"], metavar="FILE", help="Write what all ranks did, for Perfetto: .json or .json.gz."),
     click.Option(["--html"], metavar="FILE", help="Write the same as a page for any browser."),
+    _JSON,
 )
-def _explain(run_dir: str | None, trace: str | None, html: str | None) -> int:
+def _explain(run_dir: str | None, trace: str | None, html: str | None, as_json: bool) -> int:
     from jaxrun.records.history.explain import explain_run, write_trace
+    from jaxrun.records.rundir.recorded_files import find_run_dir
     from jaxrun.terminal import TerminalFormat
 
     if trace or html:
         for line in write_trace(*map(_path, (run_dir, trace, html))):
             click.echo(os.fsencode(line))
+        return 0
+    if as_json:
+        click.echo(os.fsencode(documents.explanation(find_run_dir(_path(run_dir)))))
         return 0
     _show(explain_run(_path(run_dir), TerminalFormat.at(1, os.environ)).rstrip("\n"))
     return 0
@@ -57,13 +64,18 @@ def _explain(run_dir: str | None, trace: str | None, html: str | None) -> int:
     _JOB,
     click.Option(["--full"], is_flag=True, help="Show all frames of each group."),
     click.Option(["--native"], is_flag=True, help="Show C frames too, by py-spy, which stops each rank for a second."),
+    _JSON,
 )
-def _stacks(run_dir: str | None, full: bool, native: bool) -> int:
+def _stacks(run_dir: str | None, full: bool, native: bool, as_json: bool) -> int:
     from jaxrun.records.rundir import job_requests, running_job
 
     job = running_job.find_running_job(_path(run_dir), "jaxrun stacks")
     snapshot = job_requests.request_snapshot(job, native=native)
-    _show(job_requests.format_stacks(snapshot, full=full, native=native))
+    text = job_requests.format_stacks(snapshot, full=full, native=native)
+    if as_json:
+        click.echo(os.fsencode(documents.stacks(job.run_dir, snapshot, text)))
+    else:
+        _show(text)
     return 0
 
 
@@ -88,9 +100,11 @@ def _profile(run_dir: str | None, steps: int, output: str | None) -> int:
     "The job is not disturbed. RUN_DIR is its run directory, or N for the Nth latest job here. [default: the latest]",
     _JOB,
     click.Option(["--once"], is_flag=True, help="Print the table once, and end. So does output to a pipe."),
+    _JSON,
+    click.Option(["--follow"], is_flag=True, help="With --json: print a line each second until the job is over."),
     click.Option(["--launcher"], type=int, hidden=True),  # that has started it, for --live
 )
-def _top(run_dir: str | None, once: bool, launcher: int | None) -> int:
+def _top(run_dir: str | None, once: bool, as_json: bool, follow: bool, launcher: int | None) -> int:
     from jaxrun.frontends.top import watch
     from jaxrun.records.rundir import running_job
 
@@ -98,20 +112,28 @@ def _top(run_dir: str | None, once: bool, launcher: int | None) -> int:
         assert run_dir is not None
         watch.watch_from_start(Path(run_dir), launcher, os.environ)
         return 0
+    if follow and not as_json:
+        raise UsageError("--follow prints JSON lines; give --json as well, or leave it out to watch the job")
     job = running_job.find_running_job(_path(run_dir), "jaxrun top")
-    if once or not watch.is_terminal():
+    if as_json:
+        for view in watch.follow(job) if follow else [watch.read_once(job)]:
+            click.echo(os.fsencode(documents.top(job.run_dir, view, in_one_line=follow)))
+    elif once or not watch.is_terminal():
         watch.show_once(job, os.environ)
     else:
         watch.watch(job, os.environ)
     return 0
 
 
-@_command("List the jobs that have a run directory in DIR, the newest last. [default: jaxrun-runs]", _DIRECTORY)
-def _list(directory: str | None) -> int:
+@_command("List the jobs that have a run directory in DIR, the newest last. [default: jaxrun-runs]", _JSON, _DIRECTORY)
+def _list(directory: str | None, as_json: bool) -> int:
     from jaxrun.records.rundir import jobs
 
     collection, found = jobs.list_jobs(_path(directory))
-    _show(jobs.format_jobs(found) if found else f"{collection} holds no run directory")
+    if as_json:
+        click.echo(os.fsencode(documents.job_list(collection, found)))
+    else:
+        _show(jobs.format_jobs(found) if found else f"{collection} holds no run directory")
     return 0
 
 
@@ -121,27 +143,33 @@ def _list(directory: str | None) -> int:
     click.Option(["--dry-run"], is_flag=True, help="Only show what would be deleted."),
     click.Option(["--staged"], is_flag=True, help="Instead delete this host's copies of --stage that no job uses."),
     click.Option(["--stage-dir"], metavar="DIR", help="Where they are. [default: TMPDIR, else /tmp]"),
+    _JSON,
     _DIRECTORY,
 )
-def _clean(keep: int | None, dry_run: bool, staged: bool, stage_dir: str | None, directory: str | None) -> int:
+def _clean(
+    keep: int | None, dry_run: bool, staged: bool, stage_dir: str | None, as_json: bool, directory: str | None
+) -> int:
     from jaxrun.records.rundir import job_sockets, jobs
 
     if staged and dry_run:
         raise UsageError("--dry-run shows which run directories would be deleted; leave it out with --staged")
     if staged:
-        return _clean_copies(stage_dir or "")
+        return _clean_copies(stage_dir or "", as_json=as_json)
     if keep is None:
         raise UsageError(
             "--keep is missing; say how many of the newest run directories to keep: jaxrun clean --keep 20"
         )
     job_sockets.remove_stale(os.environ)
     collection, found = jobs.list_jobs(_path(directory))
-    lines, failed = jobs.clean(collection, found, keep, dry_run=dry_run)
-    _show("\n".join(lines))
-    return 1 if failed else 0
+    done = jobs.clean(collection, found, keep, dry_run=dry_run)
+    if as_json:
+        click.echo(os.fsencode(documents.cleaned(done)))
+    else:
+        _show(jobs.format_cleaned(done))
+    return 1 if done.failed else 0
 
 
-def _clean_copies(stage_dir: str) -> int:
+def _clean_copies(stage_dir: str, *, as_json: bool) -> int:
     from jaxrun.node.staging.copies import Copies
     from jaxrun.text import plural
 
@@ -150,7 +178,11 @@ def _clean_copies(stage_dir: str) -> int:
     except OSError as error:
         raise UsageError(f"cannot use {stage_dir or 'TMPDIR'}: {error.strerror}; is --stage-dir right?") from None
     count, deleted = copies.remove_unused()
-    _show(f"deleted {deleted} of {plural(count, 'copy')} in {copies.path}")
+    if as_json:
+        content = {"directory": str(copies.path), "copies": count, "deleted": deleted}
+        click.echo(os.fsencode(documents.format_document("cleaned copies", content)))
+    else:
+        _show(f"deleted {deleted} of {plural(count, 'copy')} in {copies.path}")
     return 0
 
 

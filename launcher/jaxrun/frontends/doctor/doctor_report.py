@@ -62,6 +62,7 @@ def format_report(seen: Observation, findings: Findings, terminal: TerminalForma
 
 def to_json(seen: Observation, findings: Findings) -> str:
     content = {
+        "kind": "doctor",
         "format": _JSON_FORMAT,
         "exit_code": exit_code(seen, findings),
         "findings": [{"check": name, **asdict(finding)} for name, finding in findings],

@@ -11,7 +11,7 @@ import termios
 import threading
 import time
 import tty
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -24,7 +24,7 @@ from rich.text import Text
 from jaxrun.analysis.verdict.verdict_text import headline_of
 from jaxrun.errors import EXIT_SIGNAL_BASE, JaxrunError, UsageError
 from jaxrun.frontends.top.feed import INTERVAL_S, Feed
-from jaxrun.frontends.top.view import render, render_pages
+from jaxrun.frontends.top.view import View, render, render_pages
 from jaxrun.records.rundir.job_requests import format_stacks, request_snapshot
 from jaxrun.records.rundir.jobs import has_open
 from jaxrun.records.rundir.recorded_files import read_verdict
@@ -34,6 +34,31 @@ from jaxrun.terminal import PROSE_WIDTH, TerminalFormat, without_controls
 
 _QUIT, _STACKS = "q", "s"
 _ESCAPE = b"\x1b"
+_FOLLOW_S = 1.0
+
+
+def read_once(job: RunningJob) -> View:
+    """How far the job is, after half a second, in which the CPU time of its ranks is measured."""
+    return _read(Feed(job))
+
+
+def _read(feed: Feed) -> View:
+    feed.update()
+    time.sleep(INTERVAL_S)
+    feed.update()
+    return feed.view()
+
+
+def follow(job: RunningJob) -> Iterator[View]:
+    """Yield how far the job is, once a second, until it is over."""
+    feed = Feed(job)
+    yield _read(feed)
+    while True:
+        time.sleep(_FOLLOW_S)
+        if not feed.is_running:
+            return
+        feed.update()
+        yield feed.view()
 
 
 def show_once(job: RunningJob, environ: Mapping[str, str]) -> None:
@@ -42,9 +67,7 @@ def show_once(job: RunningJob, environ: Mapping[str, str]) -> None:
     Raises UnavailableError and UsageError where it does not answer.
     """
     feed = Feed(job)
-    feed.update()
-    time.sleep(INTERVAL_S)
-    feed.update()
+    _read(feed)
     console = _console(environ)
     _print(console, render(feed.view(), console.width, None, feed.last_line))
 

@@ -76,7 +76,7 @@ def write_trace(run_dir: Path | None, chrome: Path | None, page: Path | None) ->
 
 def format_table(log: AttemptLog) -> str:
     """One row per rank, or for a large job one per step; ranks that are late are marked."""
-    steps = _find_steps(log)
+    steps = find_steps(log)
     ranks = _ranks(steps)
     if not ranks:
         return "no rank was started."
@@ -113,7 +113,7 @@ def _format_cores(log: AttemptLog) -> str:
 
 def _format_progress(log: AttemptLog) -> str:
     """How far a job without a verdict had come, in a few lines."""
-    steps = _find_steps(log)
+    steps = find_steps(log)
     ranks = _ranks(steps)
     counts = ", ".join(f"{len(times)} {step}" for step, times in steps.items() if times)
     ended = [f"rank {rank} {format_status(of.status, 'was ')}" for rank, of in sorted(log.ranks.items()) if of.status]
@@ -159,7 +159,7 @@ def _read(path: Path) -> str:
         raise UsageError(f"cannot read {path}: {error.strerror}.") from None
 
 
-def _find_steps(log: AttemptLog) -> Steps:
+def find_steps(log: AttemptLog) -> Steps:
     def times(kind: type) -> dict[int, float]:
         return {rank: rank_log.at[kind] - log.start for rank, rank_log in log.ranks.items() if kind in rank_log.at}
 

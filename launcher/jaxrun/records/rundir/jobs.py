@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -143,10 +143,30 @@ def format_jobs(jobs: Sequence[RecordedJob]) -> str:
     return "\n".join(format_columns(rows))
 
 
-def clean(collection: Path, jobs: Sequence[RecordedJob], keep: int, *, dry_run: bool) -> tuple[list[str], int]:
+@dataclass(frozen=True, slots=True)
+class Cleaned:
+    """What `clean` has done with the run directories in one place.
+
+    deleted:  which are deleted, or, with `dry_run`, would be
+    failed:   which could not be deleted, and why
+    kept:     which belong to jobs that still run, or may, and how that is known
+    size:     bytes of all that were to be deleted
+    count:    how many run directories there were
+    """
+
+    directory: Path
+    dry_run: bool
+    deleted: tuple[Path, ...]
+    failed: Mapping[Path, str]
+    kept: Mapping[Path, str]
+    size: int
+    count: int
+
+
+def clean(collection: Path, jobs: Sequence[RecordedJob], keep: int, *, dry_run: bool) -> Cleaned:
     """Delete the run directories of `jobs`, the oldest first, but for the newest `keep` and those that may still run.
 
-    Returns lines for people, and how many could not be deleted. Raises UsageError where they are another user's.
+    Raises UsageError where they are another user's.
     """
     try:
         directory = open_own_or_linked_directory(collection)
@@ -158,34 +178,34 @@ def clean(collection: Path, jobs: Sequence[RecordedJob], keep: int, *, dry_run: 
         os.close(directory)
 
 
-def _clean(
-    collection: Path, directory: int, jobs: Sequence[RecordedJob], keep: int, *, dry_run: bool
-) -> tuple[list[str], int]:
+def _clean(collection: Path, directory: int, jobs: Sequence[RecordedJob], keep: int, *, dry_run: bool) -> Cleaned:
     """`directory` is a descriptor of the collection, which no other user can replace."""
     over = [job for job in jobs if job.running is False]
-    doomed = over[: max(0, len(over) - keep)]
-    lines, deleted, size = [], 0, 0
-    for job in doomed:
+    deleted, failed, size = list[Path](), dict[Path, str](), 0
+    for job in over[: max(0, len(over) - keep)]:
         size += _size(job.path)
-        if dry_run:
-            lines.append(f"would delete {job.path}")
-            continue
         try:
-            remove_directory(job.path.name, directory, private=False)
-            deleted += 1
+            if not dry_run:
+                remove_directory(job.path.name, directory, private=False)
+            deleted.append(job.path)
         except OSError as error:
-            lines.append(f"cannot delete {job.path}: {error.strerror}")
+            failed[job.path] = str(error.strerror)
     latest = collection / LATEST_LINK
     if latest.is_symlink() and not latest.exists():
         with contextlib.suppress(OSError):
             os.unlink(LATEST_LINK, dir_fd=directory)
-    done = "would delete" if dry_run else "deleted"
-    count = len(doomed) if dry_run else deleted
-    lines.append(f"{done} {count} of {plural(len(jobs), 'run directory')} in {collection} ({format_bytes(size)})")
-    for job in jobs:
-        if job.running is not False:
-            lines.append(f"kept {job.path}: {job.state}")
-    return lines, 0 if dry_run else len(doomed) - deleted
+    kept = {job.path: job.state for job in jobs if job.running is not False}
+    return Cleaned(collection, dry_run, tuple(deleted), failed, kept, size, len(jobs))
+
+
+def format_cleaned(done: Cleaned) -> str:
+    """What `jaxrun clean` prints."""
+    lines = [f"would delete {path}" for path in done.deleted if done.dry_run]
+    lines += [f"cannot delete {path}: {reason}" for path, reason in done.failed.items()]
+    verb, directories = "would delete" if done.dry_run else "deleted", plural(done.count, "run directory")
+    lines.append(f"{verb} {len(done.deleted)} of {directories} in {done.directory} ({format_bytes(done.size)})")
+    lines += [f"kept {path}: {state}" for path, state in done.kept.items()]
+    return "\n".join(lines)
 
 
 def has_open(pid: int, file: Path) -> bool:
