@@ -28,7 +28,7 @@ class Example:
     @property
     def exit_code(self) -> int:
         """The one that the page shows, 0 where it shows none."""
-        found = re.search(r"^exit (\d+)$", self.shown, re.MULTILINE)
+        found = re.search(r"^(?:exit|  \"exit_code\":) (\d+)$", self.shown, re.MULTILINE)
         return int(found[1]) if found else 0
 
     def missing(self, output: str) -> Iterator[str]:
