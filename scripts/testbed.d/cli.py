@@ -23,7 +23,8 @@ examples:
   scripts/testbed exec h1 -- mpirun --host h1,h2,h3 hostname
   scripts/testbed off h2                            and up again to turn it on
 
-Inside, `ssh` is a stand-in that needs no sshd, so mpirun starts its daemons on other hosts with no further option.
+Inside, `ssh` is a stand-in that needs no sshd, so mpirun starts its daemons on other hosts with no further option. Each
+host has a real sshd, too: with JRTB_OPENSSH=1 in the environment, `ssh` is OpenSSH's client.
 The hosts share the machine's files, but /dev/shm is each host's own. They reach each other and nothing else.
 JAXRUN_TESTBED_DIR (now {{root}}) holds all files; with another one, a second testbed runs beside the first.
 """

@@ -1,6 +1,7 @@
 """A host: a network, a UTS and a mount namespace, held by one process, its keeper.
 
-The keeper names the host, gives it a boot id, /etc/hosts, /dev/shm and /sys of its own, and then waits for ever.
+The keeper names the host, gives it a boot id, /etc/hosts, /etc/passwd, /dev/shm and /sys of its own, and then waits for
+ever.
 Nothing is mounted or named outside: when the last process of the host has ended, the kernel takes all of it back.
 """
 
@@ -33,7 +34,8 @@ if [ -d /sys/fs/cgroup ]; then
     mount -t sysfs sysfs /sys
     mount --move "$home/cgroup" /sys/fs/cgroup
 fi
-mount --bind "$3" /etc/hosts
+mount --bind "$3/hosts" /etc/hosts
+mount --bind "$3/passwd" /etc/passwd
 mount --bind "$home/boot_id" /proc/sys/kernel/random/boot_id
 mount -t tmpfs tmpfs /dev/shm
 exec 3<>"$home/wait"
@@ -159,7 +161,7 @@ def _start_keeper(place: Place, name: str) -> subprocess.Popen[bytes]:
     with contextlib.suppress(FileExistsError):
         os.mkfifo(home / "wait")
     unshare = ["unshare", "--net", "--uts", "--mount", "--propagation", "slave", "--"]
-    command = [*unshare, "/bin/sh", "-c", _KEEPER, marker(place, name), str(home), name, str(place.etc / "hosts")]
+    command = [*unshare, "/bin/sh", "-c", _KEEPER, marker(place, name), str(home), name, str(place.etc)]
     with open(place.logs / f"{name}.log", "wb") as log:
         return subprocess.Popen(
             command,

@@ -22,6 +22,12 @@ PACKAGES = {
     "srun": "slurm-wlm",
     "bwrap": "bubblewrap",  # a container without privileges, for --wrap
     "numactl": "numactl",  # for --wrap
+    "sshd": "openssh-server",
+    "ssh": "openssh-client",
+    # Login shells of hosts that are reached by ssh.
+    "zsh": "zsh",
+    "fish": "fish",
+    "tcsh": "tcsh",
 }
 _POLICY = "#!/bin/sh\nexit 101\n"
 # Debian's packages start their services unless this file forbids it: it does, but for this one installation only.

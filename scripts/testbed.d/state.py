@@ -59,6 +59,11 @@ class Place:
         return self.root / "munge"
 
     @property
+    def ssh(self) -> Path:
+        """Keys and configuration of OpenSSH's server and client."""
+        return self.root / "ssh"
+
+    @property
     def logs(self) -> Path:
         return self.root / "log"
 
@@ -146,3 +151,9 @@ def hosts_file(hosts: int) -> str:
     """The text of /etc/hosts inside the testbed."""
     names = (*host_names(hosts), CONTROLLER)
     return "127.0.0.1 localhost\n::1 localhost ip6-localhost\n" + "".join(f"{address(name)} {name}\n" for name in names)
+
+
+def passwd_file(text: str) -> str:
+    """The text of /etc/passwd inside the testbed: the machine's, but root's login shell runs no start-up file."""
+    lines = (line.split(":") for line in text.splitlines())
+    return "".join(f"{':'.join((*words[:-1], '/bin/sh') if words[0] == 'root' else words)}\n" for words in lines)

@@ -9,8 +9,9 @@ from pathlib import Path
 import hosts
 import links
 import slurm
+import sshd
 from processes import Process
-from state import CONTROLLER, USAGE, Place, Refusal, address, host_names, hosts_file
+from state import CONTROLLER, USAGE, Place, Refusal, address, host_names, hosts_file, passwd_file
 
 DEFAULT_HOSTS = 3
 Row = tuple[str, ...]
@@ -37,6 +38,7 @@ def up(place: Place, wanted: int | None) -> None:
         links.connect(place, controller.pid, name, keeper)
         hosts.booted(place, [name])
     links.settle(place, controller.pid, off)
+    sshd.start(place, host_names(existing))
     slurm.start(place, host_names(existing))
     if place.hosts() != existing:
         place.finish(existing)
@@ -98,12 +100,15 @@ def _lay_out(place: Place, count: int) -> Process:
     place.claim()
     slurm.configure(place, count)
     (place.etc / "hosts").write_text(hosts_file(count))
+    (place.etc / "passwd").write_text(passwd_file(Path("/etc/passwd").read_text()))
     place.commands.mkdir()
     ssh = place.commands / "ssh"
     environment = f"JAXRUN_TESTBED_DIR={shlex.quote(str(place.root))}"
     command = shlex.join([sys.executable, "-ESsB", str(_HERE / "cli.py"), "ssh"])
-    ssh.write_text(f'#!/bin/sh\n{environment} exec {command} "$@"\n')
+    real = f'[ -z "${sshd.REAL}" ] || exec /usr/bin/ssh -F {place.ssh}/config "$@"\n'
+    ssh.write_text(f'#!/bin/sh\n{real}{environment} exec {command} "$@"\n')
     ssh.chmod(0o755)
+    sshd.configure(place, host_names(count))
     pid = hosts.boot(place, [CONTROLLER])[CONTROLLER]
     links.connect_controller(place, pid)
     hosts.booted(place, [CONTROLLER])

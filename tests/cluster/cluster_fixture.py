@@ -16,6 +16,7 @@ from pathlib import Path
 import harness
 import hosts
 import processes
+import sshd
 from harness import TIME_LIMIT, Found, Result, wait_until, write_fake_runtime
 from launch_modes import LaunchMode
 from processes import Process
@@ -106,11 +107,12 @@ class Bed:
         wait_until(lambda: not any(processes.inspect(pid) for pid in daemons), f"end of slurmd on {host}")
 
     def job_processes(self) -> list[Process]:
-        """All processes on all hosts that are neither the testbed's nor a daemon of Slurm's."""
+        """All processes on all hosts that are neither the testbed's, nor a daemon of Slurm's or OpenSSH's."""
         keepers = [hosts.keeper(Place(self.root), host) for host in (CONTROLLER, *self.hosts)]
         networks = {keeper.network for keeper in keepers if keeper}
         own = {keeper.pid for keeper in keepers if keeper}
         found = (process for process in processes.scan() if process.network in networks and process.pid not in own)
+        found = (process for process in found if not sshd.is_server(process))
         # "slurmstepd: [1.0]", ": slurmscriptd"
         return [process for process in found if process.command.strip(": ").partition(":")[0] not in _SLURM]
 

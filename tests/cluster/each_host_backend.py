@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from jaxrun.protocol.agent_id import AgentId
+from jaxrun.spec.backends.forwarded_variables import forwarded_variables
 from jaxrun.spec.backends.mpi_hosts import named_hosts, place_ranks
-from jaxrun.spec.backends.mpirun import forwarded_variables
 from jaxrun.spec.backends.remote_plan import plan_remote
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import AGENT_ARGV, LaunchCommand, Plan

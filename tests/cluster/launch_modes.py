@@ -14,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import sshd
 
 from jaxrun.spec.backends import mpi_families
 
@@ -24,7 +25,7 @@ LAUNCHED, ATTACHED = "launched", "attached"
 
 @dataclass(frozen=True)
 class Engine:
-    """`name` is its directory below .engines; empty for Slurm, which the testbed brings."""
+    """`name` is its directory below .engines; empty for Slurm and OpenSSH, which the testbed brings."""
 
     label: str
     name: str = ""
@@ -47,7 +48,9 @@ class Engine:
         return f"{self.label} is not in .engines/{self.name}: run scripts/engines"
 
     def env(self) -> dict[str, str]:
-        """The variables with which mpi4py finds its library."""
+        """The variables with which mpi4py finds its library, or with which `ssh` in the testbed is OpenSSH's."""
+        if self is OPENSSH:
+            return {sshd.REAL: "1"}
         return {"MPI4PY_LIBMPI": str(ENGINES / self.name / "lib" / self.libmpi)} if self.libmpi else {}
 
 
@@ -56,6 +59,7 @@ OPEN_MPI_4 = Engine("Open MPI 4", "openmpi-4.1.8", libmpi="libmpi.so.40")
 MPICH = Engine("MPICH", "mpich-5.0.2", libmpi="libmpi.so.12")
 INTEL = Engine("Intel MPI", "impi-rt-2021.18.1", "mpiexec.hydra", libmpi="libmpi.so.12")
 SLURM = Engine("Slurm")
+OPENSSH = Engine("OpenSSH")
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ class LaunchMode:
     @property
     def host(self) -> str:
         """Where a user would type the command."""
-        return "h1" if self.engine.name else "ctl"
+        return "ctl" if self.engine is SLURM else "h1"
 
     def command(self, hosts: tuple[str, ...], *words: str, variables: Iterable[str] = ()) -> list[str]:
         """`jaxrun WORDS`, with a process on each of these hosts; one that is there twice has two, and so have all.
@@ -84,6 +88,8 @@ class LaunchMode:
                 return ["salloc", "--quiet", *nodes, *_jaxrun("--backend", "slurm", *words)]
             return ["srun", *nodes, *_jaxrun("attach", *words)]
         slots = ",".join(f"{host}:{count}" for host, count in slots_of.items())
+        if self.engine is OPENSSH:
+            return _jaxrun("--backend", "ssh", "-H", slots, *words)
         if self.direction == LAUNCHED:
             return _jaxrun("--backend", "mpirun", "--mpirun", self.engine.mpirun, "-H", slots, *words)
         if self.engine in (OPEN_MPI_5, OPEN_MPI_4):
@@ -102,6 +108,7 @@ def _jaxrun(*words: str) -> list[str]:
 MPI = (OPEN_MPI_5, OPEN_MPI_4, MPICH, INTEL)
 # Rows that every engine might do in its own way, and those where MPICH stands for Intel MPI, too.
 ALL = tuple(LaunchMode(engine, direction) for engine in (*MPI, SLURM) for direction in (LAUNCHED, ATTACHED))
+SSH = LaunchMode(OPENSSH, LAUNCHED)
 SOME = tuple(mode for mode in ALL if mode.engine is not INTEL)
 # Rows that agents, head and verdict decide, and of which an engine sees nothing: one of each family and direction.
 ANY = (LaunchMode(OPEN_MPI_5, LAUNCHED), LaunchMode(SLURM, ATTACHED))
@@ -126,6 +133,9 @@ def versions() -> str:
 @cache
 def _title(engine: Engine) -> str:
     command = [engine.mpirun, "--version"] if engine.name else ["slurmctld", "-V"]
+    if engine is OPENSSH:
+        done = subprocess.run(["/usr/bin/ssh", "-V"], capture_output=True, text=True, timeout=30, check=True)
+        return done.stderr.split()[0].strip(",").replace("_", " ")
     environ = {**os.environ, "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}
     try:
         done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=30, check=True)

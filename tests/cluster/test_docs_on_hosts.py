@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from cluster_fixture import Bed
-from launch_modes import ENGINES, OPEN_MPI_5
+from launch_modes import ENGINES, OPEN_MPI_5, OPENSSH
 from pages import ROOT, Example, examples, files
 
 pytestmark = pytest.mark.extended
@@ -22,7 +22,8 @@ EXAMPLES = [example for example in SHOWN if example not in ON_EACH_HOST]
 
 def test_the_page_shows_every_way_to_a_cluster() -> None:
     text = " ".join(example.command for example in EXAMPLES)
-    assert all(word in text for word in ("--backend mpirun", "salloc", "--submit", "--sbatch", "mpirun ", "srun "))
+    ways = ("--backend mpirun", "--backend ssh", "salloc", "--submit", "--sbatch", "mpirun ", "srun ")
+    assert all(word in text for word in ways)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=str)
@@ -33,7 +34,8 @@ def test_the_command_prints_what_the_page_shows(bed: Bed, tmp_path: Path, exampl
         (tmp_path / name).write_text(text)
     words = shlex.split(example.command)
     words[words.index("jaxrun") : words.index("jaxrun") + 1] = [sys.executable, "-m", "jaxrun"]
-    env = {"PATH": f"{ENGINES / OPEN_MPI_5.name / 'bin'}:{os.environ['PATH']}", "NO_COLOR": "1"}
+    ssh = OPENSSH.env() if "--backend ssh" in example.command else {}
+    env = {**ssh, "PATH": f"{ENGINES / OPEN_MPI_5.name / 'bin'}:{os.environ['PATH']}", "NO_COLOR": "1"}
     host = {"login$": "ctl", "h1$": "h1"}[example.prompt]
     with bed.typed(host, *words, directory=tmp_path, env=env) as job:
         result = job.result()

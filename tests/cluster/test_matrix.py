@@ -18,7 +18,21 @@ from pathlib import Path
 import pytest
 from cluster_fixture import ENGINE, HOSTS, READY, RUNS, TIME_LIMIT, Job, JobRunner
 from harness import Result
-from launch_modes import ALL, ANY, ATTACHED, BASIC, LAUNCHED, MPICH, OPEN_MPI_5, SLURM, SOME, LaunchMode, row
+from launch_modes import (
+    ALL,
+    ANY,
+    ATTACHED,
+    BASIC,
+    LAUNCHED,
+    MPICH,
+    OPEN_MPI_5,
+    OPENSSH,
+    SLURM,
+    SOME,
+    SSH,
+    LaunchMode,
+    row,
+)
 
 STARTS_AND_RAISES = """\
 from jaxrun_runtime.programs.selfcheck import main
@@ -40,6 +54,7 @@ for step in range(1000):
     if step == 20 and jax.process_index() == 1:
         raise ValueError("bad record in shard 1")
 """
+SSHD = ("sshd: root@notty", "sshd: root [priv]")
 # For a worker by hand: leaves a process behind, in a session of its own.
 LEAVES = "import subprocess; subprocess.Popen(['sleep', '1000'], start_new_session=True); "
 
@@ -52,7 +67,7 @@ def exit_code(runner: JobRunner, result: Result) -> int:
     return result.code
 
 
-@row("start, collectives beside mpi4py's, an exception", *ALL, always=BASIC)
+@row("start, collectives beside mpi4py's, an exception", *ALL, SSH, always=(*BASIC, SSH))
 def test_ranks_start_work_together_and_end_all_at_once_where_one_raises(runner: JobRunner, tmp_path: Path) -> None:
     program = tmp_path / "raises.py"
     program.write_text(STARTS_AND_RAISES)
@@ -60,7 +75,7 @@ def test_ranks_start_work_together_and_end_all_at_once_where_one_raises(runner: 
     assert exit_code(runner, result) == 1, result
     assert "psum, all_gather and ppermute are right on 3 device(s) in 3 process(es)" in result.out, result
     assert {event["host"] for event in result.events("AgentReport")} == set(HOSTS)
-    if runner.mode.engine is not SLURM:
+    if runner.mode.engine not in (SLURM, OPENSSH):
         logs = [(result.run_dir / f"rank-{rank:04d}.out").read_text().splitlines() for rank in range(3)]
         assert all("sums 6 6" in log for log in logs), logs
     assert "ValueError: bad record in shard 1" in result.err and "rank 1 of 3 on h2 raised ValueError" in result.err
@@ -68,7 +83,7 @@ def test_ranks_start_work_together_and_end_all_at_once_where_one_raises(runner: 
     assert result.verdict()["culprits"] == [1]
 
 
-@row("SIGKILL, children left behind", *SOME, always=BASIC)
+@row("SIGKILL, children left behind", *SOME, SSH, always=BASIC)
 def test_a_killed_rank_is_named_and_what_all_have_started_is_ended(runner: JobRunner) -> None:
     with runner.by_hand(code=RUNS + LEAVES + READY, rank_1=f"{RUNS}{LEAVES}os.kill(os.getpid(), 9)") as job:
         result = job.result()
@@ -100,7 +115,7 @@ def test_the_stacks_of_all_hosts_are_shown_on_sigquit_and_where_the_time_is_over
         assert re.search(r"3 ranks +0-2 .*worker_by_hand\.py:\d+ live", text), result
 
 
-@row("Ctrl-C", *SOME, always=BASIC)
+@row("Ctrl-C", *SOME, SSH, always=BASIC)
 def test_ctrl_c_ends_the_job(runner: JobRunner) -> None:
     with runner.by_hand("--grace", "0.5") as job:
         job.wait_for_output("ready")
@@ -153,7 +168,12 @@ def cancel(runner: JobRunner) -> None:
         os.kill(launch_command.pid, signal.SIGTERM)
 
 
-@row("`kill -9` of jaxrun at its start", *(mode for mode in ALL if mode.direction == LAUNCHED), always=BASIC)
+@row(
+    "`kill -9` of jaxrun at its start",
+    *(mode for mode in ALL if mode.direction == LAUNCHED),
+    SSH,
+    always=(*BASIC, SSH),
+)
 def test_kill_9_of_the_launcher_leaves_no_agent_that_looks_for_it(runner: JobRunner) -> None:
     with runner.by_hand("--init-timeout", "60") as job:
         job.wait_until(lambda: agents(job), "agent")
@@ -166,7 +186,7 @@ def agents(job: Job) -> list[int]:
     return [found.pid for found in job.bed.job_processes() if found.argv[1:3] == ("-m", "jaxrun.node.agent")]
 
 
-@row("`kill -9` of jaxrun", *ALL)
+@row("`kill -9` of jaxrun", *ALL, SSH)
 def test_kill_9_of_the_launcher_leaves_nothing_on_any_host(runner: JobRunner) -> None:
     with runner.by_hand(code=RUNS + LEAVES + READY) as job:
         job.wait_for_output("ready")
@@ -175,7 +195,7 @@ def test_kill_9_of_the_launcher_leaves_nothing_on_any_host(runner: JobRunner) ->
 
 
 # Attached to MPICH, rank 0 and its head are killed by Hydra as soon as any of its processes dies of a signal.
-@row("`kill -9` of an agent", *(mode for mode in SOME if mode != LaunchMode(MPICH, ATTACHED)), always=BASIC)
+@row("`kill -9` of an agent", *(mode for mode in SOME if mode != LaunchMode(MPICH, ATTACHED)), SSH, always=BASIC)
 def test_a_killed_agent_is_named_by_its_host(runner: JobRunner) -> None:
     with runner.by_hand() as job:
         job.wait_for_output("ready", count=3)  # else what another has just sent may be read together with its end
@@ -186,7 +206,7 @@ def test_a_killed_agent_is_named_by_its_host(runner: JobRunner) -> None:
     assert "rank 1 of 3 on h2 was lost" in result.err
 
 
-@row("`host cut`", *SOME, always=BASIC)
+@row("`host cut`", *SOME, SSH, always=BASIC)
 @pytest.mark.usefixtures("mended")
 def test_a_host_that_is_cut_off_is_named_and_ends_its_worker_by_itself(runner: JobRunner) -> None:
     lose(runner, "cut")
@@ -194,7 +214,7 @@ def test_a_host_that_is_cut_off_is_named_and_ends_its_worker_by_itself(runner: J
 
 # To its engine, such a host is one that is cut off. (Attached to Open MPI 5, mpirun kills rank 0, and the head with it,
 # once it has lost its daemon there.)
-@row("`host off`", *ANY)
+@row("`host off`", *ANY, SSH)
 @pytest.mark.usefixtures("mended")
 def test_a_host_that_loses_its_power_is_named(runner: JobRunner) -> None:
     lose(runner, "off")
@@ -210,7 +230,8 @@ def lose(runner: JobRunner, how: str) -> None:
         # An mpirun that we have not started may wait for its own daemon on that host for as long as it likes.
         if ours:
             job.result()
-        job.gone(but_for=() if ours else ENGINE)
+        # The sshd of a host that is cut off holds its session until its TCP connection fails, after minutes.
+        job.gone(but_for=SSHD if runner.mode == SSH else () if ours else ENGINE)
         result = job.result(timeout=0)
     verdict = result.verdict()
     assert (verdict["exit_code"], verdict["culprits"]) == (69, [1]), result

@@ -168,9 +168,8 @@ def test_hosts_auto_stands_for_the_options_of_one_command_on_each_host():
         make_job({**given, "host_rank": 0}, environ)
     with pytest.raises(UsageError, match="--hosts auto and --backend slurm contradict"):
         make_job({**given, "backend": "slurm"}, environ)
-    assert without_effect({**given, "simulated_hosts": 2, "min_hosts": 1}, {"simulated_hosts", "min_hosts"}) == {
-        "simulated_hosts"
-    }
+    values, defaults = {**given, "simulated_hosts": 2, "min_hosts": 1}, {"simulated_hosts", "min_hosts"}
+    assert without_effect(values, defaults, environ) == {"simulated_hosts"}
 
 
 def test_the_table_of_the_docs_is_the_table_of_the_code():

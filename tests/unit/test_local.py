@@ -229,7 +229,7 @@ def test_the_options_become_a_job_of_this_backend():
     job = make_job({"program": ("p",), "hosts": 2, "host_rank": 0, "head": "h1:7777", "processes_per_node": 4}, {})
     assert (job.backend, job.host_rank, job.head, job.processes_per_host) == ("hosts", 0, "h1:7777", 4)
     values = {"program": ("p",), "hosts": 2, "host_rank": 0, "backend": "slurm", "partition": "gpu"}
-    assert without_effect(values, {"backend", "partition"}) == {"backend", "partition"}
+    assert without_effect(values, {"backend", "partition"}, {}) == {"backend", "partition"}
 
 
 def test_in_a_pod_the_hosts_wait_for_ten_minutes_unless_another_time_is_said():
@@ -256,7 +256,7 @@ def test_in_a_pod_the_hosts_wait_for_ten_minutes_unless_another_time_is_said():
         (["--host-rank", "0", "--hosts", "2", "--head", "no..where:7"], "'no..where' in 'no..where:7' can be no host"),
         (["--host-rank", "1", "--hosts", "2", "--rendezvous", "gone"], "--rendezvous gone is not a directory"),
         (["--host-rank", "0", "--hosts", "2", "--backend", "slurm"], "--host-rank is for hosts without --backend"),
-        (["--host-rank", "0", "--hosts", "2", "-H", "h1"], "-H/--host is for --backend mpirun, not for --host-rank"),
+        (["--host-rank", "0", "--hosts", "2", "-H", "h1"], "--backend mpirun or --backend ssh, not for --host-rank"),
         (["--hosts", "2"], "--backend slurm, --backend kubernetes or --host-rank on each"),
         (["--rendezvous", "."], "--rendezvous is for --host-rank on each host, not for --backend local"),
     ],

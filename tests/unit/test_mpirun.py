@@ -9,8 +9,9 @@ import pytest
 from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.protocol.env import AgentEnv
 from jaxrun.spec.backends import mpirun
+from jaxrun.spec.backends.forwarded_variables import forwarded_variables
 from jaxrun.spec.backends.mpi_hosts import HostSlots, place_on_hosts
-from jaxrun.spec.backends.mpirun import forwarded_variables, plan
+from jaxrun.spec.backends.mpirun import plan
 from jaxrun.spec.backends.slurm_allocation import Allocation
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import AGENT_ARGV

@@ -211,11 +211,10 @@ def test_a_new_backend_is_one_file_and_one_line(pbs, tmp_path, monkeypatch, caps
     assert [worker.host for worker in plan.workers] == ["h1", "h1", "h2", "h2"]
     assert plan.launch_command.title == "mpiexec in PBS job 7.ctl"
     options = {parameter.name: parameter for parameter in parameters()}
-    assert (
-        options["backend"].metavar == "local|mpirun|slurm|kubernetes|pbs" and "pbs" in options["backend"].type.choices
-    )
+    choices = options["backend"].type.choices
+    assert options["backend"].metavar == "local|mpirun|ssh|slurm|kubernetes|pbs" and "pbs" in choices
     assert options["hosts"].help.startswith(
-        "How many hosts to run on, with mpirun, slurm, kubernetes, pbs or --host-rank"
+        "How many hosts to run on, with mpirun, ssh, slurm, kubernetes, pbs or --host-rank"
     )
     (tmp_path / "train.py").write_text("")
     monkeypatch.chdir(tmp_path)

@@ -208,7 +208,7 @@ def _run_plan(plan: Plan, environ: Mapping[str, str], early_server: EarlyServer 
 def _make_job(context: click.Context, values: Mapping[str, Any], environ: Mapping[str, str]) -> Job:
     """Make the Job of the options, without those defaults from elsewhere that have no effect."""
     defaults: Defaults = context.obj.defaults
-    dropped = without_effect(values, used_defaults(context, defaults))
+    dropped = without_effect(values, used_defaults(context, defaults), environ)
     return make_job({name: value for name, value in values.items() if name not in dropped}, environ, defaults.env)
 
 

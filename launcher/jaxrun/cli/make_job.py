@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from jaxrun.cli.click_options import AUTOMATIC, PER_GPU, split_words
-from jaxrun.errors import UsageError
+from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.protocol.flight_file import LOCKSTEP_FAIL, LOCKSTEP_STRICT
 from jaxrun.protocol.names import GANG_ADDRESS, GANG_TOKEN, POD_MARKER
 from jaxrun.protocol.settings import CACHE_AUTO, CACHE_OFF
@@ -22,6 +22,9 @@ from jaxrun.text import parse_ranks
 _UNATTENDED_STALL_TIMEOUT_S = 300.0
 # Where each host has a command of its own, which begins once its image has been pulled.
 _POD_INIT_TIMEOUT_S = 600.0
+_NAMED_HOSTS = {"host_list", "hostfile"}
+# Options that only one of the backends for named hosts has.
+_OPTIONS_OF = {"mpirun": {"mpirun", "mpi_args"}, "ssh": {"remote_python"}}
 # Options of which a job has one at most: a default gives way to the other one of the command line.
 _ALTERNATIVES = (("run_dir", "no_run_dir"), ("quiet_ranks", "only_ranks"), ("host_list", "hostfile"))
 
@@ -40,6 +43,8 @@ def make_job(
         if given.get("backend", "local") != "local":
             raise UsageError(f"--host-rank is for hosts without --backend {given['backend']}; leave one of them out")
         given["backend"] = HOSTS
+    if "backend" not in given and given.keys() & _NAMED_HOSTS:
+        given["backend"] = _backend_for_hosts(given, environ)
     _resolve_processes_per_node(given)
     given["env"] = {
         **(default_env or {}),
@@ -63,11 +68,14 @@ def make_job(
     return job
 
 
-def without_effect(values: Mapping[str, Any], defaults: Collection[str]) -> set[str]:
+def without_effect(values: Mapping[str, Any], defaults: Collection[str], environ: Mapping[str, str]) -> set[str]:
     """Those of `defaults`, names of values from elsewhere, that contradict the others or that the backend ignores."""
     given = _given(values)
     has_host_rank = "host_rank" in given or given.get("hosts") == HOSTS_AUTO
     backend = HOSTS if has_host_rank else given.get("backend", Job.__dataclass_fields__["backend"].default)
+    typed = given.keys() - set(defaults)
+    if "backend" not in given and not has_host_rank and typed & _NAMED_HOSTS:
+        backend = _backend_for_hosts(typed, environ)
     ignored = {field.name for field, option in options_of(Job) if not understands(backend, option)}
     found = ignored & given.keys() & set(defaults)
     if "host_rank" in given and "host_rank" not in defaults:
@@ -96,6 +104,19 @@ def _resolve_hosts(given: dict[str, Any], environ: Mapping[str, str]) -> None:
         given.setdefault("head", found.head)
     if found.processes and not given.keys() & {"processes", "processes_per_host", "processes_per_node"}:
         given["processes_per_host"] = found.processes
+
+
+def _backend_for_hosts(given: Collection[str], environ: Mapping[str, str]) -> str:
+    """Return the backend for hosts that people name, with these options: mpirun if there is one, else ssh."""
+    if own := [name for name, options in _OPTIONS_OF.items() if options.intersection(given)]:
+        return own[0]
+    from jaxrun.spec.backends.mpirun import find_mpirun
+
+    try:
+        find_mpirun("", environ)
+    except UnavailableError:
+        return "ssh"
+    return "mpirun"
 
 
 def _resolve_processes_per_node(given: dict[str, Any]) -> None:

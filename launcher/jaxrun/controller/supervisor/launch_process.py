@@ -17,6 +17,7 @@ from typing import Any
 
 from jaxrun.files.own_files import open_own_directory
 from jaxrun.protocol.agent_id import AgentId
+from jaxrun.protocol.ssh_start import split_failed_agents
 from jaxrun.spec.job.cluster_env import CancelCommand, launch_id
 from jaxrun.spec.job.plan import LaunchCommand
 from jaxrun.text import format_ranks_on_hosts, format_signal, parse_ranks
@@ -26,6 +27,7 @@ LOG_NAME = "launch_command.log"
 _READ_BYTES = 65536
 _TAIL_BYTES = 4096
 _TAIL_LINES = 12
+_LONG_TAIL_BYTES, _LONG_TAIL_LINES = 65536, 100  # of a command that explains itself
 _POLL_S = 0.01
 # Grace before SIGTERM, and then before SIGKILL.
 _GRACE_S = (5.0, 2.0)
@@ -77,7 +79,8 @@ class LaunchProcess:
             return b""
         if not data:
             return None
-        self._tail = (self._tail + data)[-_TAIL_BYTES:]
+        limit = _LONG_TAIL_BYTES if self.command.explains_itself else _TAIL_BYTES
+        self._tail = (self._tail + data)[-limit:]
         if self._log is not None:
             with contextlib.suppress(OSError):
                 os.write(self._log, data)
@@ -131,23 +134,33 @@ class LaunchProcess:
         return self.status == -signal.SIGKILL
 
     def failed_agents(self) -> set[AgentId]:
-        """The agents that have ended with an error, according to the output of an srun that goes on without them."""
+        """The agents that have failed, according to the output of a launch command that goes on without them."""
+        if self.command.explains_itself:
+            return split_failed_agents(self._tail.decode(errors="replace"))[1]
         texts = _FAILED_TASKS.findall(self._tail.decode(errors="replace"))
         return {AgentId(number) for text in texts for part in parse_ranks(text, "srun's tasks") for number in part}
 
     def last_lines(self) -> str:
         """The last lines that it wrote, indented; empty if it wrote none."""
-        lines = [line.rstrip() for line in self._tail.decode(errors="replace").splitlines()]
+        text = self._tail.decode(errors="replace")
+        if self.command.explains_itself:
+            return "\n".join(split_failed_agents(text)[0][-_LONG_TAIL_LINES:])
+        lines = [line.rstrip() for line in text.splitlines()]
         return "\n".join(f"  {line}" for line in [line for line in lines if line.strip(" -\0")][-_TAIL_LINES:])
 
     def add_last_lines(self, text: str) -> str:
         """Add what it wrote to a text about missing agents: it may say why, and wait for the others."""
         words = self.last_lines()
-        return text if not words or words in text else f"{text}\n{self.title} said:\n{words}"
+        return text if not words or words in text or text in words else f"{text}\n{self.title} said:\n{words}"
 
     @property
     def log_note(self) -> str:
         return f"; {LOG_NAME} has its output" if self._log is not None and self._tail else ""
+
+    def describe_failed_start(self) -> str:
+        """Describe that it could not start all agents, and goes on."""
+        said = self.last_lines()
+        return said if self.command.explains_itself else f"{self.title} could not start all agents; it said:\n{said}"
 
     def describe_end(self) -> str:
         """`srun (Slurm 22.05.8) ended with status 1`."""
@@ -158,6 +171,8 @@ class LaunchProcess:
     def describe_failure(self, hosts: Mapping[int, str], reported: Collection[int]) -> str:
         """Describe its end before that of the job, with the ranks of which no agent has reported."""
         words = self.last_lines()
+        if self.command.explains_itself and words:
+            return words
         said = f"; it said:\n{words}" if words else ""
         missing = [rank for rank in hosts if rank not in reported]
         named = [rank for rank in map(int, _RANK_IN_OUTPUT.findall(words)) if rank in hosts]

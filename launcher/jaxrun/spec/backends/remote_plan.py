@@ -64,7 +64,7 @@ def plan_remote(
         notes=tuple(notes),
         launch_command=command,
         spare_hosts=tuple(spares),
-        agents=agents_by_rank(len(hosts), len(command.agent_hosts)),
+        agents=starting_agents(command, len(hosts)),
         left_out=tuple(left_out),
         whole=tuple(hosts),
         exclusion=describe_left_out(job, left_out) if left_out else "",
@@ -141,6 +141,11 @@ class HostChoice:
 def agents_by_rank(size: int, count: int = 0) -> dict[AgentId, tuple[int, ...]]:
     """Return one agent for each of `size` ranks, numbered like the rank, and up to `count` agents that wait."""
     return {AgentId(number): (number,) if number < size else () for number in range(max(size, count))}
+
+
+def starting_agents(command: LaunchCommand, size: int) -> dict[AgentId, tuple[int, ...]]:
+    """Return the ranks of each agent as this command starts it, in a job of `size` ranks."""
+    return dict(command.agents) or agents_by_rank(size, len(command.agent_hosts))
 
 
 def assign_agents(

@@ -16,11 +16,12 @@ from typing import Any
 from jaxrun.errors import UsageError
 
 # The sections of --help-all, in order.
-SHAPE, START, BY_HAND, MPIRUN, SLURM, KUBERNETES, OUTPUT, FAILURE, ABOUT = GROUPS = (
+SHAPE, START, BY_HAND, MPIRUN, SSH, SLURM, KUBERNETES, OUTPUT, FAILURE, ABOUT = GROUPS = (
     "The job's shape",
     "Backends and environment",
     "One command on each host, without MPI or Slurm",
-    "mpirun",
+    "mpirun, and hosts by name",
+    "ssh",
     "Slurm",
     "Kubernetes",
     "Output",

@@ -30,6 +30,7 @@ from jaxrun.spec.job.option_declaration import (
     OUTPUT,
     SHAPE,
     SLURM,
+    SSH,
     START,
     at_least,
     option,
@@ -88,6 +89,7 @@ _shape, _start, _output, _failure = (partial(option, group=group) for group in (
 _by_hand = partial(option, group=BY_HAND, needs="by hand")
 _mpirun = partial(option, group=MPIRUN, needs="mpirun")
 _host_list = partial(option, group=MPIRUN, needs="host list")
+_ssh = partial(option, group=SSH, needs="ssh")
 _slurm = partial(option, group=SLURM, needs="slurm")
 _kubernetes = partial(option, group=KUBERNETES, needs="kubernetes", doctor=False)
 
@@ -295,7 +297,8 @@ class JobOptions(WorkerSettings):
     )
     host_list: str = _host_list(
         "-H/--host",
-        "Hosts and how many processes each may have: h1:4,h2:4. [default: mpirun's own]",
+        "Hosts and how many processes each may have: h1:4,h2:4. Without --backend: mpirun if there is one, else ssh. "
+        "[default: mpirun's own]",
         common=True,
         default="",
         metavar="HOSTS",
@@ -311,6 +314,12 @@ class JobOptions(WorkerSettings):
     )
     mpi_args: tuple[str, ...] = _mpirun(
         "--mpi-args", "More options for mpirun, quoted as in a shell. May be repeated.", default=(), metavar="WORDS"
+    )
+    remote_python: str = _ssh(
+        "--remote-python",
+        "The Python with jaxrun on the hosts. [default: the path of this one]",
+        default="",
+        metavar="PATH",
     )
     interface: str = option(
         "--interface",

@@ -58,7 +58,9 @@ class LaunchCommand:
                        empty if a person or another program starts each agent
     size:              how many of agent_hosts this command starts; the others are started by one command each
     survive_host_loss: whether the agents survive when the host of another agent is lost
+    agents:            each agent's ranks at its start, none for an agent that waits; empty where each agent has one
     agents_stay:       whether agents outlive the command itself
+    explains_itself:   whether its output says in jaxrun's own words why agents did not start
     cancel:            ends the agents if this command was killed; None if they end with it, or by themselves
     """
 
@@ -73,7 +75,9 @@ class LaunchCommand:
     agent_hosts: tuple[str, ...] = ()
     size: int = 0
     survive_host_loss: bool = False
+    agents: Mapping[AgentId, tuple[int, ...]] = field(default_factory=dict)
     agents_stay: bool = False
+    explains_itself: bool = False
     cancel: CancelCommand | None = None
 
 

@@ -1,0 +1,37 @@
+"""What the starter of the ssh backend, the agents that it starts, and the supervisor agree on.
+
+    starter (node/ssh_starter.py)                          host
+                 ──────── ssh HOST REMOTE_COMMAND ───────▶
+                 ◀───────────── MARK version ─────────────  an interpreter runs; nothing was sent to a shell before
+                 ───────────── code, message ────────────▶  by standard input, where no other user can read it
+                 ◀────────── MARK {"problem": …} ─────────  empty if the agent can start; the process becomes the agent
+                 ◀─────────────── FOUND ──────────────────  the agent is connected to the head
+
+If hosts fail, the starter says why in words for people, and then in one line for the supervisor which agents these are.
+"""
+
+from __future__ import annotations
+
+from jaxrun.protocol.agent_id import AgentId
+from jaxrun.protocol.names import RESERVED_PREFIX
+
+AGENT_RANKS = f"{RESERVED_PREFIX}AGENT_RANKS"  # an agent's ranks and the size of the job, "0-3 8"
+FOUND = "jaxrun-agent-found-head"  # what an agent with AGENT_RANKS prints once it is connected
+_FAILED_AGENTS = "jaxrun-failed-agents"
+
+
+def format_failed_agents(agents: list[AgentId]) -> str:
+    """Return the line for the supervisor."""
+    return f"{_FAILED_AGENTS} {','.join(map(str, agents))}"
+
+
+def split_failed_agents(output: str) -> tuple[list[str], set[AgentId]]:
+    """Return the other lines of a starter's output, and the agents that could not be started."""
+    lines, failed = list[str](), set[AgentId]()
+    for line in output.splitlines():
+        name, _, numbers = line.partition(" ")
+        if name == _FAILED_AGENTS:
+            failed |= {AgentId(int(number)) for number in numbers.split(",") if number.isdecimal()}
+        else:
+            lines.append(line)
+    return lines, failed

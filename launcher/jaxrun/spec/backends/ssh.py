@@ -1,0 +1,79 @@
+"""The ssh backend: OpenSSH's client starts one agent on each of the hosts that -H or --hostfile name.
+
+One local process, the starter (node/ssh_starter.py), keeps a connection to each host. Each agent then has a connection
+of its own to the head, so the agents of the other hosts survive the loss of a host.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+
+from jaxrun.errors import UnavailableError, UsageError
+from jaxrun.protocol.agent_id import AgentId
+from jaxrun.spec.backends.mpi_hosts import named_hosts, place_on_hosts, spare_hosts
+from jaxrun.spec.backends.remote_plan import leave_out, plan_remote
+from jaxrun.spec.job.job import Job
+from jaxrun.spec.job.plan import AGENT_ARGV, LaunchCommand, Plan
+
+STARTER = "jaxrun.node.ssh_starter"
+_LONGEST_CONNECT_S = 15  # until a host that does not answer is given up
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9_@%+=:,./~-]+")  # means itself in every shell
+
+
+def plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
+    """Plan one agent on each host. Raises UsageError without hosts, UnavailableError without OpenSSH's client."""
+    named = named_hosts(job)
+    if not named:
+        raise UsageError("--backend ssh needs the names of the hosts: -H h1:4,h2:4, or --hostfile FILE")
+    if job.remote_python and not _PLAIN_PATH.fullmatch(job.remote_python):
+        raise UsageError(f"--remote-python {job.remote_python!r} has characters that a shell may change; link to it")
+    job, left_out = leave_out(job, [host.name for host in named])
+    named = tuple(host for host in named if host.name not in left_out)
+    hosts = place_on_hosts(job, named, None)
+    spares = spare_hosts(job, named, None)
+    waiting = spares or job.spare_hosts
+    ranks_of = _ranks_of_hosts(hosts)
+    command = LaunchCommand(
+        engine="",  # each agent is told its ranks
+        title="ssh",
+        argv=(sys.executable, "-m", STARTER, *_starter_words(job, find_ssh(environ), ranks_of), "--", *AGENT_ARGV),
+        agent_hosts=(*hosts, *waiting),
+        size=len(hosts),
+        agents={AgentId(ranks[0]): tuple(ranks) for ranks in ranks_of.values()}
+        | {AgentId(len(hosts) + index): () for index in range(len(waiting))},
+        agents_stay=True,
+        survive_host_loss=True,
+        explains_itself=True,
+    )
+    return plan_remote(job, environ, job_id, command, hosts, (), spares, left_out)
+
+
+def find_ssh(environ: Mapping[str, str]) -> str:
+    """Return the path of the user's OpenSSH client. Raises UnavailableError."""
+    found = shutil.which("ssh", path=environ.get("PATH"))
+    if found is None:
+        raise UnavailableError(
+            f"--backend ssh needs ssh, which is not on PATH ({environ.get('PATH', 'not set')}); install it: "
+            "apt-get install openssh-client"
+        )
+    return found
+
+
+def _ranks_of_hosts(hosts: Sequence[str]) -> dict[str, list[int]]:
+    ranks_of: dict[str, list[int]] = {}
+    for rank, host in enumerate(hosts):
+        ranks_of.setdefault(host, []).append(rank)
+    return ranks_of
+
+
+def _starter_words(job: Job, ssh: str, ranks_of: Mapping[str, Sequence[int]]) -> tuple[str, ...]:
+    """What the starter is told on its command line, which others can read: no value of a variable, and no secret."""
+    connect_s = max(1, min(_LONGEST_CONNECT_S, int(job.init_timeout / 2)))
+    words = ["--ssh", ssh, "--connect-timeout", str(connect_s), "--directory", os.getcwd()]
+    words += ["--remote-python", job.remote_python] if job.remote_python else []
+    hosts = [f"{host}={ranks[0]}-{ranks[-1]}" for host, ranks in ranks_of.items()]
+    return (*words, *hosts)
