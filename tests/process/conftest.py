@@ -6,6 +6,7 @@ Puts this directory and that of the unit tests on the path, for the helpers in t
 import contextlib
 import itertools
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -87,6 +88,19 @@ else:
     os.chdir(os.path.join({folder!r}, name))
     exec(compile(open("program.py").read(), name, "exec"))
 """
+
+
+@pytest.fixture(scope="session")
+def run_python():
+    """run_python(CODE, *ARGUMENTS) runs it in an interpreter of its own; returns stdout and stderr."""
+
+    def run(code, *arguments):
+        env = {"PYTHONPATH": str(Path(__file__).parents[2] / "launcher"), "PATH": os.environ["PATH"]}
+        done = subprocess.run([sys.executable, "-c", code, *arguments], env=env, capture_output=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return done.stdout, done.stderr
+
+    return run
 
 
 @pytest.fixture(scope="module")

@@ -277,3 +277,18 @@ def test_the_server_of_the_next_attempt_dies_with_a_launcher_and_a_guard_that_ar
         os.kill(guard, signal.SIGKILL)
         job.process.kill()
         wait_until_dead(server)
+
+
+def test_a_fork_server_of_another_interpreter_is_not_used():
+    class Server:
+        closed = False
+
+        def configure(self, program, environ):
+            raise AssertionError("it has another interpreter")
+
+        def close(self):
+            self.closed = True
+
+    server = Server()
+    argv = ("/tmp/1/copy/bin/python", "/tmp/1/copy/lib/jaxrun_runtime", "train.py")
+    assert early.server_for(argv, {}, early.EarlyServer("ab" * 16, server)) is None and server.closed

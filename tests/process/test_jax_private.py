@@ -1,8 +1,10 @@
 """The private names of JAX: each is there on this JAX, and each may be missing without harm."""
 
+import base64
 import importlib
 import subprocess
 import sys
+import zlib
 from types import SimpleNamespace
 
 import jax
@@ -12,7 +14,8 @@ from harness_worker import environment
 from jaxrun.protocol.flight_file import COMPILATIONS, EVERY_CALL, FIRST_CALLS, NOTHING
 from jaxrun.protocol.worker_messages import Done
 from jaxrun_runtime import jax_private
-from jaxrun_runtime.lockstep import call_hooks
+from jaxrun_runtime.lockstep import call_hooks, program_signature
+from jaxrun_runtime.make_mesh import _over_several_hosts
 
 pytestmark = pytest.mark.jax_version
 
@@ -273,3 +276,37 @@ def test_variables_that_are_no_options_of_this_jax_are_nothing(monkeypatch):
     monkeypatch.setattr(jax, "config", object())
     assert jax_private.find_option("JAX_DEBUG_INFS") is None
     assert any("that the program itself sets have no effect" in line for line in jax_private.missing_features())
+
+
+def test_a_mesh_that_jax_makes_is_left_as_it_is_and_so_is_its_error():
+    make_mesh = _over_several_hosts(jax.make_mesh, pytest.fail)
+    assert make_mesh((1,), ("x",)).axis_names == ("x",)
+    with pytest.raises(ValueError, match="the product of mesh_shape"):
+        make_mesh((99,), ("x",))
+
+
+def _lowered(function, *args):
+    devices = [SimpleNamespace(process_index=rank, id=10 + rank) for rank in (1, 0, 3)]
+    module = jax.jit(function).lower(*args).compiler_ir()
+    return program_signature.lowered_program(module, devices)
+
+
+def test_a_lowered_program_knows_its_ranks_and_its_devices_in_order():
+    program = _lowered(lambda x: x * 2, 1.0)
+    assert (program.ranks, program.devices) == ((0, 1, 3), (11, 10, 13))
+    assert zlib.decompress(base64.b64decode(program.text)).startswith(b"module @jit__lambda")
+
+
+def test_where_a_function_stands_and_how_it_is_written_does_not_matter():
+    def one(x):
+        return x * 2 + 1
+
+    first = one
+
+    def one(y):
+
+        doubled = y * 2
+        return doubled + 1
+
+    assert _lowered(first, 1.0).code == _lowered(one, 1.0).code
+    assert _lowered(first, 1.0).code != _lowered(lambda x: x * 2 + 1, 1.0).code  # another name

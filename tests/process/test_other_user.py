@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import stat
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator
+from datetime import datetime
 from itertools import takewhile
 from pathlib import Path
 
@@ -22,6 +25,7 @@ from other_user import as_stranger
 import jaxrun
 from jaxrun.frontends.gang import rank_connections
 from jaxrun.protocol.names import TOKEN
+from jaxrun.records.rundir.rundir import create
 
 PRIVATE = ("environ", "mem", "fd", "map_files", "maps")
 
@@ -143,3 +147,40 @@ def test_another_user_cannot_enter_a_job_or_learn_its_token(open_directory: Path
         assert shown == []
         job.process.send_signal(signal.SIGINT)
         job.result()
+
+
+STRANGER = 65534
+
+
+def test_in_a_directory_for_all_each_user_is_told_of_the_others():
+    """In /tmp: who comes first has jaxrun-runs there; root's serves all, as root could do anything anyway."""
+    with tempfile.TemporaryDirectory() as name:
+        base = Path(name)
+        base.chmod(0o1777)
+        assert _create_as(STRANGER, base) == ""
+        assert "it belongs to" in _create_as(STRANGER - 1, base)
+        assert "it belongs to" in _create_as(0, base)
+        shutil.rmtree(base / "jaxrun-runs")
+        assert _create_as(0, base) == ""
+        assert "Permission denied" in _create_as(STRANGER, base)
+        (base / "jaxrun-runs").chmod(0o1777)
+        assert _create_as(STRANGER, base) == ""
+
+
+def _create_as(uid, base):
+    """What a process of this user is told that makes a run directory; empty where it gets one."""
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a fork beside the test runner's threads: the child runs no code of theirs
+        pid = os.fork()
+    if pid == 0:
+        try:
+            os.setresuid(uid, uid, uid)
+            create(None, base=base, name="train", now=datetime(2026, 11, 20, 21, 42))
+        except BaseException as error:
+            os.write(writing, str(error).encode())
+        os._exit(0)
+    os.close(writing)
+    os.waitpid(pid, 0)
+    with open(reading) as file:
+        return file.read()

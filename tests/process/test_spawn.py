@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from dataclasses import replace
+from datetime import datetime
 
 import pytest
 from harness import kill, wait_until
@@ -18,6 +19,8 @@ from jaxrun.node.forkserver import client
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.flight_file import TEXT_OFFSET
 from jaxrun.protocol.worker_command import runtime_directory
+from jaxrun.records.output.rank_logs import RankLogs
+from jaxrun.records.rundir.rundir import RunDir, create
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import LaunchCommand, Plan, Worker
 
@@ -243,3 +246,35 @@ def test_srun_names_the_agents_that_have_ended_with_an_error(launch):
 def test_one_that_is_not_there_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError):
         LaunchProcess(LaunchCommand("slurm", "srun", (str(tmp_path / "srun"),)), {}, None)
+
+
+def test_no_planted_link_is_written_through(tmp_path, monkeypatch):
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    made = create(None, base=tmp_path, name="train", now=datetime(2026, 11, 20, 21, 42))
+    made.close()
+    run = made.path
+    monkeypatch.setattr("jaxrun.files.own_files.draft_name", lambda: ".guessed.draft")
+    for name in ("rank-0000.out", "rank-0000.flight", ".guessed.draft", "launch_command.log"):
+        (run / name).symlink_to(precious)
+    said = []
+    logs = RankLogs(run, (0,), said.append)
+    logs.write(0, "out", b"output")
+    logs.close()
+    worker = Worker(0, 0, 1, "h1")
+    plan = Plan(Job(program=("p",)), "ab" * 16, (worker,), ("/bin/true",), {}, (), None, (), fork=False)
+    setup = setup_of(plan, os.environ, str(run), run)
+    pid, pipes = spawn.spawn(setup, setup.workers[0])
+    pipes.close()
+    launch = LaunchProcess(LaunchCommand("", "a launch command", ("/bin/sh", "-c", "echo output")), os.environ, run)
+    os.waitpid(pid, 0)
+    os.waitpid(launch.pid, 0)
+    assert launch.read() == b"output\n"
+    launch.close()
+    (run / "events.jsonl").unlink()
+    directory = RunDir(run)
+    directory.on_write_error(said.append)
+    directory.write_text("job.json", "x")
+    directory.close()
+    assert precious.read_text() == "mine"
+    assert "cannot write" in said[0] and "rank-0000.out" in said[0] and "cannot write to" in said[1]

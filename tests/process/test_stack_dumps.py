@@ -1,17 +1,27 @@
 """A rank's stacks, as it writes them when its agent asks, and as Python's fault handler does."""
 
 import contextlib
+import faulthandler
 import os
+import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
+from pathlib import Path
 
 import pytest
 from harness import started, wait_until
 from harness_worker import environment
 
+from jaxrun.analysis.diagnosis import stacks
+from jaxrun.analysis.diagnosis.rank_state import Activity, find_rank_state
 from jaxrun.analysis.diagnosis.stacks import main_stack, parse_dump
+from jaxrun.node.agent.child_processes import describe_children
 from jaxrun.protocol.env import FAULT_HANDLER_SIGNAL, STACKS_SIGNAL
+from jaxrun.protocol.snapshot_messages import ChildProcess
+from jaxrun_runtime import stack_dumps
 
 BEGIN = "import sys\nfrom jaxrun_runtime import stack_dumps\nstack_dumps.write_on_signal(int(sys.argv[1]))\n"
 # Each call enters Python from C and leaves it again: there a fault handler meets frames that are no frames yet.
@@ -110,3 +120,100 @@ def test_code_that_holds_the_gil_is_shown_by_the_fault_handler(tmp_path):
     with started(tmp_path, "-n", "1", "held.py") as job:
         job.wait_for_output("holds it")
         job.wait_until(lambda: "held.py:7 hold" in shown(), "stacks")
+
+
+LIVE = {
+    "queue.Queue().get()": Activity.DATA,
+    "threading.Event().wait()": Activity.THREAD,
+    "threading.Semaphore(0).acquire()": Activity.THREAD,
+    "subprocess.run(['sleep', '60'])": Activity.PROCESS,
+    "pdb.set_trace(); print()": Activity.PROMPT,
+    "pair[0].recv()": Activity.DATA,
+    "listening.accept()": Activity.NETWORK,
+    "input()": Activity.INPUT,
+    "time.sleep(60)": Activity.SLEEP,
+    "os.system('sleep 60')": Activity.PROCESS,
+}
+
+
+@pytest.mark.parametrize("line", LIVE)
+def test_this_python_and_this_kernel_are_understood(tmp_path, line):
+    """A rank that sleeps without a Python frame is known by its kernel state only, which may be unreadable."""
+    program, answer = tmp_path / "program.py", tmp_path / "stacks"
+    program.write_text(
+        "import faulthandler, multiprocessing, os, pdb, queue, signal, socket, subprocess, threading, time\n"
+        f"faulthandler.register(signal.SIGUSR1, open({str(answer)!r}, 'w'))\n"
+        "listening = socket.create_server(('127.0.0.1', 0))\n"
+        "pair = multiprocessing.Pipe()\n"
+        f"def main():\n    {line}\n"
+        "print('ready', flush=True)\nmain()\n"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    child = subprocess.Popen([sys.executable, program], start_new_session=True, **pipes)
+    try:
+        assert child.stdout is not None and child.stdout.readline() == "ready\n"
+        deadline = time.monotonic() + 60
+        while not _does(child, answer, LIVE[line]):
+            assert time.monotonic() < deadline, answer.read_text()
+    finally:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.communicate()
+
+
+def _does(child, answer, doing):
+    child.send_signal(signal.SIGUSR1)
+    time.sleep(0.05)
+    wait = Path(f"/proc/{child.pid}/wchan").read_text()
+    seen = find_rank_state(0, answer.read_text(), wait)
+    return seen.place == "program.py:6 main" and (seen.activity is doing or (wait == "0" and not seen.call))
+
+
+def _dump_of(block):
+    """What the fault handler of this Python writes while `block` runs in a second thread."""
+    thread = threading.Thread(target=block, name="Loader-1", daemon=True)
+    thread.start()
+    with tempfile.TemporaryFile("w+") as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        return file.read()
+
+
+def test_this_pythons_own_dump_is_read():
+    done = threading.Event()
+    try:
+        dump = _dump_of(done.wait)
+    finally:
+        done.set()
+    functions = [frame.function for frame in stacks.main_stack(dump).frames]
+    assert functions[:2] == ["_dump_of", "test_this_pythons_own_dump_is_read"]
+    assert any("wait" in [frame.function for frame in stack.frames] for stack in stacks.parse_dump(dump))
+
+
+def test_a_ranks_own_stacks_name_threads_and_say_which_are_daemons():
+    go = threading.Event()
+    for name, daemon in (("Loader]\n-1", False), ("Watcher", True)):
+        threading.Thread(target=go.wait, name=name, daemon=daemon).start()
+    try:
+        found = {stack.name: stack.is_daemon for stack in parse_dump(stack_dumps.describe_threads())}
+    finally:
+        go.set()
+    assert found["Loader??-1"] is False and found["Watcher"] is True
+
+
+def test_children_are_described_with_their_command_or_how_they_ended():
+    sleeper = subprocess.Popen(["sleep", "1000"])
+    killed = subprocess.Popen(["sleep", "1000"])
+    ended = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+    try:
+        killed.kill()
+        found = {}
+        deadline = time.monotonic() + 60
+        while found.get(ended.pid) is None or found[ended.pid].status is None or found[killed.pid].status is None:
+            assert time.monotonic() < deadline
+            found = {child.pid: child for child in describe_children(os.getpid())}
+        assert found[sleeper.pid] == ChildProcess(sleeper.pid, "sleep 1000")
+        assert (found[killed.pid].status, found[ended.pid].status) == (-9, 3)
+    finally:
+        sleeper.kill()
+        for child in (sleeper, killed, ended):
+            child.wait()

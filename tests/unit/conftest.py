@@ -1,31 +1,64 @@
-"""`simulate`: a head with a clock and a kernel of its own. `plans`: those of the command line.
+"""`simulate`: a head with a clock and a kernel of its own. `plans`: the plans that the command line would run.
 
-Puts this directory on the path, for the helpers in it.
+Puts this directory on the path, for the helpers in it. A test in this directory that starts a process or a thread, or
+listens, fails where it does so.
 """
 
-import os
-import subprocess
 import sys
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import examples  # noqa: F401 - loads the settings for hypothesis
 from simulation import Simulation
 
-# Other tests run beside these: how long one example takes says nothing. The suite has the same examples each time, and
-# JAXRUN_EXAMPLES=5000 looks for others.
-_EXAMPLES = os.environ.get("JAXRUN_EXAMPLES")
-settings.register_profile(
-    "jaxrun",
-    max_examples=int(_EXAMPLES or 50),
-    derandomize=not _EXAMPLES,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-)
-settings.load_profile("jaxrun")
+_REFUSED = {
+    "os.exec": "replaces the process",
+    "os.fork": "starts a process",
+    "os.forkpty": "starts a process",
+    "os.posix_spawn": "starts a process",
+    "os.system": "starts a process",
+    "subprocess.Popen": "starts a process",
+    "socket.bind": "listens",
+    "_thread.start_joinable_thread": "starts a thread",  # Python 3.13
+    "_thread.start_new_thread": "starts a thread",
+}
+_is_refusing = False
+
+
+def _refuse(event: str, arguments: tuple[object, ...]) -> None:
+    if _is_refusing and event in _REFUSED:
+        pytest.fail(f"a test in tests/unit {_REFUSED[event]} ({event}): make it pure, or move it to tests/process")
+
+
+sys.addaudithook(_refuse)
+
+
+def _refusing() -> Generator[None, object, object]:
+    global _is_refusing
+    _is_refusing = True
+    try:
+        return (yield)
+    finally:
+        _is_refusing = False
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup() -> Generator[None, object, object]:
+    return (yield from _refusing())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, object, object]:
+    return (yield from _refusing())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Generator[None, object, object]:
+    return (yield from _refusing())
 
 
 @pytest.fixture(scope="session")
@@ -41,16 +74,3 @@ def plans(monkeypatch):
     run = "jaxrun.controller.supervisor.run_job.run"
     monkeypatch.setattr(run, lambda plan, environ, early_server: collected.append(plan) or 42)
     return collected
-
-
-@pytest.fixture(scope="session")
-def run_python():
-    """run_python(CODE, *ARGUMENTS) runs it in an interpreter of its own; returns stdout and stderr."""
-
-    def run(code, *arguments):
-        env = {"PYTHONPATH": str(Path(__file__).parents[2] / "launcher"), "PATH": os.environ["PATH"]}
-        done = subprocess.run([sys.executable, "-c", code, *arguments], env=env, capture_output=True, timeout=60)
-        assert done.returncode == 0, done.stderr
-        return done.stdout, done.stderr
-
-    return run

@@ -1,11 +1,14 @@
-"""Reads a whole flight recorder as protocol/flight_file.py describes it, for tests of what a worker writes."""
+"""Flight recorders for tests of what a worker writes: an empty one, and one read as protocol/flight_file.py says."""
 
 import json
 import os
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
+
 from jaxrun.protocol import flight_file
+from jaxrun_runtime.lockstep.flight_recorder import FlightRecorder
 
 
 @dataclass(frozen=True)
@@ -86,3 +89,25 @@ class Flight:
 
     def _site(self, number):
         return self.sites[number] if number else ("",)
+
+
+@pytest.fixture
+def file():
+    fd = os.memfd_create("flight")
+    os.ftruncate(fd, flight_file.TEXT_OFFSET)
+    yield fd
+    os.close(fd)
+
+
+@pytest.fixture
+def recorder(file):
+    return FlightRecorder(file, 0)
+
+
+def about_program(name="jit(f)", key="00000000000000aa", code="00000000000000bb", text="eJw="):
+    fields = {"source": "f at m.py:1", "arguments": [], "results": [], "mesh": "0,1"}
+    return {"key": key, "code": code, "name": name, "text": text, **fields}
+
+
+def add_program(recorder, ranks="0-1", **about):
+    return recorder.add_program(recorder.add_group(ranks), about_program(**about))

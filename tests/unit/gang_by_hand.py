@@ -20,6 +20,10 @@ from jaxrun.protocol.payload import Payload, pickle_exception
 NUMBER = 1  # of the call
 
 
+def events(call, count):
+    return [call.receive(60) for _ in range(count)]
+
+
 class End:
     """The end of a connection that the test plays."""
 

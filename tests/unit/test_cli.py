@@ -14,7 +14,9 @@ from jaxrun.cli.make_job import make_job
 from jaxrun.errors import UsageError, describe_shortage
 from jaxrun.protocol.names import GANG_ADDRESS
 from jaxrun.protocol.worker_command import runtime_directory
+from jaxrun.spec.job import devices
 from jaxrun.spec.job.job import Job
+from jaxrun.spec.job.nvml import NO_DRIVER, NvmlReading
 
 
 @pytest.fixture
@@ -203,6 +205,7 @@ def test_bad_input_is_one_message_and_starts_nothing(here, plans, monkeypatch, c
         monkeypatch.delenv(name)
     monkeypatch.setenv("PATH", str(here))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(devices, "ask_nvml", lambda limit_s: NvmlReading(trouble=NO_DRIVER))
     before = sorted(here.iterdir())
     assert main(words) == 2
     printed = capsys.readouterr()

@@ -1,8 +1,6 @@
 """The directories of compiled programs, of jobs to come and of the ranks of a host: whom they trust, what stays."""
 
-import contextlib
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -10,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 
-import jaxrun
 from jaxrun.files import shared_memory as directories
 from jaxrun.files.compiled_programs import cache_directory, make_cache_directory, open_cache_directory
 from jaxrun.files.own_files import draft_name
@@ -168,17 +165,6 @@ def test_what_cannot_be_shared_or_is_too_large_keeps_nobody_waiting(programs):
     assert small.wait_for("large", os.getpid()) == b""
 
 
-def test_a_rank_that_has_ended_or_can_write_no_more_keeps_nobody_waiting(programs, own, monkeypatch):
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    programs.claim("first")
-    os.symlink(str(ended.pid), own / "shared/k.claim")
-    assert programs.claim("k") == ended.pid and programs.wait_for("k", ended.pid) is None
-    monkeypatch.setattr(f"{SharedPrograms.__module__}.write_whole_file", lambda *_: (_ for _ in ()).throw(OSError()))
-    programs.write("first", b"program")
-    assert programs.wait_for("first", os.getpid()) is None  # though its process, this one, works
-
-
 def test_the_oldest_programs_make_room(own):
     programs = SharedPrograms("shared", 1, max_bytes=4000)
     for number in range(12):
@@ -267,30 +253,3 @@ def test_what_is_left_of_jobs_that_were_killed_is_removed_and_what_is_in_use_is_
     assert {path.name for path in own.iterdir()} == {used, new, "0 odd"}
     for descriptor in descriptors:
         os.close(descriptor)
-
-
-def test_a_directory_can_be_made_while_another_process_removes_it(own):
-    """As at the end of one job and the start of another."""
-    remover = subprocess.Popen([sys.executable, "-c", _REMOVER, str(own.parent)], env={"PYTHONPATH": _LAUNCHER})
-    try:
-        made = 0
-        while made < 300 or not (own.parent / "removed").exists():
-            assert remover.poll() is None
-            with contextlib.suppress(FileNotFoundError):  # it may have been removed five times
-                os.close(directories.open_shared_directory("shared"))
-                made += 1
-    finally:
-        remover.kill()
-        remover.wait()
-
-
-_REMOVER = """
-import itertools, os, sys
-from jaxrun.files import shared_memory
-shared_memory._MEMORY = sys.argv[1]
-for number in itertools.count():
-    shared_memory.remove_shared_directory("shared")
-    if number == 1000:
-        open(os.path.join(sys.argv[1], "removed"), "w").close()
-"""
-_LAUNCHER = str(Path(jaxrun.__file__).parents[1])

@@ -1,12 +1,6 @@
 """Each common deadlock is explained in one sentence; the samples are real, shortened."""
 
-import os
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from deadlock_samples import ENTRY, FUTEX, SAMPLES, dump, sample
@@ -209,52 +203,6 @@ def test_a_compilation_goes_on_by_itself_unless_gpus_compile_together_and_some_r
     assert (waits in text, "it will finish by itself" in text) == (bool(needed), not needed)
     unknown = str(explain_deadlock(replace(snapshot, flights={}))[0])
     assert "it will finish by itself" not in unknown or platform == "cpu"
-
-
-LIVE = {
-    "queue.Queue().get()": Activity.DATA,
-    "threading.Event().wait()": Activity.THREAD,
-    "threading.Semaphore(0).acquire()": Activity.THREAD,
-    "subprocess.run(['sleep', '60'])": Activity.PROCESS,
-    "pdb.set_trace(); print()": Activity.PROMPT,
-    "pair[0].recv()": Activity.DATA,
-    "listening.accept()": Activity.NETWORK,
-    "input()": Activity.INPUT,
-    "time.sleep(60)": Activity.SLEEP,
-    "os.system('sleep 60')": Activity.PROCESS,
-}
-
-
-@pytest.mark.parametrize("line", LIVE)
-def test_this_python_and_this_kernel_are_understood(tmp_path, line):
-    """A rank that sleeps without a Python frame is known by its kernel state only, which may be unreadable."""
-    program, answer = tmp_path / "program.py", tmp_path / "stacks"
-    program.write_text(
-        "import faulthandler, multiprocessing, os, pdb, queue, signal, socket, subprocess, threading, time\n"
-        f"faulthandler.register(signal.SIGUSR1, open({str(answer)!r}, 'w'))\n"
-        "listening = socket.create_server(('127.0.0.1', 0))\n"
-        "pair = multiprocessing.Pipe()\n"
-        f"def main():\n    {line}\n"
-        "print('ready', flush=True)\nmain()\n"
-    )
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    child = subprocess.Popen([sys.executable, program], start_new_session=True, **pipes)
-    try:
-        assert child.stdout is not None and child.stdout.readline() == "ready\n"
-        deadline = time.monotonic() + 60
-        while not _does(child, answer, LIVE[line]):
-            assert time.monotonic() < deadline, answer.read_text()
-    finally:
-        os.killpg(child.pid, signal.SIGKILL)
-        child.communicate()
-
-
-def _does(child, answer, doing):
-    child.send_signal(signal.SIGUSR1)
-    time.sleep(0.05)
-    wait = Path(f"/proc/{child.pid}/wchan").read_text()
-    seen = find_rank_state(0, answer.read_text(), wait)
-    return seen.place == "program.py:6 main" and (seen.activity is doing or (wait == "0" and not seen.call))
 
 
 @given(st.lists(st.sampled_from([*SAMPLES, "stopped", "silence", "its end", "finished"]), max_size=6))

@@ -2,11 +2,7 @@
 
 import functools
 import math
-import os
-import subprocess
 import sys
-import threading
-import time
 
 import pytest
 from deadlock_samples import FUTEX, RUN_ALL, SAMPLES, SYNC, dump, sample
@@ -14,13 +10,12 @@ from deadlock_samples import FUTEX, RUN_ALL, SAMPLES, SYNC, dump, sample
 from jaxrun.analysis.diagnosis.helpers import Helpers, LostThread
 from jaxrun.analysis.diagnosis.rank_state import Activity, find_rank_state
 from jaxrun.analysis.diagnosis.snapshot import Snapshot
-from jaxrun.analysis.diagnosis.stacks import main_stack, parse_dump
+from jaxrun.analysis.diagnosis.stacks import main_stack
 from jaxrun.analysis.verdict.deadlocks import explain_deadlock
 from jaxrun.analysis.verdict.stack_text import find_place
-from jaxrun.node.agent.child_processes import describe_children
 from jaxrun.protocol.snapshot_messages import ChildProcess
 from jaxrun.stack_frames import EXIT_HANDLER
-from jaxrun_runtime import exit_handlers, stack_dumps
+from jaxrun_runtime import exit_handlers
 
 KILLED, FAILED, LIVES = ChildProcess(42, status=-9), ChildProcess(43, status=1), ChildProcess(44, "sleep 1000")
 
@@ -105,17 +100,6 @@ def test_the_threads_that_python_waits_for_are_named_and_daemons_are_not():
 def test_a_handler_that_calls_jax_waits_there_like_any_other_call():
     text = dump(f"{SYNC}\nJOB/train.py 30 step\n{HANDLERS}")
     assert find_rank_state(0, text, FUTEX).activity is Activity.BARRIER and main_stack(text).is_in_jax()
-
-
-def test_a_ranks_own_stacks_name_threads_and_say_which_are_daemons():
-    go = threading.Event()
-    for name, daemon in (("Loader]\n-1", False), ("Watcher", True)):
-        threading.Thread(target=go.wait, name=name, daemon=daemon).start()
-    try:
-        found = {stack.name: stack.is_daemon for stack in parse_dump(stack_dumps.describe_threads())}
-    finally:
-        go.set()
-    assert found["Loader??-1"] is False and found["Watcher"] is True
 
 
 # ---- exit handlers that are no Python code
@@ -211,22 +195,3 @@ def test_where_something_lives_that_may_bring_the_data_nothing_is_said_of_it():
 
 def test_what_has_ended_does_not_matter_to_a_rank_that_waits_for_something_else():
     assert "SIGKILL" not in explain(sample("time.sleep")[0], BARRIER, helpers={0: Helpers((KILLED,))})[0]
-
-
-def test_children_are_described_with_their_command_or_how_they_ended():
-    sleeper = subprocess.Popen(["sleep", "1000"])
-    killed = subprocess.Popen(["sleep", "1000"])
-    ended = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
-    try:
-        killed.kill()
-        found = {}
-        deadline = time.monotonic() + 60
-        while found.get(ended.pid) is None or found[ended.pid].status is None or found[killed.pid].status is None:
-            assert time.monotonic() < deadline
-            found = {child.pid: child for child in describe_children(os.getpid())}
-        assert found[sleeper.pid] == ChildProcess(sleeper.pid, "sleep 1000")
-        assert (found[killed.pid].status, found[ended.pid].status) == (-9, 3)
-    finally:
-        sleeper.kill()
-        for child in (sleeper, killed, ended):
-            child.wait()

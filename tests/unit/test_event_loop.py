@@ -168,12 +168,3 @@ def test_signals_that_others_handle_or_that_were_ignored_at_the_start_are_not_re
             os.kill(os.getpid(), signum)
         assert pipe.receive() == [] and signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
     assert seen == [1]
-
-
-def test_sigchld_is_taken_even_if_it_was_ignored(install):
-    # Whoever ignores it cannot wait for its children: they vanish without a status.
-    install(signal.SIGCHLD, signal.SIG_IGN)
-    with SignalPipe((signal.SIGCHLD,)) as pipe:
-        pid = os.posix_spawn("/bin/sh", ["sh", "-c", "exit 3"], {})
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
-        assert pipe.receive() == [signal.SIGCHLD]

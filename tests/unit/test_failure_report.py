@@ -232,17 +232,17 @@ def hook(monkeypatch):
     return printed
 
 
-def _run_thread(target, name):
-    thread = threading.Thread(target=target, name=name)
-    thread.start()
-    thread.join()
+def _end_thread(error, name):
+    """Calls Python's hook as it does at the end of a thread that has raised this error."""
+    thread = threading.Thread(name=name)  # which never runs
+    threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__, thread)))
 
 
 def test_a_failing_thread_is_reported_and_still_printed_and_one_that_exits_is_not_reported(hook):
     channel = _Channel()
     failure_report.report_thread_failures(channel, 2)
-    _run_thread(lambda: 1 / 0, "loader\udcff")
-    _run_thread(lambda: sys.exit(3), "quitter")
+    _end_thread(ZeroDivisionError("division by zero"), "loader\udcff")
+    _end_thread(SystemExit(3), "quitter")
     (words,) = channel.sent
     assert isinstance(words, ThreadFailed)
     assert (words.rank, words.thread, words.error) == (2, "loader\\udcff", "ZeroDivisionError")
@@ -252,7 +252,7 @@ def test_a_failing_thread_is_reported_and_still_printed_and_one_that_exits_is_no
 
 def test_a_thread_is_printed_also_when_it_cannot_be_reported(hook):
     failure_report.report_thread_failures(_Channel(AgentDisconnected()), 2)
-    _run_thread(lambda: 1 / 0, "\udcff")
+    _end_thread(ZeroDivisionError(), "\udcff")
     assert [args.exc_type for args in hook] == [ZeroDivisionError]
 
 

@@ -2,16 +2,14 @@
 
 import json
 import os
-import threading
 
-import numpy as np
 import pytest
-from gang_by_hand import NUMBER, gang
+from gang_by_hand import NUMBER, events, gang
 
 from jaxrun.errors import UsageError
 from jaxrun.frontends.gang import call as call_module
 from jaxrun.frontends.gang import gang as gang_module
-from jaxrun.frontends.gang.call import GangCall, step_difference
+from jaxrun.frontends.gang.call import step_difference
 from jaxrun.frontends.gang.call_events import (
     Disconnected,
     LauncherOutput,
@@ -21,13 +19,9 @@ from jaxrun.frontends.gang.call_events import (
     TerminalDisplay,
 )
 from jaxrun.frontends.gang.gang_errors import CallTimeout, GangError
-from jaxrun.protocol.gang_messages import GangMessageKind, pack
+from jaxrun.protocol.gang_messages import GangMessageKind
 
 __all__ = ["gang"]  # a fixture
-
-
-def events(call, count):
-    return [call.receive(60) for _ in range(count)]
 
 
 def test_all_ranks_get_the_task_and_their_results_come_back(gang):
@@ -71,21 +65,6 @@ def test_output_is_there_after_all_have_returned_and_shown_at_the_end_if_nobody_
         assert events(call, 2)[0] == Printed(0, "out", b"0\n")
     assert gang.printed == [Printed(1, "out", b"1\n")]
     assert capsys.readouterr().err == "jaxrun: left\n"
-
-
-def test_a_sent_value_is_what_it_was_then(gang):
-    """A rank may read late; the caller's arrays are the caller's again at once."""
-    with gang.start_call() as call:
-        value = np.zeros(2**12)
-        for number in range(20):
-            value[:] = number
-            call.send(value, ranks=[0])
-        thread = threading.Thread(target=call.receive, args=(60,))
-        thread.start()
-        assert gang.ranks[0].receive().load() == "task"
-        assert [gang.ranks[0].receive().load().max() for _ in range(20)] == list(range(20))
-        gang.ranks[0].returns()
-        thread.join()
 
 
 def test_messages_of_an_earlier_call_are_dropped(gang):
@@ -179,36 +158,6 @@ def test_a_rank_that_no_longer_compiles_is_not_waited_for(gang, monkeypatch):
     assert not compiling and gang.broken == "ranks 0-1 did not come back from the last call"
 
 
-ARRIVING = {"the user's": (KeyboardInterrupt, "another Ctrl-C"), "another": (KeyError, "Ctrl-C, typed twice,")}
-
-
-@pytest.mark.parametrize(("error", "key"), ARRIVING.values(), ids=ARRIVING)
-def test_a_result_that_is_on_its_way_arrives_before_the_call_ends(gang, monkeypatch, capsys, error, key):
-    monkeypatch.setattr(call_module, "INTERRUPT_TIMEOUT_S", 0.01)
-    parts = pack(GangMessageKind.RESULT, NUMBER, bytes(2**20), share=False, note=b"{}").to_parts()
-    data, looks = b"".join(piece for part in parts for piece in part), []
-    find = GangCall._find_worth_waiting
-
-    def look(*args):
-        looks.append(args)
-        if len(looks) == 3:
-            gang.ranks[0].connection.sendall(data[1000:100_000])
-        if len(looks) == 5:
-            gang.ranks[0].connection.sendall(data[100_000:100_100])
-            threading.Thread(target=gang.ranks[0].connection.sendall, args=(data[100_100:],)).start()
-        return find(*args)
-
-    monkeypatch.setattr(GangCall, "_find_worth_waiting", look)
-    with pytest.raises(error), gang.start_call() as call:
-        gang.ranks[1].returns()
-        gang.ranks[0].send(None, GangMessageKind.ENDED)
-        gang.ranks[0].connection.sendall(data[:1000])
-        events(call, 1)
-        raise error
-    assert len(looks) >= 5 and not gang.broken and gang.interrupts == 0  # nothing runs that could be interrupted
-    assert capsys.readouterr().err == f"jaxrun: waiting for the result of rank 0; {key} stops the gang\n"
-
-
 def test_a_result_of_which_nothing_comes_is_awaited_for_some_time_only(gang, monkeypatch):
     monkeypatch.setattr(call_module, "INTERRUPT_TIMEOUT_S", 0.01)
     monkeypatch.setattr(call_module, "RESULT_TIMEOUT_S", 0.05)
@@ -236,21 +185,6 @@ def test_a_second_interrupt_stops_the_gang(gang):
         with gang.start_call():
             raise KeyboardInterrupt
     assert gang.stopped and gang.ended == 1 and gang.broken == "ranks 0-1 did not end when interrupted twice"
-
-
-@pytest.mark.parametrize("error", [None, KeyError("mine")])
-def test_a_first_interrupt_while_the_call_ends_stops_no_gang(gang, error):
-    def interrupt():
-        gang.on_interrupt = lambda: None
-        threading.Thread(target=lambda: [rank.returns() for rank in gang.ranks]).start()
-        raise KeyboardInterrupt
-
-    gang.on_interrupt = interrupt
-    with pytest.raises(KeyboardInterrupt):
-        with gang.start_call():
-            if error is not None:
-                raise error
-    assert (gang.stopped, gang.broken, gang.ended, gang.interrupts) == (False, "", 1, 1)
 
 
 def test_an_interrupt_of_what_is_shown_at_the_end_ends_the_call(gang, monkeypatch):
@@ -397,19 +331,6 @@ def test_a_call_that_nobody_uses_is_finished_and_its_output_and_error_shown(gang
     assert call.receive().value == "a value"
     with pytest.raises(KeyError):
         call.results()
-
-
-def test_a_call_that_another_thread_wants_is_left_to_it(gang):
-    call = gang.start_call()
-    with gang.lock:
-        thread = threading.Thread(target=call.results)
-        thread.start()
-        call.finish()  # comes back, although the ranks still run
-        assert call.running and not gang.ended
-    for rank in gang.ranks:
-        rank.returns()
-    thread.join()
-    assert gang.ended == 1
 
 
 def test_a_call_of_a_gang_that_another_thread_stops_ends(gang):

@@ -16,7 +16,6 @@ from jaxrun.errors import UsageError
 from jaxrun.protocol.agent_messages import AgentConnected
 from jaxrun.records.event_log.actions import Finish, PrintLine, SendToAgents
 from jaxrun.records.event_log.events import Tick
-from jaxrun.spec.backends.planning import make_plan
 from jaxrun.spec.backends.quarantine import add_to_quarantine, excluded_hosts
 from jaxrun.spec.backends.remote_plan import leave_out
 from jaxrun.spec.backends.sbatch import sbatch_options
@@ -174,43 +173,6 @@ def test_excluded_hosts_take_the_places_of_spare_ones_and_then_of_the_jobs_own(e
 def test_too_few_hosts_are_refused_by_name(wanted):
     with pytest.raises(UsageError, match=r"^3 hosts of 4 are left, too few for the job, .* h3 \(--exclude-hosts\)"):
         leave_out(job(excluded={"h3": "--exclude-hosts"}, **wanted), OFFERED)
-
-
-SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "h[1-3]", "SLURM_JOB_CPUS_PER_NODE": "2(x3)", "SLURM_NTASKS": "6"}
-
-
-@pytest.fixture
-def programs(tmp_path):
-    """A PATH with an mpirun and an srun."""
-    for name in ("mpirun", "srun"):
-        (tmp_path / name).write_text("#!/bin/sh\necho 'mpirun (Open MPI) 5.0.11'\n")
-        (tmp_path / name).chmod(0o755)
-    return f"{tmp_path}:/usr/bin:/bin"
-
-
-@pytest.mark.parametrize(
-    ("backend", "wanted", "environ"),
-    [
-        ("mpirun", {"host_list": "h1:2,h2:2,h3:2"}, {}),
-        ("mpirun", {}, SLURM),
-        ("slurm", {}, SLURM),
-        ("slurm", {"spares": 1, "host_check": "true"}, {**SLURM, "SLURM_JOB_NODELIST": "h[1-3]"}),
-    ],
-    ids=["-H", "mpirun in Slurm", "Slurm", "a spare host"],
-)
-def test_no_rank_is_on_an_excluded_host_and_the_plan_says_why(programs, backend, wanted, environ):
-    environ = {**environ, "PATH": programs}
-    made = make_plan(job(backend=backend, exclude_hosts="h2,h9", **wanted), environ, "ab" * 16)
-    assert [worker.host for worker in made.workers] == ["h1", "h1", "h3", "h3"]
-    assert (made.left_out, made.exclusion) == (("h2",), "without h2 (--exclude-hosts)")
-    assert not any("h2" in word for word in made.launch_command.argv)
-
-
-@pytest.mark.parametrize("wanted", [{"exclude_hosts": "h3"}, {"quarantine": "bad"}], ids=str)
-def test_hosts_that_only_mpirun_knows_cannot_be_excluded(programs, tmp_path, wanted):
-    wanted = {name: tmp_path / value if name == "quarantine" else value for name, value in wanted.items()}
-    with pytest.raises(UsageError, match="needs the names of the hosts"):
-        make_plan(job(processes=2, **wanted), {"PATH": programs}, "ab" * 16)
 
 
 def test_sbatch_is_told_too(tmp_path):

@@ -1,7 +1,5 @@
 """Functions of jaxrun that all ranks must call: what a rank notes of them, and what is told where one has not."""
 
-import os
-import threading
 from dataclasses import replace
 
 import pytest
@@ -12,17 +10,13 @@ from jaxrun.analysis.diagnosis.snapshot import Overview, Snapshot
 from jaxrun.analysis.diagnosis.stacks import is_waiting_in_jax, main_stack
 from jaxrun.analysis.diagnosis.wait_graph import find_wait_graph
 from jaxrun.analysis.lockstep.joint_waits import find_missing_ranks
-from jaxrun.analysis.lockstep.reader import FlightReader
 from jaxrun.analysis.verdict.deadlocks import explain_deadlock
 from jaxrun.analysis.verdict.stack_text import find_place
 from jaxrun.frontends.pytest_plugin.run_loop import describe_abandoned
 from jaxrun.frontends.top.samples import LATE, take_samples
 from jaxrun.protocol.flight import Flight, JointWait
-from jaxrun.protocol.flight_file import GANG_BARRIER, RESTORE, SHOULD_STOP, SNAPSHOT, TEXT_OFFSET
+from jaxrun.protocol.flight_file import GANG_BARRIER, RESTORE, SHOULD_STOP, SNAPSHOT
 from jaxrun.protocol.snapshot_messages import RankReply
-from jaxrun_runtime import joint_calls
-from jaxrun_runtime.lockstep.call_sites import CallSites
-from jaxrun_runtime.lockstep.flight_recorder import FlightRecorder
 
 SITES = {7: ("/job/train.py:9 main", "/job/train.py:20 <module>")}
 # The frames of ranks that wait in the joint functions, as they were seen.
@@ -37,58 +31,7 @@ FRAMES = {
 USER = f"JOB/train.py 9 main\nJOB/train.py 20 <module>\n{ENTRY}"
 
 
-@pytest.fixture
-def recorded(monkeypatch):
-    """Reads what this process, as a rank, has noted so far."""
-    fd = os.memfd_create("flight")
-    os.ftruncate(fd, TEXT_OFFSET)
-    recorder, reader = FlightRecorder(fd, 0), FlightReader(fd)
-    monkeypatch.setattr(joint_calls, "_recorder", recorder)
-    monkeypatch.setattr(joint_calls, "_find_site", CallSites(recorder.add_site).find)
-    yield reader
-    os.close(fd)
-
-
 # ---- what a rank notes
-
-
-def test_a_rank_that_waits_for_others_notes_in_which_call_and_where(recorded):
-    seen = []
-    for _ in range(2):
-        with joint_calls.JointCall(SNAPSHOT):
-            joint_calls.wait_for_ranks(lambda: seen.append(recorded.brief()))
-    flight = seen[1]
-    assert flight.joint_calls == {SNAPSHOT: 2} and flight.joint_wait[:2] == (SNAPSHOT, 2)
-    assert "test_joint_calls.py:" in flight.place(flight.joint_wait)
-    assert recorded.brief().joint_wait is None and recorded.brief().joint_calls == {SNAPSHOT: 2}
-    assert Flight.from_content(flight.to_content()) == flight
-
-
-def test_each_step_of_a_joint_call_is_progress(recorded):
-    counters = [recorded.progress_counters()]
-    with joint_calls.JointCall(RESTORE):
-        counters.append(recorded.progress_counters())
-        joint_calls.wait_for_ranks(lambda: counters.append(recorded.progress_counters()))
-    assert len(set(counters)) == 3
-
-
-def test_a_wait_that_fails_has_ended_and_one_in_the_background_is_not_noted(recorded):
-    with pytest.raises(OSError), joint_calls.JointCall(SNAPSHOT):
-        joint_calls.wait_for_ranks(os.stat, "/nonexistent")
-    assert recorded.brief().joint_wait is None
-    with joint_calls.JointCall(SNAPSHOT):
-        seen = []
-        thread = threading.Thread(target=joint_calls.wait_for_ranks, args=(lambda: seen.append(recorded.brief()),))
-        thread.start()
-        thread.join()
-    assert seen[0].joint_wait is None and seen[0].joint_calls == {SNAPSHOT: 2}
-
-
-def test_a_test_counts_the_gathers_of_its_gang_from_1_again(recorded):
-    with joint_calls.JointCall(GANG_BARRIER):
-        pass
-    joint_calls.forget(GANG_BARRIER)
-    assert recorded.brief().joint_calls == {}
 
 
 # ---- what is told

@@ -182,29 +182,3 @@ def test_what_lacks_is_named(monkeypatch, capsys, tmp_path):
     assert main([*words, "--manifest", "job.yaml", "train.py"]) == 0
     assert "kubectl apply -f job.yaml" in capsys.readouterr().err
     assert (tmp_path / "job.yaml").stat().st_mode & 0o777 == 0o600
-    assert main([*words, "--submit", "train.py"]) == 69
-    assert "--submit needs kubectl" in capsys.readouterr().err
-
-
-def test_submit_hands_the_manifest_to_kubectl_and_says_how_to_watch_the_job(monkeypatch, capsys, tmp_path):
-    kubectl = tmp_path / "bin" / "kubectl"
-    kubectl.parent.mkdir()
-    kubectl.write_text(
-        '#!/bin/sh\necho "$@" >> ../calls\nif grep -q refuse "$3"; then echo "no quota" >&2; exit 1; fi\n'
-    )
-    kubectl.chmod(0o755)
-    (tmp_path / "work").mkdir()
-    monkeypatch.chdir(tmp_path / "work")
-    monkeypatch.setenv("PATH", f"{kubectl.parent}:/usr/bin:/bin")
-    words = ["--backend", "kubernetes", "--image", "i", "--namespace", "ml", "--submit"]
-    assert main([*words, "train.py"]) == 0
-    (written,) = (tmp_path / "work").iterdir()
-    assert (tmp_path / "calls").read_text() == f"apply -f {written.name}\n"
-    said = capsys.readouterr().err
-    name = written.name.removesuffix(".yaml")
-    assert f"submitted {name} (manifest: {written.name})" in said
-    assert (
-        f"kubectl logs -n ml -f -l app.kubernetes.io/instance={name},batch.kubernetes.io/job-completion-index=0" in said
-    )
-    assert main([*words, "refuse.py"]) == 69
-    assert "kubectl refused the job: no quota\nthe manifest is kept" in capsys.readouterr().err

@@ -1,14 +1,12 @@
 """The recorder's file, written and read back."""
 
-import json
 import os
 import resource
 import signal
-import threading
 import time
 
 import pytest
-from flights import Flight
+from flights import Flight, about_program, add_program, file, recorder
 
 from jaxrun.analysis.lockstep.reader import FlightReader
 from jaxrun.protocol import flight_file
@@ -17,31 +15,12 @@ from jaxrun_runtime.lockstep.flight_recorder import FlightRecorder
 pytestmark = pytest.mark.jax_version
 
 
-@pytest.fixture
-def file():
-    fd = os.memfd_create("flight")
-    os.ftruncate(fd, flight_file.TEXT_OFFSET)
-    yield fd
-    os.close(fd)
-
-
-@pytest.fixture
-def recorder(file):
-    return FlightRecorder(file, 0)
+__all__ = ["file", "recorder"]  # fixtures
 
 
 @pytest.fixture
 def program(recorder):
-    return _program(recorder)
-
-
-def _about(name="jit(f)", key="00000000000000aa", code="00000000000000bb", text="eJw="):
-    fields = {"source": "f at m.py:1", "arguments": [], "results": [], "mesh": "0,1"}
-    return {"key": key, "code": code, "name": name, "text": text, **fields}
-
-
-def _program(recorder, ranks="0-1", **about):
-    return recorder.add_program(recorder.add_group(ranks), _about(**about))
+    return add_program(recorder)
 
 
 def test_an_empty_file_becomes_a_recorder(file):
@@ -67,7 +46,7 @@ def test_a_file_that_is_too_short_is_refused(file):
 
 
 def test_calls_are_numbered_within_their_group(file, recorder):
-    step, pair = _program(recorder, "0-3", name="jit(step)"), _program(recorder, "0,2", name="jit(pair)")
+    step, pair = add_program(recorder, "0-3", name="jit(step)"), add_program(recorder, "0,2", name="jit(pair)")
     recorder.add_site(1, ["/a/b.py:7 main", "/a/b.py:9 <module>"])
     for program in (step, pair, step):
         recorder.record(program, 1)
@@ -82,9 +61,9 @@ def test_calls_are_numbered_within_their_group(file, recorder):
 
 
 def test_a_program_that_was_announced_keeps_its_number_and_its_text(file, recorder):
-    group, about = recorder.add_group("0-1"), _about()
+    group, about = recorder.add_group("0-1"), about_program()
     announced = recorder.add_program(group, {name: value for name, value in about.items() if name != "key"})
-    other = recorder.add_program(group, _about(name="jit(g)"))
+    other = recorder.add_program(group, about_program(name="jit(g)"))
     compiled = recorder.add_program(group, {**about, "mesh": "1,0"}, announced=announced)
     assert (announced.number, other.number, compiled.number) == (1, 2, 1)
     assert (announced.key, compiled.key) == ("", about["key"])
@@ -106,7 +85,7 @@ def _chains(file, calls):
     recorder = FlightRecorder(file, 0)
     programs = {}
     for ranks, key, code in calls:
-        program = programs.setdefault((ranks, key, code), None) or _program(recorder, ranks, key=key, code=code)
+        program = programs.setdefault((ranks, key, code), None) or add_program(recorder, ranks, key=key, code=code)
         programs[ranks, key, code] = program
         recorder.record(program, 0)
     return [call.chain for call in Flight(file).calls]
@@ -135,12 +114,12 @@ def test_after_a_difference_chains_never_agree_again(file, mine, theirs):
 
 
 def test_histories_are_the_chains_unless_some_code_is_not_known(file, recorder):
-    step, pair = _program(recorder), _program(recorder, "0,2")
+    step, pair = add_program(recorder), add_program(recorder, "0,2")
     for program in (step, pair, step):
         recorder.record(program, 0)
     chains = [call.chain for call in Flight(file).calls]
     assert recorder.call_chains() == {"0-1": chains[2], "0,2": chains[1]}
-    _program(recorder, code="")
+    add_program(recorder, code="")
     assert recorder.call_chains() == {}
 
 
@@ -152,35 +131,8 @@ def test_the_ring_keeps_the_last_calls(file, recorder, program):
     assert [call.number for call in read.calls] == list(range(11, flight_file.RING_RECORDS + 11))
 
 
-def test_threads_and_signal_handlers_tear_no_record(file, recorder):
-    program, other = _program(recorder), _program(recorder, "0,2", name="jit(g)")
-    handled = []
-
-    def handle(*_):
-        handled.append(recorder.record(other, 0))
-
-    before = signal.signal(signal.SIGALRM, handle)
-    signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
-    try:
-        threads = [threading.Thread(target=lambda: [recorder.record(program, 0) for _ in range(500)]) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for _ in range(1000):
-            recorder.record(program, 0)
-        for thread in threads:
-            thread.join()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    read = Flight(file)
-    assert read.made == 3000 + len(handled)
-    numbers = {ranks: [call.number for call in read.calls if call.ranks == ranks] for ranks in ("0-1", "0,2")}
-    assert numbers["0-1"] == list(range(1, 3001))
-    assert numbers["0,2"] == list(range(1, len(handled) + 1))
-
-
 def test_a_call_is_pending_until_it_is_left(file, recorder):
-    program = _program(recorder, name="jit(step)")
+    program = add_program(recorder, name="jit(step)")
     recorder.add_site(1, ["/a/b.py:7 main"])
     recorder.record(program, 1)
     ticket = recorder.begin_call(program, 1, time.time_ns())
@@ -191,50 +143,12 @@ def test_a_call_is_pending_until_it_is_left(file, recorder):
 
 
 def test_of_several_pending_calls_the_oldest_is_shown(file, recorder):
-    first, second = (recorder.begin_call(_program(recorder, name=name), 0, 5) for name in ("jit(a)", "jit(b)"))
+    first, second = (recorder.begin_call(add_program(recorder, name=name), 0, 5) for name in ("jit(a)", "jit(b)"))
     assert Flight(file).pending[2] == "jit(a)"
     recorder.end_call(first)
     assert Flight(file).pending[2] == "jit(b)"
     recorder.end_call(second)
     assert Flight(file).pending is None
-
-
-def test_a_call_that_a_program_is_compiled_for_is_shown_unless_several_threads_make_calls(file, recorder):
-    program = _program(recorder, name="jit(step)")
-    ticket = recorder.begin_call_compilation(program, 1, 5)
-    assert FlightReader(file).brief().compiled_for.number == 1
-    recorder.end_call(ticket)
-    assert FlightReader(file).brief().compiled_for is None
-    thread = threading.Thread(target=lambda: recorder.end_call(recorder.begin_call(program, 1, 5)))
-    thread.start()
-    thread.join()
-    assert recorder.begin_call_compilation(program, 1, 5) is None
-
-
-def test_compilations_are_counted_and_the_oldest_is_shown(file):
-    def shown():
-        words = Flight(file).words
-        return words[flight_file.COMPILING_SINCE_WORD], words[flight_file.COMPILED_COUNT_WORD]
-
-    recorder = FlightRecorder(file, 0)
-    recorder.begin_compilation("jit(a)")
-    since, _ = shown()
-    assert since > 0
-    while_elsewhere = []
-
-    def elsewhere():
-        recorder.begin_compilation("jit(\udcff\n)")
-        while_elsewhere.append(shown())
-        recorder.end_compilation()
-
-    thread = threading.Thread(target=elsewhere)
-    thread.start()
-    thread.join()
-    assert (while_elsewhere, shown()) == ([(since, 0)], (since, 1))
-    recorder.end_compilation()
-    recorder.end_compilation()  # the end of one that began before there was a recorder
-    assert shown() == (0, 2)
-    assert Flight(file).compiled == ["jit(a)", "jit(\udcff\n)"]  # which is no text
 
 
 def test_a_stage_of_a_compilation_is_noted_with_its_times_unless_it_was_short(file, recorder):
@@ -259,7 +173,7 @@ def test_trouble_only_ever_lowers_the_level(file):
 def test_when_the_text_is_full_one_line_says_so_and_calls_go_on(file, monkeypatch):
     monkeypatch.setattr(flight_file, "MAX_TEXT_BYTES", 4096)
     recorder = FlightRecorder(file, 0)
-    program = _program(recorder)
+    program = add_program(recorder)
     for number in range(200):
         recorder.add_site(number, ["x" * 50])
     recorder.record(program, 1)
@@ -274,7 +188,7 @@ def test_lowered_programs_leave_room_for_the_rest(file, monkeypatch):
     monkeypatch.setattr("jaxrun_runtime.lockstep.flight_recorder._TEXTS_LIMIT", 1000)
     recorder = FlightRecorder(file, 0)
     for number in range(4):
-        _program(recorder, name=f"jit(f{number})", text="x" * 600)
+        add_program(recorder, name=f"jit(f{number})", text="x" * 600)
     assert [len(program["text"]) for program in Flight(file).programs.values()] == [600, 600, 0, 0]
 
 
@@ -298,7 +212,7 @@ def test_a_full_disk_ends_the_text_and_nothing_else(file, recorder, program):
 def test_a_descriptor_that_is_another_files_now_is_not_written_to(file, tmp_path):
     own, copy = os.dup(file), os.dup(file)
     recorder = FlightRecorder(own, 0)
-    program = _program(recorder)
+    program = add_program(recorder)
     with open(tmp_path / "data", "wb") as data:
         os.dup2(data.fileno(), own)
         recorder.begin_compilation("jit(f)")
@@ -311,7 +225,7 @@ def test_a_descriptor_that_is_another_files_now_is_not_written_to(file, tmp_path
 
 def test_a_forked_process_writes_nowhere(file):
     recorder = FlightRecorder(file, 0, level=flight_file.EVERY_CALL)
-    program = _program(recorder)
+    program = add_program(recorder)
     recorder.record(program, 0)
     before = Flight(file)
     recorder.detach()
@@ -321,17 +235,3 @@ def test_a_forked_process_writes_nowhere(file):
     recorder.add_trouble("odd", flight_file.NOTHING)
     after = Flight(file)
     assert (bytes(after.words), after.lines) == (bytes(before.words), before.lines)
-
-
-def test_lines_of_several_threads_do_not_mix(file, recorder):
-    stacks = [[f"{name * 3000}:1 f"] for name in "abcd"]
-    threads = [
-        threading.Thread(target=lambda s=stack: [recorder.add_site(1, s) for _ in range(50)]) for stack in stacks
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    lines = Flight(file).lines
-    assert len(lines) == 200
-    assert {json.dumps(line["stack"]) for line in lines} == set(map(json.dumps, stacks))

@@ -6,19 +6,18 @@ import pickle
 import socket
 
 import pytest
-from listener_thread import read
+from handshakes import TOKEN, read
 
 from jaxrun.errors import ProtocolError
-from jaxrun.node.channel.connection import AGENT_TO_HEAD, HEAD_TO_AGENT, Connection
+from jaxrun.node.channel.connection import HEAD_TO_AGENT
 from jaxrun.protocol import auth
-from jaxrun.protocol.agent_messages import SignalWorker, WorkerSpawned
+from jaxrun.protocol.agent_messages import SignalWorker
 from jaxrun.protocol.auth import Challenge, ClientHandshake, ServerHandshake, Welcome, make_proof
 from jaxrun.protocol.codec import MessageDecoder, encode
 from jaxrun.protocol.gang_connection import GangMessageReader, GangMessageWriter
 from jaxrun.protocol.gang_messages import GangMessageKind, pack
 from jaxrun.protocol.message_tags import Tags, derive_tags, digest
 
-TOKEN = auth.new_token()
 NONCES = "server's nonce", "client's nonce"
 CHANGED = "was changed, repeated or left out"
 
@@ -123,18 +122,6 @@ def _execute():
     raise Executed
 
 
-@pytest.fixture
-def tcp():
-    """The two ends of a connection over TCP."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        client = socket.create_connection(listening.getsockname())
-        server, _ = listening.accept()
-    client.settimeout(60)
-    server.settimeout(60)
-    with client, server:
-        yield server, client
-
-
 def both_ends(rank=3, token=TOKEN, nonces=NONCES):
     return [derive_tags(token, rank, *nonces, is_server=side) for side in (True, False)]
 
@@ -147,21 +134,6 @@ def frame(tags, message):
 def received_by_agent(raw, tags):
     """What an agent makes of these bytes."""
     return MessageDecoder(HEAD_TO_AGENT, tags=tags.received).feed(raw)
-
-
-def test_both_ends_of_a_connection_over_tcp_have_tags_and_messages_pass(tcp):
-    server, client = tcp
-    client.setblocking(False)
-    accepted, connected = auth.ServerHandshake(server, TOKEN), auth.ClientHandshake(client, TOKEN, 3)
-    while not connected.advance():
-        accepted.advance()
-    head = Connection(server, AGENT_TO_HEAD, accepted.tags)
-    agent = Connection(client, HEAD_TO_AGENT, connected.tags)
-    for number in range(3):
-        head.send(SignalWorker(number))
-        assert agent.receive() == [SignalWorker(number)]
-        agent.send(WorkerSpawned(3, number))
-        assert head.receive() == [WorkerSpawned(3, number)]
 
 
 def test_each_direction_has_a_key_of_its_own():

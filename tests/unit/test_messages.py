@@ -11,9 +11,9 @@ from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
+from handshakes import frame
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from listener_thread import frame
 
 from jaxrun.analysis.diagnosis.snapshot import Overview, Snapshot
 from jaxrun.errors import ProtocolError

@@ -46,7 +46,15 @@ NAMES = ("NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS")
 
 
 @pytest.fixture
-def watch(monkeypatch):
+def threads(monkeypatch):
+    """The threads that would have been started."""
+    made = []
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: made.append(thread))
+    return made
+
+
+@pytest.fixture
+def watch(threads, monkeypatch):
     """watch(…) of rank 0."""
     for name in NAMES:
         monkeypatch.setenv(name, "")  # so that it is put back
@@ -54,33 +62,29 @@ def watch(monkeypatch):
     return lambda platform="gpu", **changes: nccl_network.watch(replace(ENV, **changes), platform)
 
 
-def threads():
-    return [thread for thread in threading.enumerate() if thread.name == "jaxrun-nccl"]
-
-
-def test_what_nccl_writes_to_the_file_that_it_is_given_is_said(watch, capsys):
+def test_what_nccl_writes_to_the_file_that_it_is_given_is_said(watch, threads, capsys):
     watch()
     assert [os.environ[name] for name in NAMES[::2]] == ["INFO", "INIT,NET"]
     log, network, provider = LOGS["a plugin of 2023"]
     with open(os.environ["NCCL_DEBUG_FILE"], "w", buffering=1) as file:  # as NCCL opens it
         file.write(log)
-    for thread in threads():
-        thread.join()
+    (thread,) = threads
+    thread.run()
     assert capsys.readouterr().err == f"jaxrun: NCCL's network between hosts: {network} ({provider})\n"
     os.close(int(os.environ["NCCL_DEBUG_FILE"].rpartition("/")[2]))
 
 
 @pytest.mark.parametrize("changes", [{"platform": "cpu"}, {"rank": 3}, {"local_size": 6}], ids=str)
-def test_nothing_is_set_where_there_is_no_way_between_gpu_hosts_or_another_rank_says(watch, changes):
+def test_nothing_is_set_where_there_is_no_way_between_gpu_hosts_or_another_rank_says(watch, threads, changes):
     watch(**changes)
-    assert threads() == [] and not any(os.environ[name] for name in NAMES)
+    assert threads == [] and not any(os.environ[name] for name in NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_log_that_the_user_has_asked_for_is_left_alone(watch, monkeypatch, name):
+def test_a_log_that_the_user_has_asked_for_is_left_alone(watch, threads, monkeypatch, name):
     monkeypatch.setenv(name, "x")
     watch()
-    assert threads() == [] and [os.environ[one] for one in NAMES if os.environ[one]] == ["x"]
+    assert threads == [] and [os.environ[one] for one in NAMES if os.environ[one]] == ["x"]
 
 
 @pytest.mark.parametrize(("log", "network", "provider"), LOGS.values(), ids=LOGS)

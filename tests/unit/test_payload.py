@@ -4,10 +4,8 @@ import contextlib
 import gc
 import os
 import resource
-import select
 import socket
 import struct
-import threading
 
 import numpy as np
 import pytest
@@ -111,22 +109,6 @@ def test_messages_arrive_unchanged_and_in_order(sent):
 def test_of_large_arrays_only_descriptors_are_sent_on_one_machine():
     assert len(frame(pack(GangMessageKind.CALL, 1, np.zeros(HEAVY), share=True))) < 1000
     assert len(frame(pack(GangMessageKind.CALL, 1, np.zeros(HEAVY), share=False))) > 8 * HEAVY
-
-
-@pytest.mark.parametrize("share", [True, False], ids=["shared", "inline"])
-def test_a_blocking_socket_waits_for_the_whole_message(pair, share):
-    ours, theirs = pair
-    theirs.setblocking(True)
-    value = np.arange(HEAVY)
-    one_way = OneWay(ours, theirs)
-    one_way.outbox.add(pack(GangMessageKind.RESULT, 3, value, share=share))
-    received = []
-    thread = threading.Thread(target=lambda: received.append(one_way.inbox.receive().load()))
-    thread.start()
-    while not one_way.outbox.flush():
-        select.select([], [ours], [], 60)
-    thread.join()
-    assert np.array_equal(received[0], value)
 
 
 def test_a_message_may_arrive_byte_by_byte(pair):

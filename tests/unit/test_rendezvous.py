@@ -4,7 +4,6 @@ import ipaddress
 import json
 import os
 import stat
-import threading
 
 import pytest
 from hypothesis import given
@@ -12,10 +11,8 @@ from hypothesis import strategies as st
 
 from jaxrun.controller.supervisor.attach import Rendezvous
 from jaxrun.errors import UnavailableError, UsageError
-from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.node.channel.host_addresses import HostAddress, describe_addresses, list_addresses, select_addresses
-from jaxrun.node.channel.listener import listen_on_tcp
-from jaxrun.node.channel.rendezvous import check_reachable, rendezvous_file
+from jaxrun.node.channel.rendezvous import rendezvous_file
 from jaxrun.protocol.addresses import Address, format_addresses, parse_addresses
 from jaxrun.protocol.auth import read_given_token
 from jaxrun.protocol.connect import HeadAddress, connect
@@ -284,19 +281,3 @@ def test_a_directory_that_cannot_be_written_is_named_with_what_to_do(tmp_path):
     tmp_path.rmdir()
     with pytest.raises(UnavailableError, match="--rendezvous"):
         gone.write(TOKEN, "h1:40")
-
-
-def test_a_check_distinguishes_a_head_from_nobody(capsys):
-    listener, loop = listen_on_tcp([HostAddress("lo", "127.0.0.1")], TOKEN, everywhere=False), EventLoop()
-    listener.attach(loop, 0, lambda peer: None)
-    (address,) = listener.addresses
-    server = threading.Thread(target=loop.run_once, args=(10,))
-    server.start()
-    try:
-        assert check_reachable(str(address)) == 0
-        server.join()
-    finally:
-        listener.close()
-    assert f"a head of jaxrun answers at {address}, reached from 127.0.0.1" in capsys.readouterr().out
-    with pytest.raises(UnavailableError, match="cannot reach a head"):
-        check_reachable(str(address))

@@ -5,28 +5,20 @@ import json
 import os
 import re
 import shutil
-import tempfile
-import warnings
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 
-from jaxrun.controller.supervisor.launch_process import LaunchProcess
-from jaxrun.controller.supervisor.local_job import setup_of
 from jaxrun.errors import UsageError
-from jaxrun.node.agent.spawn import spawn
 from jaxrun.protocol.agent_messages import AgentConnected
 from jaxrun.protocol.worker_messages import Done
 from jaxrun.records.event_log.event_log import LoggedEvent
 from jaxrun.records.event_log.events import ParentExited
-from jaxrun.records.output.rank_logs import RankLogs
 from jaxrun.records.rundir.jobs import clean, read_job
 from jaxrun.records.rundir.recorded_files import find_run_dir, is_run_dir
 from jaxrun.records.rundir.rundir import RunDir, create, to_file_name
-from jaxrun.spec.job.job import Job
-from jaxrun.spec.job.plan import LaunchCommand, Plan, Worker
 
 NOW = datetime(2026, 11, 20, 21, 42)
 STRANGER = 65534
@@ -267,36 +259,6 @@ def test_records_stay_in_the_directory_that_was_made_wherever_its_path_leads(tmp
     assert not list(directory.path.iterdir())
 
 
-def test_no_planted_link_is_written_through(tmp_path, monkeypatch):
-    precious = tmp_path / "precious"
-    precious.write_text("mine")
-    run = made(tmp_path)
-    monkeypatch.setattr("jaxrun.files.own_files.draft_name", lambda: ".guessed.draft")
-    for name in ("rank-0000.out", "rank-0000.flight", ".guessed.draft", "launch_command.log"):
-        (run / name).symlink_to(precious)
-    said = []
-    logs = RankLogs(run, (0,), said.append)
-    logs.write(0, "out", b"output")
-    logs.close()
-    worker = Worker(0, 0, 1, "h1")
-    plan = Plan(Job(program=("p",)), "ab" * 16, (worker,), ("/bin/true",), {}, (), None, (), fork=False)
-    setup = setup_of(plan, os.environ, str(run), run)
-    pid, pipes = spawn(setup, setup.workers[0])
-    pipes.close()
-    launch = LaunchProcess(LaunchCommand("", "a launch command", ("/bin/sh", "-c", "echo output")), os.environ, run)
-    os.waitpid(pid, 0)
-    os.waitpid(launch.pid, 0)
-    assert launch.read() == b"output\n"
-    launch.close()
-    (run / "events.jsonl").unlink()
-    directory = RunDir(run)
-    directory.on_write_error(said.append)
-    directory.write_text("job.json", "x")
-    directory.close()
-    assert precious.read_text() == "mine"
-    assert "cannot write" in said[0] and "rank-0000.out" in said[0] and "cannot write to" in said[1]
-
-
 def test_a_reader_follows_a_latest_of_the_directorys_owner_only(tmp_path):
     run = made(tmp_path)
     latest = run.parent / "latest"
@@ -306,41 +268,6 @@ def test_a_reader_follows_a_latest_of_the_directorys_owner_only(tmp_path):
         for path in (run.parent, latest):
             with pytest.raises(UsageError, match=r"latest belongs to .*; name the run directory itself"):
                 find_run_dir(path)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
-def test_in_a_directory_for_all_each_user_is_told_of_the_others():
-    """In /tmp: who comes first has jaxrun-runs there; root's serves all, as root could do anything anyway."""
-    with tempfile.TemporaryDirectory() as name:
-        base = Path(name)
-        base.chmod(0o1777)
-        assert _create_as(STRANGER, base) == ""
-        assert "it belongs to" in _create_as(STRANGER - 1, base)
-        assert "it belongs to" in _create_as(0, base)
-        shutil.rmtree(base / "jaxrun-runs")
-        assert _create_as(0, base) == ""
-        assert "Permission denied" in _create_as(STRANGER, base)
-        (base / "jaxrun-runs").chmod(0o1777)
-        assert _create_as(STRANGER, base) == ""
-
-
-def _create_as(uid, base):
-    """What a process of this user is told that makes a run directory; empty where it gets one."""
-    reading, writing = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a fork beside the test runner's threads: the child runs no code of theirs
-        pid = os.fork()
-    if pid == 0:
-        try:
-            os.setresuid(uid, uid, uid)
-            create(None, base=base, name="train", now=NOW)
-        except BaseException as error:
-            os.write(writing, str(error).encode())
-        os._exit(0)
-    os.close(writing)
-    os.waitpid(pid, 0)
-    with open(reading) as file:
-        return file.read()
 
 
 def test_each_attempt_but_the_first_has_a_directory_of_its_own_for_its_logs(directory, tmp_path):

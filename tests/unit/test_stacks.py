@@ -1,9 +1,5 @@
 """Dumps of Python's fault handler are read back, and shown with how far ranks have come; the samples are real ones."""
 
-import faulthandler
-import tempfile
-import threading
-
 import pytest
 from calls_by_hand import flight_after
 from hypothesis import given
@@ -173,27 +169,6 @@ def test_a_crash_is_written_like_a_traceback_of_the_thread_that_crashed():
     ]
     no_frames = "Fatal Python error: Aborted\n\nCurrent thread 0x1f (most recent call first):\n"
     assert stack_text.format_crash(no_frames) == ""
-
-
-def _dump_of(block):
-    """What the fault handler of this Python writes while `block` runs in a second thread."""
-    thread = threading.Thread(target=block, name="Loader-1", daemon=True)
-    thread.start()
-    with tempfile.TemporaryFile("w+") as file:
-        faulthandler.dump_traceback(file, all_threads=True)
-        file.seek(0)
-        return file.read()
-
-
-def test_this_pythons_own_dump_is_read():
-    done = threading.Event()
-    try:
-        dump = _dump_of(done.wait)
-    finally:
-        done.set()
-    functions = [frame.function for frame in stacks.main_stack(dump).frames]
-    assert functions[:2] == ["_dump_of", "test_this_pythons_own_dump_is_read"]
-    assert any("wait" in [frame.function for frame in stack.frames] for stack in stacks.parse_dump(dump))
 
 
 @given(st.text() | st.lists(st.sampled_from([*f"{LOADER}\n{CRASHED_THREAD}".splitlines(), ""])).map("\n".join))

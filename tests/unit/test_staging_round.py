@@ -11,7 +11,6 @@ from jaxrun.controller.head.head import Head
 from jaxrun.controller.head.head_state import JobPhase, TimeLimits
 from jaxrun.controller.head.startup import Startup
 from jaxrun.errors import UnavailableError
-from jaxrun.node.forkserver import early
 from jaxrun.protocol.agent_messages import StartWorkers
 from jaxrun.protocol.staging_messages import CopyStaged, StagedCopied, read_staged, staged_path, use_copies
 from jaxrun.records.event_log.actions import Finish, PrintLine
@@ -100,18 +99,3 @@ def test_paths_below_a_source_lead_to_its_copy(monkeypatch, tmp_path):
     assert read_staged(variables) == staged and read_staged({}) == {}
     assert variables.items() >= {"PATH": "/tmp/1/copy/bin:/bin", "PYTHONPATH": "/x:/tmp/2/copy/src"}.items()
     assert "HOME" not in variables
-
-
-def test_a_fork_server_of_another_interpreter_is_not_used():
-    class Server:
-        closed = False
-
-        def configure(self, program, environ):
-            raise AssertionError("it has another interpreter")
-
-        def close(self):
-            self.closed = True
-
-    server = Server()
-    argv = ("/tmp/1/copy/bin/python", "/tmp/1/copy/lib/jaxrun_runtime", "train.py")
-    assert early.server_for(argv, {}, early.EarlyServer("ab" * 16, server)) is None and server.closed

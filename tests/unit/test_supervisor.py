@@ -14,17 +14,14 @@ from jaxrun.analysis.verdict.restarts import Restart
 from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.controller.head.head_state import JobPhase
 from jaxrun.controller.supervisor.attempt_loop import AttemptLoop, Supervision
-from jaxrun.controller.supervisor.job_report import describe_restart, open_output, report_verdict
+from jaxrun.controller.supervisor.job_report import describe_restart, report_verdict
 from jaxrun.controller.supervisor.job_server import JobServer
 from jaxrun.controller.supervisor.notifier import Notifier
 from jaxrun.node.agent.signals import SignalPipe
 from jaxrun.protocol.agent_messages import SignalWorker
-from jaxrun.protocol.probe_messages import Machine
 from jaxrun.records.event_log.actions import Finish, Send, SignalRanks
 from jaxrun.records.event_log.events import LauncherSignalled, ParentExited, SignalRequested
 from jaxrun.records.rundir.rundir import RunDir
-from jaxrun.spec.backends.local import plan
-from jaxrun.spec.job.job import Job
 from jaxrun.terminal import TerminalFormat
 
 # ---- the end of an attempt, and of a job
@@ -109,16 +106,6 @@ def test_a_signal_ends_the_wait_for_a_stuck_terminal(signum):
 
 def test_a_signal_that_came_during_the_job_does_not_end_the_wait():
     assert report(StuckOutput(3), Signals([signal.SIGINT])) == 0
-
-
-@pytest.mark.parametrize("verbose", [False, True])
-def test_verbose_names_the_variables_that_the_program_does_not_see(verbose, capfd):
-    environ = {"JAX_PROCESS_ID": "3", "JAX_PARTITION_INDEX": "0"}
-    job = Job(program=("p",), platform="cpu", verbose=verbose)
-    made = plan(job, environ, "ab" * 16, Machine("box", (0, 1)))
-    assert open_output(made, environ, RunDir(None)).close()
-    line = "jaxrun: variables not passed on to the program: JAX_PROCESS_ID\n"
-    assert (line in capfd.readouterr().err) == verbose
 
 
 class StubbornHead:

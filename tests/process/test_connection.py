@@ -16,7 +16,16 @@ from jaxrun.node.agent.pipes import READ_BYTES
 from jaxrun.node.channel.connection import AGENT_TO_HEAD, HEAD_TO_AGENT, Connection
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.node.channel.silence import SilenceLimit
-from jaxrun.protocol.agent_messages import JobInfo, OutputChunk, OutputCredit, Shutdown, WorkerExited, WorkerSpawned
+from jaxrun.protocol import auth
+from jaxrun.protocol.agent_messages import (
+    JobInfo,
+    OutputChunk,
+    OutputCredit,
+    Shutdown,
+    SignalWorker,
+    WorkerExited,
+    WorkerSpawned,
+)
 from jaxrun.protocol.codec import MAX_FRAME_BYTES, encode
 from jaxrun.protocol.worker_messages import Failed, Run
 
@@ -333,3 +342,24 @@ def test_the_head_grants_credit_for_the_output_that_it_consumed(loop, ends, conn
     output.forget(head)
     output.acknowledge()
     assert agent.receive() == []
+
+
+TOKEN = auth.new_token()
+
+
+def test_both_ends_of_a_connection_over_tcp_have_tags_and_messages_pass():
+    client, server = pair()
+    server.settimeout(60)
+    client.setblocking(False)
+    accepted, connected = auth.ServerHandshake(server, TOKEN), auth.ClientHandshake(client, TOKEN, 3)
+    while not connected.advance():
+        accepted.advance()
+    head = Connection(server, AGENT_TO_HEAD, accepted.tags)
+    agent = Connection(client, HEAD_TO_AGENT, connected.tags)
+    for number in range(3):
+        head.send(SignalWorker(number))
+        assert agent.receive() == [SignalWorker(number)]
+        agent.send(WorkerSpawned(3, number))
+        assert head.receive() == [WorkerSpawned(3, number)]
+    head.close()
+    agent.close()

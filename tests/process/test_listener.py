@@ -6,22 +6,20 @@ import resource
 import select
 import socket
 import struct
+import threading
 import time
 
 import pytest
-from hypothesis import given
+from examples import given
+from handshakes import TOKEN, answer_to, frame, read
 from hypothesis import strategies as st
 from listener_thread import (
     LOOPBACK,
-    TOKEN,
-    answer_to,
     check_admits,
     connect_agent,
-    frame,
     is_closed,
     open_listener,
     pending_peer,
-    read,
     server,
     wait_until,
 )
@@ -32,6 +30,7 @@ from jaxrun.node.channel import listener as listener_module
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.node.channel.host_addresses import HostAddress
 from jaxrun.node.channel.listener import listen_on_tcp
+from jaxrun.node.channel.rendezvous import check_reachable
 from jaxrun.protocol import auth
 from jaxrun.protocol.addresses import Address
 from jaxrun.protocol.auth import ChallengeResponse, Rejected, Welcome
@@ -321,3 +320,19 @@ def test_the_first_that_was_dropped_is_logged_at_once_and_all_others_of_a_minute
     assert peers.take() is None
     assert one.count == 1 and len(one.reason) == 200
     assert many == PeersDropped(10_000, "a peer at 10.0.0.0 said nothing")
+
+
+def test_a_check_distinguishes_a_head_from_nobody(capsys):
+    listener, loop = listen_on_tcp([HostAddress("lo", "127.0.0.1")], TOKEN, everywhere=False), EventLoop()
+    listener.attach(loop, 0, lambda peer: None)
+    (address,) = listener.addresses
+    server = threading.Thread(target=loop.run_once, args=(10,))
+    server.start()
+    try:
+        assert check_reachable(str(address)) == 0
+        server.join()
+    finally:
+        listener.close()
+    assert f"a head of jaxrun answers at {address}, reached from 127.0.0.1" in capsys.readouterr().out
+    with pytest.raises(UnavailableError, match="cannot reach a head"):
+        check_reachable(str(address))

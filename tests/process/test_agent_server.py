@@ -9,7 +9,8 @@ import time
 from dataclasses import fields, replace
 
 import pytest
-from listener_thread import frame, wait_until
+from handshakes import frame
+from listener_thread import wait_until
 
 from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
 from jaxrun.controller.supervisor import losses

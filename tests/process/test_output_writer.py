@@ -10,6 +10,8 @@ import time
 import pytest
 from simulation import Clock
 
+from jaxrun.controller.supervisor.job_report import open_output
+from jaxrun.protocol.probe_messages import Machine
 from jaxrun.records.output.output import (
     HELD_POLL_S,
     MAX_PARTIAL_BYTES,
@@ -19,6 +21,9 @@ from jaxrun.records.output.output import (
 )
 from jaxrun.records.output.rank_logs import TAIL_BYTES
 from jaxrun.records.output.screen import HeldScreen
+from jaxrun.records.rundir.rundir import RunDir
+from jaxrun.spec.backends.local import plan
+from jaxrun.spec.job.job import Job
 
 
 class CapturedOutput:
@@ -335,3 +340,13 @@ def test_while_another_process_has_the_screen_own_words_wait_and_ranks_are_only_
     output.write(0, "out", b"two\n")
     assert captured.finish() == (b"[0] two\n", b"jaxrun: 2 processes\n")
     assert (tmp_path / "rank-0000.out").read_bytes() == b"one\ntwo\n"
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_verbose_names_the_variables_that_the_program_does_not_see(verbose, capfd):
+    environ = {"JAX_PROCESS_ID": "3", "JAX_PARTITION_INDEX": "0"}
+    job = Job(program=("p",), platform="cpu", verbose=verbose)
+    made = plan(job, environ, "ab" * 16, Machine("box", (0, 1)))
+    assert open_output(made, environ, RunDir(None)).close()
+    line = "jaxrun: variables not passed on to the program: JAX_PROCESS_ID\n"
+    assert (line in capfd.readouterr().err) == verbose

@@ -1,23 +1,18 @@
 """A listener that is served in a thread, and peers of it that do as a test wants."""
 
 import contextlib
-import json
 import socket
-import struct
 import threading
 import time
 
 import pytest
+from handshakes import TOKEN, read
 
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.node.channel.host_addresses import HostAddress
 from jaxrun.node.channel.listener import listen_on_tcp
-from jaxrun.protocol import auth
-from jaxrun.protocol.auth import ChallengeResponse
-from jaxrun.protocol.codec import MessageDecoder, message_types
 from jaxrun.protocol.connect import HeadAddress, connect
 
-TOKEN = auth.new_token()
 LOOPBACK = HostAddress("lo", "127.0.0.1")
 
 
@@ -90,14 +85,6 @@ def pending_peer(server):
         yield peer, read(peer)
 
 
-def read(peer):
-    """The next message of the handshake."""
-    codec = MessageDecoder(message_types(auth.ToClient | auth.ToServer))
-    while not (found := codec.feed(data := peer.recv(codec.missing_bytes))):
-        assert data, "the other side has closed the connection"
-    return found[0]
-
-
 def is_closed(peer):
     """Whether the head closes the connection; messages before that are ignored."""
     with contextlib.suppress(ConnectionError):
@@ -121,13 +108,3 @@ def wait_until(condition):
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.002)
-
-
-def frame(content):
-    body = content if isinstance(content, bytes) else json.dumps(content).encode()
-    return struct.pack("!I", len(body)) + body
-
-
-def answer_to(challenge, rank=0, token=TOKEN):
-    nonce = auth.new_nonce()
-    return ChallengeResponse(rank, nonce, auth.make_proof(token, "client", rank, challenge.nonce, nonce))
