@@ -76,6 +76,15 @@ def test_an_error_about_a_line_of_a_file_shows_none_of_it(line: str):
     assert SECRET not in str(caught.value)
 
 
+@pytest.mark.parametrize("words", [("--wrap", f"env TOKEN='{SECRET}"), ()], ids=["an option", "JAXRUN_ENV"])
+def test_an_error_about_an_open_quote_shows_no_value(words, monkeypatch, capsys: pytest.CaptureFixture[str]):
+    if not words:
+        monkeypatch.setenv("JAXRUN_ENV", f"API_TOKEN='{SECRET}")
+    assert main([*words, "train.py"]) == 2
+    shown = capsys.readouterr().err
+    assert SECRET not in shown and "TOKEN=…' cannot be split into words" in shown
+
+
 def test_an_error_about_a_value_of_megabytes_is_short(capsys: pytest.CaptureFixture[str]):
     assert main(["--env", "x" * 5_000_000, "train.py"]) == 2
     assert main(["-n", "7" * 5_000_000 + "x", "train.py"]) == 2

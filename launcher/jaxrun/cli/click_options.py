@@ -75,7 +75,11 @@ def split_words(text: str, option: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError as error:
-        raise UsageError(f"{option} {text!r} cannot be split into words: {str(error).lower()}") from None
+        from jaxrun.spec.job.env_options import shown_assignment
+
+        raise UsageError(
+            f"{option} {shown_assignment(text)!r} cannot be split into words: {str(error).lower()}"
+        ) from None
 
 
 _TYPES = {"int": int, "float": Time()}  # by annotation; others are texts

@@ -127,7 +127,8 @@ def _from_toml(option: JobOption, value: Any, source: str) -> Any:
         value = value if isinstance(value, list) else _from_text(option, value, source)
     parts = value if option.multiple else (value,)
     if not all(isinstance(part, (str, int, float)) for part in parts):
-        raise UsageError(f"{source} must be {'a list of strings' if option.multiple else 'one value'}, not {value!r}")
+        not_this = "" if option.name == "assignments" else f", not {value!r}"  # which may be a secret
+        raise UsageError(f"{source} must be {'a list of strings' if option.multiple else 'one value'}{not_this}")
     return tuple(map(str, parts)) if option.multiple else str(value)
 
 

@@ -21,7 +21,7 @@ def parse_assignment(text: str, environ: Mapping[str, str], source: str = "--env
     if equals:
         return name, _check_value(name, value, source)
     if name not in environ:
-        shown = _shown(name)
+        shown = shown_assignment(name)
         raise UsageError(f"{source} {shown} passes a variable on, but {shown} is not set; write {shown}=VALUE")
     return name, environ[name]
 
@@ -64,7 +64,7 @@ def mask_secret(name: str, value: str) -> str:
     return _URL_PASSWORD.sub(r"\1***@", value)
 
 
-def _shown(text: str) -> str:
+def shown_assignment(text: str) -> str:
     """Return an assignment as an error may quote it: the value may be a secret, whatever the name."""
     name, equals, _ = text.partition("=")
     short = name if len(name) <= _QUOTED_CHARS else f"{name[:_QUOTED_CHARS]}…"
@@ -73,9 +73,11 @@ def _shown(text: str) -> str:
 
 def _check_name(name: str, text: str, source: str) -> None:
     if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) is None:
-        raise UsageError(f"{source} NAME=VALUE is expected, not {_shown(text)!r}")
+        raise UsageError(f"{source} NAME=VALUE is expected, not {shown_assignment(text)!r}")
     if name.startswith(RESERVED_PREFIX) or name in (COORDINATOR_ADDRESS, NUM_PROCESSES, PROCESS_ID):
-        raise UsageError(f"{source} {_shown(name)} cannot be set: jaxrun sets it in every worker; leave it out")
+        raise UsageError(
+            f"{source} {shown_assignment(name)} cannot be set: jaxrun sets it in every worker; leave it out"
+        )
 
 
 def _check_value(name: str, value: str, source: str) -> str:
