@@ -2,6 +2,7 @@
 
 import os
 import signal
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ from jaxrun.frontends.top.feed import last_line_of
 from jaxrun.protocol.agent_messages import FirstOutput, InjectFault, WorkerExited, WorkerSpawned
 from jaxrun.protocol.job_messages import OverviewRequest, StacksRequest
 from jaxrun.protocol.snapshot_messages import RankDetail, RankQuery, RankReply
+from jaxrun.protocol.stop_messages import CheckpointSaved
 from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, Done, Exit, Failed, Hello, WorkerStage
 from jaxrun.records.event_log import event_log
 from jaxrun.records.event_log.actions import PrintLine, Send, SignalRanks
@@ -46,7 +48,7 @@ def job(size, *, slow=None, hosts=1):
 
 
 def table(lines):
-    (attempt,) = read_attempts(event_log.parse_lines(lines).events)
+    (attempt,) = read_attempts(event_log.EventLog(lines))
     return format_table(attempt)
 
 
@@ -115,6 +117,30 @@ def test_damaged_lines_are_left_out_and_counted_and_a_damaged_verdict_is_told(tm
     assert text.endswith("(left out: 5 unreadable lines of events.jsonl)")
     assert table(damaged) == table(lines)
     assert f"the verdict in {path / 'verdict.json'} cannot be read" in text
+
+
+def test_a_log_is_parsed_as_it_is_read_and_no_event_is_kept():
+    taken = []
+    lines = (taken.append(number) or line(1.0, CheckpointSaved(0, number)) for number in range(1000))
+    events = iter(event_log.EventLog(lines))
+    assert (next(events).message.step, len(taken)) == (0, 1)
+    alive = weakref.WeakSet()
+
+    def watched():
+        for event in events:
+            assert len(alive) < 5
+            message = Kept(0, event.message.step)
+            alive.add(message)
+            yield replace(event, message=message)
+
+    (attempt,) = read_attempts(watched())
+    assert len(attempt.ranks[0].marks) == 999 and len(alive) <= 2
+
+
+class Kept(CheckpointSaved):
+    """One to which there may be weak references."""
+
+    __slots__ = ("__weakref__",)
 
 
 def test_a_log_of_another_format_is_refused(tmp_path):

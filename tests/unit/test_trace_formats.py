@@ -56,6 +56,14 @@ def test_calls_and_waits_are_slices_of_their_rank():
     assert {"rank 0 (h0)", "rank 1 (h1)", "phases", "calls"} <= names and "compilations" not in names
 
 
+def test_a_trace_of_many_events_is_whole(tmp_path):
+    many = job(rank(0, marks=tuple(Moment(ZERO + number, f"mark {number}") for number in range(2500))))
+    count = write_chrome_trace(many, tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert len(events) == count
+    assert [event["name"] for event in events if event["ph"] == "i"] == [f"mark {number}" for number in range(2500)]
+
+
 def test_what_overlaps_has_tracks_of_its_own():
     threads = rank(0, call(1, 2.0, 4.0), call(2, 3.0, 5.0), compilations=(Span("a", *at(2, 5)), Span("b", *at(3, 4))))
     events = list(chrome_events(job(threads)))

@@ -43,10 +43,13 @@ def _command(help_text: str, *params: click.Parameter) -> Callable[[Callable[...
     _JSON,
 )
 def _explain(run_dir: str | None, trace: str | None, html: str | None, as_json: bool) -> int:
+    import gc
+
     from jaxrun.records.history.explain import explain_run, write_trace
     from jaxrun.records.rundir.recorded_files import find_run_dir
     from jaxrun.terminal import TerminalFormat
 
+    gc.disable()  # a million events refer to each other in no circle, and to look for one would take most of the time
     if trace or html:
         for line in write_trace(*map(_path, (run_dir, trace, html))):
             click.echo(os.fsencode(line))

@@ -107,7 +107,7 @@ class Observation:
 def read_run_dir(path: Path) -> dict[str, Any]:
     """Return the fields of an Observation that the files of a job say; those of files that are missing are left out."""
     found: dict[str, Any] = {"agents": {}, "facts": {}, "peers": {}, "devices": {}, "clocks": {}}
-    for event in read_job_events(path).events:
+    for event in read_job_events(path):
         match message := event.message:
             case AttemptStarted():
                 found["agents"] = message.agents

@@ -198,7 +198,7 @@ class GangJob:
     def _find_quiet_exits(self) -> set[int]:
         """The ranks that, as the launcher has seen, exited with status 0 while their program still ran."""
         with contextlib.suppress(UsageError):
-            messages = [event.message for event in read_job_events(self.launcher.run_dir).events]
+            messages = [event.message for event in read_job_events(self.launcher.run_dir)]
             exits = {one.rank for one in messages if isinstance(one, WorkerExited) and one.status == 0}
             return exits - {one.rank for one in messages if isinstance(one, Done)}
         return set()

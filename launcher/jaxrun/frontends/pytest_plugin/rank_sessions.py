@@ -94,7 +94,7 @@ class RankSessions:
         """How the ranks fell out of step, as often as the launcher has found it since this was last called."""
         texts: list[str] = []
         with contextlib.suppress(UsageError):
-            messages = [event.message for event in read_job_events(self.gang.run_dir).events]
+            messages = [event.message for event in read_job_events(self.gang.run_dir)]
             texts = [message.text for message in messages if isinstance(message, RecordDivergence)]
         known, self._known_divergences = self._known_divergences, len(texts)
         return texts[known:]

@@ -145,7 +145,7 @@ def read_start(run_dir: Path) -> float | None:
 def read_sizes(run_dir: Path) -> str:
     """On how many hosts the job has run over time; empty where the number was always the same."""
     with contextlib.suppress(JaxrunError):
-        return describe_sizes(read_attempts(read_job_events(run_dir).events))
+        return describe_sizes(read_attempts(read_job_events(run_dir)))
     return ""
 
 

@@ -8,12 +8,12 @@ head has sent it to ranks, these as "to". Some fields are left empty: secrets, a
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from jaxrun.analysis.lockstep.straggler import Straggler
-from jaxrun.errors import ProtocolError
+from jaxrun.errors import ProtocolError, UsageError
 from jaxrun.protocol.agent_messages import AgentReport, FirstOutput, InjectFault, StartFailed, WorkerExited
 from jaxrun.protocol.codec import field_values, from_content, message_types, to_content
 from jaxrun.protocol.forkserver_messages import Preloaded
@@ -59,6 +59,7 @@ _UNLOGGED = (
     "DebuggerRequest", "DebuggerOutput", "DebuggerReadRequest", "DebuggerClosed",
 )  # fmt: skip
 LOGGED_TYPES = {name: kind for name, kind in message_types(LoggedMessage).items() if name not in _UNLOGGED}
+_DECODER = json.JSONDecoder()
 _ENCODER = json.JSONEncoder(ensure_ascii=False, default=to_content)
 _EMPTIED: Mapping[type, Mapping[str, Any]] = {
     AgentReport: {"machine": Machine("", ())},
@@ -86,12 +87,33 @@ class LoggedEvent:
         return rank if rank is not None and 0 <= rank < _MAX_RANKS else None
 
 
-@dataclass(slots=True)
 class EventLog:
-    """What a file held: its events, and how many lines of it were damaged."""
+    """The events of a log, each parsed when it is reached: a log of a million events needs no memory for all.
 
-    events: list[LoggedEvent] = field(default_factory=list)
-    damaged: int = 0
+    source:   the name of the log, for errors
+    damaged:  how many lines were left out so far
+    """
+
+    def __init__(self, lines: Iterable[str], source: str = "the event log") -> None:
+        self._lines = lines
+        self._source = source
+        self.damaged = 0
+
+    def __iter__(self) -> Iterator[LoggedEvent]:
+        """Yield the events of all lines but those that are damaged. Raises UsageError if they are of another format."""
+        for line in self._lines:
+            if line.isspace() or not line:
+                continue
+            try:
+                event = parse_line(line)
+            except ValueError:
+                form = _format_of(line)
+                if form not in (None, FORMAT):
+                    told = f"it is of format {form}, and this jaxrun reads format {FORMAT}"
+                    raise UsageError(f"cannot read {self._source}: {told}.") from None
+                self.damaged += form is None
+                continue
+            yield event
 
 
 def find_message(thing: Event | Action) -> tuple[LoggedMessage, tuple[int, ...]] | None:
@@ -129,29 +151,18 @@ def format_line(event: LoggedEvent) -> str:
 def parse_line(line: str) -> LoggedEvent:
     """Raises ValueError if the line is damaged, or is no event."""
     try:
-        content = json.loads(line)
+        content, end = _DECODER.raw_decode(line)
+        if line[end:].strip():
+            raise ValueError(f"more than one value: {line:.80}")
         time, attempt = float(content["time"]), int(content["attempt"])
-        if not abs(time) <= _MAX_TIME_S or attempt not in range(1, _MAX_ATTEMPT):
+        if not abs(time) <= _MAX_TIME_S or not 1 <= attempt < _MAX_ATTEMPT:
             raise ValueError(f"no time or no attempt: {line:.80}")
         event = content["event"]
         message = from_content(LOGGED_TYPES[event["type"]], event, lenient=True)
-        return LoggedEvent(time, message, attempt, tuple(map(int, content.get("to", ()))))
+        ranks = tuple(map(int, content["to"])) if "to" in content else ()
+        return LoggedEvent(time, message, attempt, ranks)
     except (ArithmeticError, AttributeError, LookupError, ProtocolError, RecursionError, TypeError) as error:
         raise ValueError(f"not a line of the event log: {error!r}") from None
-
-
-def parse_lines(lines: Iterable[str]) -> EventLog:
-    """Parse all lines but those that are damaged. Raises ValueError if they are of another format."""
-    log = EventLog()
-    for line in filter(str.strip, lines):
-        try:
-            log.events.append(parse_line(line))
-        except ValueError:
-            form = _format_of(line)
-            if form not in (None, FORMAT):
-                raise ValueError(f"it is of format {form}, and this jaxrun reads format {FORMAT}") from None
-            log.damaged += form is None
-    return log
 
 
 def _format_of(line: str) -> int | None:

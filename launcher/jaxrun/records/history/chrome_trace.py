@@ -12,6 +12,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ _JOB = 0  # the process of the job; that of a rank is rank + 1
 _PHASES, _CALLS, _COMPILATIONS = 1, 100, 200  # tracks; those that need more lanes than one count on
 _US_PER_S = 1e6
 _MIN_WAIT_S = 1e-6
+_BATCH = 1000  # events that are encoded at once
+_ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
 
 
 def write_chrome_trace(trace: JobTrace, file: Path) -> int:
@@ -30,9 +33,10 @@ def write_chrome_trace(trace: JobTrace, file: Path) -> int:
     about = {"job": trace.title, "verdict": trace.headline, "start": trace.start}
     with gzip.open(file, "wb") if file.suffix == ".gz" else file.open("wb") as out:
         out.write(b'{"displayTimeUnit": "ms", "otherData": %b, "traceEvents": [\n' % _encode(about))
-        for event in chrome_events(trace):
-            out.write(b",\n" * (count > 0) + _encode(event))
-            count += 1
+        events = chrome_events(trace)
+        while batch := list(islice(events, _BATCH)):
+            out.write(b",\n" * (count > 0) + _encode(batch)[1:-1])
+            count += len(batch)
         out.write(b"\n]}\n")
     return count
 
@@ -160,8 +164,8 @@ def _assign_lanes(timed: Iterable[tuple[float, float, Any]], *, nested: bool = T
     return lanes
 
 
-def _encode(value: Event) -> bytes:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "backslashreplace")
+def _encode(value: Event | list[Event]) -> bytes:
+    return _ENCODER.encode(value).encode("utf-8", "backslashreplace")
 
 
 def _meta(kind: str, process: int, **args: object) -> Event:

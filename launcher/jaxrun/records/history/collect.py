@@ -26,7 +26,7 @@ def collect_job(run_dir: Path, max_calls: int) -> JobTrace:
 
     Raises UsageError where there is no event log.
     """
-    logs = read_attempts(read_job_events(run_dir).events)
+    logs = read_attempts(read_job_events(run_dir))
     if not logs:
         raise UsageError(f"{run_dir} has no {EVENTS_FILE}, so its job cannot be shown")
     found = read_verdict(run_dir)

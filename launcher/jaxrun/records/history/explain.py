@@ -41,7 +41,7 @@ def explain_run(path: Path | None, terminal: TerminalFormat = A_FILE) -> str:
     """
     path = find_run_dir(path)
     events = read_job_events(path)
-    *earlier, last = attempts = read_attempts(events.events) or [AttemptLog(1, 0.0, 0.0)]
+    *earlier, last = attempts = read_attempts(events) or [AttemptLog(1, 0.0, 0.0)]
     is_over = (path / VERDICT_FILE).exists()
     logs = attempt_directory(path, last.number)
     parts = [

@@ -26,6 +26,7 @@ from jaxrun.records.event_log.events import (
 from jaxrun.records.history.job_trace import Moment, Span
 from jaxrun.text import format_ranks, format_signal, format_sizes, format_status
 
+_HAVE_OWN_TIMES = (Hello, DeviceReport, Failed, ProfileEnded)
 _MAX_S = 1e11  # some thousand years
 
 
@@ -100,30 +101,46 @@ class AttemptLog:
 
 
 def read_attempts(events: Iterable[LoggedEvent]) -> list[AttemptLog]:
-    """Sort the events by attempt and rank; those with values that no process has are left out."""
+    """Sort the events by attempt and rank; those with values that no process has are left out.
+
+    No event is kept but those with times of a rank's own clock: the last word about that clock counts for all of them.
+    """
     attempts: dict[int, AttemptLog] = {}
-    # The clocks first, of which the last word counts for all that is said of a rank.
-    for event in sorted(events, key=lambda event: not isinstance(event.message, RecordClock)):
-        log = attempts.setdefault(event.attempt, AttemptLog(event.attempt, event.time, event.time))
+    own_times: list[tuple[RankLog, LoggedEvent]] = []
+    for event in events:
+        log = attempts.get(event.attempt)
+        if log is None:
+            log = attempts[event.attempt] = AttemptLog(event.attempt, event.time, event.time)
         log.start, log.end = min(log.start, event.time), max(log.end, event.time)
-        log.last = log.last if isinstance(event.message, RecordClock) else event
-        with contextlib.suppress(ArithmeticError, ValueError):
+        if not isinstance(event.message, RecordClock):
+            log.last = event
+        try:
             ranks = _ranks_of(event, log)
-            for rank in ranks:
-                _add_to_rank(log.ranks.setdefault(rank, RankLog()), event, rank in log.stopped)
+            for number in ranks:
+                rank = log.ranks.get(number)
+                if rank is None:
+                    rank = log.ranks[number] = RankLog()
+                if isinstance(event.message, _HAVE_OWN_TIMES):
+                    own_times.append((rank, event))
+                _add_to_rank(rank, event, number in log.stopped)
             if not ranks:
                 _add(log, event)
+        except (ArithmeticError, ValueError):
+            continue
+    for rank, event in own_times:
+        with contextlib.suppress(ArithmeticError, ValueError):
+            _add_own_time(rank, event)
+    for rank in {id(rank): rank for rank, _ in own_times}.values():
+        rank.marks.sort(key=lambda mark: mark.time)
     return [attempts[number] for number in sorted(attempts)]
 
 
 def _ranks_of(event: LoggedEvent, log: AttemptLog) -> tuple[int, ...]:
     """The ranks that an event is about; none where it is about the attempt."""
-    match event.message:
-        case AgentLost():
-            return log.agents.get(event.message.agent, ())
-        case message if event.rank is None or isinstance(message, LauncherNote):
-            return ()
-    return (event.rank,)
+    if isinstance(event.message, AgentLost):
+        return log.agents.get(event.message.agent, ())
+    rank = event.rank
+    return () if rank is None or isinstance(event.message, LauncherNote) else (rank,)
 
 
 def describe_sizes(attempts: Sequence[AttemptLog]) -> str:
@@ -152,6 +169,8 @@ def rank_phases(log: RankLog, attempt: AttemptLog) -> tuple[Span, ...]:
 def _add(log: AttemptLog, event: LoggedEvent) -> None:
     message, time = event.message, event.time
     match message:
+        case StallNotice():
+            log.marks.append(Moment(time, f"no progress for {_seconds(message.idle_s):.0f} s"))
         case AttemptStarted():
             log.size, log.agents = message.hosts, message.agents
             if event.attempt > 1:
@@ -170,8 +189,6 @@ def _add(log: AttemptLog, event: LoggedEvent) -> None:
         case SignalRanks():
             log.stopped |= set(message.ranks) if message.signum == signal.SIGKILL else set()
             log.marks.append(Moment(time, f"{format_signal(message.signum)} to {format_ranks(message.ranks)}"))
-        case StallNotice():
-            log.marks.append(Moment(time, f"no progress for {_seconds(message.idle_s):.0f} s"))
         case InjectFault():
             log.marks.append(Moment(time, f"--chaos: {message.kind} {format_ranks(event.to)}", is_failure=True))
         case StopRequested():
@@ -185,29 +202,37 @@ def _add_to_rank(rank: RankLog, event: LoggedEvent, stopped: bool) -> None:
         return
     rank.at.setdefault(type(message), time)
     match message:
+        case CheckpointSaved():
+            rank.marks.append(Moment(time, f"saved step {message.step}"))
         case WorkerSpawned():
             rank.pid = message.pid
             rank.process_started = min(time, rank.process_started or time)
         case Hello():
             rank.host, rank.pid = message.host, message.pid  # which inside a wrapper is not that of the spawned process
-            # It may be heard before what has forked it says so.
-            rank.process_started = min(_seconds(message.started_at) + rank.offset, rank.process_started or time)
         case DeviceReport():
-            rank.joined = _seconds(message.joined_at) + rank.offset
             rank.cores = message.cores
-        case Failed():
-            time = min(time, _seconds(message.time) + rank.offset)  # two may be heard in the other order
-            rank.marks.append(Moment(time, message.error or "failed", message.message, is_failure=True))
         case AgentLost():
             rank.marks.append(Moment(time, "lost", message.reason, is_failure=True))
         case ThreadFailed():
             rank.marks.append(Moment(time, f"thread {message.thread} died", message.error))
-        case CheckpointSaved():
-            rank.marks.append(Moment(time, f"saved step {message.step}"))
         case WorkerExited(status=status):
             rank.status = status
             if status and not stopped and Failed not in rank.at:
                 rank.marks.append(Moment(time, format_status(status), is_failure=True))
+
+
+def _add_own_time(rank: RankLog, event: LoggedEvent) -> None:
+    """Add what an event says by the clock of its rank, once all is known of that clock."""
+    message, time = event.message, event.time
+    match message:
+        case Hello():
+            # It may be heard before what has forked it says so.
+            rank.process_started = min(_seconds(message.started_at) + rank.offset, rank.process_started or time)
+        case DeviceReport():
+            rank.joined = _seconds(message.joined_at) + rank.offset
+        case Failed():
+            time = min(time, _seconds(message.time) + rank.offset)  # two may be heard in the other order
+            rank.marks.append(Moment(time, message.error or "failed", message.message, is_failure=True))
         case ProfileEnded() if message.started_at:
             start, stop = _seconds(message.started_at) + rank.offset, _seconds(message.time) + rank.offset
             rank.profiles.append(Span("JAX profile", start, max(start, stop), message.file or message.error))

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.errors import ProtocolError, UsageError
 from jaxrun.files.own_files import is_trusted, open_own_directory
 from jaxrun.protocol.codec import from_content
-from jaxrun.records.event_log.event_log import EventLog, parse_lines
+from jaxrun.records.event_log.event_log import EventLog
 from jaxrun.records.rundir.rundir import (
     COLLECTION_DIR,
     EVENTS_FILE,
@@ -77,17 +78,22 @@ def read_verdict(run_dir: Path) -> Verdict | None:
 
 
 def read_job_events(run_dir: Path) -> EventLog:
-    """Return what the event log holds; nothing where there is none. Raises UsageError where it cannot be read."""
+    """Return the events of the log, read while they are iterated; none where there is no log.
+
+    The iteration raises UsageError where the log cannot be read.
+    """
     path = run_dir / EVENTS_FILE
+    return EventLog(_lines_of(path), str(path))
+
+
+def _lines_of(path: Path) -> Iterator[str]:
     try:
         with open(open_regular(path), encoding="utf-8", errors="replace") as file:
-            return parse_lines(file)
+            yield from file
     except FileNotFoundError:
-        return EventLog()
+        return
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}.") from None
-    except ValueError as error:
-        raise UsageError(f"cannot read {path}: {error}.") from None
 
 
 def read_plan(run_dir: Path) -> RecordedPlan:
