@@ -63,7 +63,7 @@ def explanation(run_dir: Path) -> str:
         "tag": recorded.tag,
         "program": list(recorded.program),
         "verdict": verdict,
-        "attempts": [_attempt(log) for log in read_attempts(events.events)],
+        "attempts": [_attempt(log) for log in read_attempts(events)],
         "damaged_lines": events.damaged,
     }
     return format_document("explanation", content)
