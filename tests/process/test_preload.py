@@ -138,6 +138,11 @@ _CASES = {
     "process": ("import subprocess; x = subprocess.Popen(['sleep', '99'])", "a process"),
     "handler": ("import signal; signal.signal(signal.SIGUSR1, print)", "handles a signal"),
     "seed": ("import numpy; numpy.random.seed(1)", "random numbers"),
+    "python_seed": ("from random import seed; seed(1)", "seeds Python's global random numbers"),
+    "draws": ("import random; x = [random.random() for _ in range(3000)]; random.gauss()", ""),
+    "optional": ("try:\n    import beside_only\nexcept ImportError:\n    pass", "imports beside_only"),
+    "asks": ("import importlib.util; x = importlib.util.find_spec('folder_only')", "imports folder_only"),
+    "folder": ("import importlib.util; x = importlib.util.find_spec('case_draws')", ""),
     "variable": ("import os; os.environ['JAX_ENABLE_X64'] = '1'", "sets JAX_ENABLE_X64"),
     "directory": ("import os; os.chdir('/')", "the directory"),
     "pid": ("import os; x = os.getpid()", "keeps the process id, as x"),
@@ -187,7 +192,10 @@ def test_what_a_module_leaves_behind_is_seen(site: Path) -> None:
             (site / f"case_{name}.py").write_text(text)
     (site / "beside.py").touch()
     folder = site.parent / "run"
-    (folder / "beside.py").touch()
+    for name in ("beside.py", "beside_only.py"):
+        (folder / name).write_text("raise AssertionError('it is the program's own')")
+    for name in ("folder_only", "case_draws"):
+        (folder / name).mkdir()
     names = ["jax", *(f"case_{name}" for name in _CASES)]
     path = f"{site}:{environment()['PYTHONPATH']}"
     words = [sys.executable, "-P", "-c", _EACH_IN_A_FORK, json.dumps(names), str(folder)]
@@ -230,6 +238,7 @@ def test_an_unsafe_module_is_left_to_the_program_by_a_new_server_and_the_next_jo
     assert (known.code, imports) == (0, 2 + 1), known.err
     (preloaded,) = known.events("Preloaded")
     assert preloaded["left_out"] == {"optax": "it starts a thread, as an earlier job has found"}
+    assert "--preload" not in result.err + known.err  # which nobody has named
 
     (site / "optax.py").write_text(_COUNT + "# another version")
     mended, imports = _run(site, "-n2", "train.py")
@@ -265,6 +274,7 @@ def test_a_named_module_is_taken_at_its_word_and_ranks_of_the_next_attempt_have_
     assert (result.code, imports) == (0, 1), result.err
     (preloaded,) = result.events("Preloaded")
     assert (preloaded["names"], preloaded["left_out"]) == (["own_package"], {"not_there": "there is no such module"})
+    assert "jaxrun: --preload not_there: there is no such module; left to the program\n" in result.err
     by_rank, imports = _run(site, "-n2", "--torch-env", "--preload", "own_package", "train.py")
     (preloaded,) = by_rank.events("Preloaded")
     assert preloaded["left_out"] == {"own_package": "it reads RANK, which differs by rank"} and imports == 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +17,11 @@ CUDA_DEVICES = ("/dev/nvidia-uvm", "/dev/dxg")  # on Linux, and under Windows
 _BLAS = "openblas"  # whose threads stop themselves around a fork
 # Variables that JAX reads when it is imported or when its backend starts, or that the start of a process reads.
 _READ_EARLY = ("JAX_", "XLA_", "CUDA_", "NCCL_", "TF_CPP_", "TF_GPU_", "PYTHON", "LD_")
+_MAX_ROUNDS = 20  # of Python's random numbers, 624 each
 _HARMLESS_THREADS = ("jemalloc_bg_thd",)  # of pyarrow's allocator, which does without it in a fork
+
+
+_RandomState = tuple[Any, ...]  # of random.getstate: version, the numbers of a round with the place in it, a float
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,7 @@ class ForkState:
     files: frozenset[str]
     children: frozenset[int]
     handlers: tuple[object, ...]
+    random: _RandomState
     numpy_random: bytes
     directory: str
     environ: dict[str, str]
@@ -44,6 +50,7 @@ class ForkState:
             files=frozenset(open_files()),
             children=frozenset(child_processes()),
             handlers=tuple(signal.getsignal(number) for number in signal.valid_signals()),
+            random=random.getstate(),
             numpy_random=_numpy_random(),
             directory=os.getcwd(),
             environ={name: value for name, value in os.environ.items() if name.startswith(_READ_EARLY)},
@@ -68,6 +75,8 @@ class ForkState:
             return "it starts a process"
         if after.handlers != self.handlers:
             return "it handles a signal"
+        if _was_seeded(self.random, after.random):
+            return "it seeds Python's global random numbers"
         if after.numpy_random != self.numpy_random:
             return "it uses numpy's global random numbers"
         if changed := sorted(dict(set(after.environ.items()) ^ set(self.environ.items()))):
@@ -98,6 +107,17 @@ def child_processes() -> list[int]:
             with open(f"/proc/self/task/{task}/children") as file:
                 found += map(int, file.read().split())
     return found
+
+
+def _was_seeded(before: _RandomState, after: _RandomState) -> bool:
+    """Whether Python's generator was seeded, and not only used: after a fork Python seeds it anew."""
+    generator = random.Random()
+    generator.setstate(before)
+    for _ in range(_MAX_ROUNDS):
+        if generator.getstate()[1][:-1] == after[1][:-1]:  # less the place in it
+            return False
+        generator.getrandbits(32 * (len(after[1]) - 1))
+    return True
 
 
 def _numpy_random() -> bytes:

@@ -19,8 +19,14 @@ from typing import Any, NoReturn
 
 from jaxrun.protocol.forkserver_messages import ImportedName, Preload, Preloaded
 from jaxrun_runtime.forkserver import known_unsafe
-from jaxrun_runtime.forkserver.fork_state import ForkState, count_blas_libraries, names_in
-from jaxrun_runtime.forkserver.preload_scene import as_the_program, import_as_line, recorded_output, recorded_reads
+from jaxrun_runtime.forkserver.fork_state import ForkState, count_blas_libraries
+from jaxrun_runtime.forkserver.preload_scene import (
+    OwnModuleWatch,
+    as_the_program,
+    import_as_line,
+    recorded_output,
+    recorded_reads,
+)
 from jaxrun_runtime.import_watch import ImportWatch
 
 _TIME_LIMIT_S = 30.0  # after which no further import is begun: here it counts as part of the ranks' start
@@ -74,6 +80,7 @@ class Preloader:
     output: dict[int, bytes] = field(default_factory=lambda: {1: b"", 2: b""})
     holders: list[_Holder] = field(default_factory=list)
     _blas_libraries: int = 0
+    _state: ForkState | None = None
 
     def load(self, order: Preload, argv: Sequence[str], start_again: StartAgain) -> Preloaded:
         """Import what `order` names; `argv` are the program and its arguments.
@@ -81,8 +88,8 @@ class Preloader:
         Where a module has left something behind, calls `start_again` with what is to be left out and the environment.
         """
         begun, environ = time.monotonic(), dict(os.environ)
-        self._blas_libraries = count_blas_libraries()
-        known = known_unsafe.read()
+        self._blas_libraries, self._state = count_blas_libraries(), ForkState.now()
+        known, own = known_unsafe.read(), OwnModuleWatch(order.folder)
         gc.disable()  # saves a third of the imports
         try:
             with as_the_program(order.main, argv):
@@ -94,7 +101,7 @@ class Preloader:
                         self.left_out[line.name] = f"the imports before it took more than {_TIME_LIMIT_S:g} s"
                     elif reason := known.reason(line.name):
                         self.left_out[line.name] = f"{reason}, as an earlier job has found"
-                    elif reason := self._import(line, order):
+                    elif reason := self._import(line, order, own):
                         start_again(self._left_out_with(line.name, reason, order), environ)
         finally:
             gc.enable()
@@ -122,29 +129,32 @@ class Preloader:
             watch.stop()
             self.imports_jax = True
 
-    def _import(self, line: ImportedName, order: Preload) -> str:
+    def _import(self, line: ImportedName, order: Preload, own: OwnModuleWatch) -> str:
         """Import one module; returns why that has to be left to the program, empty if all is well."""
         module = line.name.partition(":")[0]
-        before, modules = ForkState.now(), set(sys.modules)
+        before, modules = self._state, set(sys.modules)
+        assert before is not None
         imported_jax: list[bool] = []
         watch = ImportWatch("jax", lambda _: imported_jax.append(True))
         if not self.imports_jax:  # else jax would come after what has imported it, in sys.modules
             watch.start()
         try:
-            with recorded_output() as output, recorded_reads() as reads:
+            with recorded_output() as output, recorded_reads() as reads, own.watching():
                 import_as_line(line)
         except BaseException as error:
             watch.stop()
             if isinstance(error, ModuleNotFoundError) and error.name == module and set(sys.modules) == modules:
-                self.left_out[line.name] = "there is no such module"
+                is_own = module.partition(".")[0] in own.wanted
+                self.left_out[line.name] = "it is the program's own" if is_own else "there is no such module"
                 return ""
             return f"its import failed: {type(error).__name__}: {error}"[:_MAX_REASON_CHARS]
         watch.stop()
         new = set(sys.modules) - modules
-        reason = before.difference(ForkState.now(), self._count_new_blas_threads) or self._look_through(new)
+        self._state = ForkState.now()
+        reason = before.difference(self._state, self._count_new_blas_threads) or self._look_through(new)
         if reason:
             known_unsafe.add(line.name, reason)
-        if reason := reason or _seen_by_program(new, reads, order):  # the latter in this job only
+        if reason := reason or _seen_by_program(reads, order, own):  # the latter in this job only
             return reason
         self.names.append(line.name)
         self.imports_jax |= bool(imported_jax)
@@ -187,11 +197,10 @@ def _is_there(name: str) -> bool:
     return module in sys.modules and all(each in vars(sys.modules[module]) for each in names.split(",") if each)
 
 
-def _seen_by_program(new: Iterable[str], reads: set[str], order: Preload) -> str:
-    """What of these new modules a program would see; empty if it sees nothing."""
+def _seen_by_program(reads: set[str], order: Preload, own: OwnModuleWatch) -> str:
+    """What a program would see of an import that has read these variables; empty if it sees nothing."""
     if differing := sorted(reads & set(order.by_rank)):
         return f"it reads {differing[0]}, which differs by rank"
-    beside = names_in(order.folder) if order.folder else set()
-    if hidden := sorted({name.partition(".")[0] for name in new} & beside):
-        return f"it imports {hidden[0]}, of which the program has one of its own"
+    if own.wanted:
+        return f"it imports {min(own.wanted)}, of which the program has one of its own"
     return ""

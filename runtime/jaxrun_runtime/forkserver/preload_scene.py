@@ -7,9 +7,12 @@ import os
 import sys
 import types
 from collections.abc import Iterator, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import PathFinder
 from typing import Any
 
 from jaxrun.protocol.forkserver_messages import ImportedName
+from jaxrun_runtime.forkserver.fork_state import names_in
 
 
 def import_as_line(line: ImportedName) -> None:
@@ -18,6 +21,35 @@ def import_as_line(line: ImportedName) -> None:
     statement = f"from {module} import {names}" if names else f"import {module}"
     code = compile("\n" * (line.line - 1) + statement, line.file or "<--preload>", "exec", dont_inherit=True)
     exec(code, {"__name__": line.within, "__file__": line.file})
+
+
+class OwnModuleWatch(MetaPathFinder):
+    """Notes which modules of the program's own an import looks for. They stand in `folder`, and are never found here.
+
+    wanted:  the names of these modules so far, even of those that the import can do without
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._names = names_in(folder) if folder else set()
+        self.wanted: set[str] = set()
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        sys.meta_path.insert(0, self)
+        try:
+            yield
+        finally:
+            sys.meta_path.remove(self)
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: types.ModuleType | None = None) -> None:
+        if path is None and (name in self._names or self._is_folder_of_its_own(name)):
+            self.wanted.add(name)
+
+    def _is_folder_of_its_own(self, name: str) -> bool:
+        """Whether the program would find a directory without `__init__.py`, which gives way to any other module."""
+        folder = os.path.join(self._folder, name)
+        return bool(self._folder) and os.path.isdir(folder) and PathFinder.find_spec(name) is None
 
 
 @contextlib.contextmanager

@@ -43,6 +43,7 @@ from jaxrun.protocol.agent_messages import (
 )
 from jaxrun.protocol.env import attempt_nonce
 from jaxrun.protocol.forkserver_messages import Preloaded
+from jaxrun.protocol.names import GANG_ADDRESS
 from jaxrun.records.event_log.actions import (
     Action,
     Finish,
@@ -59,6 +60,7 @@ from jaxrun.records.event_log.event_log import LoggedMessage
 from jaxrun.records.event_log.events import Event, FreshInterpreters, Resumed, TerminalLine
 from jaxrun.records.output.output import Output
 from jaxrun.records.rundir.rundir import RunDir
+from jaxrun.spec.job.options import PRELOAD_AUTO
 from jaxrun.spec.job.plan import Plan
 
 
@@ -112,8 +114,8 @@ class AgentLink(Protocol):
 class AttemptLoop:
     """The event loop of one attempt, with the head behind its dispatcher, signals, the terminal and the screen."""
 
-    def __init__(self, shared: Supervision, head: Head, attempt: int) -> None:
-        """`attempt` is its number, for the log."""
+    def __init__(self, shared: Supervision, head: Head, attempt: int, *, preload: str = PRELOAD_AUTO) -> None:
+        """`attempt` is its number, for the log; `preload` is the value of --preload."""
         self.loop = loop = EventLoop(shared.clock)
         self._dispatcher = dispatcher = Dispatcher(head, shared.directory, shared.server, shared.clock, attempt)
         self._output = shared.output
@@ -122,6 +124,8 @@ class AttemptLoop:
         self._arrived: deque[int] = deque()  # signals that nobody has handled yet
         self._due: deque[Sequence[Action]] = deque()
         self._outcome: JobOutcome | None = None
+        is_gang = GANG_ADDRESS in shared.environ  # whose launcher names what its parent has found
+        self._named = set() if is_gang else set(preload.split(",")) - {PRELOAD_AUTO}
         loop.add_reader(shared.signals.fileno(), SIGNALS, lambda: self._arrived.extend(self._signals.receive()))
         shared.server.attach(loop, SIGNALS, self.handle, self._notify)
         shared.terminal.attach(loop, SIGNALS, lambda line: self.handle(TerminalLine(line)))
@@ -158,8 +162,11 @@ class AttemptLoop:
     def receive(self, message: AgentMessage) -> None:
         """Tell the head what an agent reports, unless only the log has a use for it."""
         match message:
-            case FirstOutput() | Preloaded():
+            case FirstOutput():
                 self.record(message)
+            case Preloaded():
+                self.record(message)
+                self._show_left_out(message)
             case ForkingDeclined():
                 self.record(FreshInterpreters(message.reason))
             case _:
@@ -168,6 +175,12 @@ class AttemptLoop:
     def record(self, message: LoggedMessage) -> None:
         """Log what the head need not know."""
         self._dispatcher.record(message)
+
+    def _show_left_out(self, preloaded: Preloaded) -> None:
+        """Print why a module that a person has named is left to the ranks; once for all hosts."""
+        for name in sorted(self._named & preloaded.left_out.keys()):
+            self._notify(f"--preload {name}: {preloaded.left_out[name]}; left to the program")
+            self._named.remove(name)
 
     def _notify(self, text: str) -> None:
         self._output.print_line(f"jaxrun: {text}")

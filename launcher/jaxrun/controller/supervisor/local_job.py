@@ -49,7 +49,7 @@ class LocalJob:
         if (check := plan.host_check) and (failure := self._check_hosts(check, plan)):
             return AttemptResult(failure, plan.host_of)
         self._wait_for_gpus(plan)
-        attempt = AttemptLoop(shared, make_head(plan, shared, began), plan.attempt)
+        attempt = AttemptLoop(shared, make_head(plan, shared, began), plan.attempt, preload=plan.job.preload)
         workers = self._prepare_workers(plan)
         agent = Agent(attempt.loop, workers, shared.output, attempt.receive, shared.clock)
         agent.start()

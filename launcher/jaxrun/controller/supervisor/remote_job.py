@@ -119,7 +119,8 @@ class RemoteJob:
         began:  when the attempt did, in seconds since the epoch
         """
         registry = self._make_registry(plan)
-        attempt = AttemptLoop(self._shared, make_head(plan, self._shared, began, registry), plan.attempt)
+        head = make_head(plan, self._shared, began, registry)
+        attempt = AttemptLoop(self._shared, head, plan.attempt, preload=plan.job.preload)
         try:
             agents = self._agents = self._serve_agents(plan, attempt, registry)
         except JaxrunError as error:

@@ -55,7 +55,12 @@ def _run_local(plan: Plan, environ: Mapping[str, str], started: float, early_ser
     directory = _open_run_dir(plan)
     held = start_screen(directory) if plan.job.live else None
     guard = Guard(job_marker(plan.job_id), job_id=plan.job_id)  # forks, so it comes before any thread
-    fork_server = early.server_for(plan.argv, plan.base_env(environ), early_server, fork=plan.fork)
+    of_ranks: Mapping[str, str] = plan.base_env(environ)
+    if plan.device_names:
+        from jaxrun.node.agent.spawn import with_own_variables
+
+        of_ranks = with_own_variables(of_ranks)
+    fork_server = early.server_for(plan.argv, of_ranks, early_server, fork=plan.fork)
     if fork_server is not None:
         early.preload(fork_server, plan.job.preload, plan.argv, torch_env=plan.job.torch_env)
 

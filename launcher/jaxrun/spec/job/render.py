@@ -84,7 +84,8 @@ def _render_remote_plan(plan: Plan, command: LaunchCommand) -> str:
     lines = [shlex.join(command.argv), ""]
     lines += [f"{plan_summary(plan)}; each agent starts its worker: {shlex.join((*plan.job.wrap, *plan.argv))}"]
     if not plan.job.why_no_fork and plan.job.preload != PRELOAD_NONE:
-        lines += [f"--preload {plan.job.preload}: on hosts where one agent starts several workers, by forks"]
+        where = "once for all attempts" if plan.job.max_restarts else "on hosts where one agent starts several workers"
+        lines += [f"--preload {plan.job.preload}: {where}, by forks"]
     lines += [*_notes(plan), ""]
     lines += format_columns([_COLUMNS[:3], *rows])
     lines += ["", f"variables that jaxrun sets for {command.title}:"]
