@@ -1,11 +1,11 @@
 # shellcheck shell=bash
-# What the scripts share: the checkout's path, finding a Python, and the stamp by which a virtual environment is known
-# to be complete and up to date. To be sourced by its full path.
+# Shared by the scripts: the checkout's path, the search for a Python, and the stamp that shows whether a virtual
+# environment is complete and up to date. Source it by its full path.
 
 root=${BASH_SOURCE[0]%/scripts/lib.sh}
 
-# usable_python COMMAND [VERSION]: prints the real path of COMMAND if it is Python 3.11 or newer, VERSION where that is
-# given, and can make virtual environments. It is run to find out: a version manager's shim may exist and not run.
+# usable_python COMMAND [VERSION]: prints the real path of COMMAND if it is Python 3.11 or newer (or VERSION, if given) and
+# can make virtual environments. Runs COMMAND, because a version manager's shim may exist and not work.
 usable_python() {
     "$1" - "${2:-}" 2>/dev/null <<'PYTHON'
 import ensurepip, os, sys, venv
@@ -30,12 +30,12 @@ find_python() {
     return 1
 }
 
-# why_no_python VERSION...: prints what to install where find_python found nothing.
+# why_no_python VERSION...: prints what to install after find_python found nothing.
 why_no_python() {
     local command
     for command in "${@/#/python}" python3; do
         if "$command" -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] not in sys.argv)' "$@" 2>/dev/null; then
-            echo "$command is there, but its venv and ensurepip modules are not;" \
+            echo "$command lacks the venv and ensurepip modules;" \
                 "on Debian and Ubuntu: apt-get install python3-venv"
             return
         fi
@@ -45,15 +45,15 @@ why_no_python() {
         "pyenv install $1, or Debian's and Ubuntu's own by apt-get install python3-venv"
 }
 
-# venv_is_sound VENV PYTHON: true where VENV was completed in this checkout, and with PYTHON unless that is empty.
+# venv_is_sound VENV PYTHON: true if VENV was completed in this checkout, and with PYTHON unless PYTHON is empty.
 venv_is_sound() {
     local stamp=()
     [[ -x $1/bin/python && -f $1/jaxrun-stamp ]] && mapfile -t -n 2 stamp <"$1/jaxrun-stamp" &&
         [[ ${stamp[0]} == "$root" && (-z $2 || ${stamp[1]} == "$2") ]]
 }
 
-# venv_is_current VENV PYTHON CONTENTS: true where it also holds CONTENTS ("extras requirements..."; "a" is part of
-# "a,b") as pyproject.toml is now. The stamp is compared as text: no process is started for it.
+# venv_is_current VENV PYTHON CONTENTS: true if VENV is sound and has CONTENTS ("extras requirements..."; "a" is part of
+# "a,b") for the present pyproject.toml. The stamp is compared as text, without starting a process.
 venv_is_current() {
     local stamp=() project=()
     venv_is_sound "$1" "$2" || return 1
@@ -62,7 +62,7 @@ venv_is_current() {
     [[ ${stamp[0]} == "$3" || ${stamp[0]} == "$3,"* ]] && [[ "${stamp[*]:1}" == "${project[*]}" ]]
 }
 
-# quietly COMMAND...: shows what it prints only if it fails.
+# quietly COMMAND...: runs it, and shows its output only if it fails.
 quietly() {
     local printed status=0
     printed=$("$@" 2>&1) || status=$?

@@ -1,9 +1,9 @@
-"""`--against DIR`: the same benchmark of another checkout, in turn with this one, round by round.
+"""`--against DIR`: runs the same benchmark of another checkout in turn with this one, round by round.
 
-Each checkout runs its own scripts/bench.d with its own .venv, one round at a time, so that a benchmark may be compared
-across a change of what it imports; and the two take turns in going first. What both have measured under one name is
-compared: a ratio is taken within its round, and the table has the median of the ratios, and the least and the most.
-A ratio above 1 means that this checkout takes longer (for rates: that it is faster).
+Each checkout runs its own scripts/bench.d with its own .venv, one round at a time, so that even imports may differ. The
+two take turns in going first. Measurements of the same name are compared: a ratio is taken within each round, and the
+table has the median, the smallest and the largest ratio. A ratio above 1 means that this checkout takes longer (for
+rates: that it is faster).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-# Fields of a sample that name what was measured; all other numbers are measurements, but for these.
+# Fields of a sample that name what was measured, and numbers that are not measurements.
 NAMES = ("contender", "suite", "workload", "load", "kind", "fault", "mode", "size", "writers")
 NO_MEASUREMENTS = ("round", "status", "blamed", "wrong", "items")
 
@@ -25,7 +25,7 @@ Measured = Mapping[str, float]  # name → the median over the samples of one ro
 
 
 def compare(name: str, here: Path, other: Path, rounds: int, arguments: Sequence[str]) -> str:
-    """Run the benchmark `name` of both checkouts so many times; the table."""
+    """Run the benchmark `name` of both checkouts for `rounds` rounds; returns the table."""
     found: list[tuple[Measured, Measured]] = []
     for number in range(1, rounds + 1):
         order = (here, other) if number % 2 else (other, here)
@@ -36,7 +36,7 @@ def compare(name: str, here: Path, other: Path, rounds: int, arguments: Sequence
 
 
 def run_round(name: str, checkout: Path, arguments: Sequence[str]) -> Measured:
-    """One round of the benchmark of one checkout. SystemExit where that does not work."""
+    """Run one round of the benchmark of one checkout. Raises SystemExit if it fails."""
     script = checkout / "scripts" / "bench.d" / f"{name}.py"
     one_round = "--rounds" if '"--rounds"' in script.read_text() + _shared_text(checkout) else "--repeat"
     with tempfile.TemporaryDirectory(prefix="bench-") as out:
@@ -54,13 +54,13 @@ def _shared_text(checkout: Path) -> str:
 
 
 def read(samples: Sequence[Mapping[str, Any]]) -> Measured:
-    """All measurements of the good samples, by name."""
+    """Return the measurements of the samples without errors, by name."""
     values: dict[str, list[float]] = {}
     for sample in samples:
         if sample.get("wrong"):
             continue
         names = [_text(sample[field]) for field in NAMES if field in sample]
-        of = " ".join(["first", *names] if sample.get("round") == 0 else names)  # round 0 is what is not warm yet
+        of = " ".join(["first", *names] if sample.get("round") == 0 else names)  # round 0 is a cold start
         for measure, value in _numbers(sample):
             values.setdefault(f"{of} {measure}".strip(), []).append(value)
     return {name: statistics.median(of) for name, of in values.items()}
@@ -81,7 +81,7 @@ def _numbers(sample: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def render(rounds: Sequence[tuple[Measured, Measured]]) -> str:
-    """A line for each name that both have in some round, and whose value there is not 0."""
+    """Return a table with a line for each name that both have in a round, with values other than 0."""
     from _bench import table  # which imports this module
 
     lines = []

@@ -1,4 +1,4 @@
-"""What the benchmarks share: their command line, the machine in words, tables, and samples kept as JSON."""
+"""Shared by the benchmarks: their command line, a description of the machine, tables, and samples kept as JSON."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a benchmark has found: the text that it prints, and dataclasses for the JSON file.
+    """The result of a benchmark: the text that it prints, and dataclasses for the JSON file.
 
-    wrong:  what did not work as it should, a line each; makes the exit status 1
+    wrong:  a line for each thing that did not work; makes the exit status 1
     """
 
     text: str
@@ -35,7 +35,7 @@ class Outcome:
 
 
 class Bench:
-    """A benchmark's command line. `mine` are the options that leave its peers out, for `--against`."""
+    """A benchmark's command line. `mine`: options that leave other launchers out, for `--against`."""
 
     def __init__(self, name: str, doc: str | None, *, rounds: int, mine: Sequence[str] = ()) -> None:
         self.name = name
@@ -55,7 +55,7 @@ class Bench:
         self.add_option = self._parser.add_argument
 
     def main(self, run: Callable[[argparse.Namespace], Outcome], argv: Sequence[str] | None = None) -> int:
-        """Parse the options, run, print and keep what was found; the exit status."""
+        """Parse the options, run the benchmark, print and keep the result. Returns the exit status."""
         options = self._parser.parse_args(argv)
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
@@ -74,14 +74,14 @@ class Bench:
 
 
 def this_machine() -> str:
-    """Where, when and with what the numbers come about, with the load of the minute before."""
+    """Describe the machine, the versions and the time, with the load of the last minute."""
     cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
     versions = f"Python {platform.python_version()}, JAX {importlib.metadata.version('jax')}"
     return f"{cores} cores, load {load:.2f} at the start, {versions}, {time.strftime('%Y-%m-%d %H:%M')}"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> str:
-    """Aligned text; the first `left` columns stand to the left, the others to the right."""
+    """Return aligned text: the first `left` columns are aligned to the left, the others to the right."""
     lines = [list(header), *map(list, rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     return "\n".join(
@@ -114,7 +114,7 @@ def grouped(samples: Iterable[T], key: Callable[[T], Hashable]) -> dict[Any, lis
 
 
 def median_ratio(ours: Mapping[int, float], theirs: Mapping[int, float]) -> float | None:
-    """The median of the ratios within a round, of those rounds that both have; None where there is none."""
+    """Return the median of the ratios within rounds that both have; None if there is no such round."""
     ratios = [value / theirs[number] for number, value in ours.items() if theirs.get(number, 0) > 0]
     return statistics.median(ratios) if ratios else None
 
@@ -124,7 +124,7 @@ def shown(value: float | None, spec: str = ".2f") -> str:
 
 
 def numbers(text: str, least: int = 1) -> list[int]:
-    """Of "2,4,8"."""
+    """Parse "2,4,8"."""
     found = [int(part) for part in text.split(",")]
     if min(found) < least:
         raise ValueError

@@ -1,6 +1,6 @@
-"""The launchers that are compared: one function each, from a number of processes to a command line.
+"""The launchers that are compared, with a function for each that makes a command line for a number of processes.
 
-Open MPI is that of the tests on several hosts, in .engines. All run in the same Python with the same JAX.
+Open MPI is the one in .engines that the tests on several hosts use. All use the same Python with the same JAX.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ JAX_SUM = _PROGRAMS / "jax_sum.py"
 
 @dataclass(frozen=True)
 class Contender:
-    """A launcher; `blames` finds, in its output, the rank that it holds to be the culprit.
+    """A launcher.
 
-    command:  from a number of processes, and the program's arguments and file, to a command line
+    command:  makes a command line from a number of processes, and the program's arguments and file
+    blames:   finds the rank that the launcher names as the culprit in its output
     """
 
     name: str
@@ -79,13 +80,13 @@ JAXRUN_NO_FORK = Contender("jaxrun --no-fork", jaxrun_no_fork, _JAXRUN, "scripts
 
 
 def installed(contenders: Sequence[Contender]) -> tuple[list[Contender], list[str]]:
-    """Those that can run, and a line for each that cannot, with what installs it."""
+    """Return the contenders that can run, and print a line for each that cannot, with the command that installs it."""
     missing = [f"{one.name}: not installed; to have it: {one.install}" for one in contenders if not one.is_installed()]
     return [one for one in contenders if one.is_installed()], missing
 
 
 def free_address() -> str:
-    """An address for the contenders that do not choose one themselves."""
+    """Return a free address for contenders that do not choose one themselves."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{probe.getsockname()[1]}"

@@ -1,7 +1,7 @@
-"""A crowd of simulated agents in one process, with real sockets and no jax: it takes the place of an mpirun.
+"""A crowd of simulated agents in one process, with real sockets and no jax. It replaces an mpirun.
 
-Each agent proves itself, reports, says what its worker would say up to Run, and ends when it is told to; one of them
-fails once all run. `python _crowd.py SIZE CULPRIT RESULT` is what the head starts; RESULT gets what was measured.
+Each agent proves itself, reports, sends the messages of a worker up to Run, and exits when the head says so. One of
+them fails once all run. The head starts `python _crowd.py SIZE CULPRIT RESULT`; the measurements are written to RESULT.
 """
 
 from __future__ import annotations
@@ -72,9 +72,10 @@ class Look:
 
 @dataclass
 class Result:
-    """What the crowd has seen. `at` has the moment of the last agent's step, in seconds after the first connection.
+    """The crowd's measurements.
 
-    sent, received:  bytes, as the head counts them, after the handshake
+    at:              when the last agent made each step, in seconds after the first connection
+    sent, received:  bytes after the handshake, from the head's point of view
     """
 
     size: int
@@ -85,7 +86,7 @@ class Result:
 
 
 def plan(size: int, culprit: int, directory: Path) -> Plan:
-    """A job whose launch command starts a crowd; it leaves `crowd.json` beside the run directory."""
+    """A job whose launch command starts a crowd, which leaves `crowd.json` beside the run directory."""
     job = Job(
         program=("simulated.py",),
         backend="mpirun",
@@ -102,7 +103,7 @@ def plan(size: int, culprit: int, directory: Path) -> Plan:
 
 
 class Agent:
-    """One of them; `hear` is called when its socket is readable."""
+    """One simulated agent. `hear` is called when its socket is readable."""
 
     def __init__(self, rank: int, crowd: Crowd) -> None:
         self.rank = rank
@@ -181,7 +182,7 @@ class Agent:
 
 
 class Crowd:
-    """All of them, and the clock."""
+    """All simulated agents, and the clock."""
 
     def __init__(self, size: int, culprit: int, env: AgentEnv) -> None:
         self.size = size
@@ -211,7 +212,7 @@ class Crowd:
         return self.result
 
     def reached(self, step: str, of: int = 0) -> None:
-        """One more agent has taken this step; the last of them, of all or of so many, makes it a moment."""
+        """Count an agent that has made this step. When the last one has, note the time."""
         self._reached[step] = count = self._reached.get(step, 0) + 1
         if count < (of or self.size):
             return

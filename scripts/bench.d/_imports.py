@@ -1,4 +1,4 @@
-"""`--program NAME`: what the measured programs import at their beginning besides JAX, as programs of users do."""
+"""`--program NAME`: packages that the measured programs import first besides JAX, as users' programs do."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ IMPORTS = {
     "netket": ("netket",),
     "keras": ("keras",),
 }
-# netket makes JAX's backend when it is imported: plain processes must have joined before. So it is imported by
-# jax_sum.py after that, and stands in no leading block.
+# Importing netket makes JAX's backend, so plain processes must join before. So jax_sum.py imports it later, not in the
+# leading block.
 _IMPORTED_LATE = ("netket",)
 ENVIRON = {"KERAS_BACKEND": "jax", "NETKET_NO_TIPS": "1"}
 
 
 def why_not(program: str) -> str:
-    """What is missing for this program; empty if all is there."""
+    """Return a line that names missing packages of this program; empty if all are installed."""
     packages = {name.partition(".")[0] for name in IMPORTS[program]}
     missing = sorted(name for name in packages if importlib.util.find_spec(name) is None)
     return (
@@ -32,12 +32,12 @@ def why_not(program: str) -> str:
 
 
 def import_lines(program: str) -> str:
-    """The lines that stand at the beginning of a program."""
+    """Return the import lines for the beginning of a program."""
     return "".join(f"import {name}\n" for name in IMPORTS[program] if name not in _IMPORTED_LATE)
 
 
 def with_imports(text: str, program: str) -> str:
-    """A program's text with these imports before its first statement, behind docstring and `from __future__`."""
+    """Return a program's text with these imports before its first statement, after docstring and `from __future__`."""
     at = 0
     for index, statement in enumerate(ast.parse(text).body):
         is_docstring = index == 0 and isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
@@ -50,7 +50,7 @@ def with_imports(text: str, program: str) -> str:
 
 @contextmanager
 def importing(path: Path, program: str, directory: Path) -> Iterator[Path]:
-    """The program of this path, with these imports; a new file in `directory` unless it is bare."""
+    """Return the path of the program with these imports: a new file in `directory`, unless the program is bare."""
     if program == BARE:
         yield path
         return

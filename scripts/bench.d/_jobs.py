@@ -1,7 +1,7 @@
-"""Starts one launcher, waits for it to the millisecond, and ends all that it started.
+"""Starts one launcher, measures its end to the millisecond, and ends everything that it started.
 
-A job's processes are known by a variable in their environment, so that one which has left its session or lost
-its parent is found too. Nothing outlives `started`, whatever ends it.
+A job's processes are found by a variable in their environment, even if they have left their session or lost their
+parent. Nothing outlives `started`, however its block ends.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FOREIGN = ("JAX_", "JAXRUN_", "XLA_", "OMPI_", "PMIX_", "PRTE_", "SLURM_", "TOR
 
 
 class Job:
-    """A launcher that runs, in the directory `directory`, with the processes that it started."""
+    """A running launcher in `directory`, with the processes that it started."""
 
     def __init__(self, process: subprocess.Popen[bytes], directory: Path, mark: str) -> None:
         self.began = time.time()
@@ -32,7 +32,7 @@ class Job:
         self._mark = mark
 
     def wait(self, seconds: float) -> float | None:
-        """When the launcher ended (seconds since the epoch); None if it still runs after `seconds`."""
+        """Return when the launcher ended (seconds since the epoch); None if it still runs after `seconds`."""
         # Popen.wait with a limit polls, at intervals of up to 50 ms.
         pidfd = os.pidfd_open(self._process.pid)
         try:
@@ -44,7 +44,7 @@ class Job:
         return time.time() if ended else None
 
     def wait_for_all(self, seconds: float) -> float | None:
-        """When a look at all processes first found none of the job; None if there were some for `seconds`."""
+        """Return when no process of the job was left; None if there still is one after `seconds`."""
         deadline = time.monotonic() + seconds
         while True:
             if not marked(self._mark):
@@ -54,7 +54,7 @@ class Job:
             time.sleep(0.001)
 
     def status(self) -> int:
-        """The launcher's exit status once it has ended, as a shell has it: 128 + n for signal n."""
+        """Return the launcher's exit status as a shell shows it: 128 + n for signal n."""
         status = self._process.wait()
         return 128 - status if status < 0 else status
 
@@ -62,7 +62,7 @@ class Job:
         return (self.directory / "output").read_text(errors="replace")
 
     def signal(self, signum: signal.Signals) -> float:
-        """Signal the launcher, as a terminal does its group too for Ctrl-C; when that was."""
+        """Signal the launcher, and for Ctrl-C its group, as a terminal does. Returns when that was."""
         now = time.time()
         (os.killpg if signum == signal.SIGINT else os.kill)(self._process.pid, signum)
         return now
@@ -75,7 +75,7 @@ class Job:
 
 
 def wait_for_fault(job: Job) -> float | None:
-    """When the rank failed, by its own note; None if the launcher ended, or took very long, without that."""
+    """Return when the rank failed, from its note; None if the launcher ends, or takes very long, without a note."""
     note = job.directory / "fault"
     for _ in range(int(START_LIMIT_S / 0.01)):
         ended = job.wait(0.01)
@@ -88,9 +88,9 @@ def wait_for_fault(job: Job) -> float | None:
 
 @contextmanager
 def started(command: Sequence[str], environ: Mapping[str, str], extra: Mapping[str, str]) -> Iterator[Job]:
-    """Run `command` in a directory of its own until the block ends.
+    """Run `command` in a new directory until the block ends.
 
-    Its environment is `extra` on top of `environ`, less what launchers or a user's flags may have left there.
+    Its environment is `extra` on top of `environ`, without variables of launchers or of a user's flags.
     """
     mark = uuid.uuid4().hex
     with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as name:
@@ -120,7 +120,7 @@ def started(command: Sequence[str], environ: Mapping[str, str], extra: Mapping[s
 
 
 def marked(mark: str) -> list[int]:
-    """The living processes that carry this mark; a zombie has no environment and does not count."""
+    """Return the living processes with this mark. A zombie has no environment, so it does not count."""
     wanted = f"{_MARK}={mark}".encode()
     found = []
     for entry in os.listdir("/proc"):
@@ -132,7 +132,7 @@ def marked(mark: str) -> list[int]:
 
 
 def _kill(pid: int, mark: str) -> None:
-    """By a handle that is taken before the mark is looked at, lest the number has gone to a stranger."""
+    """Kill a process, through a pidfd that is opened before the mark is checked: the number may be reused."""
     with suppress(OSError):
         pidfd = os.pidfd_open(pid)
         try:

@@ -1,4 +1,4 @@
-"""Who maps in `bench map`. A contender, once started, takes a workload and returns seconds and some results."""
+"""The contenders of `bench map`. A started contender gets a workload and returns seconds and some results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CHUNKS_PER_CORE = 8
 
 @dataclass(frozen=True)
 class Workload:
-    """One function, for JAX, for an array of numpy's and in plain Python; `few`: items for a pool that is slow."""
+    """One function, for JAX, for a numpy array and in plain Python. `few`: number of items for a slow pool."""
 
     name: str
     items: int
@@ -39,7 +39,7 @@ class Workload:
 
     @property
     def right(self) -> Any:
-        """The first results."""
+        """Return the first results."""
         few = self.inputs()[:SHOWN]
         return self.numpy(few) if self.numpy else [self.python(one) for one in few]  # type: ignore[misc]
 
@@ -57,7 +57,7 @@ Mapper = Callable[[Workload, Any], Outcome]
 
 @dataclass(frozen=True)
 class Contender:
-    """`start` is entered once; `does` says for which workloads."""
+    """One way to map. `start` is entered once; `does` says which workloads it can do."""
 
     name: str
     start: Callable[[ExitStack], Mapper]
@@ -96,7 +96,7 @@ def _pool_of_chunks(stack: ExitStack) -> Mapper:
 
 
 def _shard_map(stack: ExitStack) -> Mapper:
-    """JAX in one process of its own, which measures itself; nothing is sent but the first results."""
+    """JAX in a separate process, which measures itself and sends only the first results."""
     talk = stack.enter_context(_jax_process())
 
     def run(work: Workload, xs: Any) -> Outcome:
@@ -113,7 +113,7 @@ def _jax_process() -> Iterator[Any]:
     ours, theirs = spawn.Pipe()
     process = spawn.Process(target=_map_by_hand, args=(theirs,), daemon=True)
     process.start()
-    theirs.close()  # so that its end is told here
+    theirs.close()  # so that this process notices the end of the other
     yield ours
     with contextlib.suppress(BrokenPipeError):
         ours.send(None)
@@ -170,7 +170,7 @@ POOL_ITEMS, POOL_CHUNKS = "Pool.map, fork", "Pool.map of chunks, fork"
 PYTHON_POOL = "jaxrun.pool, jax=False"
 ONE_PROCESS = f"gang.map, 1 x {cores()}"
 CONTENDERS = (
-    # Those that fork come first, while this process has no threads.
+    # Contenders that fork come first, while this process has no threads.
     Contender(POOL_ITEMS, _pool_of_items, lambda work: work.python is not None),
     Contender(POOL_CHUNKS, _pool_of_chunks, lambda work: work.numpy is not None),
     Contender(SHARD_MAP, _shard_map, _with_jax),

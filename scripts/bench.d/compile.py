@@ -1,9 +1,9 @@
-"""Compiling: wall and CPU time of 40 programs on N processes, one of which compiles for all, beside other ways.
+"""Compiling: wall and CPU time of 40 programs on N processes, if one compiles for all, compared with other ways.
 
-"alone" is the same program as one process. All take turns in every round, and a ratio is taken within its round. With
---trivial the programs have one operation each; with --plugin it is a suite of 60 tests that each compile something,
-with jaxrun's pytest plugin and as one process. Only a wrong result makes the exit status 1, never a long time: all
-processes of a job, and both ways of jaxrun, have the same results bit for bit.
+"alone" is the same program as one process. All take turns in every round, and ratios are taken within a round. With
+--trivial the programs have one operation each. With --plugin, a suite of 60 tests that each compile something runs with
+jaxrun's pytest plugin and as one process. Only a wrong result makes the exit status 1, never a long time: all processes
+of a job, and both ways of jaxrun, must have the same results bit for bit.
 """
 
 from __future__ import annotations
@@ -90,13 +90,13 @@ def _results(job: Job) -> list[str]:
 
 
 def _cpu_seconds() -> float:
-    """Of all that this process has started and that has ended."""
+    """Return the CPU seconds of all processes that this process has started and that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def render(samples: Sequence[Sample]) -> str:
-    """A line for each size and way: medians, and the medians of the rounds' ratios to one process alone."""
+    """Return a table with a line for each size and way: medians, and medians of the ratios to one process alone."""
     header = ("processes", "way", "wall s", "CPU s", "wall / alone", "CPU / alone", "goals", "reached")
     groups = grouped((one for one in samples if not one.wrong), lambda one: (one.size, one.way))
     rows = []

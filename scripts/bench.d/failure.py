@@ -1,8 +1,7 @@
-"""Failure: how long until a launcher and all of its job have ended once one rank of four has failed.
+"""Failure: how long until a launcher and all of its job have ended after one rank of four has failed.
 
-The rank notes the time just before it fails; the launcher's exit, and the first look at the machine that
-finds nothing of the job, are held against that. A launcher that waits for JAX's own time-outs, which are
-minutes long, is stopped at a limit.
+The rank notes the time just before it fails. Measured from then are the launcher's exit, and the time when no process
+of the job is left. A launcher that waits for JAX's own time-outs, which take minutes, is stopped at a limit.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ GOAL_S = 0.1
 
 @dataclass(frozen=True)
 class Fault:
-    """What `rank` does in the middle of its steps, and the exit status that says so."""
+    """A fault of `rank` in the middle of its steps, and the exit status that it should cause."""
 
     kind: str
     rank: int
@@ -49,9 +48,10 @@ FAULTS = (
 
 @dataclass(frozen=True)
 class Sample:
-    """One run, in seconds after the fault (None: beyond the limit); `blamed` is the rank that was named.
+    """One run; times in seconds after the fault (None: beyond the limit).
 
-    `wrong` says why the fault did not even come about.
+    blamed:  the rank that was named
+    wrong:   why the fault did not happen; empty if it did
     """
 
     contender: str
@@ -89,7 +89,7 @@ def _blamed(contender: Contender, output: str) -> int | None:
 
 
 def render(samples: Sequence[Sample], limit: float) -> str:
-    """A line for each fault and contender, of the runs in which the fault came about; times are medians."""
+    """Return a table with a line for each fault and contender, from runs in which the fault happened; medians."""
 
     def ms(seconds: float) -> str:
         return f"> {limit * 1000:.0f}" if seconds >= limit else f"{seconds * 1000:.0f}"

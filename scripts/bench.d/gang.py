@@ -1,10 +1,10 @@
-"""Warm gangs: what a start, a call and its data cost, beside a job that is started for each call.
+"""Warm gangs: what a start, a call and its data cost, compared with starting a job for each call.
 
-"start" is a gang's, when jax has been imported once; "imports" is a call that imports what --program names, which was
-imported before the fork (Gang(preload=…)); "none: …" are both of a gang without that. "first" is its first program with
-a collective, compiled; "hot" one that is compiled already; "new" one that is new at each call; "empty" a call that does
-nothing; "to each" and "from each" carry an array. "job" is a whole `jaxrun -n N` with one collective, in turn with the
-gangs of a round. Medians.
+"start" is the start of a gang after jax was imported once. "imports" is a call that imports the packages of --program,
+which were imported before the fork (Gang(preload=…)). "none: …" are both for a gang without preloading. "first" is the
+first program with a collective, with its compilation; "hot" a compiled program; "new" a program that is new at each
+call; "empty" a call that does nothing; "to each" and "from each" carry an array. "job" is a whole `jaxrun -n N` with
+one collective, in turn with the gangs of a round. Medians.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ LIMIT_S = 60.0
 
 @dataclass(frozen=True)
 class Sample:
-    """Milliseconds that one thing took, in one round."""
+    """Milliseconds that one operation took in one round."""
 
     size: int
     kind: str
@@ -58,7 +58,7 @@ class Sample:
 
 
 def collective(keep_it: bool) -> float:
-    """A sum over all devices; compiled at the first call only, if it is kept."""
+    """Return a sum over all devices. If the function is kept, only the first call compiles."""
     import jax
     from jax.sharding import NamedSharding, PartitionSpec
 
@@ -82,7 +82,7 @@ def imports(names: Sequence[str]) -> None:
 
 
 def timed(function: Callable[[], Any], times: int = 1) -> float:
-    """The median of milliseconds."""
+    """Return the median in milliseconds."""
     taken = []
     for _ in range(times):
         began = time.perf_counter()
@@ -92,7 +92,7 @@ def timed(function: Callable[[], Any], times: int = 1) -> float:
 
 
 def measure(size: int, turn: int, program: str = BARE) -> list[Sample]:
-    """One round."""
+    """Measure one round."""
     found = {"job": timed(partial(_job, size))}
     names = IMPORTS[program]
     gangs: list[Gang] = []
@@ -125,7 +125,7 @@ def _job(size: int) -> None:
 
 
 def render(samples: Sequence[Sample]) -> str:
-    """The medians; in brackets as a part of a whole job."""
+    """Return a table of the medians; in brackets, as a fraction of a whole job."""
     groups = grouped(samples, lambda one: (one.size, one.kind))
     middle = {key: statistics.median(one.ms for one in group) for key, group in groups.items()}
     sizes = sorted({one.size for one in samples})

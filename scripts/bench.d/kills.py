@@ -1,8 +1,8 @@
 """Kills: `kill -9` of jaxrun at random moments of its start, on three hosts with each engine, and what is left.
 
-Jobs of three ranks, one on each host of a testbed, are killed at moments that are spread from jaxrun's first
-instruction to the program's first step. Whatever runs on the hosts 10 s later, but for Slurm's daemons, was left
-behind: by jaxrun, or by the engine. Needs root (scripts/testbed) and the engines (scripts/engines).
+Jobs with three ranks, one on each host of a testbed, are killed at moments between jaxrun's first instruction and the
+program's first step. Any process on the hosts 10 s later, except Slurm's daemons, was left behind by jaxrun or by the
+engine. Needs root (scripts/testbed) and the engines (scripts/engines).
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from state import Place  # noqa: E402
 ONE_HOST = Engine("one host", "none")  # neither MPI nor Slurm
 LIMIT_S = 10.0  # after the kill
 _PAUSE_S = 0.05  # between two looks
-_SETTLED_S = 0.5  # for which nothing has been seen: a process that starts another and ends may slip through one look
+_SETTLED_S = 0.5  # without any process: one look may miss a process that starts another and ends
 _STARTED = ("nothing", "agents", "workers")  # by the time of the kill
 _WORDS = ("--init-timeout", "60", MISBEHAVE, "--rank", "-1", "--hang")
 _ON_ONE_HOST = (sys.executable, "-m", "jaxrun", "-n", str(len(HOSTS)), "--platform", "cpu")
-# The allocation outlives jaxrun, as in a shell that salloc has given; else Slurm would end the step with it.
+# The allocation outlives jaxrun, as in a shell of salloc; otherwise Slurm would end the step with it.
 _IN_ALLOCATION = 'echo $$ >keeper; sh -c \'echo $$ >pid; exec "$@"\' sh "$@"; exec sleep 600'
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One kill, `moment` seconds after the start; `gone` seconds later nothing was left, None: not by the limit."""
+    """One kill, `moment` seconds after the start. `gone`: seconds until nothing was left; None: beyond the limit."""
 
     engine: str
     moment: float
@@ -59,7 +59,7 @@ class Sample:
 
 
 class Launch:
-    """A jaxrun on three hosts that starts. `pid` is its own."""
+    """A starting jaxrun on three hosts. `pid`: its process id."""
 
     def __init__(self, bed: Bed, engine: Engine, directory: Path) -> None:
         self._bed, self._directory = bed, directory
@@ -93,11 +93,11 @@ class Launch:
         return int(text)
 
     def wait_until_ready(self) -> None:
-        """Until all ranks have made a step."""
+        """Wait until all ranks have made a step."""
         Job(self._bed, self._process, self._directory).wait_for_output("ready")
 
     def signal(self, signum: signal.Signals) -> str:
-        """Send a signal to jaxrun alone; says what is wrong where it had ended by itself."""
+        """Send a signal to jaxrun alone. Returns an error text if it had already ended."""
         own = processes.inspect(self.pid)
         if own is None:
             return f"jaxrun had ended: {(self._directory / 'err').read_text()[-300:]}"
@@ -105,7 +105,7 @@ class Launch:
         return ""
 
     def watch(self, limit: float) -> tuple[float | None, list[Process]]:
-        """Seconds until nothing is left, which is looked at again for a while; or None, and what is left."""
+        """Return the seconds until nothing is left, checked for a while; or None, and the processes that are left."""
         killed = seen = time.monotonic()
         while time.monotonic() < min(seen + _SETTLED_S, killed + limit):
             if self.left():
@@ -115,21 +115,21 @@ class Launch:
         return (None if left else seen - killed), left
 
     def left(self) -> list[Process]:
-        """All processes on the hosts but for Slurm's daemons and for what keeps the allocation."""
+        """Return all processes on the hosts, except Slurm's daemons and the process that keeps the allocation."""
         own = set()
         if self._allocation is not None:
             own = {self._allocation, self._wait_for_pid("keeper")}
         return [one for one in self._bed.job_processes() if one.pid not in own]
 
     def started(self) -> str:
-        """Which of _STARTED there is by now."""
+        """Return what has started by now, one of _STARTED."""
         running = self._bed.job_processes()
         if any(one.command.startswith("jaxrun rank ") or "jaxrun_runtime" in one.argv for one in running):
             return "workers"
         return "agents" if any(one.argv[1:3] == ("-m", "jaxrun.node.agent") for one in running) else "nothing"
 
     def end(self) -> None:
-        """Kill what there is on the hosts."""
+        """Kill all processes of the job on the hosts."""
         if self._allocation is not None:
             self._bed.inside("ctl", "scancel", "--user=root")
         while left := self._bed.job_processes():
@@ -163,14 +163,14 @@ def testbed() -> Iterator[Bed]:
 
 
 def seconds_to_start(bed: Bed, engine: Engine) -> float:
-    """From the start of jaxrun until all ranks have made a step."""
+    """Return the seconds from the start of jaxrun until all ranks have made a step."""
     with launched(bed, engine) as launch:
         launch.wait_until_ready()
         return time.monotonic() - launch.began
 
 
 def measure(bed: Bed, engine: Engine, moment: float, signum: signal.Signals = signal.SIGKILL) -> Sample:
-    """Signal a jaxrun `moment` seconds after its start, and watch what is left of it."""
+    """Signal a jaxrun `moment` seconds after its start, and watch which processes are left."""
     with launched(bed, engine) as launch:
         time.sleep(max(0.0, launch.began + moment - time.monotonic()))
         started = launch.started()
@@ -182,7 +182,7 @@ def measure(bed: Bed, engine: Engine, moment: float, signum: signal.Signals = si
 
 
 def render(samples: Sequence[Sample]) -> str:
-    """A line for each engine."""
+    """Return a table with a line for each engine."""
     header = ("engine", "kills", *(f"{kind} started" for kind in _STARTED), "left", "by engine", "gone s", "most")
     rows = []
     for engine, group in grouped(samples, lambda one: one.engine).items():
@@ -235,6 +235,6 @@ if __name__ == "__main__":
     bench = Bench("kills", __doc__, rounds=200)
     bench.add_option("--only", metavar="TEXT", default="", help="the engine whose name begins so")
     bench.add_option("--lanes", type=int, default=3, metavar="N", help="testbeds that are used at once (default: 3)")
-    bench.add_option("--signal", default="SIGKILL", help="another than SIGKILL; jaxrun itself may be left, then")
+    bench.add_option("--signal", default="SIGKILL", help="another signal than SIGKILL; jaxrun itself may then survive")
     bench.add_option("--seed", type=int, metavar="N", help="of the moments (default: another each time)")
     sys.exit(bench.main(run))

@@ -1,9 +1,9 @@
 """Lag: whether a job names the rank that the others wait for, and no other, over many jobs of a few steps each.
 
-In each job a rank chosen by chance takes a little longer for its steps, or none does; every other job runs beside
-processes that keep as many cores busy as `--load` says. "found" are the jobs that named this rank, "false" those that
-named another, or any where none was slow: only they make the exit status 1. What is slower by less than a twentieth of
-the time is not to be named.
+In each job a random rank takes a little longer for its steps, or no rank does. Every other job runs beside processes
+that keep `--load` cores busy. "found" counts the jobs that named the slow rank. "false" counts the jobs that named
+another rank, or any rank if none was slow; only they make the exit status 1. A rank that is slower by less than a
+twentieth of the time should not be named.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BUSY = "while True: pass"
 
 @dataclass(frozen=True)
 class Sample:
-    """One job. `slow` is the rank that is, -1 for none; `named` the one that was named, and what was said of it."""
+    """One job. `slow`: the slow rank, -1 for none; `named`: the rank that was named, and the figures about it."""
 
     delay: float
     load: int
@@ -61,7 +61,7 @@ def measure(delay: float, load: int, slow: int, options: argparse.Namespace) -> 
 
 @contextmanager
 def busy(count: int) -> Iterator[None]:
-    """So many processes that do nothing but compute."""
+    """Run `count` processes that only compute."""
     processes = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(count)]
     try:
         yield

@@ -1,10 +1,10 @@
-"""Lockstep: what record and strict add to a call, to a program's first call and to start-up, over off.
+"""Lockstep: what record and strict add to a call, to a program's first call and to start-up, compared with off.
 
-The modes take turns, a job each; in a job the kinds of calls take turns in short blocks, all ranks at once. A job
-gives the least and the median of its blocks, and what a mode adds is taken within its round. "adds" is the best
-that is known of it: for a local jit and for a global one without a collective it comes from their ratio to calls
-beside them that have no hook, and else from the least; "min..max" over the rounds says how much of it is noise. Only a
-job that fails, or that does not record what its mode says, makes the exit status 1, never a price.
+The modes take turns, with a job for each. In a job the kinds of calls take turns in short blocks, on all ranks at once.
+A job yields the least and the median of its blocks, and the cost of a mode is taken within a round. "adds" is the best
+estimate: for a local jit, and a global jit without a collective, from the ratio to calls beside them without a hook;
+for other calls, from the least. "min..max" over the rounds shows the noise. Only a job that fails, or does not record
+what its mode should, makes the exit status 1, never a cost.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ ONCE = {"first": "first call, 100 arguments", "start": "start-up"}  # in millise
 
 @dataclass(frozen=True)
 class Effort:
-    """A job's most blocks of each kind, seconds for all of them, and programs that are called for the first time."""
+    """Limits of a job: blocks of each kind, seconds for all blocks, and programs that are called for the first time."""
 
     blocks: int
     seconds: float
@@ -79,7 +79,7 @@ class Sample:
 
 
 def measure(mode: str, size: int, turn: int, effort: Effort) -> Sample:
-    """One job; `turn` is the number of its round."""
+    """Measure one job. `turn`: the number of its round."""
     arguments = map(str, (effort.blocks, effort.seconds, effort.programs))
     command = [sys.executable, "-m", "jaxrun", "-n", str(size), "--lockstep", mode, str(PROGRAM), *arguments]
     with started(command, os.environ, {}) as job:
@@ -107,7 +107,7 @@ def measure(mode: str, size: int, turn: int, effort: Effort) -> Sample:
 
 
 def misrecorded(directory: Path, mode: str, told: Sequence[Any]) -> str:
-    """In what the flight recorders of a job that has run in `directory` are not those of its mode; "" if in nothing."""
+    """Return how the flight recorders of the job in `directory` differ from its mode, as text; "" if they do not."""
     for rank, one in enumerate(told):
         file = directory / "jaxrun-runs" / "latest" / flight_file_name(rank)
         if file.exists() is (mode == LOCKSTEP_OFF):
@@ -124,7 +124,7 @@ def misrecorded(directory: Path, mode: str, told: Sequence[Any]) -> str:
 
 
 def render(samples: Sequence[Sample]) -> str:
-    """Two tables: what each call takes, in microseconds, and what is paid once, in milliseconds."""
+    """Return two tables: the cost of each call in microseconds, and one-time costs in milliseconds."""
     good = grouped((one for one in samples if not one.wrong), lambda one: (one.size, one.mode))
     tables = []
     for title, kinds, unit in (("each call, us", EACH_CALL, 1e6), ("once, ms", ONCE, 1e3)):
@@ -140,7 +140,7 @@ def render(samples: Sequence[Sample]) -> str:
 
 
 def _cells(kind: str, group: Sequence[Sample], off: Sequence[Sample], unit: float) -> tuple[str, ...]:
-    """Of one kind of call in one mode and size: what it takes, and what the mode adds to it within the rounds."""
+    """Return the cells for one kind of call in one mode and size: its time, and the time that the mode adds."""
     mode, bases = group[0].mode, {one.round: one for one in off}
     takes = [statistics.median(getattr(one, name)[kind] for one in group) * unit for name in ("least", "median")]
     pairs = [(one, bases[one.round]) for one in group if one.round in bases]
@@ -163,7 +163,7 @@ def _best_measure(kind: str, mode: str, off: Sequence[Sample]) -> Callable[[Samp
 
 
 def _digits(value: float, sign: str = "") -> str:
-    """Three of them or so."""
+    """Format a number with about three digits."""
     return f"{value:{sign}.{2 if abs(value) < 10 else 1 if abs(value) < 100 else 0}f}"
 
 
@@ -187,5 +187,5 @@ if __name__ == "__main__":
     bench = Bench("lockstep", __doc__, rounds=4)
     bench.add_option("-n", "--processes", type=partial(numbers, least=2), default=[2, 4], metavar="N,N")
     bench.add_option("--only", choices=(LOCKSTEP_RECORD, LOCKSTEP_STRICT), help="beside off")
-    bench.add_option("--quick", action="store_true", help="short jobs: a look, not a result")
+    bench.add_option("--quick", action="store_true", help="short jobs, for a first impression")
     sys.exit(bench.main(run))

@@ -1,7 +1,7 @@
 """Log throughput: N writers through pipes into jaxrun's Output, against one `cat` of the same bytes.
 
-The variants alternate in one run; the table has the median of each. "MB/s" counts the writers' bytes, "ratio"
-is that against cat, "CPU" the reader's processor time as a share of one core, "CPU s/GB" that per gigabyte.
+The variants alternate in one run; the table has the median of each. "MB/s" counts the writers' bytes; "ratio" compares
+it with cat; "CPU" is the reader's processor time as a share of one core; "CPU s/GB" is its processor time per gigabyte.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ for _ in range(lines // at_once):
 
 @dataclass(frozen=True)
 class Load:
-    """What each writer writes: `lines` lines, `at_once` in one write, `pause` seconds between writes."""
+    """The output of each writer: `lines` lines, `at_once` in one write, `pause` seconds between writes."""
 
     name: str
     lines: int
@@ -54,7 +54,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Sample:
-    """Seconds of wall and of processor time from the first byte until all was delivered; `size` in bytes."""
+    """Wall and processor time in seconds, from the first byte until everything was delivered; `size` in bytes."""
 
     load: str
     contender: str
@@ -80,7 +80,7 @@ def into_file(pipes: list[int], directory: Path) -> None:
 
 
 def into_reader(pipes: list[int], directory: Path) -> None:
-    """Every writer has its own pipe; the screen is a pipe that is read fast."""
+    """Every writer has its own pipe; the screen is a pipe with a fast reader."""
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as cat:
         assert cat.stdin is not None
         pump(pipes, directory, cat.stdin.fileno())
@@ -139,7 +139,7 @@ def measure(load: Load, writers: int, name: str, turn: int, directory: Path) -> 
 
 
 def _cpu(of_children: bool) -> float:
-    """Of `cat`, the only child that is reaped meanwhile, or of this process with its threads."""
+    """Return the processor time of `cat`, the only child that is reaped meanwhile, or of this process."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN if of_children else resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
 
@@ -157,7 +157,7 @@ def render(samples: Sequence[Sample]) -> str:
 
 
 def _middle(samples: Sequence[Sample]) -> list[Sample]:
-    """The medians of each load and reader."""
+    """Return the medians of each load and reader."""
     return [
         replace(of[0], wall=statistics.median(one.wall for one in of), cpu=statistics.median(one.cpu for one in of))
         for of in grouped(samples, lambda one: (one.load, one.contender, one.size)).values()

@@ -1,8 +1,8 @@
 """Mapping a function: multiprocessing, JAX by hand and jaxrun, on three workloads.
 
-Items per second of a warm call, all contenders in turn within a round, ratios within the round; medians. "first" is
-the first call, with the start of processes and compilation. "Pool.map" has a plain Python function of one item,
-"Pool.map of chunks" one of numpy arrays. Only a wrong result makes the exit status 1.
+Measures items per second of a warm call. All contenders take turns within a round; ratios are taken within a round;
+medians. "first" is the first call, with the start of processes and the compilation. "Pool.map" calls a plain Python
+function for each item, "Pool.map of chunks" a function of numpy arrays. Only a wrong result makes the exit status 1.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from _map_contenders import (
     cores,
 )
 
-# workload, contender, the one it is held against, and how many times as many items it should map
+# workload, contender, the contender to compare with, and the ratio of items per second that it should reach
 GOALS = (
     ("a: 1e7 numbers", ONE_PROCESS, SHARD_MAP, 1 / 1.3),
     ("b: 4e5 points", ONE_PROCESS, SHARD_MAP, 1 / 1.3),
@@ -49,7 +49,7 @@ GOALS = (
 
 @dataclass(frozen=True)
 class Sample:
-    """One call; round 0 is the first one. `rate` in items per second."""
+    """One call; round 0 has the first call. `rate` in items per second."""
 
     workload: str
     contender: str
@@ -69,14 +69,14 @@ def measure(work: Workload, contender: Contender, mapper: Mapper, xs: Any, turn:
 
 
 def ratio(samples: Sequence[Sample], workload: str, contender: str, against: str) -> float | None:
-    """The median over the rounds of how many times as many items `contender` maps; None where one was left out."""
+    """Return the median of the rounds' ratios of items per second; None if one of the two was left out."""
     warm = grouped((one for one in samples if one.workload == workload and one.round), lambda one: one.contender)
     ours, theirs = ({one.round: one.rate for one in warm.get(name, ())} for name in (contender, against))
     return median_ratio(ours, theirs)
 
 
 def render(samples: Sequence[Sample]) -> str:
-    """The fastest first; ratios to the hand-written shard_map, or for Python to a pool."""
+    """Return a table, the fastest first, with ratios to the hand-written shard_map, or for Python to a pool."""
     rows = []
     for workload, group in grouped(samples, lambda one: one.workload).items():
         against = SHARD_MAP if any(one.contender == SHARD_MAP for one in group) else POOL_ITEMS

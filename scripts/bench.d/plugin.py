@@ -1,8 +1,8 @@
-"""Tests on several processes: what a test costs with jaxrun's pytest plugin, and with the ways that others have.
+"""Tests on several processes: what a test costs with jaxrun's pytest plugin, and with other ways.
 
-A suite is so many tests with one collective of a few bytes each. "a suite of one" is the time from command to exit;
-"each further test" the difference to a suite of many, divided by their number. All take turns in every round.
---program names what the file of tests imports besides JAX.
+Each test of a suite has one collective of a few bytes. "a suite of one" is the time from command to exit. "each further
+test" is the difference between suites of many tests and of one, divided by their number. All take turns in every round.
+--program names the packages that the file of tests imports besides JAX.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ test_multiprocess.main()
 
 @dataclass(frozen=True)
 class Suite:
-    """One way to run `many` tests, whose file is `text`, on a number of processes."""
+    """One way to run `many` tests on a number of processes. `text`: the file of tests."""
 
     name: str
     text: str
@@ -108,7 +108,7 @@ SUITES = (
 
 @dataclass(frozen=True)
 class Sample:
-    """A suite of one and one of many, in seconds; `wrong` is empty if both ended with 0."""
+    """Seconds for a suite of one test and for each further test. `wrong` is empty if both suites ended with 0."""
 
     suite: str
     size: int
@@ -126,7 +126,7 @@ def measure(suite: Suite, size: int, number: int, program: str = BARE) -> Sample
 
 
 def _run(suite: Suite, size: int, tests: int, program: str) -> tuple[float, str]:
-    """How long a suite took, and what was wrong with it."""
+    """Return how long a suite took, and what was wrong with it."""
     with tempfile.TemporaryDirectory(prefix="bench-suite-") as name:
         text = suite.text.replace("{size}", str(size)).replace("{tests}", str(tests))
         text = with_imports(text, program).replace("{imports}", import_lines(program))
@@ -142,7 +142,7 @@ def _run(suite: Suite, size: int, tests: int, program: str) -> tuple[float, str]
 
 
 def render(samples: Sequence[Sample]) -> str:
-    """Medians of the good samples; the ratio of a further test to that of jaxrun's is taken within the rounds."""
+    """Return a table of medians. The ratio of a further test to jaxrun's is taken within the rounds."""
     header = ("processes", "way", "a suite of one, s", "each further test, ms", "/ jaxrun, warm")
     groups = grouped((one for one in samples if not one.wrong), lambda one: (one.size, one.suite))
     further = {key: {one.round: one.further for one in group} for key, group in groups.items()}

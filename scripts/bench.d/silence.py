@@ -1,8 +1,8 @@
-"""Silence: how soon a host that is cut off is lost, on both sides, and whether one is that stands still for a moment.
+"""Silence: how soon a host that is cut off is lost, on both sides, and whether a short disturbance counts as a loss.
 
-Jobs of three ranks, one on each host of a testbed. A host is lost when its link is taken down for good: seconds until
-the head says so, and until the agent that is cut off has killed its worker. The same host is disturbed in ways that
-must end no job. Needs root (scripts/testbed) and the engines (scripts/engines).
+Jobs have three ranks, one on each host of a testbed. When the link of a host is taken down for good, we measure the
+seconds until the head reports the loss, and until the agent that is cut off has killed its worker. The same host is
+disturbed in ways that must not end the job. Needs root (scripts/testbed) and the engines (scripts/engines).
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from state import CONTROLLER, Place  # noqa: E402
 
 MODES = (LaunchMode(OPEN_MPI_5, LAUNCHED), LaunchMode(SLURM, LAUNCHED))
 HOST, RANK = "h2", 1
-PAUSE_S = 3.0  # until all is as before
+PAUSE_S = 3.0  # after a disturbance, until everything is as before
 STANDSTILL_S, STOPPED_S, LOADED_S, LOAD = 1.0, 5.0, 2.0, 50
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What befell a host. `head`, `agent`: the seconds until either side knew, of a host that is lost.
+    """One disturbance of a host. `head`, `agent`: seconds until either side noticed the loss, if the host was lost.
 
     took:   how long it was disturbed, in seconds
     alarm:  why the job ended, though its host was not lost
@@ -57,7 +57,7 @@ class Sample:
 
 
 class Link:
-    """The link of the host, at the bridge."""
+    """The link of the host, at the bridge's end."""
 
     def __init__(self, bed: Bed) -> None:
         self._place = Place(bed.root)
@@ -83,21 +83,21 @@ def load_host(job: Job, link: Link) -> None:
 
 
 def cut_link(job: Job, link: Link) -> None:
-    """As a cable is pulled: the host forgets its neighbours' addresses, too."""
+    """Cut the link as if a cable were pulled: the host forgets its neighbours' addresses, too."""
     link.set("down")
     time.sleep(STANDSTILL_S)
     link.set("up")
 
 
 def drop_packets(job: Job, link: Link) -> None:
-    """As a switch does that is overloaded or restarts: the host sees nothing of it."""
+    """Drop packets as an overloaded or restarting switch does: the host does not notice."""
     link.set("nomaster")
     time.sleep(STANDSTILL_S)
     link.set("master", BRIDGE)
 
 
 def stand_still(job: Job, link: Link) -> None:
-    """As a virtual machine that its host does not run: neither processes nor kernel."""
+    """Stop the host like a virtual machine that gets no processor: neither its processes nor its kernel run."""
     with stopped(link.processes()):
         drop_packets(job, link)
 
@@ -154,7 +154,7 @@ def lose(bed: Bed, mode: LaunchMode, options: Sequence[str]) -> Sample:
 
 
 def disturb(bed: Bed, mode: LaunchMode, kind: str, rounds: int, options: Sequence[str]) -> Iterator[Sample]:
-    """`rounds` times, in one job as long as it lives."""
+    """Disturb a host `rounds` times, in one job for as long as it lives."""
     while rounds:
         with started(bed, mode, options) as job:
             alarm = ""
@@ -204,6 +204,6 @@ def run(options: argparse.Namespace) -> Outcome:
 if __name__ == "__main__":
     bench = Bench("silence", __doc__, rounds=20)
     bench.add_option("--only", metavar="TEXT", default="", help="the engine whose name begins so")
-    bench.add_option("--kind", metavar="TEXT", default="", help="what befalls the host, as it begins in the table")
+    bench.add_option("--kind", metavar="TEXT", default="", help="the disturbances whose name in the table begins so")
     bench.add_option("--host-timeout", metavar="S", default="", help="as jaxrun has it")
     sys.exit(bench.main(run))

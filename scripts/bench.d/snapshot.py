@@ -1,7 +1,7 @@
-"""Snapshot: what snapshots in memory cost the steps of a job on two hosts, beside none and beside orbax to disk.
+"""Snapshot: what snapshots in memory cost the steps of a job on two hosts, compared with none and with orbax to disk.
 
-Two ranks on two simulated hosts, with a state that is cut over both; a snapshot every ten steps. The devices are the
-cores, so the background costs steps, too; on accelerators only the calls would. The goal is 3 % of the steps' time.
+Two ranks on two simulated hosts share a state, and take a snapshot every ten steps. The devices are the cores, so the
+work in the background costs steps, too; on accelerators only the calls would. The goal is 3 % of the steps' time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GOAL = 0.03
 
 @dataclass(frozen=True)
 class Sample:
-    """One run: seconds that all steps took, and of them in calls that save; CPU seconds of one rank, for each save."""
+    """One run: seconds of all steps, and of these in calls that save; CPU seconds of one rank for each save."""
 
     how: str
     total: float = 0.0

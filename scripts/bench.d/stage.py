@@ -1,7 +1,7 @@
-"""Stage: a job on three hosts whose Python is on a slow file system, without --stage, and with it: first, and again.
+"""Stage: a job on three hosts with Python on a slow file system: without --stage, the first time with it, and again.
 
-Each host mounts an image with the environment from a block device of its own, whose reads the kernel limits in number
-and bytes; between two jobs it is mounted anew, so that nothing of it is in memory. Copies are in each host's /dev/shm.
+Each host mounts an image with the environment from its own block device. The kernel limits the number and bytes of
+reads. Between two jobs the image is mounted again, so that none of it is in memory. Copies are in each host's /dev/shm.
 The job is one collective by mpirun (Open MPI 5). Needs root, scripts/engines, and the blkio controller of cgroup v1.
 """
 
@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import kills  # which puts the tests' folders on the path
+import kills  # puts the tests' folders on the path
 from _bench import Bench, Outcome, grouped, progress, table
 from cluster_fixture import HOSTS, Bed
 from launch_modes import LAUNCHED, MPI, LaunchMode
@@ -42,7 +42,7 @@ class Sample:
 
 
 def make_image(folder: Path) -> None:
-    """In `folder`, a file with a file system, in which there is an environment with what a job needs."""
+    """Make an image of a file system in `folder`, with an environment that has everything for a job."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "root/env"], check=True)
     site, own = next((folder / "root/env/lib").glob("python*/site-packages")), Path(sysconfig.get_path("purelib"))
     for entry in own.iterdir():
@@ -58,7 +58,7 @@ def make_image(folder: Path) -> None:
 
 @contextmanager
 def mounted(bed: Bed, folder: Path, options: argparse.Namespace) -> Iterator[list[str]]:
-    """Have the image at `folder`/slow on each host, with nothing of it in memory; yields the names of the devices."""
+    """Mount the image at `folder`/slow on each host, with none of it in memory. Yields the names of the devices."""
     devices = list[str]()
     try:
         for host in HOSTS:
@@ -75,7 +75,7 @@ def mounted(bed: Bed, folder: Path, options: argparse.Namespace) -> Iterator[lis
 
 
 def limit(device: str, reads: int, nbytes: int) -> None:
-    """Allow so many reads and bytes a second of a device; 0 for any number."""
+    """Limit the reads and bytes per second of a device; 0: no limit."""
     number = Path(f"/sys/block/{device}/dev").read_text().strip()
     for what, most in (("iops", reads), ("bps", nbytes)):
         Path(f"/sys/fs/cgroup/blkio/blkio.throttle.read_{what}_device").write_text(f"{number} {most}")

@@ -1,10 +1,10 @@
 """Start-up: from command to exit with one sum over all processes, jaxrun beside other launchers.
 
-Measured are wall and CPU seconds of all processes of a job, and the memory of its ranks once they have the sum: the
-private pages of one, and the proportional share (PSS) of all processes. --program names what the program imports
-besides JAX. All contenders take turns in every round, and a ratio is taken within its round, so that a machine that is
-busy for a while does not favour one of them. "one" is a single process of the same program. Only a wrong result makes
-the exit status 1, never a long time.
+Measures wall and CPU seconds of all processes of a job, and the memory of its ranks once they have the sum: the private
+pages of one rank, and the proportional share (PSS) of all processes. --program names the packages that the program
+imports besides JAX. All contenders take turns in every round, and ratios are taken within a round, so that a machine
+that is busy for a while does not favour one of them. "one" is a single process of the same program. Only a wrong result
+makes the exit status 1, never a long time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from _imports import BARE, IMPORTS, importing, why_not
 from _jobs import Job, started
 
 CONTENDERS = (PLAIN, MPIRUN, JAXRUN, JAXRUN_PRELOAD_NONE, JAXRUN_NO_FORK)
-# Of the CPU seconds of plain subprocesses, by processes.
+# Goals as a fraction of the CPU seconds of plain subprocesses, by number of processes.
 GOALS = {BARE: {4: 0.25, 8: 0.18, 16: 0.15}, "flax": {4: 0.30, 8: 0.18}}
 TIME_LIMIT_S = 120.0
 _KIB = 1024
@@ -44,10 +44,10 @@ _KIB = 1024
 
 @dataclass(frozen=True)
 class Sample:
-    """One run; `wrong` is empty if every process had the right sum and the launcher ended with 0.
+    """One run. `wrong` is empty if every process had the right sum and the launcher ended with 0.
 
     cpu:      seconds of user and system time of all its processes
-    private:  the median of the ranks' private pages, in MB; 0 where memory was not measured
+    private:  the median of the ranks' private pages, in MB; 0 if memory was not measured
     shared:   the proportional set size of all processes together, in MB
     """
 
@@ -62,7 +62,7 @@ class Sample:
 
 
 def measure(contender: Contender, size: int, number: int, program: Path = JAX_SUM) -> Sample:
-    """One run for its time."""
+    """Measure the time of one run."""
     before = _cpu_seconds()
     with started(contender.command(size, (), program), os.environ, {"BENCH_ADDRESS": free_address()}) as job:
         ended = job.wait(TIME_LIMIT_S)
@@ -74,7 +74,10 @@ def measure(contender: Contender, size: int, number: int, program: Path = JAX_SU
 
 
 def measure_memory(contender: Contender, size: int, program: Path = JAX_SUM) -> tuple[float, float, str]:
-    """One run whose ranks wait once they have the sum: private MB of a rank, PSS of all in MB, and what was wrong."""
+    """Measure the memory of one run whose ranks wait once they have the sum.
+
+    Returns the private MB of a rank, the PSS of all processes in MB, and what was wrong.
+    """
     extra = {"BENCH_ADDRESS": free_address(), "BENCH_HOLD": "1"}
     with started(contender.command(size, (), program), os.environ, extra) as job:
         deadline = time.monotonic() + TIME_LIMIT_S
@@ -89,13 +92,13 @@ def measure_memory(contender: Contender, size: int, program: Path = JAX_SUM) -> 
 
 
 def _cpu_seconds() -> float:
-    """Of all children of this process that have ended, and of theirs which they have waited for."""
+    """Return the CPU seconds of all descendants of this process that have ended and were waited for."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
 
 def _memory(pid: int) -> tuple[float, float]:
-    """The private pages and the proportional set size of a process, in MB; zeros if it has ended."""
+    """Return the private pages and the proportional set size of a process, in MB; zeros if it has ended."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
     except OSError:
@@ -105,7 +108,7 @@ def _memory(pid: int) -> tuple[float, float]:
 
 
 def _wrong(job: Job, size: int) -> str:
-    """What is wrong with a run that has ended, and the end of what it printed."""
+    """Return what is wrong with a run that has ended, with the end of its output; empty if nothing is wrong."""
     sums = {path.name: path.read_text() for path in job.directory.glob("sum-*")}
     right = {f"sum-{rank}": f"{size * (size + 1) // 2}" for rank in range(size)}
     if job.status() == 0 and sums == right:
@@ -114,7 +117,7 @@ def _wrong(job: Job, size: int) -> str:
 
 
 def render(samples: Sequence[Sample], program: str = BARE) -> str:
-    """A line for each size and contender; each ratio is the median of the rounds' ratios."""
+    """Return a table with a line for each size and contender. Each ratio is the median of the rounds' ratios."""
     header = (
         *("processes", "contender", "wall s", "min-max", "CPU s", "wall / plain", "CPU / plain", "CPU / one"),
         *("private MB", "all MB", "goal", "reached"),

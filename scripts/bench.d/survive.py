@@ -1,8 +1,9 @@
-"""Survive: from a host's loss of power to the end of the next step, and how many steps are done again.
+"""Survive: time from a host's loss of power to the end of the next step, and how many steps are repeated.
 
-On a testbed, by Slurm and by Open MPI, with steps of 0.1 s: two hosts and a spare one, with the state on disk every 50
-steps, or in memory after each; and three hosts, of which two go on until the third is back. There the pause is from the
-last step on two hosts to the end of the first on three. With `--fault cut` the host loses its link only.
+Runs on a testbed, by Slurm and by Open MPI, with steps of 0.1 s. One job has two hosts and a spare host, with the state
+on disk every 50 steps, or in memory after each step. Another has three hosts, and two continue until the third is back;
+there the pause is from the last step on two hosts to the end of the first step on three. With `--fault cut` the host
+loses only its link.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def _steps(job: Job) -> list[Step]:
 
 
 def _wait_for(job: Job, is_it: Callable[[Step], bool]) -> Step:
-    """The first step of which this holds. Raises TimeoutError if there is none for long."""
+    """Return the first step for which `is_it` is true. Raises TimeoutError if there is none for long."""
     for _ in range(int(restart.LIMIT_S / 0.1)):
         if found := [step for step in _steps(job) if is_it(step)]:
             return found[0]
