@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from jaxrun.controller.supervisor.beside import start_beside
 from jaxrun.errors import UsageError
 from jaxrun.protocol.settings import STDIN_NONE, STDIN_RANK_0
 
@@ -86,8 +87,6 @@ class Terminal:
 
 
 _STREAMS = ("standard input", "stdout", "stderr")
-# In the background of a shell that ends at once, it is no descendant of the launcher, which kills all of those.
-_BACKGROUND = 'exec 3<&0; "$@" 0<&3 3<&- &'
 
 
 def check_live(job: Job) -> None:
@@ -103,14 +102,12 @@ def check_live(job: Job) -> None:
 
 def start_screen(directory: RunDir) -> HeldScreen:
     """Start it: to be called before the guard is there, which would end it with the launcher."""
-    import subprocess  # takes 5 ms
-
     from jaxrun.records.output.screen import HeldScreen
 
     ended, holds = os.pipe()
     command = (sys.executable, "-m", "jaxrun", "top", "--launcher", str(os.getpid()), directory.name)
     try:
-        subprocess.run(["/bin/sh", "-c", _BACKGROUND, "jaxrun", *command], pass_fds=(holds,), check=False)
+        start_beside(command, (holds,))
     finally:
         os.close(holds)
     return HeldScreen(ended)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import resource
+import socket
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,6 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jaxrun.controller.supervisor.beside import listen_for_metrics, serve_metrics
 from jaxrun.controller.supervisor.job_terminal import check_live, resolve_stdin, start_screen
 from jaxrun.errors import UsageError
 from jaxrun.node.agent.guard import Guard, job_marker
@@ -23,9 +25,11 @@ from jaxrun.protocol.addresses import loopback_address
 from jaxrun.protocol.settings import CACHE_OFF
 from jaxrun.records.rundir import rundir
 from jaxrun.spec.job.plan import Plan
+from jaxrun.terminal import print_notice
 
 if TYPE_CHECKING:
     from jaxrun.controller.supervisor.remote_job import Endpoint
+    from jaxrun.records.output.screen import HeldScreen
 
 
 def run(
@@ -52,8 +56,9 @@ def _run_local(plan: Plan, environ: Mapping[str, str], started: float, early_ser
 
         plan = stage_here(plan, environ)
     _check_compile_cache(plan, environ)
+    listener = listen_for_metrics(plan.job)
     directory = _open_run_dir(plan)
-    held = start_screen(directory) if plan.job.live else None
+    held = _start_beside(plan, directory, listener)
     guard = Guard(job_marker(plan.job_id), job_id=plan.job_id)  # forks, so it comes before any thread
     of_ranks: Mapping[str, str] = plan.base_env(environ)
     if plan.device_names:
@@ -81,8 +86,9 @@ def _run_remote(plan: Plan, environ: Mapping[str, str], started: float, endpoint
         from jaxrun.controller.supervisor.launcher_staging import stage_directories
 
         staged = stage_directories(plan.job)
+    listener = listen_for_metrics(plan.job)
     plan, directory = _continue_in_run_dir(plan)
-    held = start_screen(directory) if plan.job.live else None
+    held = _start_beside(plan, directory, listener)
     sigterm = plan.launch_command is None or plan.launch_command.sigterm_at_start
     # For no agent: each has a guard of its own.
     guard = Guard(launch_mark=job_marker(plan.job_id), sigterm=sigterm)
@@ -93,6 +99,13 @@ def _run_remote(plan: Plan, environ: Mapping[str, str], started: float, endpoint
     port = HeadPort.open(plan.job.interface, addresses, endpoint)
     with supervision(plan, environ, directory, guard, started, held) as shared:
         return supervise(plan, shared, RemoteJob(shared, plan, port, staged))
+
+
+def _start_beside(plan: Plan, directory: rundir.RunDir, listener: socket.socket | None) -> HeldScreen | None:
+    """Start what looks at the job from beside this process; returns the screen where that has it (--live)."""
+    if listener is not None:
+        print_notice(f"metrics at {serve_metrics(listener, directory)}")
+    return start_screen(directory) if plan.job.live else None
 
 
 def _find_end(plan: Plan, environ: Mapping[str, str], now: float) -> float | None:

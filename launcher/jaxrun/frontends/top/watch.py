@@ -22,14 +22,12 @@ from rich.live import Live
 from rich.text import Text
 
 from jaxrun.analysis.verdict.verdict_text import headline_of
-from jaxrun.errors import EXIT_SIGNAL_BASE, JaxrunError, UsageError
+from jaxrun.errors import EXIT_SIGNAL_BASE, JaxrunError
 from jaxrun.frontends.top.feed import INTERVAL_S, Feed
 from jaxrun.frontends.top.view import View, render, render_pages
 from jaxrun.records.rundir.job_requests import format_stacks, request_snapshot
-from jaxrun.records.rundir.jobs import has_open
 from jaxrun.records.rundir.recorded_files import read_verdict
-from jaxrun.records.rundir.rundir import EVENTS_FILE, JOB_FILE
-from jaxrun.records.rundir.running_job import RunningJob, find_running_job
+from jaxrun.records.rundir.running_job import RunningJob, wait_for_job
 from jaxrun.terminal import PROSE_WIDTH, TerminalFormat, without_controls
 
 _QUIT, _STACKS = "q", "s"
@@ -93,17 +91,9 @@ def watch_from_start(run_dir: Path, launcher: int, environ: Mapping[str, str]) -
     """
     for signum in (signal.SIGINT, signal.SIGQUIT):
         signal.signal(signum, signal.SIG_IGN)
-    while not (run_dir / JOB_FILE).exists():
-        if not has_open(launcher, run_dir / EVENTS_FILE):
-            return
-        time.sleep(INTERVAL_S / 10)
-    try:
-        job = find_running_job(run_dir, "jaxrun top")
-    except UsageError:
-        if has_open(launcher, run_dir / EVENTS_FILE):
-            raise
-        return  # the job is over already
-    watch(job, environ, verdict_follows=True)
+    job = wait_for_job(run_dir, launcher)
+    if job is not None:
+        watch(job, environ, verdict_follows=True)
 
 
 class _Screen:

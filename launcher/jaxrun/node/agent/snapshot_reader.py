@@ -170,6 +170,7 @@ class SnapshotReader:
             time.time(),
             kernel_wait=worker.kernel_wait(),
             cpu_seconds=worker.cpu_seconds(),
+            bytes_written=self._output.logs.bytes_written(worker.rank),
             flight=worker.flight.position(),
             memory_bytes=worker.memory_bytes(),
             gpu_percent=gpu_percent,

@@ -63,6 +63,7 @@ class AttemptLog:
     """What the log says of one attempt.
 
     outcome, log:  how it ended, and the file to look at first, where another attempt followed
+    ended_with:    the same in one word, as in verdict.json: "killed"
     details:       what else is known of that end, such as who was stuck where
     stopped:       the ranks that jaxrun has killed
     size:          how many hosts it had; 0 where nothing says so
@@ -76,6 +77,7 @@ class AttemptLog:
     start: float
     end: float
     outcome: str = ""
+    ended_with: str = ""
     log: str = ""
     details: tuple[str, ...] = ()
     size: int = 0
@@ -176,7 +178,7 @@ def _add(log: AttemptLog, event: LoggedEvent) -> None:
             if event.attempt > 1:
                 log.marks.append(Moment(time, f"attempt {event.attempt}", message.reason))
         case AttemptEnded():
-            log.outcome, log.log = message.headline, message.log
+            log.outcome, log.ended_with, log.log = message.headline, message.outcome, message.log
             log.details = tuple(filter(None, (message.divergence, *message.details)))
         case Straggler():
             log.straggler = message

@@ -33,10 +33,11 @@ from jaxrun.protocol.job_messages import (
 from jaxrun.records.rundir import job_sockets
 from jaxrun.records.rundir.jobs import has_open
 from jaxrun.records.rundir.recorded_files import RecordedLauncher, find_run_dir, read_plan
-from jaxrun.records.rundir.rundir import EVENTS_FILE, LATEST_LINK, VERDICT_FILE
+from jaxrun.records.rundir.rundir import EVENTS_FILE, JOB_FILE, LATEST_LINK, VERDICT_FILE
 
 ANSWER_TIMEOUT_S = 5.0  # ranks on other hosts have 1.5 s of it
 _RECEIVE_BYTES = 2**18
+_START_POLL_S = 0.05
 _TYPES = message_types(ToClient)
 
 
@@ -198,6 +199,23 @@ def _receive(link: socket.socket, timeout: float | None) -> bytes | None:
         return link.recv(_RECEIVE_BYTES)
     except (OSError, ValueError):  # it is closed, maybe by another thread
         return b""
+
+
+def wait_for_job(run_dir: Path, launcher: int) -> RunningJob | None:
+    """Wait until the process `launcher` has begun the job of `run_dir`; None if the job is over already.
+
+    Raises UsageError if the job cannot be asked.
+    """
+    while not (run_dir / JOB_FILE).exists():
+        if not has_open(launcher, run_dir / EVENTS_FILE):
+            return None
+        time.sleep(_START_POLL_S)
+    try:
+        return find_running_job(run_dir, "jaxrun top")
+    except UsageError:
+        if has_open(launcher, run_dir / EVENTS_FILE):
+            raise
+        return None
 
 
 def find_running_job(path: Path | None, command: str) -> RunningJob:

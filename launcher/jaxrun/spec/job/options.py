@@ -71,6 +71,12 @@ def check_preload(modules: str) -> str:
     return f"must be auto, none or names of modules, such as flax.nnx,optax; {wrong[0]!r} is no name" if wrong else ""
 
 
+def _check_metrics(where: str) -> str:
+    _, _, port = where.rpartition(":")
+    valid = not where or (port.isdecimal() and int(port) < 2**16)
+    return "" if valid else f"must be a port, or an address and a port, 9400 or 0.0.0.0:9400, not {where!r}"
+
+
 def _check_seconds_or_never(seconds: float) -> str:
     return positive_seconds(seconds) if seconds else ""
 
@@ -402,6 +408,14 @@ class JobOptions(WorkerSettings):
         default=False,
         configurable=False,
         attach=False,
+    )
+    metrics: str = _output(
+        "--metrics",
+        "Serve metrics for Prometheus on the head's host, at this port of 127.0.0.1 or of another address.",
+        default="",
+        metavar="[ADDRESS:]PORT",
+        check=_check_metrics,
+        doctor=False,
     )
     quiet_ranks: Ranks = _output(
         "--quiet-ranks",

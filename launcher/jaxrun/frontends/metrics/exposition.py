@@ -1,0 +1,122 @@
+"""What a job is at one moment, as metrics: names and units by the conventions of Prometheus. No I/O."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from jaxrun.analysis.diagnosis.snapshot import Overview
+from jaxrun.protocol.flight_file import NOTHING
+from jaxrun.records.history.job_log import AttemptLog
+
+_STATES = ("starting", "running", "finished", "failed", "stopped")
+_STARTUP = "startup"  # a cause of lost time, besides the outcomes of attempts
+
+
+@dataclass(frozen=True, slots=True)
+class JobFacts:
+    """What does not change while a job runs."""
+
+    job_id: str
+    name: str
+    tag: str
+    run_dir: str
+
+
+def collect(facts: JobFacts, overview: Overview | None, attempts: Sequence[AttemptLog]) -> Iterator[Metric]:
+    """Yield all metrics; without an `overview`, as the launcher did not answer, those of the event log alone."""
+    info = GaugeMetricFamily("jaxrun_job_info", "The job; always 1.", labels=["job_id", "name", "tag", "run_dir"])
+    info.add_metric([facts.job_id, facts.name, facts.tag, facts.run_dir], 1)
+    yield info
+    restarts = max(0, attempts[-1].number - 1) if attempts else 0
+    yield CounterMetricFamily("jaxrun_restarts", "How often the job was started again.", value=restarts)
+    yield _lost_seconds(attempts)
+    up = 0 if overview is None else 1
+    yield GaugeMetricFamily("jaxrun_launcher_answers", "Whether the launcher has answered this time.", value=up)
+    if overview is not None:
+        yield from _of_job(overview)
+        yield from _of_ranks(overview)
+
+
+def _lost_seconds(attempts: Sequence[AttemptLog]) -> Metric:
+    lost = CounterMetricFamily(
+        "jaxrun_lost_seconds",
+        "Time in which no program ran: until the first one did, and from the end of an attempt until the next one did.",
+        labels=["cause"],
+    )
+    for cause, seconds in lost_seconds(attempts).items():
+        lost.add_metric([cause], seconds)
+    return lost
+
+
+def lost_seconds(attempts: Sequence[AttemptLog]) -> dict[str, float]:
+    """Return the seconds without a program by cause: the start-up, or what the attempt before ended with."""
+    lost: defaultdict[str, float] = defaultdict(float)
+    for before, attempt in zip([None, *attempts], attempts, strict=False):
+        until = attempt.run_at if attempt.run_at is not None else attempt.end
+        if before is None:
+            lost[_STARTUP] += max(0.0, until - attempt.start)
+        else:
+            lost[before.ended_with or "unknown"] += max(0.0, until - before.end)
+    return dict(lost)
+
+
+def _of_job(overview: Overview) -> Iterator[Metric]:
+    ranks = GaugeMetricFamily("jaxrun_ranks", "How many ranks are in this state.", labels=["state"])
+    counts = Counter(_state(rank, overview) for rank in overview.hosts)
+    for state in _STATES:
+        ranks.add_metric([state], counts[state])
+    yield ranks
+    recorded = [flight for flight in overview.flights.values() if flight.level != NOTHING]
+    if recorded:
+        made = median(sum(flight.call_counts.values()) for flight in recorded)
+        yield CounterMetricFamily("jaxrun_calls", "Cross-process calls that a rank has made, the median.", value=made)
+        if overview.calls_per_step:
+            steps = made // overview.calls_per_step
+            yield CounterMetricFamily("jaxrun_steps", "Steps: calls, by how many calls a step has.", value=steps)
+    ages = [
+        overview.vitals[rank].time - flight.last_call.time
+        for rank, flight in overview.flights.items()
+        if flight.last_call is not None and rank in overview.vitals
+    ]
+    if ages:
+        text = "Seconds since any rank has made a cross-process call."
+        yield GaugeMetricFamily("jaxrun_progress_age_seconds", text, value=max(0.0, min(ages)))
+    share = GaugeMetricFamily(
+        "jaxrun_straggler_share_ratio", "In what share of the time others wait for these ranks.", labels=["ranks"]
+    )
+    if overview.straggler is not None:
+        share.add_metric([",".join(map(str, overview.straggler.ranks))], overview.straggler.share)
+    yield share
+
+
+def _state(rank: int, overview: Overview) -> str:
+    end = overview.ends.get(rank)
+    if end is not None:
+        return "failed" if end.is_failure else "finished" if end.text == "finished" else "stopped"
+    return "running" if overview.phase != "starting" and rank in overview.live else "starting"
+
+
+def _of_ranks(overview: Overview) -> Iterator[Metric]:
+    """What each rank uses; a rank whose host has not answered is left out, and so is what its host does not tell."""
+    labels = ["rank", "host"]
+    cpu = CounterMetricFamily("jaxrun_rank_cpu_seconds", "CPU time that the rank has used.", labels=labels)
+    written = CounterMetricFamily("jaxrun_rank_output_bytes", "Bytes written to stdout and stderr.", labels=labels)
+    memory = GaugeMetricFamily("jaxrun_rank_memory_bytes", "Memory of the rank's process.", labels=labels)
+    gpu = GaugeMetricFamily("jaxrun_rank_gpu_memory_bytes", "Memory of its GPUs that is used.", labels=labels)
+    busy = GaugeMetricFamily("jaxrun_rank_gpu_busy_ratio", "For how much of the time its GPUs work.", labels=labels)
+    for rank, vitals in sorted(overview.vitals.items()):
+        where = [str(rank), overview.hosts.get(rank, "")]
+        cpu.add_metric(where, vitals.cpu_seconds)
+        written.add_metric(where, vitals.bytes_written)
+        if vitals.memory_bytes:
+            memory.add_metric(where, vitals.memory_bytes)
+        if vitals.gpu_bytes >= 0:
+            gpu.add_metric(where, vitals.gpu_bytes)
+        if vitals.gpu_percent >= 0:
+            busy.add_metric(where, vitals.gpu_percent / 100)
+    yield from (cpu, written, memory, gpu, busy)
