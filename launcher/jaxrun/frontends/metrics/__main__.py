@@ -46,7 +46,7 @@ class _JobCollector(Collector):
             overview = None
         attempts: list[AttemptLog] = []
         with contextlib.suppress(JaxrunError):
-            attempts = read_attempts(read_job_events(self._job.run_dir).events)
+            attempts = read_attempts(read_job_events(self._job.run_dir))
         return collect(self._facts, overview, attempts)
 
 
