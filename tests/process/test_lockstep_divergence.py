@@ -247,7 +247,7 @@ pxla.UnloadedMeshExecutable.from_hlo = staticmethod(lambda *args, **kwargs: orig
     ("taken", "mode", "level", "calls", "warnings"),
     [
         (_NO_FIELDS, "strict", FIRST_CALLS, [1], ["the first call of each program only", "strict is not possible"]),
-        (_OTHER_FROM_HLO, "record", EVERY_CALL, [1, 2, 3], ["same name and shapes for the same"]),
+        (_OTHER_FROM_HLO, "record", EVERY_CALL, [1, 2, 3], ["same name and shapes as equal"]),
     ],
 )
 def test_with_less_of_jax_less_is_recorded_and_rank_0_says_so(
