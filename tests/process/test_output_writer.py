@@ -307,7 +307,7 @@ def test_a_full_disk_is_reported_once_and_costs_logs_only(tmp_path, run_python):
     shown, said = run_python(FULL_DISK, str(tmp_path))
     assert shown.count(b"\n") == 60
     written, alive = said.splitlines()
-    why = "File too large; logs that fail so are given up, the job goes on"
+    why = "File too large; such logs are abandoned, the job continues"
     assert written.decode() == f"jaxrun: cannot write {tmp_path}/rank-0000.out: {why}"
     assert alive == b"[1] alive"
     assert (tmp_path / "rank-0000.out").stat().st_size == 100_000

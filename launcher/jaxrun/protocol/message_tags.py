@@ -1,11 +1,11 @@
-"""Authenticates what follows the handshake, so that nobody between two hosts can change what a job is told.
+"""Authenticates the messages after the handshake, so that nobody between two hosts can change them.
 
-Each message bears a tag that only the two ends of its connection can make: BLAKE2b, with a key of the connection and
-of the direction, over the number of the message and the digest of its bytes. A message can be neither changed, left
-out, repeated, put in another order, nor sent back to its sender; the contents are not encrypted.
+Each message carries a tag that only the two ends of its connection can make: BLAKE2b, with a key for the connection and
+the direction, over the number of the message and the digest of its bytes. Nobody can change, drop, repeat or reorder
+a message, or send it back to its sender, without being noticed. The contents are not encrypted.
 
-The keys come from the job's token and both nonces of the handshake. On a Unix socket there is nobody between the two
-ends, and messages bear no tags.
+The keys come from the job's token and both nonces of the handshake. On a Unix socket nobody is between the two ends,
+so messages have no tags.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def digest(*pieces: bytes | bytearray | memoryview) -> bytes:
 class Tags:
     """The tags of the messages in one direction of a connection, in order; each end has its own with the same key.
 
-    nbytes:  of a tag
-    digest:  of a message's bytes, the same at both ends
+    nbytes:  size of a tag
+    digest:  digest of a message's bytes, the same at both ends
     """
 
     nbytes = _TAG_BYTES
@@ -49,9 +49,9 @@ class Tags:
         return hashlib.blake2b(number + message_digest, digest_size=_TAG_BYTES, key=self._key).digest()
 
     def verify(self, tag: bytes | bytearray, *pieces: bytes | bytearray | memoryview) -> None:
-        """Raise ProtocolError if `tag` is not that of the next message, whose bytes are `pieces`."""
+        """Raise ProtocolError if `tag` does not belong to the next message, whose bytes are `pieces`."""
         if not hmac.compare_digest(tag, self.next(self.digest(*pieces))):
-            raise ProtocolError("a message was changed, repeated or left out on its way, or comes from somebody else")
+            raise ProtocolError("a message was changed, repeated or left out on its way, or comes from someone else")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class ConnectionTags:
 
 
 def derive_tags(token: str, number: int, server_nonce: str, client_nonce: str, *, is_server: bool) -> ConnectionTags:
-    """Return the tags of this end; both ends know all that goes into it, and nobody else knows `token`."""
+    """Return the tags of this end; both ends know everything that they depend on, and nobody else knows `token`."""
 
     def key(direction: str) -> bytes:
         text = f"jaxrun messages {direction} {number} {server_nonce} {client_nonce}"

@@ -1,4 +1,4 @@
-"""What NCCL's own service (RAS) says about the communicators of a job: which ranks of one differ, or are missing."""
+"""A report of NCCL's own service (RAS) about a job's communicators: which ranks of each differ, or are missing."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class NcclRank:
     """One rank of a communicator, as NCCL knows it.
 
     number:  its number in the communicator
-    node:    the IP address of its host; empty where it is not known
-    pid:     the number by which its process knows itself; 0 where it is not known
-    rank:    the job's rank that this process is; -1 until it has been found
+    node:    its host's IP address; empty if unknown
+    pid:     the process id in its own namespace; 0 if unknown
+    rank:    its rank in the job; -1 until it has been found
     """
 
     number: int
@@ -25,7 +25,7 @@ class NcclRank:
 
 @dataclass(frozen=True, slots=True)
 class NcclGroup:
-    """Ranks of a communicator that are alike: how many, and which ones, unless these are too many to name."""
+    """Ranks of a communicator in the same state: how many, and which ones, unless there are too many to name."""
 
     size: int = 0
     named: tuple[NcclRank, ...] = ()
@@ -41,7 +41,7 @@ class LaunchCount:
 
 @dataclass(frozen=True, slots=True)
 class OperationCounts:
-    """A kind of operation of which the ranks of a communicator have launched different numbers, the highest first.
+    """A kind of operation that ranks of a communicator have launched different numbers of times, the highest first.
 
     operation:  "AllReduce"; empty where NCCL counts all kinds together (2.24 and 2.25)
     """
@@ -54,11 +54,11 @@ class OperationCounts:
 class Communicator:
     """A communicator whose ranks differ.
 
-    name:        NCCL's hash of it, "fa93daea854b060b", which is in its own log as well
-    size:        its ranks; 0 where that is not known
-    missing:     those whose process does not answer
-    left:        those whose process answers, but is not (or no more) a member
-    operations:  what the others have launched, as far as they differ
+    name:        NCCL's hash of it, "fa93daea854b060b", which NCCL's own log has, too
+    size:        number of its ranks; 0 if unknown
+    missing:     ranks whose process does not answer
+    left:        ranks whose process answers, but is not, or no longer, a member
+    operations:  operations of the other ranks, if their numbers differ
     """
 
     name: str
@@ -74,7 +74,7 @@ class Communicator:
 
 @dataclass(frozen=True, slots=True)
 class NcclReport:
-    """What NCCL says of a job: its version, "2.30.4", the number of communicators, and those whose ranks differ."""
+    """NCCL's report about a job: its version, "2.30.4", the number of communicators, and those whose ranks differ."""
 
     version: str
     communicators: int = 0

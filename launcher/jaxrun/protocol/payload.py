@@ -1,4 +1,4 @@
-"""Any Python value as bytes, large arrays and exceptions included: what the messages of a gang carry.
+"""Any Python value as bytes, including large arrays and exceptions, for the messages of a gang.
 
 A value is pickled with protocol 5 by cloudpickle; the buffers of its arrays are left out of the pickle. Between
 processes of one machine, large buffers travel as a memory file whose descriptor goes with the message: it is written
@@ -21,17 +21,18 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
-_MIN_SHARED_BYTES = 2**18  # of buffers, from which a memory file is worth its while
+_MIN_SHARED_BYTES = 2**18  # of buffers; below this, a memory file is not worth the effort
 _ALIGNMENT = 64
 _MMAP_NEEDS_NO_DESCRIPTOR: bool = sys.version_info >= (3, 13)
 _MMAP_WITHOUT_DESCRIPTOR: dict[str, Any] = {"trackfd": False}
-_CLOUDPICKLE_FILE_NAME = "<dynamic-code>"  # of all code that cloudpickle 3.1.3 pickles
-_MAIN_OF_SPAWNED = "__mp_main__"  # the main file in a child of multiprocessing's spawn; no other process can import it
+_CLOUDPICKLE_FILE_NAME = "<dynamic-code>"  # the file name of all code that cloudpickle 3.1.3 pickles
+# The main module in a child of multiprocessing's spawn; no other process can import it.
+_MAIN_OF_SPAWNED = "__mp_main__"
 Reduce = Callable[[Any], Any]
 
 
 class OwnedDescriptor:
-    """A file descriptor that is closed when nobody refers to it any more."""
+    """A file descriptor that is closed when the last reference to it is gone."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -45,7 +46,7 @@ class OwnedDescriptor:
 
 @dataclass(frozen=True, slots=True)
 class FunctionReference:
-    """A function that is imported where it is called."""
+    """A function that the receiver imports before it calls it."""
 
     module: str
     name: str
@@ -59,7 +60,7 @@ class Payload:
     """A pickled value.
 
     body:     the pickle
-    buffers:  those that the pickle has left out; with a `file`, only their sizes, 8 bytes each
+    buffers:  buffers outside the pickle; with a `file`, only their sizes, 8 bytes each
     file:     the memory file that holds the buffers, None if they travel with the message
     """
 
@@ -77,7 +78,7 @@ class Payload:
         return pickle.loads(self.body, buffers=buffers)
 
     def copy_buffers(self) -> Payload:
-        """Return the same with copies of the arrays' memory, which may change before the payload has been sent."""
+        """Return a copy with copies of the arrays' memory, which may change before the payload has been sent."""
         return Payload(self.body, tuple(memoryview(bytes(buffer)) for buffer in self.buffers), self.file)
 
     def _shared_sizes(self) -> tuple[int, ...]:
@@ -87,10 +88,10 @@ class Payload:
 def dump(value: Any, *, share: bool, reduce: Reduce | None = None, file: OwnedDescriptor | None = None) -> Payload:
     """Pickle `value`; with `share`, the receiver is on this machine and may be sent a memory file.
 
-    reduce:  is asked about each object first, as pickle's `reducer_override` is
-    file:    a memory file whose earlier value nobody uses any more, to be written again; None for a new one
+    reduce:  called for each object first, like pickle's `reducer_override`
+    file:    a memory file whose earlier value is no longer used, to be overwritten; None for a new one
 
-    Raises whatever pickling raises.
+    Raises any exception that pickling raises.
     """
     left_out: list[pickle.PickleBuffer] = []
     written = io.BytesIO()
@@ -98,7 +99,7 @@ def dump(value: Any, *, share: bool, reduce: Reduce | None = None, file: OwnedDe
     pickler.reduce_first = reduce
     pickler.dump(value)
     views = tuple(buffer.raw() for buffer in left_out)
-    body = written.getvalue()  # its buffer, in a cycle, would have Python complain
+    body = written.getvalue()  # Python would complain about its buffer if it were in a reference cycle
     if not share or sum(view.nbytes for view in views) < _MIN_SHARED_BYTES:
         return Payload(body, views)
     sizes = memoryview(struct.pack(f"<{len(views)}Q", *(view.nbytes for view in views)))
@@ -107,7 +108,7 @@ def dump(value: Any, *, share: bool, reduce: Reduce | None = None, file: OwnedDe
 
 @functools.cache
 def _pickler() -> Any:
-    import cloudpickle  # 24 ms, which a rank that is never sent a function need not pay
+    import cloudpickle  # takes 24 ms, which a rank saves if it never gets a function
 
     if _MAIN_OF_SPAWNED in sys.modules:
         cloudpickle.register_pickle_by_value(sys.modules[_MAIN_OF_SPAWNED])
@@ -125,7 +126,7 @@ def _pickler() -> Any:
 
 
 def reduce_code(code: CodeType, filename: str) -> tuple[Any, ...]:
-    """How a `Reduce` has code arrive under this file name, by which tracebacks find its lines."""
+    """Return a `Reduce` result that gives code this file name at the receiver, where tracebacks find its lines."""
     return _with_file_name, (code.replace(co_filename=_CLOUDPICKLE_FILE_NAME), filename)
 
 
@@ -150,9 +151,9 @@ def _write_memory_file(views: tuple[memoryview, ...], file: OwnedDescriptor) -> 
 
 
 def _map_buffers(fd: int, sizes: tuple[int, ...]) -> Iterator[memoryview]:
-    """The buffers of a memory file, as private memory.
+    """Yield the buffers of a memory file, as private memory.
 
-    Before Python 3.13 they are read, as a map would keep a descriptor for as long as somebody keeps an array.
+    Before Python 3.13 they are read, because a mapping would keep a descriptor open for the life of an array.
     """
     total = max(1, sum(map(_aligned, sizes)))
     if _MMAP_NEEDS_NO_DESCRIPTOR:

@@ -1,4 +1,4 @@
-"""How agents report their hosts before a job that asks for it (`jaxrun doctor`), and try to connect.
+"""The messages with which agents report their hosts before a job (`jaxrun doctor`), and try to connect to each other.
 
     agent                                     head
     HostFacts             ──────────▶                           (after AgentReport, from every agent)
@@ -21,9 +21,9 @@ class Gpus:
     """The GPUs that a process sees, by ordinal.
 
     source:   what counted them, "NVML"
-    visible:  the setting that limits them, "CUDA_VISIBLE_DEVICES=2,3"; empty if nothing does
-    ids:      UUIDs, which tell them apart on their host
-    cores:    next to each, as the kernel lists them, "0-31,64-95"; empty where it does not
+    visible:  the setting that limits them, "CUDA_VISIBLE_DEVICES=2,3"; empty if there is none
+    ids:      UUIDs, unique on their host
+    cores:    the cores next to each, in the kernel's format, "0-31,64-95"; empty if the kernel does not say
     trouble:  why they could not be counted; empty if they could
     """
 
@@ -37,10 +37,10 @@ class Gpus:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a job may use on this machine.
+    """The resources of this machine that a job may use.
 
     cores:        the cores that this process may run on, hardware threads of one core side by side
-    all_cores:    how many the machine has
+    all_cores:    number of cores of the machine
     gpus:         the visible GPUs by platform ("cuda", "rocm"); a platform that was not probed is left out
     tpu:          whether there are TPU chips
     cuda_plugin:  whether JAX's plugin for CUDA is installed
@@ -55,7 +55,7 @@ class Machine:
 
     @property
     def platform(self) -> str:
-        """That of the GPUs which are seen, or would be; empty where none were looked for."""
+        """The platform of the GPUs that are visible, or would be; empty if none were looked for."""
         return next((name for name, gpus in self.gpus.items() if gpus.names), next(iter(self.gpus), ""))
 
     @property
@@ -65,7 +65,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """A GPU; the bytes of its memory are -1 where they are not known."""
+    """A GPU; the bytes of its memory are -1 if unknown."""
 
     name: str
     used_bytes: int
@@ -74,14 +74,14 @@ class GpuFacts:
 
 @dataclass(frozen=True, slots=True)
 class FabricFacts:
-    """What decides by which network NCCL sends from a rank to other hosts.
+    """Facts that decide by which network NCCL sends from a rank to other hosts.
 
-    nics:            by name, what they are: "cxi" (Slingshot) or "infiniband" (RoCE, too)
+    nics:            kind of each NIC by name: "cxi" (Slingshot) or "infiniband" (RoCE, too)
     interfaces:      network interfaces that are up and have an address: "hsn0"
-    gpus:            ids of those that the rank sees
+    gpus:            ids of the GPUs that the rank sees
     plugins:         paths of the net plugins where the loader looks; plugin: the one that NCCL loads, empty for none
-    replaced_nccl:   the libnccl.so.2 on LD_LIBRARY_PATH that takes the place of the installed one; empty for none
-    variables:       those of the environment that matter to it
+    replaced_nccl:   the libnccl.so.2 on LD_LIBRARY_PATH that replaces the installed one; empty for none
+    variables:       the relevant variables of the environment
     """
 
     nics: Mapping[str, str] = field(default_factory=dict)
@@ -95,23 +95,23 @@ class FabricFacts:
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """What an agent finds on its host. Sizes are bytes, limits are -1 where there is none.
+    """What an agent finds on its host. Sizes are in bytes; a limit of -1 means that there is none.
 
-    port:            where it answers the other hosts; 0 for none
-    versions:        of Python, jaxrun and what JAX consists of, by the name of the package
+    port:            the port where it answers the other hosts; 0 for none
+    versions:        of Python, jaxrun and JAX's packages, by the name of the package
     python:          the path of the interpreter
-    name_addresses:   to which the host's own name leads; empty if to none
-    addresses:       of the host, each with its network interface: {"10.1.0.4": "eth0"}
+    name_addresses:   the addresses of the host's own name; empty if it has none
+    addresses:       the host's addresses, each with its network interface: {"10.1.0.4": "eth0"}
     proxies:         variables of the environment that name a proxy
     limits:          soft limits: "nofile", "nproc", "memlock"; "nofile hard"
     memory:          "total", "available" and "limit" of the cgroup
     shared_memory:   the size of /dev/shm
     disks:           free bytes by directory; disk_errors: why nothing can be written there
-    cores:           that the agent may use; all_cores: that the host has
-    gpus:            those of NVIDIA
-    nvidia_driver:   its version; nvidia_trouble: why it does not tell of GPUs
+    cores:           number of cores that the agent may use; all_cores: of the host
+    gpus:            NVIDIA GPUs
+    nvidia_driver:   its version; nvidia_trouble: why it did not list GPUs
     fabric:          what decides by which network NCCL sends
-    sees_run_dir:    whether the job's run directory is there
+    sees_run_dir:    whether the job's run directory exists there
     """
 
     agent: AgentId
@@ -139,7 +139,7 @@ class HostFacts:
 
 @dataclass(frozen=True, slots=True)
 class ProbePeers:
-    """Connect to these agents: "host:port" and the host's name of each."""
+    """Connect to these agents: "host:port" and the host's name for each."""
 
     addresses: Mapping[AgentId, str]
     hosts: Mapping[AgentId, str]
@@ -147,11 +147,11 @@ class ProbePeers:
 
 @dataclass(frozen=True, slots=True)
 class PeerResults:
-    """Which other agents can be connected to.
+    """The result of connecting to the other agents.
 
     interfaces:     the network interface by which each was reached, "eth0"
     errors:         why the rest could not be reached
-    unknown_names:  hosts whose name leads nowhere here
+    unknown_names:  hosts whose name does not resolve here
     """
 
     agent: AgentId

@@ -26,19 +26,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 PHASES = ("setup", "call", "teardown")
-PEER_LOST = "jaxrun_peer_lost"  # the key in a report whose failure is a PeerLost: what the rank waited in, and why
+# The key in a report whose failure is a PeerLost: the call in which the rank waited, and why.
+PEER_LOST = "jaxrun_peer_lost"
 
 
 @dataclass(frozen=True, slots=True)
 class SessionSettings:
-    """What the ranks' sessions need to be like the parent's.
+    """Settings that make the ranks' sessions similar to the parent's.
 
     files:      the test files to collect
     root, ini:  pytest's rootdir and configuration file; ini may be empty
     plugins:    the values of all -p options
     options:    pytest's options by name, each pickled on its own
     path:       sys.path
-    directory:  for temporary files of ranks that see it; no other host has a directory of this name
+    directory:  for temporary files of ranks that can see it; no other host has a directory of this name
     debug:      whether a rank whose test fails asks for a debugger
     coverage:   configuration of coverage, as CoverageConfig.serialize returns it; empty: do not measure
     environ:    variables for the tests
@@ -111,7 +112,7 @@ class PeerLost:
 
 @dataclass(frozen=True, slots=True)
 class FaultRequest:
-    """Do `kind` ("kill", "pause") to a rank; equal requests in one test count once."""
+    """Inject the fault `kind` ("kill", "pause") into a rank; equal requests in one test count once."""
 
     kind: str
     rank: int

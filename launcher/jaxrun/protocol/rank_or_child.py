@@ -1,4 +1,4 @@
-"""Tells a rank from the processes that it has started, which inherit its variables: JAXRUN_CHILD_OF names its pid."""
+"""Distinguishes a rank from processes it has started, which inherit its variables: JAXRUN_CHILD_OF has its pid."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxrun.protocol.names import CHILD_OF, RANK
 
 
 def is_child(environ: Mapping[str, str]) -> bool:
-    """Whether a rank's program has started this process, whose environment is `environ`, or has forked it."""
+    """Whether a rank's program has started or forked this process, whose environment is `environ`."""
     told: Any = json.loads(environ.get(CHILD_OF, "null"))
     return told is not None and told["pid"] != os.getpid()
 

@@ -1,4 +1,4 @@
-"""What the command line says to every worker: the plain record that they read, and the values that it may have.
+"""The settings of every worker from the command line: the plain record that workers read, and its possible values.
 
 The options that set it are declared in spec/job/options.py.
 """
@@ -9,21 +9,21 @@ from dataclasses import dataclass
 
 from jaxrun.protocol.flight_file import LOCKSTEP_RECORD
 
-MAKE_MESH_JAXRUN, MAKE_MESH_JAX = MAKE_MESH_MODES = ("jaxrun", "jax")  # who lays a mesh over several hosts
-# Who compiles a program that the ranks of a host have in common: one of them where that is safe, or each.
+MAKE_MESH_JAXRUN, MAKE_MESH_JAX = MAKE_MESH_MODES = ("jaxrun", "jax")  # what lays out a mesh over several hosts
+# Which ranks of a host compile a program that they share: one of them if that is safe, or each.
 COMPILE_AUTO, COMPILE_EACH = COMPILE_MODES = ("auto", "each")
-STDIN_RANK_0, STDIN_NONE = "0", "none"  # who has jaxrun's standard input, besides other numbers
-TLS_AUTO, TLS_ON, TLS_OFF = TLS_MODES = ("auto", "on", "off")  # whether only ranks of the job reach JAX's coordinator
-CACHE_OFF, CACHE_AUTO = "off", "auto"  # where compiled programs are kept, besides a directory
+STDIN_RANK_0, STDIN_NONE = "0", "none"  # values besides the number of a rank
+TLS_AUTO, TLS_ON, TLS_OFF = TLS_MODES = ("auto", "on", "off")  # whether JAX's coordinator accepts only ranks of the job
+CACHE_OFF, CACHE_AUTO = "off", "auto"  # values besides a directory for compiled programs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
-    """What every worker is told.
+    """Settings that every worker gets.
 
-    compile_cache:  where compiled programs are kept: an absolute path, "auto" or "off"
-    stdin:          which rank has jaxrun's standard input: a number, or "none"; "" while that is undecided
-    init_timeout:   seconds until every process must have joined
+    compile_cache:  directory for compiled programs: an absolute path, "auto" or "off"
+    stdin:          the rank that has jaxrun's standard input: a number, or "none"; "" while undecided
+    init_timeout:   seconds within which every process must have joined
     """
 
     make_mesh: str = MAKE_MESH_JAXRUN

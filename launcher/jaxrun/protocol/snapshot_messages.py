@@ -1,4 +1,4 @@
-"""What the head asks agents about their workers, and the answers: snapshots, flight recorders, programs.
+"""The messages with which the head queries agents about their workers: snapshots, flight recorders, programs.
 
 They belong to the messages of agent_messages.py.
 """
@@ -13,17 +13,17 @@ from jaxrun.protocol.nccl_report import NcclReport
 
 
 class RankDetail(enum.StrEnum):
-    """What a rank is asked for. Only for stacks does it get a signal, whose answer takes a moment."""
+    """The kind of query to a rank. Only for stacks does the rank get a signal, and the answer takes a moment."""
 
     PROGRESS = "progress"  # counters: is there any progress?
-    VITALS = "vitals"  # how far it has come, and what it uses
+    VITALS = "vitals"  # how far it has come, and the resources that it uses
     CALLS = "calls"  # its last cross-process calls
     HISTORY = "history"  # all that its flight recorder holds
     STACKS = "stacks"  # Python stacks, with its counters and last calls
     NATIVE_STACKS = "native stacks"  # the same, with C frames
-    IDENTITY = "identity"  # by what other programs know it: its own process id, and its host's addresses
-    NCCL = "nccl"  # what NCCL's own service says of all ranks, where asking is harmless
-    NCCL_AT_END = "nccl at the end"  # the same of a job that is about to end: also where asking may crash a rank
+    IDENTITY = "identity"  # its process id in its own namespace, and its host's addresses
+    NCCL = "nccl"  # the report of NCCL's own service about all ranks, if asking is harmless
+    NCCL_AT_END = "nccl at the end"  # the same for a job that is about to end: also if asking may crash a rank
 
     @property
     def needs_signal(self) -> bool:
@@ -32,7 +32,7 @@ class RankDetail(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RankQuery:
-    """What is the rank doing? Answered by its agent, with a RankReply of the same number."""
+    """A query to a rank. Its agent answers with a RankReply of the same number."""
 
     number: int
     detail: RankDetail
@@ -42,9 +42,9 @@ class RankQuery:
 class ChildProcess:
     """A process that a rank has started.
 
-    command:  with which it was started; empty for one that has ended, or does what the rank's own program does
-    status:   as `subprocess` gives it, negative for a signal, of one that has ended and was not waited for; None while
-              it lives
+    command:  its command; empty if it has ended, or has the same command as the rank's own program
+    status:   as in `subprocess`, negative for a signal, for a process that has ended and was not waited for; None while
+              it is alive
     """
 
     pid: int
@@ -54,26 +54,26 @@ class ChildProcess:
 
 @dataclass(frozen=True, slots=True)
 class RankReply:
-    """What a rank is doing; what was not asked for is empty.
+    """The state of a rank; fields that were not asked for are empty.
 
-    number:         of the RankQuery; 0 stands for a rank that has not replied
-    time:           seconds since the epoch on the clock of its host: of the stacks, or of the reply
-    stacks:         what the fault handler wrote
+    number:         the RankQuery's; 0 for a rank that has not replied
+    time:           of the stacks or the reply, in seconds since the epoch on its host's clock
+    stacks:         the output of the fault handler
     native_stacks:  stacks with C frames
-    kernel_wait:    what the kernel says that its main thread waits in, or its ProcessState
-    cpu_seconds:    user and system time so far, with that of the processes that it has started
-    core_wait_s:    for how many seconds so far its threads have waited for a core
+    kernel_wait:    the kernel function in which its main thread sleeps, or its ProcessState
+    cpu_seconds:    user and system time so far, including the processes that it has started
+    core_wait_s:    seconds that its threads have waited for a core so far
     bytes_written:  to stdout and stderr
-    file_bytes:     that it has read from files and written to them, as far as the kernel counts them
-    call_counters:  of its flight recorder, equal as long as it has neither entered, made nor compiled anything
-    flight:         what its flight recorder holds; for VITALS the last call only
-    memory_bytes:   of its process that are in memory; 0 where that is not known
-    gpu_percent:    for how much of the last moment its GPUs were busy, on average; -1 where that is not known
-    gpu_bytes:      of their memory that are used, by whomever; -1 where that is not known
-    children:       the processes that it has started, with its stacks
-    own_pid:        the number by which its process knows itself
+    file_bytes:     bytes that it has read from files and written to them, as far as the kernel counts them
+    call_counters:  of its flight recorder; equal as long as it has not entered, made or compiled anything
+    flight:         the content of its flight recorder; for VITALS only the last call
+    memory_bytes:   resident memory of its process; 0 if unknown
+    gpu_percent:    share of the last moment in which its GPUs were busy, on average; -1 if unknown
+    gpu_bytes:      used memory of its GPUs, by any process; -1 if unknown
+    children:       the processes that it has started, if stacks were asked for
+    own_pid:        its process id in its own namespace
     addresses:      the IP addresses of its host
-    nccl:           what NCCL's own service says; None where it was not asked, or has not answered
+    nccl:           the report of NCCL's own service; None if it was not asked, or has not answered
     """
 
     rank: int
@@ -98,7 +98,7 @@ class RankReply:
 
 
 class ProcessState(enum.StrEnum):
-    """The kernel's letter for a process that does not answer signals: it takes the place of what a thread waits in."""
+    """The kernel's letter for a process that does not answer signals; used in place of the kernel function."""
 
     STOPPED = "T"  # by a signal
     TRACED = "t"  # by a debugger
@@ -108,9 +108,9 @@ class ProcessState(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RecorderSnapshot:
-    """What the flight recorder of a rank holds as its program ends, or when it has died.
+    """The flight recorder of a rank when its program ends, or after it has died.
 
-    `core_wait_s`: for how many seconds its threads have waited for a core; 0.0 where it has died.
+    core_wait_s:  seconds that its threads have waited for a core; 0.0 if it has died
     """
 
     rank: int
@@ -120,14 +120,14 @@ class RecorderSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class ProgramDetailsRequest:
-    """Read what the flight recorder of the agent's worker says of a program; answered by a ProgramDetailsReply."""
+    """Read the flight recorder's details of a program; answered by a ProgramDetailsReply."""
 
     program: int
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramDetailsReply:
-    """What a rank's flight recorder says of a program."""
+    """The details of a program in a rank's flight recorder."""
 
     rank: int
     program: int

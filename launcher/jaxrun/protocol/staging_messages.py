@@ -1,4 +1,4 @@
-"""What --stage copies to local disks: how head and agents speak of it, and the paths that lead to the copies.
+"""Directories that --stage copies to local disks: the messages of head and agents, and the paths of the copies.
 
     agent                                     head
                           ◀──────────    JobInfo                (with a Stage)
@@ -6,8 +6,8 @@
                           ◀──────────    CopyStaged             (to one agent of each host)
     StagedCopied          ──────────▶                           (then the workers are started)
 
-They belong to the messages of agent_messages.py. How hosts copy from each other is said in node/staging/transfer.py.
-Paths are those of `staged`, which has the copies by source: {"/home/me/venv": "/tmp/…/copy"}.
+They belong to the messages of agent_messages.py. node/staging/transfer.py describes how hosts copy from each other.
+A mapping `staged` has the path of the copy for each source: {"/home/me/venv": "/tmp/…/copy"}.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PATH_VARIABLES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "COND
 
 @dataclass(frozen=True, slots=True)
 class StagedContent:
-    """A directory as it was when it was read: the paths that mean it, the hash of its content, bytes of its files."""
+    """A directory as it was read: the paths that mean it, the hash of its content, the bytes of its files."""
 
     sources: tuple[str, ...]
     name: str
@@ -35,7 +35,7 @@ class StagedContent:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """All that is copied, and the directory of --stage-dir; empty for each host's TMPDIR or /tmp."""
+    """All directories to copy, and the directory of --stage-dir; empty for each host's TMPDIR or /tmp."""
 
     base: str
     contents: tuple[StagedContent, ...]
@@ -43,7 +43,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class CopyStaged:
-    """Have all that is staged on your host, from `giver` ("host:port", or "" for the head); so many others take it."""
+    """Copy all staged directories from `giver` ("host:port", "" for the head) to your host; `takers` copy from it."""
 
     giver: str
     takers: int
@@ -51,7 +51,7 @@ class CopyStaged:
 
 @dataclass(frozen=True, slots=True)
 class StagedCopied:
-    """All that is staged is on the agent's host, to which `nbytes` have come; or `error` says why it is not."""
+    """All staged directories are on the agent's host, which received `nbytes` for it; or `error` says why not."""
 
     agent: AgentId
     nbytes: int
@@ -59,7 +59,7 @@ class StagedCopied:
 
 
 def staged_path(path: str, staged: Mapping[str, str]) -> str:
-    """Where `path` is in the copies; the path itself if it is in none."""
+    """Return the path of `path` in the copies; the path itself if it is in none."""
     full = os.path.abspath(path)
     for source, copy in staged.items():
         if full == source or full.startswith(f"{source}/"):

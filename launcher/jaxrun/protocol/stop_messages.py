@@ -1,14 +1,14 @@
-"""What a rank and the head send each other about checkpoints, and to have all ranks stop at the same step.
+"""The messages between a rank and the head about checkpoints, and about stopping all ranks at the same step.
 
-A rank counts its polls, the calls of `should_stop`. Asked to stop, it tells how many have returned, and lets the next
-one wait; the head lets the first poll that no rank has made yet return True.
+A rank counts its polls, the calls of `should_stop`. When it is asked to stop, it reports how many have returned, and
+lets the next one wait; the head lets the first poll that no rank has made yet return True.
 
     rank                                  head
     CheckpointSaved    ──────────▶
     StopPolled         ──────────▶                       (at the first poll)
                        ◀──────────    StopRequested
     PollCount          ──────────▶
-                       ◀──────────    StopAt             (once all ranks have told)
+                       ◀──────────    StopAt             (once all ranks have reported)
     StopReached        ──────────▶
 """
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-NO_STEP = -1  # where the program has given none
+NO_STEP = -1  # if the program has given none
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,21 +29,21 @@ class CheckpointSaved:
 
 @dataclass(frozen=True, slots=True)
 class StopPolled:
-    """The program polls whether it should stop, from now on."""
+    """The program polls from now on whether it should stop."""
 
     rank: int
 
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """The program should stop, for this reason ("SIGTERM"): tell your PollCount, and make no poll before StopAt."""
+    """The program should stop, for this reason ("SIGTERM"): send your PollCount, and make no poll before StopAt."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class PollCount:
-    """So many polls of this rank have returned, all of them False."""
+    """The number of polls of this rank that have returned, all of them False."""
 
     rank: int
     polls: int
@@ -58,7 +58,7 @@ class StopAt:
 
 @dataclass(frozen=True, slots=True)
 class StopReached:
-    """The program has been told to stop, at this step of its own, or NO_STEP."""
+    """The program was told to stop, at this step of its own, or NO_STEP."""
 
     rank: int
     step: int

@@ -1,8 +1,8 @@
 """The command of a worker: `python …/jaxrun_runtime PROGRAM …`.
 
-The runtime is started by its directory, of which Python runs the `__main__.py`. `python -m` would search the current
-directory first, for whatever the interpreter imports before the runtime's first line; -P would prevent that, but also
-set `sys.flags.safe_path` in the program, by which coverage, multiprocessing and others act differently.
+Python gets the runtime's directory and runs the `__main__.py` in it. `python -m` would search the current directory
+first, for everything that the interpreter imports before the runtime's first line. -P would prevent that, but would
+also set `sys.flags.safe_path` in the program, which coverage, multiprocessing and others react to.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def worker_argv(python: str, program: Sequence[str], *, is_module: bool = False)
 
 
 def program_of(argv: Sequence[str]) -> tuple[str, ...]:
-    """Return `PROGRAM …`, as a worker gets it, of a worker's command."""
+    """Return `PROGRAM …`, as a worker gets it, from a worker's command."""
     return tuple(argv[_WORDS_BEFORE_PROGRAM:])
 
 
 @functools.cache
 def runtime_directory(package: str = "") -> str:
-    """Return the directory by which Python runs the runtime, or a package within it. Raises UnavailableError."""
+    """Return the directory with which Python runs the runtime, or a package within it. Raises UnavailableError."""
     spec = importlib.util.find_spec(RUNTIME)  # does not import it
     if spec is None or not spec.submodule_search_locations:
         raise UnavailableError(f"the package {RUNTIME} is not installed beside jaxrun; install both: pip install .")

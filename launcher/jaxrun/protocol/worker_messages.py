@@ -1,4 +1,4 @@
-"""What a worker and its agent send each other, in the order of a job's life.
+"""The messages between a worker and its agent, in the order of a job's life.
 
     worker                             agent and head
                         ◀──────────    RankSecret        (from the agent itself, before anything else)
@@ -14,14 +14,14 @@
     SignalHandlers      ──────────▶    (the program handles SIGINT or SIGTERM itself, or no longer)
     Interrupted         ──────────▶    (KeyboardInterrupt is raised in it)
     MpiImported         ──────────▶    (the program, whose ranks an MPI has started, uses it)
-                        ◀──────────    ProfileCalls      (see flight_file.ORDERS_WORD for how it is noticed)
+                        ◀──────────    ProfileCalls      (flight_file.ORDERS_WORD makes the rank look for it)
     ProfileEnded        ──────────▶
                         ◀─────────▶    (debugger_messages.py, while it is being debugged)
-                        ◀─────────▶    (stop_messages.py, where the program asks whether it should stop)
+                        ◀─────────▶    (stop_messages.py, if the program asks whether it should stop)
     Failed | Done       ──────────▶    (the program's end; with --pdb, Failed is answered by a DebuggerDecision)
-                        ◀──────────    Exit              (after Done: everybody has finished)
+                        ◀──────────    Exit              (after Done: all ranks have finished)
 
-They travel over the socket pair whose descriptor the worker finds in JAXRUN_CHANNEL_FD, and on to the head among the
+They travel over the socket pair whose descriptor the worker finds in JAXRUN_CHANNEL_FD, and then to the head among the
 messages of agent_messages.py. Times are seconds since the epoch on the sender's clock.
 """
 
@@ -38,9 +38,9 @@ from jaxrun.protocol.stop_messages import StopMessageToHead, StopMessageToRank
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A worker has started (`started_at`) and imported jax; `versions` and `environment` must be alike on all ranks.
+    """A worker has started (`started_at`) and imported jax; `versions` and `environment` must be equal on all ranks.
 
-    public_key:  of the key that it has made to join by TLS, a compressed point of P-256 in hex; empty if it has none
+    public_key:  of the key with which it joins by TLS, a compressed point of P-256 in hex; empty if it has none
     """
 
     rank: int
@@ -56,18 +56,18 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class RankSecret:
-    """The secret by which the ranks of an attempt know each other. Variables would show it to all that log them."""
+    """The secret that the ranks of an attempt share. A variable would appear in logs of the environment."""
 
     token: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """By which a rank joins with the key of its Hello; `chain` and `ca` are PEM.
+    """The certificate with which a rank joins, for the key of its Hello; `chain` and `ca` are PEM.
 
-    chain:  the rank's own
-    ca:     of the authority that has signed those of all ranks
-    peers:  how the names (URI) of all ranks begin
+    chain:  the rank's own certificate
+    ca:     the authority that signed the certificates of all ranks
+    peers:  the common beginning of the names (URI) of all ranks
     """
 
     chain: str
@@ -77,7 +77,7 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True)
 class StartCoordinator:
-    """Open the coordinator on a free port of `interface` (an address of rank 0's host), with a certificate by TLS."""
+    """Open the coordinator on a free port of `interface` (an address of rank 0's host), by TLS with a certificate."""
 
     interface: str
     certificate: Certificate | None = None
@@ -97,7 +97,7 @@ class CoordinatorReady:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Connect to the coordinator at `address` ("host:port"), with a certificate by TLS; it listens.
+    """Connect to the coordinator at `address` ("host:port"), by TLS if there is a certificate; it is listening.
 
     `master_port` as in CoordinatorReady.
     """
@@ -109,9 +109,9 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class DeviceReport:
-    """What JAX reports once this process has joined; `nonce` is the job id that the coordinator holds.
+    """JAX's view after this process has joined; `nonce` is the job id that the coordinator holds.
 
-    cores:  on which it may run, "0-31,64-95"; empty for all of its host
+    cores:  the cores on which it may run, "0-31,64-95"; empty for all cores of its host
     """
 
     rank: int
@@ -129,7 +129,7 @@ class DeviceReport:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """All device reports are as they should be: run the program."""
+    """All device reports agree with the job: run the program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,16 +139,17 @@ class Call:
     The first one is sent twice if its program is compiled for it: before that, and after it.
 
     group:             the ranks that take part, "0-3" or "0,2"
-    number:            of the call among those of this group, from 1; 0 for a program that exchanges nothing between
-                       the ranks, so that one may run it alone
+    number:            of the call within its group, from 1; 0 for a program that exchanges nothing between the ranks,
+                       so a single rank may run it alone
     program:           its number in the rank's flight recorder
-    key:               hash of what must be alike for the ranks to meet: name, shapes, dtypes, shardings, mesh
-    code:              hash of the lowered program; empty where it is not known
+    key:               hash of everything that must be equal for the ranks to meet: name, shapes, dtypes, shardings,
+                       mesh
+    code:              hash of the lowered program; empty if unknown
     name:              as JAX calls it, "jit(step)"
     source_line:       where the user's program made the call, "train.py:88 train_step"
     waits_for_answer:  whether the rank makes the call, or compiles its program, only after a Proceed
-    is_compiled:       whether the program is compiled; if not, its key is not known yet and empty, and another Call,
-                       with the same number, follows after the compilation
+    is_compiled:       whether the program is compiled; if not, its key is still unknown and empty, and another Call
+                       with the same number follows after the compilation
     """
 
     rank: int
@@ -174,7 +175,7 @@ class Proceed:
 
 @dataclass(frozen=True, slots=True)
 class CallMismatch:
-    """The ranks of the group are not about to make the same call: raise DivergenceError with this reason."""
+    """The ranks of the group are about to make different calls: raise DivergenceError with this reason."""
 
     group: str
     number: int
@@ -185,8 +186,8 @@ class CallMismatch:
 class ProfileCalls:
     """Take a JAX profile of the calls `first` to `last` of the group; answered by ProfileEnded.
 
-    directory:  where profiles are, for xprof
-    session:    the one in it to which this profile belongs
+    directory:  the directory of profiles, for xprof
+    session:    the session in it to which this profile belongs
     """
 
     group: str
@@ -198,11 +199,11 @@ class ProfileCalls:
 
 @dataclass(frozen=True, slots=True)
 class ProfileEnded:
-    """The rank has written its profile, of so many bytes; or it has not, for the reason `error`.
+    """The rank has written its profile, with `nbytes` bytes; or it has not, for the reason `error`.
 
-    started_at:  when it began to take it; 0.0 if it never did
-    last:        the last call in it: the program may end earlier than it was asked for
-    is_late:     that the order came too late is the reason
+    started_at:  when the profile began; 0.0 if it never did
+    last:        the last call in it: the program may end before the requested call
+    is_late:     the order came too late
     """
 
     rank: int
@@ -231,7 +232,7 @@ class ThreadFailed:
 class SignalHandlers:
     """Whether the program itself handles SIGINT (`interrupt`) and SIGTERM (`termination`).
 
-    It also handles SIGTERM if it asks JAX whether the job is being preempted.
+    A program that asks JAX whether the job is being preempted also handles SIGTERM.
     """
 
     rank: int
@@ -255,19 +256,19 @@ class MpiImported:
 
 
 class WorkerStage(enum.StrEnum):
-    """How far a worker has come."""
+    """The stages of a worker."""
 
     START = "start"
     JOIN = "join"
-    PROVE = "prove"  # that its devices are those that the job asks for
+    PROVE = "prove"  # proves that its devices are as planned
     PROGRAM = "program"
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The worker failed, and ends with `status` right after this.
+    """The worker failed, and will exit with `status`.
 
-    stage:      in which it failed
+    stage:      the stage in which it failed
     error:      the exception's type; "SystemExit" for a sys.exit
     message:    the exception's text
     traceback:  with the frames of the user's program only
@@ -287,7 +288,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The program has ended with status 0, its threads and exit handlers too; the worker waits for Exit."""
+    """The program has ended with status 0, and so have its threads and exit handlers; the worker waits for Exit."""
 
     rank: int
     time: float

@@ -1,1 +1,1 @@
-"""What a job leaves and shows: its output, its events, its run directory, and how they are read again."""
+"""The files and the output of a job: its run directory, its events, and reading them again."""

@@ -1,1 +1,1 @@
-"""The events of a job, what the head wants done about them, and the log of both, events.jsonl."""
+"""The events of a job, the actions of the head, and the log of both, events.jsonl."""

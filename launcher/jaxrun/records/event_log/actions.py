@@ -1,4 +1,4 @@
-"""What the head wants done, as values."""
+"""The head's actions, as values."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SignalRanks:
 
 @dataclass(frozen=True, slots=True)
 class PrintLine:
-    """Print a line of jaxrun's own; `status`: only until the next line, and none at all if the text is empty."""
+    """Print a line of jaxrun's own; `status`: only until the next line, and an empty text shows no line."""
 
     text: str
     status: bool = False
@@ -54,7 +54,7 @@ class PrintSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class PrintStallNotice:
-    """Print in one line who waits for whom; the job has made no progress for so many seconds."""
+    """Print in one line who waits for whom; the job has made no progress for `idle_s` seconds."""
 
     snapshot: Snapshot
     idle_s: float
@@ -70,24 +70,24 @@ class AnswerRequest:
 
 @dataclass(frozen=True, slots=True)
 class RecordDivergence:
-    """The ranks fell out of step; `text` says how to people."""
+    """The ranks fell out of step; `text` describes it for people."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class RecordStraggler:
-    """Log that one rank, or one host, holds the others up."""
+    """Log that one rank, or one host, slows the others down."""
 
     straggler: Straggler
 
 
 @dataclass(frozen=True, slots=True)
 class RecordClock:
-    """Log what is to be added to times of this rank's clock, in seconds, and how wrong that may be.
+    """Log the offset to add to times of this rank's clock, in seconds, and its error.
 
-    It is for the times in the rank's flight recorder, its WorkerExited and its ProfileEnded; the last one counts.
-    error_s: 0.0 where it comes from one message one way, and nobody knows
+    It applies to the times in the rank's flight recorder, its WorkerExited and its ProfileEnded; the last one counts.
+    error_s: 0.0 if it comes from a single message in one direction, so the error is unknown
     """
 
     rank: int
@@ -97,19 +97,19 @@ class RecordClock:
 
 @dataclass(frozen=True, slots=True)
 class ShowTerminalText:
-    """Write the text of a debugger to the terminal, as it is."""
+    """Write a debugger's text to the terminal unchanged."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Suspend:
-    """Stand still, as a shell expects of Ctrl-Z, until SIGCONT; answered by one Resumed."""
+    """Stop until SIGCONT, as a shell expects after Ctrl-Z; answered by one Resumed."""
 
 
 @dataclass(frozen=True, slots=True)
 class LookForHosts:
-    """Look whether hosts that the job lacks are there again; answered by one HostsFound.
+    """Check whether hosts that the job lacks are back; answered by one HostsFound.
 
     agents:  those for which the attempt waits, which are started where their host is found; empty where a smaller job
              looks for any host
@@ -130,7 +130,7 @@ class Finish:
     outcome: JobOutcome
 
 
-# An agent on another host also executes NextAttempt and Shutdown, which the supervisor sends it at the end.
+# An agent on another host also executes NextAttempt and Shutdown, which the supervisor sends at the end.
 Action = (
     Send
     | SendToAgents

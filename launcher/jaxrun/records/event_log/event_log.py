@@ -2,7 +2,7 @@
 
 The first line is `{"format": 2}`. Each further line is a JSON object: "time" (seconds since the epoch, on the clock of
 the launcher's host), "attempt" (from 1), "event", a message as the codec writes it, with its "type", and, where the
-head has sent it to ranks, these as "to". Some fields are left empty: secrets, and texts that the ranks' logs hold.
+head has sent it to ranks, these as "to". Some fields are left empty: secrets, and texts that are in the ranks' logs.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ LoggedMessage = (
     | RecordDivergence
     | Straggler
 )
-# Events that come often, answer what the head has asked, or are about what somebody types.
+# Events that are frequent, answer the head's queries, or contain what a person types.
 _UNLOGGED = (
     "Tick", "Requested", "TerminalLine", "RankReply", "RecorderSnapshot", "ProgramDetailsReply", "ClockReply",
     "CoordinatorReady", "Call", "PollCount", "SignalHandlers", "Interrupted",
@@ -73,7 +73,7 @@ _EMPTIED: Mapping[type, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class LoggedEvent:
-    """One line: a message, when the launcher had it, in which attempt, and to which ranks it was sent, if it was."""
+    """One line: a message, when the launcher received it, in which attempt, and to which ranks it was sent, if any."""
 
     time: float
     message: LoggedMessage
@@ -82,7 +82,7 @@ class LoggedEvent:
 
     @property
     def rank(self) -> int | None:
-        """The rank that it is about, if it is about one."""
+        """The rank of the message; None if it is not about one rank."""
         rank = getattr(self.message, "rank", None)
         return rank if rank is not None and 0 <= rank < _MAX_RANKS else None
 
@@ -117,7 +117,7 @@ class EventLog:
 
 
 def find_message(thing: Event | Action) -> tuple[LoggedMessage, tuple[int, ...]] | None:
-    """What is logged of an event or an action, and to which ranks it goes; None for what is not logged."""
+    """Return the logged message of an event or an action, and its target ranks; None for one that is not logged."""
     ranks: tuple[int, ...] = ()
     message: Any = thing
     match thing:
@@ -135,12 +135,12 @@ def find_message(thing: Event | Action) -> tuple[LoggedMessage, tuple[int, ...]]
 
 
 def format_header() -> str:
-    """The first line."""
+    """Return the first line of the file."""
     return json.dumps({_FORMAT_KEY: FORMAT})
 
 
 def format_line(event: LoggedEvent) -> str:
-    """The line of an event, without its end."""
+    """Return the line of an event, without its newline."""
     kind = type(event.message)
     content: dict[str, Any] = {"time": round(event.time, 6), "attempt": event.attempt}
     content |= {"to": event.to} if event.to else {}
@@ -149,7 +149,7 @@ def format_line(event: LoggedEvent) -> str:
 
 
 def parse_line(line: str) -> LoggedEvent:
-    """Raises ValueError if the line is damaged, or is no event."""
+    """Parse a line. Raises ValueError if it is damaged, or not an event."""
     try:
         content, end = _DECODER.raw_decode(line)
         if line[end:].strip():
@@ -166,7 +166,7 @@ def parse_line(line: str) -> LoggedEvent:
 
 
 def _format_of(line: str) -> int | None:
-    """The format that a first line names; None for any other line."""
+    """Return the format that a first line names; None for any other line."""
     try:
         content = json.loads(line)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Events that the head handles: those of the launcher itself, and what agents and workers send; those only logged."""
+"""Events that the head handles, from the launcher itself, agents and workers; and events that are only logged."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _MAX_PORT = 65535
 
 @dataclass(frozen=True, slots=True)
 class AgentLost:
-    """This agent cannot be reached any more, for this reason; its ranks are lost with it.
+    """This agent has become unreachable, for this reason; its ranks are lost with it.
 
-    ended_by_launch_command: mpirun or srun has ended the agent, because of another's end
+    ended_by_launch_command: mpirun or srun ended the agent because another one had ended
     """
 
     agent: AgentId
@@ -52,21 +52,21 @@ class LauncherSignalled:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """The launcher goes on after Suspend, which has lasted so many seconds."""
+    """The launcher continues after a Suspend of `seconds` seconds."""
 
     paused_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class SignalRequested:
-    """The process that the launcher works for, or another at its socket, wants all workers to be sent a signal."""
+    """The process that the launcher works for, or a client of its socket, asks to send all workers a signal."""
 
     signum: int
 
 
 @dataclass(frozen=True, slots=True)
 class FaultRequested:
-    """The same for a fault that is injected into these ranks; `kind` as in job/fault_spec.py."""
+    """The same for a fault to inject into these ranks; `kind` is one of FAULT_KINDS (job/fault_spec.py)."""
 
     kind: str
     ranks: tuple[int, ...]
@@ -74,7 +74,7 @@ class FaultRequested:
 
 @dataclass(frozen=True, slots=True)
 class ParentExited:
-    """The process that the launcher works for is gone, or it, or another at the socket, wants the end of the job.
+    """The process that the launcher works for is gone; or it, or a client of the socket, asks to end the job.
 
     `reason` says which.
     """
@@ -84,7 +84,7 @@ class ParentExited:
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """Another process asks for something; `number` is what it knows the request by."""
+    """Another process sends a request; `number` identifies it."""
 
     number: str
     request: Request
@@ -92,7 +92,7 @@ class Requested:
 
 @dataclass(frozen=True, slots=True)
 class HostsFound:
-    """These hosts, on which the job does not run, are there again; the answer to LookForHosts."""
+    """These hosts, on which the job does not run, are back; the answer to LookForHosts."""
 
     hosts: tuple[str, ...]
 
@@ -124,16 +124,16 @@ LauncherEvent = (
 Event = LauncherEvent | AgentEvent | WorkerEvent | WorkerToAgent
 
 
-# ---- what the launcher only logs
+# ---- events that the launcher only logs
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptStarted:
-    """An attempt begins, on so many hosts.
+    """An attempt begins, on this number of hosts.
 
-    listening:  where agents connect
-    reason:     why there is another attempt than the first
-    agents:     the ranks of each agent; none while it waits on a spare host
+    listening:  addresses where agents connect
+    reason:     why there is another attempt after the first
+    agents:     the ranks of each agent; empty while it waits on a spare host
     """
 
     listening: str = ""
@@ -163,7 +163,7 @@ class FreshInterpreters:
 
 @dataclass(frozen=True, slots=True)
 class AgentTurnedAway:
-    """An agent came to a job that runs already, with another agent in its place or none."""
+    """An agent connected to a job that is already running, with another agent in its place or none."""
 
     agent: AgentId
     reason: str
@@ -171,7 +171,7 @@ class AgentTurnedAway:
 
 @dataclass(frozen=True, slots=True)
 class BadMessage:
-    """This agent sent something that is not a message, and lost its connection for that."""
+    """This agent sent something that is not a message, and was disconnected for it."""
 
     agent: AgentId
     reason: str
@@ -179,7 +179,7 @@ class BadMessage:
 
 @dataclass(frozen=True, slots=True)
 class PeersDropped:
-    """So many peers were turned away at the head's port; `reason` is that of the last one."""
+    """A number of peers were turned away at the head's port; `reason` is the last one's."""
 
     count: int
     reason: str
@@ -187,7 +187,7 @@ class PeersDropped:
 
 @dataclass(frozen=True, slots=True)
 class SpareReported:
-    """This agent waits on a spare host."""
+    """This agent is ready and waits on a spare host."""
 
     agent: AgentId
     host: str
@@ -212,7 +212,7 @@ class LaunchCommandEnded:
 
 @dataclass(frozen=True, slots=True)
 class StallNotice:
-    """A line was printed that says that the job has made no progress for so many seconds."""
+    """A line was printed that the job has made no progress for this number of seconds."""
 
     idle_s: float
 
@@ -231,14 +231,15 @@ LauncherNote = (
 )
 
 
-# ---- what an agent or a worker may tell the head, beyond the types of its messages
+# ---- checks of what an agent or a worker may send to the head, beyond the types of its messages
 
 
 def check_event(message: AgentToHead, *, agent: AgentId | None = None, ranks: Sequence[int] = ()) -> None:
-    """Raise ProtocolError if this agent, or a worker of one of its ranks, cannot mean this message.
+    """Raise ProtocolError if this agent, or a worker of one of its ranks, cannot have sent this message legitimately.
 
-    Whoever knows the job's token, or writes to a worker's channel, can send any message that is well typed: it speaks
-    for itself and its own ranks only, and of nothing that no process has. The error's text completes "it sent …".
+    Anyone who knows the job's token, or writes to a worker's channel, can send any well-typed message. Such a message
+    may only be about the sender and its own ranks, with values that are possible. The error's text completes "it sent
+    …".
     """
     name = type(message).__name__
     if (sender := getattr(message, "agent", agent)) != agent:

@@ -1,8 +1,8 @@
 """A job as Chrome trace events, which Perfetto opens: a process for each rank, with tracks for what it did.
 
     the job       attempts, and what happened to all
-    rank 3 (h1)   phases · calls · compilations
-                  a call that waited for others has its wait within it, or around it where it was dispatched earlier
+        rank 3 (h1)   phases · calls · compilations
+                      a call that waited for others has its wait inside, or around it if it was dispatched earlier
 
 Times are microseconds since the job's start: since the epoch they would lose their nanoseconds in a float.
 """
@@ -19,8 +19,8 @@ from typing import Any
 from jaxrun.records.history.job_trace import AttemptTrace, JobTrace, Moment, RankTrace, Span, TracedCall
 
 Event = dict[str, Any]
-_JOB = 0  # the process of the job; that of a rank is rank + 1
-_PHASES, _CALLS, _COMPILATIONS = 1, 100, 200  # tracks; those that need more lanes than one count on
+_JOB = 0  # the process of the job; a rank's is rank + 1
+_PHASES, _CALLS, _COMPILATIONS = 1, 100, 200  # tracks; those with several lanes use the numbers that follow, too
 _US_PER_S = 1e6
 _MIN_WAIT_S = 1e-6
 _BATCH = 1000  # events that are encoded at once
@@ -42,7 +42,7 @@ def write_chrome_trace(trace: JobTrace, file: Path) -> int:
 
 
 def chrome_events(trace: JobTrace) -> Iterator[Event]:
-    """The events of the trace; those of one track are in their order."""
+    """Yield the events of the trace; the events of one track are in order."""
     writer = _Writer(trace.start)
     yield from writer.process(_JOB, f"the job: {trace.title}", 0, "")
     yield from writer.lanes(_JOB, _PHASES, "attempts", [_attempt_span(attempt) for attempt in trace.attempts])
@@ -71,7 +71,7 @@ def _attempt_span(attempt: AttemptTrace) -> Span:
 
 
 class _Writer:
-    """Makes events; `start` is the time from which they count."""
+    """Makes events; their times count from `start`."""
 
     def __init__(self, start: float) -> None:
         self._start = start
@@ -89,7 +89,7 @@ class _Writer:
             yield {**event, "ts": self._us(mark.time), "pid": process, "tid": track, "args": args}
 
     def lanes(self, process: int, track: int, name: str, spans: Iterable[Span]) -> Iterator[Event]:
-        """Events of spans on as many tracks as they need to lie within or beside each other."""
+        """Yield the events of spans, on as many tracks as are needed so that spans are nested or disjoint on each."""
         for lane, part in enumerate(_assign_lanes([(span.start, span.end, span) for span in spans])):
             yield from self._track(process, track + lane, name, lane)
             for span in part:
@@ -132,17 +132,17 @@ class _Writer:
         return {"ph": "X", "name": name, "cat": category, **times, "pid": process, "tid": track, "args": args}
 
     def _us(self, time: float) -> float:
-        """Microseconds, whole nanoseconds."""
+        """Return a time in microseconds, rounded to whole nanoseconds."""
         return round(max(0.0, time - self._start) * _US_PER_S, 3)
 
 
 def _begin(call: TracedCall) -> float:
-    """When it was entered; where that is not known, when it was dispatched."""
+    """Return when the call was entered or, if that is unknown, dispatched."""
     return call.entered or call.left
 
 
 def _finish(call: TracedCall) -> float:
-    """When it was dispatched and waited for nobody any more."""
+    """Return when the call had been dispatched and waited for nobody any more."""
     return max(call.left, _begin(call) + call.waited)
 
 

@@ -1,4 +1,4 @@
-"""Collects from the files of a run directory what its job did over time."""
+"""Collects what a job did over time from the files of its run directory."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _NO_RECORDER = "its flight recorder is not in the run directory"
 
 
 def collect_job(run_dir: Path, max_calls: int) -> JobTrace:
-    """Read what the job of `run_dir` has left; of its calls the last ones of each rank, `max_calls` in all or few more.
+    """Read the files of `run_dir`; of the calls, keep each rank's last ones, about `max_calls` in all.
 
-    Raises UsageError where there is no event log.
+    Raises UsageError if there is no event log.
     """
     logs = read_attempts(read_job_events(run_dir))
     if not logs:
@@ -76,7 +76,7 @@ def _trace_attempt(log: AttemptLog, directory: Path, max_calls: int, culprits: C
 
 
 def _as_consequence(mark: Moment) -> Moment:
-    """What happened to a rank because of another's failure."""
+    """Return the moment of something that another rank's failure did to this rank."""
     return mark._replace(is_failure=False)
 
 
@@ -90,11 +90,11 @@ def _compilations(flight: Flight, stages: tuple[CompilationStage, ...], ranked: 
 
 
 def _read_recorder(directory: Path, rank: int, max_calls: int) -> tuple[Flight, tuple[CompilationStage, ...]] | None:
-    """What a flight recorder holds; None where there is none that can be read."""
+    """Return the content of a flight recorder; None if there is none that can be read."""
     with open_recorder(directory, rank) as reader:
         return (reader.history(max_calls), reader.compilation_stages()) if reader is not None else None
 
 
 def _title(run_dir: Path, ranks: int) -> str:
-    """`train.py --lr 0.1 · 8 ranks`."""
+    """Write `train.py --lr 0.1 · 8 ranks`."""
     return f"{' '.join(read_plan(run_dir).program) or run_dir.name} · {plural(ranks, 'rank')}"

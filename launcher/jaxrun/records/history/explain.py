@@ -1,4 +1,4 @@
-"""Explains from the files of a run directory how its job went: verdict, start-up, and all that ranks did over time."""
+"""Explains how a job went, from the files of its run directory: verdict, start-up, and what all ranks did over time."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ from jaxrun.terminal import A_FILE, TerminalFormat, in_one_line
 from jaxrun.text import UNKNOWN_HOST, format_ranks_on_hosts, format_status, group_alike, has_several_hosts, plural
 
 STEPS = ("spawned", "imported", "joined", "proved", "first output", "ended")
-_TRACE_CALLS = 400_000  # of all ranks: some 100 MB, which Perfetto opens in a few seconds
-_PAGE_CALLS = 800_000  # which are compared; the page has those of the ranks that it shows
+_TRACE_CALLS = 400_000  # of all ranks: about 100 MB, which Perfetto opens in a few seconds
+_PAGE_CALLS = 800_000  # that are compared; the page has the calls of the ranks that it shows
 _MAX_FULL_TABLE_RANKS = 16  # a larger job is summarised by step
 _MAX_ENDS = 8  # of ranks that ended badly
 _SLOWEST_SHOWN = 3
-_LATE_S = 0.25  # a rank is marked if it is later than the others' median by this and by _LATE_FRACTION of it
+# A rank is marked if it is later than the others' median by this time and by _LATE_FRACTION of the median.
+_LATE_S = 0.25
 _LATE_FRACTION = 0.25
 
 Steps = Mapping[str, Mapping[int, float]]  # step → rank → seconds since the attempt began
@@ -59,9 +60,9 @@ def explain_run(path: Path | None, terminal: TerminalFormat = A_FILE) -> str:
 
 
 def write_trace(run_dir: Path | None, chrome: Path | None, page: Path | None) -> Iterator[str]:
-    """Write the job of `run_dir`, with None of the latest, as trace events and as a page; yields what to say of it.
+    """Write the job of `run_dir` (None: the latest) as trace events and as a page; yields lines for people.
 
-    Raises UsageError where there is no such job, or a file cannot be written.
+    Raises UsageError if there is no such job, or a file cannot be written.
     """
     found = find_run_dir(run_dir)
     if chrome:
@@ -93,7 +94,7 @@ def format_table(log: AttemptLog) -> str:
 
 
 def _format_preloaded(log: AttemptLog) -> str:
-    """What was imported once for all ranks of a host, and why the rest was not, in one line for each such host."""
+    """List what was imported once for all ranks of a host, and why the rest was not, in one line per such host."""
     lines = []
     for preloaded in log.preloaded:
         what = f"imported once before the fork, in {preloaded.seconds:.2f} s: {', '.join(preloaded.names) or 'nothing'}"
@@ -103,7 +104,7 @@ def _format_preloaded(log: AttemptLog) -> str:
 
 
 def _format_cores(log: AttemptLog) -> str:
-    """Which ranks stay on which cores, `ranks 0-1: 0-31`, where they do not have all of their hosts."""
+    """List which ranks stay on which cores, `ranks 0-1: 0-31`, if they do not have all cores of their hosts."""
     bound = {rank: of.cores for rank, of in log.ranks.items() if of.cores}
     if not bound:
         return ""
@@ -112,7 +113,7 @@ def _format_cores(log: AttemptLog) -> str:
 
 
 def _format_progress(log: AttemptLog) -> str:
-    """How far a job without a verdict had come, in a few lines."""
+    """Describe how far a job without a verdict had come, in a few lines."""
     steps = find_steps(log)
     ranks = _ranks(steps)
     counts = ", ".join(f"{len(times)} {step}" for step, times in steps.items() if times)
@@ -130,7 +131,7 @@ def _format_progress(log: AttemptLog) -> str:
 
 
 def _format_earlier(earlier: Sequence[AttemptLog]) -> str:
-    """How the attempts before the last one ended, and what else was seen then, as which rank was stuck where."""
+    """Describe how the earlier attempts ended, and what else was seen then, such as which rank was stuck where."""
     lines = []
     for log in earlier:
         if log.outcome:
@@ -179,7 +180,7 @@ def _ranks(steps: Steps) -> list[int]:
 
 
 def _find_late_rank(times: Mapping[int, float]) -> int | None:
-    """The slowest rank, if it is well behind the others."""
+    """Return the slowest rank if it is well behind the others, else None."""
     if len(times) < 2:
         return None
     slowest = max(times, key=lambda rank: times[rank])

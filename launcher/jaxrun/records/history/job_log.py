@@ -1,4 +1,4 @@
-"""What the event log says of each attempt and rank: the one reading of it, for explain, timeline and trace. No I/O."""
+"""Reads the event log into attempts and ranks, for explain, timeline and trace. No I/O."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _MAX_S = 1e11  # some thousand years
 
 @dataclass(slots=True)
 class RankLog:
-    """What the log says of one rank.
+    """The logged facts about one rank.
 
-    offset, clock_error:  what is to be added to times of its own clock, and how wrong that may be, in seconds
-    at:                   when the launcher first had each message of the rank, by the message's type
+    offset, clock_error:  what to add to times of its own clock, and the error of that, in seconds
+    at:                   when the launcher first received each message of the rank, by the message's type
     process_started, joined:  when its process began, and when it had joined the others
-    cores:                on which it might run; empty for all of its host
+    cores:                the cores on which it might run; empty for all cores of its host
     """
 
     host: str = ""
@@ -54,22 +54,22 @@ class RankLog:
 
     @property
     def end(self) -> float | None:
-        """When it ended, or said that it would."""
+        """When it ended, or reported that it would; None if unknown."""
         return next((self.at[kind] for kind in (WorkerExited, AgentLost, Done, Failed) if kind in self.at), None)
 
 
 @dataclass(slots=True)
 class AttemptLog:
-    """What the log says of one attempt.
+    """The logged facts about one attempt.
 
-    outcome, log:  how it ended, and the file to look at first, where another attempt followed
+    outcome, log:  how it ended, and the file to look at first, if another attempt followed
     ended_with:    the same in one word, as in verdict.json: "killed"
-    details:       what else is known of that end, such as who was stuck where
-    stopped:       the ranks that jaxrun has killed
-    size:          how many hosts it had; 0 where nothing says so
+    details:       what else is known about that end, such as which rank was stuck where
+    stopped:       the ranks that jaxrun killed
+    size:          the number of its hosts; 0 if unknown
     agents:        the ranks of each agent
-    straggler:     the rank or host that holds the others up, as far as it was known
-    preloaded:     what was imported before the ranks were forked, and what was not; on several hosts, of each
+    straggler:     the rank or host that slowed the others down, as far as it was known
+    preloaded:     what was imported before the ranks were forked, and what was not; with several hosts, for each
     last:          the last event
     """
 
@@ -91,7 +91,7 @@ class AttemptLog:
 
     @property
     def hosts(self) -> dict[int, str]:
-        """The host of each rank that has said its own."""
+        """The host of each rank that has reported it."""
         return {rank: log.host for rank, log in self.ranks.items() if log.host}
 
     @property
@@ -138,7 +138,7 @@ def read_attempts(events: Iterable[LoggedEvent]) -> list[AttemptLog]:
 
 
 def _ranks_of(event: LoggedEvent, log: AttemptLog) -> tuple[int, ...]:
-    """The ranks that an event is about; none where it is about the attempt."""
+    """Return the ranks of an event; empty if it is about the attempt."""
     if isinstance(event.message, AgentLost):
         return log.agents.get(event.message.agent, ())
     rank = event.rank
@@ -146,13 +146,13 @@ def _ranks_of(event: LoggedEvent, log: AttemptLog) -> tuple[int, ...]:
 
 
 def describe_sizes(attempts: Sequence[AttemptLog]) -> str:
-    """On how many hosts a job has run over time that is not over; empty where it was always the same."""
+    """Write on how many hosts an unfinished job has run over time; empty if the number never changed."""
     ends = [*(log.start for log in attempts[1:]), *(log.end for log in attempts[-1:])]
     return format_sizes([(log.size, end - log.start) for log, end in zip(attempts, ends, strict=True)], is_over=False)
 
 
 def rank_phases(log: RankLog, attempt: AttemptLog) -> tuple[Span, ...]:
-    """The phases of a rank that follow each other, to the attempt's end where it has not ended, and profiles within."""
+    """Return a rank's consecutive phases, up to the attempt's end if it has not ended, and profiles inside them."""
     steps: Sequence[tuple[str, float | None]] = (
         ("before its process", attempt.start),
         ("start Python and import jax", log.process_started),
@@ -241,7 +241,7 @@ def _add_own_time(rank: RankLog, event: LoggedEvent) -> None:
 
 
 def _seconds(value: float) -> float:
-    """Raises ValueError where it is no time, nor a difference of times."""
+    """Return a time. Raises ValueError if the value is neither a time nor a difference of times."""
     if not abs(value) <= _MAX_S:
         raise ValueError(f"no time: {value!r:.40}")
     return value

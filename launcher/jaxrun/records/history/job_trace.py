@@ -16,7 +16,7 @@ _Entries = dict[int, int]  # rank → index of the call in its list
 
 
 class Span(NamedTuple):
-    """Something that took a while; `detail` says more in a few words, or is empty."""
+    """A period of time; `detail` describes it in a few words, or is empty."""
 
     name: str
     start: float
@@ -25,7 +25,7 @@ class Span(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """Something that happened at one moment; `is_failure`: it is, or leads to, a failure."""
+    """A moment; `is_failure`: something that is, or leads to, a failure."""
 
     time: float
     name: str
@@ -37,15 +37,15 @@ class Moment(NamedTuple):
 class TracedCall(NamedTuple):
     """A cross-process call of one rank.
 
-    number:  of the call among those of its group; 0 where that is not known
-    entered: 0.0 where that is not known
+    number:  the number of the call in its group; 0 if unknown
+    entered: 0.0 if unknown
     left:    when it had been dispatched, or the rank ended
     is_over: whether it was dispatched
-    waited:  for how long, from `entered` on, the rank waited for others
-    last:    the rank that entered the call last; -1 where that is not known
-    missing: the ranks that never entered it, `rank 3`; empty without any
-    cost:    of the last rank: for how many seconds the others waited because of it, on average, as the sentence about a
-             straggler counts; of all others 0
+    waited:  how long the rank waited for others, from `entered` on, in seconds
+    last:    the rank that entered the call last; -1 if unknown
+    missing: the ranks that never entered it, `rank 3`; empty if there are none
+    cost:    for the last rank: seconds that the others waited because of it, on average, as counted for a straggler;
+             0 for all others
     """
 
     group: str
@@ -66,10 +66,10 @@ class RankTrace:
     """What one rank did during one attempt.
 
     phases:        from the start of its process to its end
-    calls:         the last ones that its flight recorder holds, in their order
-    calls_made:    how many it has made in all
-    compilations:  the stages of its compilations; one may lie within another
-    trouble:       why its calls are not, or not all, known; else empty
+    calls:         the last calls in its flight recorder, in order
+    calls_made:    the number of all its calls
+    compilations:  the stages of its compilations; one may be inside another
+    trouble:       why some or all of its calls are unknown; else empty
     awaited:       since when others wait for it in a call that it never entered; None if none do
     """
 
@@ -91,12 +91,12 @@ class RankTrace:
 
     @property
     def absence(self) -> float:
-        """For how many seconds others waited, to its end, in a call that it never entered."""
+        """Seconds that others waited, until its end, in a call that it never entered."""
         return max(0.0, self.end - self.awaited) if self.awaited is not None else 0.0
 
     @property
     def cost(self) -> float:
-        """For how many seconds the others waited for this rank in the calls that are known."""
+        """Seconds that the others waited for this rank in the known calls."""
         return sum(call.cost for call in self.calls) + self.absence
 
 
@@ -116,8 +116,8 @@ class AttemptTrace:
 class JobTrace:
     """A job: `report` is the verdict as `explain` shows it, `culprits` the ranks that caused its end.
 
-    clock_error:  by how much the times of different hosts may be wrong to each other, in seconds; None if that is
-                  not known, or there is one host
+    clock_error:  how far the clocks of different hosts may be apart after correction, in seconds; None if unknown, or
+                  if there is one host
     """
 
     title: str
@@ -138,7 +138,7 @@ class JobTrace:
 
     @property
     def by_rank(self) -> dict[int, list[RankTrace]]:
-        """What each rank did, in each attempt that it took part in."""
+        """The traces of each rank, in each attempt in which it took part."""
         parts: dict[int, list[RankTrace]] = {}
         for attempt in self.attempts:
             for rank, part in attempt.ranks.items():
@@ -147,7 +147,7 @@ class JobTrace:
 
     @property
     def calls_left_out(self) -> str:
-        """`of 9,000 calls of all ranks the last 4,000`; empty where all are known."""
+        """`of 9,000 calls of all ranks the last 4,000`; empty if all are known."""
         ranks = [rank for attempt in self.attempts for rank in attempt.ranks.values()]
         kept, made = sum(len(rank.calls) for rank in ranks), sum(rank.calls_made for rank in ranks)
         return f"of {made:,} calls of all ranks the last {kept:,}" if made > kept else ""
@@ -156,9 +156,9 @@ class JobTrace:
 def trace_calls(
     flights: Mapping[int, Flight], offsets: Mapping[int, float], ends: Mapping[int, float]
 ) -> tuple[dict[int, tuple[TracedCall, ...]], dict[int, float]]:
-    """Return the calls of each rank, with what they waited for; and since when others wait for ranks that never came.
+    """Return the calls of each rank, with their waits; and since when others wait for ranks that never came.
 
-    `offsets` are added to the times of a rank; `ends` says when each rank of the job ended.
+    `offsets` are added to the times of a rank; `ends` has the time at which each rank of the job ended.
     """
     calls = {rank: _calls_of(flight, offsets.get(rank, 0.0), ends[rank]) for rank, flight in flights.items()}
     entries: dict[tuple[str, int], _Entries] = {}
@@ -181,7 +181,7 @@ def trace_calls(
 
 
 def _calls_of(flight: Flight, offset: float, end: float) -> list[TracedCall]:
-    """The calls in the order in which they were entered, before anything is known of other ranks."""
+    """Return the calls in the order in which they were entered, before other ranks are taken into account."""
     calls = [
         TracedCall(
             group=call.group,
@@ -198,14 +198,14 @@ def _calls_of(flight: Flight, offset: float, end: float) -> list[TracedCall]:
         name, place = flight.program(pending).name, flight.place(pending)
         since = pending.since + offset
         calls.append(TracedCall(pending.group, pending.number, name, place, since, max(since, end), is_over=False))
-    elif flight.entered and flight.last_call is not None:  # it says nothing but that it has come to its next call
+    elif flight.entered and flight.last_call is not None:  # only shows that it has come to its next call
         group, since = flight.last_call.group, flight.entered + offset
         calls.append(TracedCall(group, flight.last_number(group) + 1, "", "", since, max(since, end), is_over=False))
     return sorted(calls, key=lambda call: call.entered or call.left)
 
 
 def _add_waits(calls: Mapping[int, list[TracedCall]], number: int, entered: _Entries, before: _Entries | None) -> None:
-    """All ranks of the group have entered this call; `before` is the call before it, if that is known of all."""
+    """Add the waits of a call that all ranks of the group have entered; `before`: the previous call, if known."""
     entries = {rank: _entry(calls[rank], index) for rank, index in entered.items()}
     previous = {rank: _entry(calls[rank], index) for rank, index in before.items()} if before is not None else None
     wait = measure_wait(number, entries, previous, {rank: (rank,) for rank in entered})
@@ -225,7 +225,7 @@ def _entry(made: Sequence[TracedCall], index: int) -> CallEntry:
 def _add_missing(
     calls: Mapping[int, list[TracedCall]], entered: _Entries, ends: Mapping[int, float], missing: str
 ) -> None:
-    """These ranks have entered a call to which others never came: they wait to their end, or go on to another call."""
+    """Add the waits of ranks in a call to which others never came: until their end, or until their next call."""
     for rank, index in entered.items():
         call = calls[rank][index]
         until = call.left if _next_entry(calls[rank], index) < math.inf else max(call.left, ends[rank])
@@ -233,5 +233,5 @@ def _add_missing(
 
 
 def _next_entry(calls: Sequence[TracedCall], index: int) -> float:
-    """When the rank entered its next call, as far as is known; infinity if it has not."""
+    """Return when the rank entered its next call, as far as known; infinity if it has not."""
     return next((call.entered or call.left for call in calls[index + 1 : index + 2]), math.inf)

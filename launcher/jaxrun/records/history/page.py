@@ -1,4 +1,4 @@
-"""A job as one page without external parts: its verdict, and a chart with a row for each rank (page.html and so on)."""
+"""A job as one self-contained page: its verdict, and a chart with a row for each rank (page.html and so on)."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from jaxrun.records.history.job_trace import JobTrace, Moment, RankTrace, Span, 
 from jaxrun.text import format_ranks, format_seconds, group_alike, has_several_hosts, plural
 
 _MAX_ROWS = 256
-_MAX_ORDERLY = 48  # rows that are in the order of the ranks
+_MAX_ORDERLY = 48  # rows in the order of the ranks; with more rows, the notable ranks come first
 _STAND_OUT = 8
-_MAX_CALLS = 250_000  # some 7 MB
+_MAX_CALLS = 250_000  # about 7 MB
 _US_PER_S = 1e6
 _TONES = {"ok": "good", "failed": "bad", "killed": "bad", "exited": "bad", "diverged": "bad", "lost": "bad"}
 _OUTCOMES = {"ok": "done", "": "no verdict"}
 _SCRIPTS = ("page_data.js", "page_draw.js", "page_input.js")
 
-RankParts = Sequence[RankTrace]  # of one rank, in each attempt that it took part in
+RankParts = Sequence[RankTrace]  # of one rank, in each attempt in which it took part
 Ranks = Mapping[int, RankParts]
 
 
@@ -45,9 +45,9 @@ def format_page(trace: JobTrace) -> str:
 
 
 def choose_rows(ranks: Ranks, culprits: Iterable[int], most: int = _MAX_ROWS) -> list[int]:
-    """The ranks that get a row: all, or those that stand out and some of each host.
+    """Choose the ranks that get a row: all, or the notable ones and some of each host.
 
-    Where they do not fit on one screen, those that stand out come first.
+    If they do not fit on one screen, the notable ones come first.
     """
     if len(ranks) <= _MAX_ORDERLY:
         return sorted(ranks)
@@ -87,7 +87,7 @@ def _data(trace: JobTrace, ranks: Ranks, shown: Sequence[int]) -> dict[str, Any]
 
 
 class _Tables:
-    """Makes rows, and numbers what many calls have in common."""
+    """Makes rows, and numbers the values that many calls share."""
 
     def __init__(self, start: float, has_hosts: bool) -> None:
         self._start = start
@@ -154,13 +154,13 @@ def _cost(parts: RankParts) -> float:
 
 
 def _waited(ranks: Iterable[RankTrace]) -> float:
-    """For how many seconds ranks waited in an attempt, on average. For all that never came, they waited at once."""
+    """Return how many seconds ranks waited in an attempt, on average. Waits for missing ranks are simultaneous."""
     absences = [rank.absence for rank in ranks]
     return sum(rank.cost - rank.absence for rank in ranks) + max(absences, default=0.0)
 
 
 def _last_share(parts: RankParts) -> float:
-    """In what share of the calls of which that is known the rank came last, or never."""
+    """Return the share of the known calls to which the rank came last, or never."""
     known = [call.cost > 0 for part in parts for call in part.calls if call.last >= 0]
     known += [True for part in parts if part.awaited is not None]
     return sum(known) / len(known) if known else 0.0
@@ -173,7 +173,7 @@ def _subtitle(trace: JobTrace) -> str:
 
 
 def _notes(trace: JobTrace, ranks: Ranks, shown: Sequence[int]) -> Iterable[str]:
-    """What the chart does not show."""
+    """Yield remarks on what the chart does not show."""
     if len(shown) < len(ranks):
         yield (
             f"{len(shown)} of {len(ranks):,} ranks have a row: those that failed or for which others waited longest, "
@@ -183,7 +183,7 @@ def _notes(trace: JobTrace, ranks: Ranks, shown: Sequence[int]) -> Iterable[str]
         yield f"{trace.calls_left_out.capitalize()} are known here: earlier ones are not kept for long."
     calls = [call for parts in ranks.values() for part in parts for call in part.calls]
     if calls and not any(call.entered for call in calls):
-        yield "When ranks entered their calls is not known (it needs Python 3.12), so neither is who waited for whom."
+        yield "When ranks entered their calls is unknown (it needs Python 3.12), and so is who waited for whom."
     if trace.clock_error is not None:
         yield f"The clocks of the hosts are compared to within {trace.clock_error * 1e3:.2g} ms."
     troubles = {rank: parts[-1].trouble for rank, parts in ranks.items() if parts[-1].trouble}
@@ -192,7 +192,7 @@ def _notes(trace: JobTrace, ranks: Ranks, shown: Sequence[int]) -> Iterable[str]
 
 
 def _to_json(data: Any) -> str:
-    """JSON that may stand in a script element."""
+    """Return JSON that may be inside a script element."""
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False)
     return text.replace("<", "\\u003c").encode("utf-8", "backslashreplace").decode()
 

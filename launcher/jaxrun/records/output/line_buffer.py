@@ -1,7 +1,7 @@
-"""Cuts one stream of one rank at its newlines. Pure: no I/O, no clock.
+"""Splits one stream of one rank at its newlines. Pure: no I/O, no clock.
 
-LineBuffer works on whole chunks; Python never looks at single lines. Bytes are not decoded, so what is not UTF-8 passes
-unchanged. Only a carriage return has a meaning: it overwrites its line.
+LineBuffer works on whole chunks; Python never looks at single lines. Bytes are not decoded, so text that is not UTF-8
+passes unchanged. Only a carriage return has a meaning: it overwrites its line.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import re
 
 from jaxrun.records.output.noise import NoiseFilter, may_be_noise
 
-# "\r\n" ends a line like "\n". Without the look-behind a long run of "\r" is tried at each of its bytes.
+# "\r\n" ends a line like "\n". Without the look-behind, the match of a long run of "\r" would start at each byte.
 _RETURNS_AT_END = re.compile(rb"(?<!\r)\r+\n")
 _OVERWRITTEN = re.compile(rb"(?m)^.*\r")
 
 
 class LineBuffer:
-    """Returns what is ready for the screen; `pending` waits for its newline.
+    """Returns text that is ready for the screen; `pending` waits for its newline.
 
-    A "\\r" at the start of `pending`, or of what `feed` and `flush_partial` return, says that the text after it
-    replaces the part of the same line that was returned earlier; one at the end of `pending` does so once text
+    A "\\r" at the start of `pending`, or of the text from `feed` and `flush_partial`, means that the text after it
+    replaces the part of the same line that was returned earlier; a "\\r" at the end of `pending` means this once text
     follows.
     """
 
@@ -31,7 +31,7 @@ class LineBuffer:
         self._noise = NoiseFilter()
 
     def feed(self, data: bytes) -> bytes:
-        """Return the lines that `data` completes, in one piece, each collapsed to what its last "\\r" left of it."""
+        """Return the lines that `data` completes, in one piece, each reduced to what its last "\\r" left visible."""
         text = self.pending + data
         cut = text.rfind(b"\n") + 1
         whole, rest = text[:cut], text[cut:]
@@ -46,7 +46,7 @@ class LineBuffer:
         return whole
 
     def flush_partial(self) -> bytes:
-        """Return what there is of the last line and was not returned yet; the line goes on with the next `feed`."""
+        """Return the part of the last line that was not returned yet; the line continues with the next `feed`."""
         text = self.pending.rstrip(b"\r")
         if not text:
             return b""
@@ -56,13 +56,13 @@ class LineBuffer:
         return shown
 
     def finish(self) -> bytes:
-        """Return the last line, with the newline that it lacks; empty if the stream ended at a newline."""
+        """Return the last line with a newline added; empty if the stream ended at a newline."""
         unfinished = self.line_started or self.pending.strip(b"\r")
         return self.feed(b"\n") if unfinished else b""
 
     @property
     def has_partial(self) -> bool:
-        """Whether `flush_partial` has text to return that may be shown unfinished: Gloo's pieces may not."""
+        """Whether `flush_partial` has text that may be shown unfinished: pieces of Gloo's lines may not."""
         return self.pending not in (b"", b"\r") and not may_be_noise(self.pending)
 
     @property
@@ -72,13 +72,13 @@ class LineBuffer:
 
 
 def _collapse_lines(text: bytes) -> bytes:
-    """Remove from each line what a carriage return has overwritten; the first keeps one "\\r" if it had any."""
+    """Remove text that a carriage return has overwritten from each line; the first keeps one "\\r" if it had any."""
     text = _OVERWRITTEN.sub(b"\r", _RETURNS_AT_END.sub(b"\n", text))
     return text.replace(b"\n\r", b"\n")
 
 
 def _collapse_rest(text: bytes) -> bytes:
-    """Return an unfinished line's last state, after a "\\r" if it overwrote text, before one if it ended so."""
+    """Return the last state of an unfinished line: after a "\\r" if it overwrote text, before a final one."""
     state = text.rstrip(b"\r")
     ended = b"\r" if len(state) < len(text) else b""
     return state[max(state.rfind(b"\r"), 0) :] + ended

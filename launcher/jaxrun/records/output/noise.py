@@ -1,10 +1,11 @@
-"""Removes from a rank's output what native libraries write into it and nobody needs to see; the log files keep it.
+"""Removes messages of native libraries that nobody needs from a rank's output; the log files keep them.
 
-- Gloo says in every run that it is connected. It writes each line in seven pieces, between which other threads write.
-- When a peer has died, JAX's distributed service writes some twenty lines before it ends the process. Those are the
-  same for every death; whose it was stands in the verdict.
-- JAX says when it gets SIGTERM, of which jaxrun's own line says more.
-- Each child of a rank, as of a pool, says that jax.distributed.initialize() does nothing there; once is enough.
+- Gloo prints in every run that it is connected. It writes each line in seven pieces, and other threads write between.
+- When a peer has died, JAX's distributed service prints about twenty lines before it ends the process. They are the
+  same for every death; the verdict says whose it was.
+- JAX prints a line when it gets SIGTERM; jaxrun's own line says more.
+- Each child of a rank, for example of a pool, prints that jax.distributed.initialize() does nothing there; once is
+  enough.
 
 Pure: no I/O.
 """
@@ -15,7 +16,7 @@ import re
 
 from jaxrun.protocol.names import INITIALIZE_IN_CHILD
 
-# The pieces begin with these, and the second and the last end with a number of their own; a newline is the seventh.
+# The pieces begin with these, and the second and the last end with a number of their own; the seventh is a newline.
 _GLOO_FIRST, _GLOO_LAST = _GLOO_MARKS = (b"[Gloo] Rank ", b"Expected number of connected peer ranks is : ")
 _GLOO_INNER = (b" is connected to ", b" peer ranks. ")
 _GLOO_LINE = re.compile(
@@ -23,7 +24,7 @@ _GLOO_LINE = re.compile(
     rb"Expected number of connected peer ranks is : \d+\n"
 )
 _GLOO_NUMBERED = re.compile(rb"(?:\[Gloo\] Rank | is connected to |Expected number of connected peer ranks is : )(\d*)")
-_GLOO_START = re.compile(rb"^\d+(?= is connected to | peer ranks\. )")  # the number of a piece of the line before
+_GLOO_START = re.compile(rb"^\d+(?= is connected to | peer ranks\. )")  # the number of a piece of the previous line
 _GLOO_END = re.compile(rb"Expected number of connected peer ranks is : \d*\n$")
 _SERVICE_MARKS = (b"_service_agent.cc:", b"preemption_sync_manager.cc:", b"client.h:")
 _NOTICE_MARK = b"preemption_notifier.cc:"
@@ -41,20 +42,20 @@ _SERVICE_MORE = re.compile(
 
 
 class NoiseFilter:
-    """Of one stream."""
+    """Filters one stream."""
 
     __slots__ = ("_a_child_has_told", "_in_service_message", "_lasts_due", "_newlines_due", "_numbers_due")
 
     def __init__(self) -> None:
         self._a_child_has_told = False
         self._in_service_message = False
-        # Pieces of torn lines of Gloo that still have to come.
+        # Pieces of torn Gloo lines that are still to come.
         self._lasts_due = 0
         self._numbers_due = 0
         self._newlines_due = 0
 
     def remove(self, lines: bytes, *, continues: bool = False) -> bytes:
-        """Return these whole lines without the noise; `continues`: the first is the rest of a line that is shown."""
+        """Return these whole lines without the noise; `continues`: the first one continues a shown line."""
         first, rest = (lines[: lines.find(b"\n") + 1], lines[lines.find(b"\n") + 1 :]) if continues else (b"", lines)
         if b"[Gloo]" in rest:
             rest = _GLOO_LINE.sub(b"", rest)
@@ -88,9 +89,9 @@ class NoiseFilter:
         return _has_any(_GLOO_MARKS, line) or (self._lasts_due > 0 and _has_any(_GLOO_INNER, line))
 
     def _without_gloo(self, line: bytes, *, keep: bool = False) -> bytes:
-        """Remove Gloo's pieces from a line; `keep` what is left even if that is nothing but the newline."""
+        """Remove Gloo's pieces from a line; `keep` the rest even if it is only the newline."""
         found = _GLOO_NUMBERED.findall(line)
-        digits = sum(map(len, [*found, *_GLOO_START.findall(line)]))  # perhaps of two numbers that have met
+        digits = sum(map(len, [*found, *_GLOO_START.findall(line)]))  # may come from two adjacent numbers
         left = _GLOO_NUMBERED.sub(b"", _GLOO_START.sub(b"", line)).replace(_GLOO_INNER[1], b"")
         is_kept = keep or left.strip(b" \n0123456789") != b""
         self._lasts_due = max(0, self._lasts_due + line.count(_GLOO_FIRST) - line.count(_GLOO_LAST))
@@ -101,7 +102,7 @@ class NoiseFilter:
 
 
 def may_be_noise(partial: bytes) -> bool:
-    """Whether the line that begins so may become one that is removed."""
+    """Whether a line that begins like this may be removed once it is complete."""
     return partial.startswith(b"[Gloo]") or _has_any(_GLOO_MARKS, partial)
 
 

@@ -1,6 +1,6 @@
-"""Writes what the workers write to the log files and, prefixed, to the screen, and jaxrun's own lines between.
+"""Writes the workers' output to the log files and, with prefixes, to the screen, and jaxrun's own lines in between.
 
-One thread uses an `Output`; nothing here blocks it but the log files' disk. This module decides when text is shown,
+One thread uses an `Output`; nothing here blocks it except the log files' disk. This module decides when text is shown,
 line_buffer and screen how it looks; spool delivers it.
 """
 
@@ -15,12 +15,12 @@ from jaxrun.records.output.rank_logs import STREAMS, RankLogs
 from jaxrun.records.output.screen import HeldScreen, RankStream, Screen, rank_prefix
 from jaxrun.terminal import TerminalFormat, terminal_width
 
-PARTIAL_LINE_DELAY_S = 0.3  # until an unfinished line, such as a prompt, is shown
+PARTIAL_LINE_DELAY_S = 0.3  # before an unfinished line, such as a prompt, is shown
 PROGRESS_BAR_INTERVAL_S = 3.0  # between two states of an unfinished progress bar
-MAX_PARTIAL_BYTES = 2**16  # of an unfinished line that are held back
+MAX_PARTIAL_BYTES = 2**16  # of an unfinished line that is held back
 CONGESTED_POLL_S = 0.05
-HELD_POLL_S = 0.2  # between two looks whether the terminal's holder has ended
-STATUS_INTERVAL_S = 10.0  # between two lines of status on what is no terminal
+HELD_POLL_S = 0.2  # between two checks whether the terminal's holder has ended
+STATUS_INTERVAL_S = 10.0  # between two status lines where there is no terminal
 
 
 class Output:
@@ -43,12 +43,12 @@ class Output:
         log_dir:    an existing directory for rank-0003.out, rank-0003.err and so on; None keeps no files
         colour:     whether stdout, stderr are terminals that want colours
         shown:      the ranks that the screen shows; None for all
-        open_logs:  open all log files now, and not only those that are written to
-        held:       the terminal, where another process has it: until it ends nothing is shown
+        open_logs:  open all log files now, and not only when they are written to
+        held:       the terminal, if another process has it: nothing is shown until that process ends
         """
         self._clock = clock
         self._held = held
-        self._waiting: dict[RankStream, float] = {}  # since when a stream has had text that is not shown
+        self._waiting: dict[RankStream, float] = {}  # since when a stream has had text that is not shown yet
         out = Screen(stdout_fd, "stdout", colour=colour[0])
         same = _same_file(stdout_fd, stderr_fd)
         self._err = out if same else Screen(stderr_fd, "stderr", colour=colour[1])
@@ -65,19 +65,19 @@ class Output:
         self.logs = RankLogs(log_dir, self._ranks_to_open, self.print_line)
 
     def begin_attempt(self, log_dir: Path | None) -> None:
-        """Show the last lines of the ranks that have ended, and keep the logs of those to come in `log_dir`."""
+        """Show the last lines of the ranks that have ended, and keep the logs of the next attempt in `log_dir`."""
         for rank, stream in self._streams:
             self.end_stream(rank, stream)
         self.logs.close()
         self.logs = RankLogs(log_dir, self._ranks_to_open, self.print_line)
 
     def write(self, rank: int, stream: str, data: bytes) -> None:
-        """Log and show what was just read from the worker's "out" or "err"."""
+        """Log and show bytes that were just read from the worker's "out" or "err"."""
         self.logs.write(rank, stream, data)
         self.show(rank, stream, data)
 
     def show(self, rank: int, stream: str, data: bytes) -> None:
-        """Show on the screen only what the worker's agent has logged elsewhere."""
+        """Show output on the screen that the worker's agent has logged elsewhere."""
         rank_stream = self._streams.get((rank, stream))
         if rank_stream is None or self._held is not None:
             return
@@ -99,7 +99,7 @@ class Output:
             rank_stream.show(rank_stream.buffer.finish())
 
     def flush_due(self) -> float | None:
-        """Show what has waited long enough; returns the seconds until the next call, None if nothing waits."""
+        """Show text that has waited long enough; returns the seconds until the next call, None if nothing waits."""
         self._report_lost_screens()
         now = self._clock()
         wait = CONGESTED_POLL_S if self.congested else float("inf")
@@ -120,25 +120,25 @@ class Output:
         return None if wait == float("inf") else wait
 
     def show_debugger(self, text: str) -> None:
-        """Show what a debugger writes at once, and without a prefix, as it may be a prompt."""
+        """Show a debugger's text at once and without a prefix, because it may be a prompt."""
         self._debugger_screen.write(
             self._debugger_screen.interleaver.render(self, b"", text.encode(errors="backslashreplace"))
         )
 
     def end_debugger_line(self) -> None:
-        """The line was ended by what somebody has typed."""
+        """Note that typed input has ended the debugger's line."""
         self._debugger_screen.interleaver.release(self)
 
     @property
     def terminal(self) -> TerminalFormat:
-        """What jaxrun's own words are shown on."""
+        """The terminal format for jaxrun's own text."""
         return TerminalFormat(terminal_width(self._stderr_fd), self._err.colour)
 
     def print_line(self, text: str, *, status: bool = False, dim: bool = False) -> None:
-        """Write jaxrun's own words to stderr, in lines of their own, wrapped on a terminal.
+        """Write jaxrun's own text to stderr, in lines of its own, wrapped on a terminal.
 
-        status:  the words are shown until the next line on a terminal, and now and then elsewhere; empty ones end that
-        dim:     they are of little importance
+        status:  on a terminal the text is shown until the next line, elsewhere now and then; an empty text ends that
+        dim:     the text is of little importance
         """
         terminal = self.terminal
         if status:
@@ -148,7 +148,7 @@ class Output:
         self.print_text(terminal.dim(text) if dim else text)
 
     def print_text(self, text: str) -> None:
-        """Write jaxrun's own words to stderr as they are, in lines of their own."""
+        """Write jaxrun's own text to stderr unchanged, in lines of its own."""
         if not text.endswith("\n"):
             text += "\n"
         if self._held is not None:
@@ -157,7 +157,7 @@ class Output:
         self._err.write(self._err.interleaver.interrupt() + text.encode(errors="backslashreplace"))
 
     def _release(self) -> None:
-        """Nobody else has the terminal any more: print what has been kept."""
+        """Print the text that was kept while another process had the terminal."""
         held, self._held = self._held, None
         for text in held.kept if held is not None else ():
             self.print_text(text)
@@ -174,11 +174,11 @@ class Output:
 
     @property
     def congested(self) -> bool:
-        """Whether the screen takes no more and no more can be kept for it: then the workers must not be read."""
+        """Whether the screen accepts no more and no more can be stored for it: then the workers must not be read."""
         return any(screen.spool.full for screen in self._screens)
 
     def close(self, timeout: float | None = None) -> bool:
-        """Wait until all was delivered or its reader has gone; returns False if `timeout` seconds were not enough.
+        """Wait until everything was delivered or its reader has gone; returns False after `timeout` seconds.
 
         May be called again, also after a signal handler has raised out of it.
         """
@@ -191,7 +191,7 @@ class Output:
         self.logs.close()
         deadline = None if timeout is None else time.monotonic() + timeout
         done = True
-        for screen in self._screens:  # stderr last: it may have to show what became of stdout
+        for screen in self._screens:  # stderr last: it may have to report what happened to stdout
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             done = screen.spool.close(left) and done
             self._report_lost_screens()
@@ -208,7 +208,7 @@ class Output:
             loss = screen.new_loss()
             if loss:
                 rest = "is only in the log files" if self.logs.has_files else "is dropped"
-                self.print_line(f"jaxrun: {loss}; the workers' output from here on {rest}, the job goes on")
+                self.print_line(f"jaxrun: {loss}; the workers' output from here on {rest}, the job continues")
 
 
 def _same_file(one: int, other: int) -> bool:

@@ -1,4 +1,4 @@
-"""What is kept of each rank's output: log files with the exact bytes, and in memory the end of its stderr."""
+"""Keeps each rank's output: log files with the exact bytes, and the end of its stderr in memory."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def log_path(log_dir: Path, rank: int, stream: str) -> Path:
-    """Return where the bytes of a rank's "out" or "err" are kept."""
+    """Return the path of the log file for a rank's "out" or "err"."""
     return log_dir / f"rank-{rank:04d}.{stream}"
 
 
 class RankLogs:
-    """One file per rank and stream, and the end of each rank's stderr. A disk that fails costs logs, never the job."""
+    """One file per rank and stream, and the end of each rank's stderr. A failing disk costs logs, never the job."""
 
     def __init__(self, log_dir: Path | None, ranks: Iterable[int], report: Callable[[str], None]) -> None:
-        """Open the files of `ranks`, and those of others when they are written to; with `log_dir` None, keep no files.
+        """Open the files of `ranks`, and others when they are written to; with `log_dir` None, keep no files.
 
-        `report` gets a line about each cause of a failure, once; a file that failed is given up.
+        `report` gets one line about each cause of a failure; a file that failed is abandoned.
         """
         self._dir = log_dir
         self._dir_fd = -1
@@ -53,7 +53,7 @@ class RankLogs:
             self._stderr[rank] = (self._stderr.get(rank, b"") + data[-_KEPT_BYTES:])[-_KEPT_BYTES:]
 
     def write_file(self, rank: int, stream: str, data: bytes) -> None:
-        """Write into the rank's file only."""
+        """Write to the rank's file only."""
         if self._dir is None:
             return
         fd = self._fds.get((rank, stream)) or self._open(self._dir, rank, stream)
@@ -68,7 +68,7 @@ class RankLogs:
             self._report_failure(log_path(self._dir, rank, stream), error)
 
     def bytes_written(self, rank: int) -> int:
-        """Return how much the worker has written so far."""
+        """Return the number of bytes that the worker has written so far."""
         return self._written[rank]
 
     def stderr_tail(self, rank: int) -> str:
@@ -80,7 +80,7 @@ class RankLogs:
         return data.decode(errors="replace")
 
     def crash_dump(self, rank: int) -> str:
-        """Return what Python's fault handler has written to the worker's stderr, where a program has led it there."""
+        """Return the fault handler's dump on the worker's stderr, if the program has redirected it there."""
         data = self._stderr.get(rank, b"")
         start = data.rfind(FATAL_ERROR.encode())
         return data[start:].decode(errors="replace") if start >= 0 else ""
@@ -111,13 +111,11 @@ class RankLogs:
         self._given_up.add((rank, stream))
         try:
             os.close(self._fds.pop((rank, stream)))
-        except OSError as error:  # NFS says only here that the disk is full
+        except OSError as error:  # on NFS, a full disk shows only here
             assert self._dir is not None
             self._report_failure(log_path(self._dir, rank, stream), error)
 
     def _report_failure(self, path: Path, error: OSError) -> None:
         if error.errno not in self._reported:
             self._reported.add(error.errno)
-            self._report(
-                f"jaxrun: cannot write {path}: {error.strerror}; logs that fail so are given up, the job goes on"
-            )
+            self._report(f"jaxrun: cannot write {path}: {error.strerror}; such logs are abandoned, the job continues")

@@ -1,4 +1,4 @@
-"""The screen, which the streams of all ranks share, and how their lines are kept apart on it."""
+"""The screen that the streams of all ranks share; keeps their lines apart."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from jaxrun.records.output.spool import Spool
 
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # no red: it would look like an error
 _ERASE_LINE = b"\r\x1b[K"
-_STATUS = object()  # the owner of a line that jaxrun itself shows for a while
-_HOLDER_PATIENCE_S = 5.0  # for which it may go on once the job is over
+_STATUS = object()  # the owner of a temporary line of jaxrun's own
+_HOLDER_PATIENCE_S = 5.0  # how long the holder may continue once the job is over
 
 
 class Interleaver:
     """Gives lines their prefixes and keeps unfinished lines from running into others. Pure: no I/O."""
 
     def __init__(self, *, overwrites: bool = False) -> None:
-        """`overwrites`: a line can be drawn anew in its place, as on a terminal, instead of below."""
+        """`overwrites`: a line can be redrawn in place, as on a terminal, instead of below."""
         self._redraw = _ERASE_LINE if overwrites else b"\n"
         self._owner: Hashable | None = None
         self._interrupted: set[Hashable] = set()
 
     def render(self, owner: Hashable, prefix: bytes, text: bytes) -> bytes:
-        """Return the bytes that show `text`, which the LineBuffer of `owner` has returned."""
+        """Return the bytes that show `text`, which came from the LineBuffer of `owner`."""
         if self._owner == owner:
             head = b""
             if text.startswith(b"\r"):
@@ -49,19 +49,19 @@ class Interleaver:
         return b"".join((head, text[:-1].replace(b"\n", start), b"\n"))
 
     def show_status(self, text: bytes) -> bytes:
-        """Return what shows a line that the next one replaces; an empty one is removed."""
+        """Return the bytes that show a line which the next one replaces; an empty line is removed."""
         start = self.interrupt()
         self._owner = _STATUS if text else None
         return start + text
 
     def release(self, owner: Hashable) -> None:
-        """The unfinished line of `owner` has been ended by somebody else, as by what is typed."""
+        """Note that something else, such as typed input, has ended the unfinished line of `owner`."""
         if self._owner == owner:
             self._owner = None
         self._interrupted.discard(owner)
 
     def interrupt(self) -> bytes:
-        """Return what lets another line begin: it ends an unfinished line, and removes a status."""
+        """Return the bytes that let another line begin: they end an unfinished line, and remove a status."""
         if self._owner is None:
             return b""
         if self._owner is _STATUS:
@@ -87,7 +87,7 @@ class Screen:
             self.spool.write(data)
 
     def new_loss(self) -> str:
-        """Return why nothing can be shown any more, once; empty as long as all is well."""
+        """Return why nothing can be shown any more, once; empty as long as there is no problem."""
         error = self.spool.error
         if error is None or self._loss_reported:
             return ""
@@ -120,11 +120,11 @@ def rank_prefix(rank: int, size: int, *, colour: bool) -> bytes:
 
 
 class HeldScreen:
-    """The terminal while another process has it, for --live: what jaxrun says waits until that one has ended."""
+    """The terminal while another process has it, for --live: jaxrun's text waits until that process has ended."""
 
     def __init__(self, fd: int) -> None:
-        """`fd` is at its end when the holder has ended; it is closed here."""
-        self.kept: list[str] = []  # what waits
+        """`fd` reaches end-of-file when the holder has ended; it is closed here."""
+        self.kept: list[str] = []  # text that waits
         self._fd = fd
         self._closing_since: float | None = None
 
@@ -136,7 +136,7 @@ class HeldScreen:
         return self._fd < 0
 
     def wait_until_free(self, timeout: float | None) -> bool:
-        """The job is over: wait for the holder to end, for some seconds in all; returns False if time is up before."""
+        """Wait for the holder to end after the job is over, `timeout` seconds in all; returns False if time is up."""
         if self._closing_since is None:
             self._closing_since = time.monotonic()
         left = max(0.0, self._closing_since + _HOLDER_PATIENCE_S - time.monotonic())

@@ -1,7 +1,8 @@
-"""Delivers bytes to a screen that may be slow, stuck or gone: to write to a spool never blocks and loses nothing.
+"""Delivers bytes to a screen that may be slow, stuck or gone: writing to a spool never blocks and loses nothing.
 
-A thread per spool writes. What it has not written waits in memory, beyond `memory` bytes in unlinked temporary files;
-only where the disk takes no more is the spool `full`. The descriptor's flags stay: whoever started jaxrun shares them.
+Each spool has a thread that writes. Unwritten bytes wait in memory and, beyond `memory` bytes, in unlinked temporary
+files. The spool is `full` only if the disk accepts no more. The descriptor's flags are left alone, because the process
+that started jaxrun shares them.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from pathlib import Path
 from typing import IO
 
 MEMORY_BYTES = 8 * 2**20
-SEGMENT_BYTES = 64 * 2**20  # of a temporary file, which goes once it was read
+SEGMENT_BYTES = 64 * 2**20  # of a temporary file, which is closed once it was read
 READ_BACK_BYTES = 2**20
 GATHER_BYTES = 2**16  # small pieces are joined up to this size; larger ones are written as they are, without a copy
-GATHER_S = 0.001  # for which the first small piece waits for others
+GATHER_S = 0.001  # how long the first small piece waits for others
 
 
 class _Segment:
@@ -30,7 +31,7 @@ class _Segment:
         self._read = 0
 
     def append(self, data: bytes) -> None:
-        """Append `data`. Raises OSError if the disk does not take all of it: then the file holds none of it."""
+        """Append `data`. Raises OSError if the disk does not accept all of it; then the file contains none of it."""
         end, view = self.written, memoryview(data)
         while view:
             count = os.pwrite(self._file.fileno(), view, end)
@@ -62,7 +63,7 @@ class Spool:
         self._memory = memory
         self._directory = directory
         self._changed = threading.Condition()
-        self._head: deque[bytes] = deque()  # oldest: in memory
+        self._head: deque[bytes] = deque()  # the oldest bytes, in memory
         self._head_size = 0
         self._segments: deque[_Segment] = deque()  # then what was spilled
         self._tail: deque[bytes] = deque()  # newest: could not be spilled
@@ -74,7 +75,7 @@ class Spool:
 
     @property
     def full(self) -> bool:
-        """Whether neither memory nor disk takes more: what is written now is kept all the same, beyond the limit."""
+        """Whether neither memory nor disk accepts more; later bytes are kept all the same, beyond the limit."""
         return bool(self._tail)
 
     def write(self, data: bytes) -> None:
@@ -93,11 +94,11 @@ class Spool:
                 self._changed.notify_all()
 
     def close(self, timeout: float | None = None) -> bool:
-        """Wait until all is delivered or refused; returns False if `timeout` seconds were too few.
+        """Wait until everything is delivered or refused; returns False if `timeout` seconds were too few.
 
-        May be called again; what is written later is delivered too.
+        May be called again; bytes that are written later are delivered, too.
         """
-        # Not Thread.join: a signal handler that raises during it makes Python 3.11 take the thread for ended.
+        # Not Thread.join: if a signal handler raises during it, Python 3.11 considers the thread to have ended.
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -175,7 +176,7 @@ class Spool:
 
 
 def _write(fd: int, data: bytes) -> None:
-    """Write all of `data`, even if somebody else has made the descriptor non-blocking."""
+    """Write all of `data`, even if another process has made the descriptor non-blocking."""
     view = memoryview(data)
     while view:
         try:
