@@ -100,7 +100,7 @@ def test_each_host_with_a_fault_is_named_with_it(bed: Bed, make_runner: MakeRunn
 def test_a_host_that_nobody_knows_is_named(make_runner: MakeRunner) -> None:
     result = examine(make_runner(BY_OPEN_MPI), "-H", "h1:1,h9:1", "-n", "2", "--json")
     assert result.code == 69, result
-    assert found(result)[0] == ("start", "failure", "h9 cannot be reached from here: its name leads nowhere"), result
+    assert found(result)[0] == ("start", "failure", "h9 cannot be reached from here: its name does not resolve"), result
 
 
 @pytest.mark.extended

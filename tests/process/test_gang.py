@@ -211,7 +211,7 @@ def test_a_call_that_nobody_waits_for_ends_before_the_next_and_its_output_and_er
     gang.start_call(fail_after_a_collective_call)
     assert gang.run(total, 1).main == 3
     warned = capsys.readouterr().err
-    assert warned.startswith("jaxrun: an earlier call of fail_after_a_collective_call, for whose results nobody has ")
+    assert warned.startswith("jaxrun: an earlier call of fail_after_a_collective_call, whose results nobody waited for")
     assert "in fail_after_a_collective_call" in warned and "Own: here: because" in warned
 
 
@@ -246,7 +246,7 @@ def test_calls_of_several_threads_follow_each_other(gang):
 
 def test_a_gang_has_one_call_at_a_time(gang):
     with gang.start_call(rank) as call:
-        with pytest.raises(jaxrun.GangError, match="this gang runs another call; wait for its end"):
+        with pytest.raises(jaxrun.GangError, match="this gang runs another call; wait until it ends"):
             gang.run(rank)
         while call.receive() is not None:
             pass

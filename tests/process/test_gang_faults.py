@@ -49,7 +49,7 @@ def rebuilt(gang, capsys, reason):
     capsys.readouterr()
     assert gang.run(meet) == ((2, 2),) * 2
     shown = capsys.readouterr().err
-    assert shown.startswith("jaxrun: gang of 2: started again; what its ranks knew is lost: ") and reason in shown
+    assert shown.startswith("jaxrun: gang of 2: started again; its ranks' state is lost: ") and reason in shown
     assert shown.count("\n") == 1 and gang.healthy
     assert not before & {worker.pid for worker in gang.workers}
 

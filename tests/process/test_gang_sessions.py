@@ -162,7 +162,7 @@ def test_a_fork_of_it_has_no_gang_and_ends_none(session):
             sys.exit(0)
         print(os.wait()[1], gang.run(os.getpid) == before)
     """).end()
-    refused = "this gang of 2 belongs to process PARENT, and this process is a fork of it; make another"
+    refused = "this gang of 2 belongs to process PARENT, but this process is a fork of it; make another"
     assert (out.splitlines(), err) == ([refused, "no stop", "(0,)", "0 True"], "")
 
 

@@ -145,7 +145,7 @@ float(jnp.sum(whole))""",
         ("rank 1 of 2 was killed by SIGKILL (9)",),
         "WorkerDied",
     ),
-    "anew": Cell("%%gang\n'r' in globals()", ("started again; what its ranks knew is lost", "\nFalse")),
+    "anew": Cell("%%gang\n'r' in globals()", ("started again; its ranks' state is lost", "\nFalse")),
     "reshape": Cell(
         "%gang -n 1   # a comment, as people write them",
         ("jaxrun: 1 process x 1 device (cpu) on this machine, started in ",),
@@ -225,7 +225,7 @@ def test_an_interrupt_ends_what_the_ranks_run_and_they_go_on(kernel):
     ):
         interrupted = kernel.run(cell, kernel.interrupt)
         assert interrupted.error == "KeyboardInterrupt"
-        assert "the gang goes on, its ranks know what they knew" in interrupted.text
+        assert "the gang continues, and its ranks keep their state" in interrupted.text
         assert shown in interrupted.text
         assert kernel.run("%%gang\nknown").result == "True"
 
@@ -235,7 +235,7 @@ def test_a_call_that_a_cell_has_started_and_an_interrupt_has_left_alone_holds_up
     asleep = f"def sleep():\n    {SLEEP.replace(chr(10), chr(10) + '    ')}\n\ncall = gang.start_call(sleep)\n"
     assert kernel.run(f"{asleep}import time\nprint('asleep')\ntime.sleep(100)", kernel.interrupt).error
     waiting = kernel.run("%%gang\nknown", kernel.interrupt)
-    assert waiting.error == "KeyboardInterrupt" and "the gang goes on" in waiting.text
+    assert waiting.error == "KeyboardInterrupt" and "the gang continues" in waiting.text
     assert kernel.run("%%gang\nknown").result == "True"
     done = kernel.run("gang.start_call(print, 'of an earlier cell')\ngang.run(len, 'abc')")
     assert done.result == "(3, 3)" and "[0-1] of an earlier cell" in done.text

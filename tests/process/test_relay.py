@@ -90,7 +90,7 @@ def test_a_directory_that_cannot_be_written_costs_the_logs_and_not_the_job(conne
     relay = Relay((0,), agent, str(tmp_path / "gone"), shown=(0,))
     relay.write(0, "out", b"hello\n")
     assert receive(head, bool) == [OutputChunk(0, "out", b"hello\n")]
-    assert "the job goes on" in capsys.readouterr().err
+    assert "the job continues" in capsys.readouterr().err
     relay.close()
 
 

@@ -114,7 +114,7 @@ CASES = {
     "no address": (on_h2(name_addresses=()), "names", WARNING,
         "h2: its own name has no address | add to /etc/hosts there: 10.0.0.2 h2"),
     "Debian's address": (on_h2(name_addresses=("127.0.1.1",)), "names", WARNING,
-        "h2: its own name leads to 127.0.1.1"),
+        "h2: its own name resolves to 127.0.1.1"),
     "a proxy": (on_h2(proxies={"http_proxy": "proxy:3128"}), "proxies", WARNING,
         "proxies differ: none on h1, h3; http_proxy=proxy:3128 on h2"),
     "few files": (on_h2(limits={"nofile": 64, "nofile hard": 20000}), "limits", FAILURE,
@@ -145,17 +145,17 @@ CASES = {
         "the clock of h3 is 3.2 s behind"),
     "idle nodes": (seen(allocation=Allocation("7", (*HOSTS, "h4"), (8, 8, 8, 8))), "Slurm", WARNING,
         "Slurm job 7: 4 nodes, 8 CPUs each; h4 would stay idle"),
-    "idle GPUs": (box(**h100(2)), "devices", WARNING, "box: NVIDIA's driver shows 2 GPUs, and JAX uses 1"),
+    "idle GPUs": (box(**h100(2)), "devices", WARNING, "box: NVIDIA's driver shows 2 GPUs, but JAX uses 1"),
     "no plugin": (box(ON_CPU, **h100()), "devices", WARNING,
-        "box: NVIDIA's driver shows 1 GPU, and JAX uses none | pip install"),
+        "box: NVIDIA's driver shows 1 GPU, but JAX uses none | pip install"),
     "a GPU that is taken": (box(**h100(used=60 * GIB)), "devices", WARNING,
-        "box: 60 GiB of 80 GiB of GPU 0 are taken by another process"),
+        "box: 60 GiB of 80 GiB of GPU 0 are used by another process"),
     "an old driver": (box(**h100(driver="535.1"), versions=WITH_PLUGIN), "devices", FAILURE,
-        "box: jax-cuda13-plugin needs NVIDIA's driver 580 or newer, and 535.1 is installed"),
+        "box: jax-cuda13-plugin needs NVIDIA's driver 580 or newer, but 535.1 is installed"),
     "a driver in trouble": (box(nvidia_trouble="NVML does not answer: version mismatch"), "devices", WARNING,
         "box: there is an NVIDIA driver, but NVML does not answer: version mismatch"),
     "an old plugin": (box(**h100(), versions={**WITH_PLUGIN, "jax-cuda13-plugin": "0.11.2"}), "versions", WARNING,
-        "box: jax-cuda13-plugin 0.11.2 does not go with jaxlib 0.12.0"),
+        "box: jax-cuda13-plugin 0.11.2 does not fit jaxlib 0.12.0"),
     "drivers that differ": (with_drivers("580.159.04", "570.1", "580.159.04"), "devices", WARNING,
         "NVIDIA's drivers differ: 580.159.04 on h1, h3; 570.1 on h2"),
     "no verdict": (Observation(output="jaxrun: out of paper\n"), "start", FAILURE, "jaxrun: out of paper"),
@@ -202,7 +202,7 @@ def test_a_host_that_says_nothing_while_others_do_is_named_before_the_verdict():
     verdict = Verdict("unavailable", 69, {}, headline="2 of 3 agents reported")
     present = {rank: facts(rank, HOSTS[rank]) for rank in (0, 2)}
     texts = [text for _, _, text in bad(seen(verdict=verdict, peers={}, devices={}, clocks={}, facts=present))]
-    assert texts[0].startswith("nothing has been heard from h2") and texts[1].startswith("2 of 3 agents reported")
+    assert texts[0].startswith("nothing has started on h2") and texts[1].startswith("2 of 3 agents reported")
 
 
 def test_the_report_fits_the_terminal_and_says_how_many_there_are():

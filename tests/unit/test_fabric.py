@@ -156,7 +156,7 @@ def test_the_nics_and_the_plugin_are_told_where_all_is_well_and_nothing_where_th
 
 def test_a_proxy_of_frontier_is_told_and_is_not_in_the_way():
     observation = of_each_rank(SLINGSHOT, pinned(), proxies={"all_proxy": "socks://proxy:3128"})
-    told = "all_proxy=socks://proxy:3128; jaxrun's own connections go past it"
+    told = "all_proxy=socks://proxy:3128; jaxrun's own connections bypass it"
     assert said(observation, "proxies") == [(Level.OK, told)]
 
 

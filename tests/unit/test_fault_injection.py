@@ -112,7 +112,7 @@ def test_faults_that_come_too_late_are_reported(simulate):
 
 def test_a_fault_that_cannot_be_injected_is_reported_and_not_blamed(simulate):
     job = simulate(2, chaos="pause:1@1s").run().wait(1).handle(FaultNotInjected(1, "pause", "it is forbidden"))
-    assert job.lines[-1] == "rank 1 could not be stopped by SIGSTOP (19): it is forbidden; the job goes on"
+    assert job.lines[-1] == "rank 1 could not be stopped by SIGSTOP (19): it is forbidden; the job continues"
     job.done(0, 1).exit(0, 1).exit(0, 0)
     assert [end.injected_faults for end in job.outcome.workers] == [(), ()]
 

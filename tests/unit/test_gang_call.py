@@ -295,7 +295,7 @@ def test_a_fork_cannot_use_a_call_and_does_not_end_it(gang, monkeypatch):
     call = gang.start_call()
     monkeypatch.setattr(os, "getpid", lambda: -1)
     for use in (call.results, call.receive, call.__enter__):
-        with pytest.raises(GangError, match="and this process is a fork of it"):
+        with pytest.raises(GangError, match="but this process is a fork of it"):
             use()
     call.end()
     assert not gang.interrupts and not gang.ended
@@ -327,7 +327,7 @@ def test_a_call_that_nobody_uses_is_finished_and_its_output_and_error_shown(gang
     assert not gang.interrupts and gang.ended == 1 and len(gang.printed) == 2
     told, warned, *_ = capsys.readouterr().err.splitlines()
     assert told == "jaxrun: waiting for ranks 0-1, which run an earlier call of task; Ctrl-C interrupts it"
-    assert warned == "jaxrun: an earlier call of task, for whose results nobody has waited, raised:"
+    assert warned == "jaxrun: an earlier call of task, whose results nobody waited for, raised:"
     assert call.receive().value == "a value"
     with pytest.raises(KeyError):
         call.results()

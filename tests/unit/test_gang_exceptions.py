@@ -131,7 +131,7 @@ def test_a_lost_connection_is_a_note_to_the_error_of_another_rank():
     broken = [remote(ValueError(_BROKEN.format(4995 + rank)), rank, time=0.5) for rank in (0, 2)]
     error = combined_exception([*broken, remote(KeyError("own"), 1, time=1.0)])
     assert type(error) is KeyError and error.rank == 1
-    assert error.__notes__ == ["ranks 0, 2 lost a connection to another"]
+    assert error.__notes__ == ["ranks 0, 2 lost a connection to another rank"]
     alone = combined_exception(broken)
     assert type(alone) is ValueError and alone.ranks == (0, 2)
 

@@ -231,8 +231,8 @@ def test_much_output_is_shown_less_often(fake):
 @pytest.mark.parametrize(
     ("healthy", "returned", "text"),
     [
-        (True, (0, 1), "the gang goes on"),
-        (False, (0, 1), "starts again when you next use it"),
+        (True, (0, 1), "the gang continues"),
+        (False, (0, 1), "starts again at its next use"),
         (False, (), "ranks 0-1 could not be interrupted"),
     ],
 )

@@ -145,7 +145,7 @@ def test_a_directory_that_vanishes_is_reported_once_and_never_raised(directory, 
     directory.write_text("verdict.json", "after")
     assert directory.make_attempt_directory(2) is None
     assert errors == [
-        f"cannot write to {tmp_path / 'run'}: No such file or directory; the job goes on, its records are incomplete"
+        f"cannot write to {tmp_path / 'run'}: No such file or directory; the job continues, its records are incomplete"
     ]
 
 

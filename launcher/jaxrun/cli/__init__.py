@@ -1,1 +1,1 @@
-"""The command line: `main` has the commands, `options` the flags, `make_job` the Job they make, `help` its pages."""
+"""The command line: `main` has the commands, `click_options` the flags, `make_job` makes the Job, `help` its pages."""

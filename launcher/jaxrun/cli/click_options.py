@@ -1,4 +1,4 @@
-"""The options of `jaxrun`, `jaxrun attach` and `jaxrun doctor`, for click: made of what Job and its like declare."""
+"""The options of `jaxrun`, `jaxrun attach` and `jaxrun doctor`, for click, made from Job's declarations."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 PER_GPU = "gpu"  # a process for each GPU
-AUTOMATIC = "auto"  # as jaxrun does without the option
+AUTOMATIC = "auto"  # the default behaviour
 
 
 class Time(click.ParamType):  # type: ignore[type-arg]  # click 8.1 has none
-    """Seconds as a number, or with units: 90s, 5m, 1h30m; "never" is 0, where that means so."""
+    """Seconds as a number, or with units: 90s, 5m, 1h30m; "never" is 0, for options that allow it."""
 
     name = "time"
 
@@ -39,7 +39,7 @@ class Time(click.ParamType):  # type: ignore[type-arg]  # click 8.1 has none
 
 
 class NumberOrWord(click.ParamType):  # type: ignore[type-arg]  # click 8.1 has none
-    """A number, or one of a few words, which stay words, or with `has_ranges` MIN:MAX, which stays a text."""
+    """A number, or one of a few words, which stay words; with `has_ranges` also MIN:MAX, which stays a text."""
 
     name = "number"
 
@@ -82,7 +82,7 @@ def split_words(text: str, option: str) -> list[str]:
         ) from None
 
 
-_TYPES = {"int": int, "float": Time()}  # by annotation; others are texts
+_TYPES = {"int": int, "float": Time()}  # by annotation; other types are texts
 _METAVARS = {"int": "N", "float": "TIME"}
 
 
@@ -92,7 +92,7 @@ def parameters() -> list[click.Parameter]:
 
 
 def attach_parameters() -> list[click.Parameter]:
-    """Return the options of `jaxrun attach`, without those of what somebody else has decided."""
+    """Return the options of `jaxrun attach`, without those that whoever started the processes has already decided."""
     taken = [each for each in _job_options() if each.declared.attach and understands(ATTACH, each.declared)]
     return [*_place(), *taken, *_about(), _program()]
 
@@ -106,7 +106,7 @@ def doctor_parameters() -> list[click.Parameter]:
 
 
 def _job_options() -> list[JobOption]:
-    """The options of every command that runs a job, group by group; those of its workers follow its own."""
+    """Return the options of every command that runs a job, by group; options for its workers follow its own."""
     of_workers = {each.name for each in fields(WorkerSettings)}
     made = [_make(each.name, str(each.type), declared, each.default) for each, declared in options_of(Job)]
     made.sort(key=lambda each: each.name in of_workers)
@@ -114,7 +114,7 @@ def _job_options() -> list[JobOption]:
 
 
 def _words() -> list[JobOption]:
-    """What a command line says in words that no field of Job has."""
+    """Return the options that no field of Job has."""
     per_node = "torchrun's name for --processes-per-host, or for -n on one machine."
     env = "Set this variable in every process, or without a value pass yours on. May be repeated."
     env_file = "The same from a file of NAME=VALUE lines; --env wins."
@@ -132,7 +132,7 @@ def _words() -> list[JobOption]:
 
 
 def _place() -> list[JobOption]:
-    """What `jaxrun attach` may be told of its process."""
+    """Return the options that tell `jaxrun attach` about its process."""
     group = "This process's place"
     size = "How many processes the job has. [default: what mpirun, srun or flux says]"
     head = "Where rank 0 listens; give the same on all ranks. [default: read from --rendezvous]"
@@ -153,7 +153,7 @@ def _own(name: str, kind: str, title: str, text: str, group: str, **attributes: 
 
 
 def _make(name: str, annotation: str, declared: Option, default: Any = None) -> JobOption:
-    """Make the option whose value is of the type `annotation`; one that is not given is None, False or empty."""
+    """Make the option with a value of type `annotation`; if not given, it is None, False or empty."""
     kind = annotation.removesuffix(" | None")
     shown = f"{default:g}" if isinstance(default, float) else str(default)
     attributes: dict[str, Any] = {"type": _TYPES.get(kind)}
@@ -184,7 +184,7 @@ def _program() -> click.Argument:
 
 
 def complete_program(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Files, and as the very first word the commands of jaxrun."""
+    """Complete files and, as the very first word, the commands of jaxrun."""
     from click.shell_completion import CompletionItem
 
     typed = click.core.ParameterSource.COMMANDLINE
@@ -193,12 +193,12 @@ def complete_program(ctx: click.Context, param: click.Parameter, incomplete: str
     names = [name for name in SUBCOMMANDS if name.startswith(incomplete)] if first and ctx.info_name == "jaxrun" else []
     if not names:
         return [CompletionItem(incomplete, type="file")]
-    # The script of click for bash drops all that came before an item of type "file".
+    # click's script for bash drops everything that came before an item of type "file".
     return [*map(CompletionItem, names), *map(CompletionItem, _files(incomplete))]
 
 
 def _files(incomplete: str) -> list[str]:
-    """The files and directories that begin with a word that has no slash."""
+    """Return the files and directories that begin with a word that has no slash."""
     try:
         with os.scandir() as entries:
             found = [f"{entry.name}/" if entry.is_dir() else entry.name for entry in entries]

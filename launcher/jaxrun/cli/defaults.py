@@ -1,7 +1,7 @@
-"""Defaults of options from elsewhere than the command line: [tool.jaxrun] of pyproject.toml, and JAXRUN_… variables.
+"""Defaults of options from places other than the command line: [tool.jaxrun] of pyproject.toml, and variables.
 
-A variable wins over the file, the command line over both. Only what a person types takes them: neither a gang nor a
-pool nor a test of the pytest plugin does. A process of a job takes no variable: it has those that the job has set.
+A JAXRUN_… variable overrides the file, and the command line overrides both. They apply only to typed commands: gangs,
+pools and tests of the pytest plugin ignore them. In a process of a job, variables are ignored: the job has set them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from jaxrun.protocol.names import CONTROL_FD, JOB_ID, RESERVED_PREFIX
 
 _FILE = "pyproject.toml"
 _TABLE = "jaxrun"
-_WORDS = ("WORDS", "FAULTS")  # metavars of options that take a text with blanks
+_WORDS = ("WORDS", "FAULTS")  # metavars of options whose text may contain blanks
 
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """Values by the name of the parameter, as click takes them, and where each comes from; `env`: for the workers."""
+    """Values by the name of the parameter, as click takes them, and the source of each; `env`: for the workers."""
 
     values: Mapping[str, Any] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class Defaults:
 
 
 def read_defaults(own: Sequence[JobOption], environ: Mapping[str, str], directory: str) -> Defaults:
-    """Read the defaults of the options `own`; the file may also have some of other commands' options.
+    """Read the defaults of the options `own`; the file may also contain options of other commands.
 
     Raises UsageError that names the file or the variable, and what is wrong there.
     """
@@ -63,17 +63,17 @@ def read_defaults(own: Sequence[JobOption], environ: Mapping[str, str], director
 
 
 def _pop_variables(values: dict[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
-    """Take what --env-file and --env would say out of `values`: the command line adds to it."""
+    """Remove --env-file and --env from `values` and return their variables: the command line adds to them."""
     return read_variables(values.pop("env_files", ()), values.pop("assignments", ()), environ)
 
 
 def variable_of(option: JobOption) -> str:
-    """JAXRUN_STALL_TIMEOUT for --stall-timeout."""
+    """Return the variable of an option: JAXRUN_STALL_TIMEOUT for --stall-timeout."""
     return RESERVED_PREFIX + option.long_name.upper().replace("-", "_")
 
 
 def used_defaults(ctx: click.Context, defaults: Defaults) -> frozenset[str]:
-    """The names of those values that the command line does not replace."""
+    """Return the names of the values that the command line does not replace."""
     source = click.core.ParameterSource.DEFAULT_MAP
     return frozenset(name for name in defaults.values if ctx.get_parameter_source(name) is source)
 
@@ -87,7 +87,7 @@ def _names_of_all() -> Collection[str]:
 
 
 def _find_table(directory: str) -> tuple[str, Mapping[str, Any]]:
-    """The table [tool.jaxrun] of the nearest pyproject.toml that has one, in `directory` or above."""
+    """Return the table [tool.jaxrun] of the nearest pyproject.toml that has one, in `directory` or above."""
     while True:
         path = os.path.join(directory, _FILE)
         with contextlib.suppress(OSError), open(path, "rb") as file:
@@ -120,7 +120,7 @@ def _no_such_key(key: str, by_name: Collection[str]) -> str:
 
 
 def _from_toml(option: JobOption, value: Any, source: str) -> Any:
-    """The value as the command line would have it: a text, and a tuple of texts for an option that may be repeated."""
+    """Return the value as on a command line: a text, or a tuple of texts for an option that may be repeated."""
     if option.multiple and isinstance(value, dict):
         value = [f"{name}={text}" for name, text in value.items()]
     if option.multiple:

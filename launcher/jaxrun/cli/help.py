@@ -1,6 +1,6 @@
-"""The pages of help, and completion by the shell.
+"""The pages of help, and completion in the shell.
 
---help has what people need in their first week, each in a line or two; --help-all has every option, and exit statuses.
+--help has the options of the first week, each in a line or two; --help-all has every option, and the exit statuses.
 A shell completes words once it has evaluated "$(_JAXRUN_COMPLETE=bash_source jaxrun)", and the same for zsh and fish:
 it starts jaxrun with the words so far in COMP_WORDS, and click answers, for the command that is to be completed.
 """
@@ -102,7 +102,7 @@ def all_help(ctx: click.Context) -> str:
 
 
 def _in_short(text: str) -> str:
-    """The first sentence of an option's help, and its default."""
+    """Return the first sentence of an option's help, and its default."""
     first, _, rest = text.partition(". ")
     default = _DEFAULT.search(rest)
     return " ".join(filter(None, (f"{first.rstrip('.')}." if rest else first, default and f"{default[0]}]")))
@@ -124,7 +124,7 @@ def _section(ctx: click.Context, title: str, options: list[JobOption], shorten: 
 
 
 def command_to_complete(commands: Collection[str]) -> str:
-    """The command whose words are to be completed, empty for `jaxrun` itself; its name is taken out of the words."""
+    """Return the command whose words are to complete, empty for `jaxrun` itself; removes its name from the words."""
     text, at = os.environ.get(_WORDS, ""), os.environ.get(_AT, "")
     words = text.split()
     if len(words) < 2 or words[1] not in commands:

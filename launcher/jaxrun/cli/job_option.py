@@ -1,4 +1,4 @@
-"""An option of jaxrun's commands, as click knows it: one that knows how it was declared."""
+"""A click option of jaxrun's commands that knows its declaration."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxrun.spec.job.option_declaration import Option
 
 
 class JobOption(click.Option):
-    """An option that knows how it was declared; further names of it are understood, and no page of help shows them."""
+    """An option that knows its declaration; its further names are accepted, but no page of help shows them."""
 
     def __init__(self, names: Sequence[str], declared: Option, **attributes: Any) -> None:
         super().__init__(names, **attributes)

@@ -1,4 +1,4 @@
-"""The commands: flags become a Job, a backend makes it a Plan, the supervisor runs it; errors become exit codes.
+"""The commands: flags become a Job, a backend makes a Plan from it, the supervisor runs it; errors become exit codes.
 
 Only what every command needs is imported here, so that `jaxrun` itself starts fast.
 """
@@ -39,13 +39,13 @@ _EXIT_INTERRUPTED = EXIT_SIGNAL_BASE + 2
 _SETTINGS: dict[str, Any] = {
     "allow_interspersed_args": False,
     "help_option_names": ["-h", "--help"],
-    "token_normalize_func": lambda name: name.replace("_", "-"),  # as torchrun takes either
+    "token_normalize_func": lambda name: name.replace("_", "-"),  # torchrun accepts either
 }
 
 
 @dataclass(slots=True)
 class _Invocation:
-    """What a command gets besides its options: all words after `jaxrun`, the early fork server, and the defaults."""
+    """The context of a command besides its options: all words after `jaxrun`, the early fork server, the defaults."""
 
     words: tuple[str, ...]
     early_server: EarlyServer | None
@@ -94,12 +94,12 @@ def _print_error(text: str, exit_code: int, words: Sequence[str]) -> int:
 
 
 def run_and_exit(arguments: Sequence[str], early_server: EarlyServer | None) -> NoReturn:
-    """Run the command line and end this process, without Python's own teardown, which would cost 20 ms."""
+    """Run the command line and end this process, without Python's own teardown, which would take 20 ms."""
     try:
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on it raises KeyboardInterrupt
         status = main(arguments, early_server)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the status stands
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the exit status is already decided
     except KeyboardInterrupt:
         status = _EXIT_INTERRUPTED
     for stream in (sys.stdout, sys.stderr):
@@ -109,7 +109,7 @@ def run_and_exit(arguments: Sequence[str], early_server: EarlyServer | None) -> 
 
 
 def _pop_name(words: list[str]) -> str:
-    """Take the name of a subcommand from `words`; empty where there is none."""
+    """Remove the name of a subcommand from `words` and return it; empty if there is none."""
     if COMPLETION_VARIABLE in os.environ:
         return command_to_complete(SUBCOMMANDS)
     return words.pop(0) if words and words[0] in SUBCOMMANDS else ""
@@ -181,9 +181,9 @@ def _run(dry_run: bool, as_json: bool, **values: Any) -> int:
 
 
 def _refuse_task_of_several(context: click.Context, job: Job, environ: Mapping[str, str]) -> None:
-    """Raise UsageError where `attach` was forgotten after mpirun or srun.
+    """Raise UsageError if `attach` was forgotten after mpirun or srun.
 
-    A command for each host is meant so, and so is a gang, or a job whose size was typed.
+    A command for each host is intended, and so is a gang, or a job whose size was typed.
     """
     is_typed = context.get_parameter_source("processes") is click.core.ParameterSource.COMMANDLINE
     if is_typed or job.backend == HOSTS or GANG_ADDRESS in environ:
@@ -206,14 +206,14 @@ def _run_plan(plan: Plan, environ: Mapping[str, str], early_server: EarlyServer 
 
 
 def _make_job(context: click.Context, values: Mapping[str, Any], environ: Mapping[str, str]) -> Job:
-    """Make the Job of the options, without those defaults from elsewhere that have no effect."""
+    """Make the Job of the options, without defaults from elsewhere that have no effect."""
     defaults: Defaults = context.obj.defaults
     dropped = without_effect(values, used_defaults(context, defaults), environ)
     return make_job({name: value for name, value in values.items() if name not in dropped}, environ, defaults.env)
 
 
 def _warn_of_misplaced(context: click.Context, job: Job, source: Path | None) -> None:
-    """Ask about options of ours that the program gets."""
+    """Ask about an option of ours that the program would get."""
     if any(word.startswith("-") for word in job.program[1:]):
         from jaxrun.cli.usage_errors import describe_misplaced
 
@@ -223,7 +223,7 @@ def _warn_of_misplaced(context: click.Context, job: Job, source: Path | None) ->
 
 
 def _run_sbatch(job: Job, words: Sequence[str], environ: Mapping[str, str], *, dry_run: bool) -> int:
-    """Write the batch script of the job, or hand it to Slurm."""
+    """Write the batch script of the job, or submit it to Slurm."""
     from pathlib import Path
 
     from jaxrun.spec.backends import sbatch, submit
@@ -244,7 +244,7 @@ def _run_sbatch(job: Job, words: Sequence[str], environ: Mapping[str, str], *, d
 
 
 def _run_manifest(job: Job, *, dry_run: bool) -> int:
-    """Write the manifest of the job, and with --submit hand it to kubectl; --dry-run shows it without its secrets."""
+    """Write the manifest of the job, and with --submit pass it to kubectl; --dry-run shows it without its secrets."""
     from pathlib import Path
 
     from jaxrun.protocol.auth import new_token

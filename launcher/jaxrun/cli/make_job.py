@@ -1,4 +1,4 @@
-"""Makes a Job of parsed options and of defaults from elsewhere, which give way to the command line."""
+"""Makes a Job from parsed options and from defaults, which the command line overrides."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from jaxrun.spec.job.option_declaration import options_of
 from jaxrun.spec.job.options import HOSTS_AUTO, POD_WAIT_S
 from jaxrun.text import parse_ranks
 
-# Where nobody watches, or where ranks that wait for each other are to be reported.
+# For runs that nobody watches, or where ranks that wait for each other must be reported.
 _UNATTENDED_STALL_TIMEOUT_S = 300.0
-# Where each host has a command of its own, which begins once its image has been pulled.
+# For hosts with a command each, which begins once the host's image has been pulled.
 _POD_INIT_TIMEOUT_S = 600.0
 _NAMED_HOSTS = {"host_list", "hostfile"}
 # Options that only one of the backends for named hosts has.
 _OPTIONS_OF = {"mpirun": {"mpirun", "mpi_args"}, "ssh": {"remote_python"}}
-# Options of which a job has one at most: a default gives way to the other one of the command line.
+# Options that exclude each other: the command line's one overrides a default of the other.
 _ALTERNATIVES = (("run_dir", "no_run_dir"), ("quiet_ranks", "only_ranks"), ("host_list", "hostfile"))
 
 
 def make_job(
     values: Mapping[str, Any], environ: Mapping[str, str], default_env: Mapping[str, str] | None = None
 ) -> Job:
-    """Make the Job of the parsed options; those that were not given keep their defaults. Raises UsageError.
+    """Make the Job of the parsed options; options that were not given keep their defaults. Raises UsageError.
 
     default_env:  variables for the workers, to which --env-file and --env add
     """
@@ -69,7 +69,7 @@ def make_job(
 
 
 def without_effect(values: Mapping[str, Any], defaults: Collection[str], environ: Mapping[str, str]) -> set[str]:
-    """Those of `defaults`, names of values from elsewhere, that contradict the others or that the backend ignores."""
+    """Return those of `defaults` (names of values) that contradict other options or that the backend ignores."""
     given = _given(values)
     has_host_rank = "host_rank" in given or given.get("hosts") == HOSTS_AUTO
     backend = HOSTS if has_host_rank else given.get("backend", Job.__dataclass_fields__["backend"].default)
@@ -91,7 +91,7 @@ def _given(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _resolve_hosts(given: dict[str, Any], environ: Mapping[str, str]) -> None:
-    """Replace --hosts auto by what the pod or the cloud has set. Raises UsageError, too where an option contradicts."""
+    """Replace --hosts auto with values from the pod or the cloud. Raises UsageError if they contradict an option."""
     from jaxrun.spec.job.host_env import find_host_info
 
     if given.get("backend", "local") != "local":
@@ -120,7 +120,7 @@ def _backend_for_hosts(given: Collection[str], environ: Mapping[str, str]) -> st
 
 
 def _resolve_processes_per_node(given: dict[str, Any]) -> None:
-    """Say torchrun's --nproc-per-node in jaxrun's words: processes on each of several hosts, or on this machine."""
+    """Translate torchrun's --nproc-per-node: processes on each of several hosts, or on this machine."""
     count = given.pop("processes_per_node", None)
     if count == PER_GPU:
         given.setdefault("platform", PER_GPU)
@@ -133,7 +133,7 @@ def _resolve_processes_per_node(given: dict[str, Any]) -> None:
 
 
 def read_variables(files: Sequence[str], assignments: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables of --env-file and --env. Raises UsageError."""
+    """Return the variables of --env-file and --env. Raises UsageError."""
     from pathlib import Path
 
     from jaxrun.spec.job.env_options import parse_assignment, read_env_file
@@ -145,7 +145,7 @@ def read_variables(files: Sequence[str], assignments: Sequence[str], environ: Ma
 
 
 def _parse(value: Any, annotation: str, option: str) -> Any:
-    """Make of what was typed the value of a field with this annotation. Raises UsageError that names the option."""
+    """Return the value of a field with this annotation from typed text. Raises UsageError that names the option."""
     match annotation:
         case "Path | None":
             from pathlib import Path

@@ -1,4 +1,4 @@
-"""The commands that read what jobs have left, or ask a running one: explain, stacks, top, profile, list, clean."""
+"""The commands that read the files of past jobs, or query a running one: explain, stacks, top, profile, list, clean."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DIRECTORY = click.Argument(
 
 
 def _command(help_text: str, *params: click.Parameter) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Make the decorated function the command of its name."""
+    """Return a decorator that makes a function the command of the same name."""
 
     def add(function: Callable[..., int]) -> Callable[..., int]:
         name = function.__name__.strip("_")
@@ -105,7 +105,7 @@ def _profile(run_dir: str | None, steps: int, output: str | None) -> int:
     click.Option(["--once"], is_flag=True, help="Print the table once, and end. So does output to a pipe."),
     _JSON,
     click.Option(["--follow"], is_flag=True, help="With --json: print a line each second until the job is over."),
-    click.Option(["--launcher"], type=int, hidden=True),  # that has started it, for --live
+    click.Option(["--launcher"], type=int, hidden=True),  # the launcher that started this process, for --live
 )
 def _top(run_dir: str | None, once: bool, as_json: bool, follow: bool, launcher: int | None) -> int:
     from jaxrun.frontends.top import watch
@@ -194,7 +194,7 @@ def _path(name: str | None) -> Path | None:
 
 
 def _show(text: str) -> None:
-    """Print what files say, of whichever user."""
+    """Print text from files, which any user may have written."""
     from jaxrun.terminal import without_controls
 
     click.echo(os.fsencode(without_controls(text)))

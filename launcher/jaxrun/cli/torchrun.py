@@ -1,7 +1,7 @@
-"""torchrun's own options, so that command lines copied from the web run as they stand.
+"""torchrun's own options, so that command lines copied from the web run unchanged.
 
-Each becomes what it is in jaxrun. One that means nothing here is accepted, and a line says so. No page of help shows
-these options, and `jaxrun attach` has none of them, since torchrun has nothing like it.
+Each is translated to jaxrun's options. One that has no effect here is accepted, and a line says so. No page of help
+shows these options, and `jaxrun attach` has none of them, because torchrun has no such command.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import click
 
 from jaxrun.errors import UsageError
 
-_PREFIX = "torchrun_"  # of the names of their values
+_PREFIX = "torchrun_"  # prefix of the names of their values
 _DEFAULT_PORTS = {"--rdzv-endpoint": 29400, "--master-addr": 29500}
 _RECORDS = "the run directory keeps all output of all ranks"
 _OWN_RENDEZVOUS = "jaxrun has a rendezvous of its own"
-# What means nothing here, and why.
+# Options without an effect here, and the reason.
 _WITHOUT_MEANING = {
     "--standalone": "one machine is jaxrun's default",
     "--rdzv-backend": _OWN_RENDEZVOUS,
@@ -41,7 +41,7 @@ _HOST_RANGE = re.compile(r"([0-9]+):([0-9]+)")
 
 
 def parameters() -> list[click.Parameter]:
-    """The options, which no page of help and no completion shows."""
+    """Return the options, which no page of help and no completion shows."""
     return [
         click.Option([*title.split("/"), _name(title)], is_flag=title in _FLAGS, hidden=True)
         for title in (*_WITHOUT_MEANING, *_WITH_MEANING)
@@ -49,9 +49,9 @@ def parameters() -> list[click.Parameter]:
 
 
 def translate(values: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """Say torchrun's options in jaxrun's own; returns all values, and a line about what means nothing here.
+    """Translate torchrun's options to jaxrun's; returns all values, and a line about options without an effect.
 
-    Raises UsageError where they say too little for jaxrun, or contradict its own options.
+    Raises UsageError if they are insufficient for jaxrun, or contradict its own options.
     """
     given = {title: values[_name(title)] for title in (*_WITHOUT_MEANING, *_WITH_MEANING) if values.get(_name(title))}
     own = {name: value for name, value in values.items() if not name.startswith(_PREFIX)}
@@ -73,7 +73,7 @@ def translate(values: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
 
 
 def _resolve_host_range(own: dict[str, Any]) -> None:
-    """Make of `--nnodes MIN:MAX` a number of hosts, and --min-hosts where fewer will do."""
+    """Turn `--nnodes MIN:MAX` into a number of hosts, and --min-hosts if fewer are acceptable."""
     found = _HOST_RANGE.fullmatch(str(own.get("hosts")))
     if found is None:
         return
@@ -86,7 +86,7 @@ def _resolve_host_range(own: dict[str, Any]) -> None:
 
 
 def _resolve_address(own: dict[str, Any], given: Mapping[str, str], ignored: dict[str, str]) -> None:
-    """Make of where torchrun's rendezvous is where host 0 listens; one machine needs neither."""
+    """Turn the address of torchrun's rendezvous into host 0's; one machine needs neither."""
     title = next((name for name in _DEFAULT_PORTS if name in given), "")
     if not title:
         if "--master-port" in given:
@@ -111,7 +111,7 @@ def _has_several_hosts(own: Mapping[str, Any]) -> bool:
 
 
 def _without_python(program: tuple[str, ...]) -> tuple[str, ...]:
-    """Leave `python` and its -u out. Raises UsageError for any other program: a rank is one of Python."""
+    """Remove `python` and its -u. Raises UsageError for any other program: a rank is a Python process."""
     words = list(program)
     if not words or re.fullmatch(r"python[0-9.]*", os.path.basename(words.pop(0))) is None:
         raise UsageError(
@@ -132,7 +132,7 @@ def _set(own: dict[str, Any], name: str, value: Any, theirs: str, ours: str) -> 
 
 
 def _describe(ignored: Mapping[str, str]) -> str:
-    """One line about all of these, by their reasons."""
+    """Write one line about all of these options, by reason."""
     by_reason: dict[str, list[str]] = {}
     for title, why in ignored.items():
         by_reason.setdefault(why, []).append(title.rpartition("/")[2])

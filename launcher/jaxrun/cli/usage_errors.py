@@ -1,4 +1,4 @@
-"""What jaxrun says of a command line that cannot be run as typed, or may hold a slip: one dialect for all of it."""
+"""Errors about command lines that cannot run as typed, and questions about possible slips."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jaxrun.spec.job.option_declaration import SHAPE
 _RUN_PROGRAMS = ("", "jaxrun", "jaxrun attach")
 _READ_BYTES = 2**20  # of a program
 
-# Options of other launchers, and what to type instead.
+# Options of other launchers, and replacements.
 _HEAD = "use --head HOST:PORT, the same on all hosts"
 _MPI = "pass options to mpirun with --mpi-args"
 _PROCESSES, _HOSTS = "use -n/--processes", "use -N/--hosts"
@@ -75,7 +75,7 @@ _OF_OTHERS = {
 
 
 def describe(error: click.ClickException, words: Collection[str], defaults: Defaults) -> str:
-    """The error as jaxrun words its own; `words` are those of the command line."""
+    """Describe the error in jaxrun's own style; `words` are the words of the command line."""
     match error:
         case click.NoSuchOption():
             return _no_such_option(error, words)
@@ -107,7 +107,7 @@ def _no_such_option(error: click.NoSuchOption, words: Collection[str]) -> str:
 
 
 def _spelled_out(name: str, words: Sequence[str]) -> str:
-    """What to type for mpirun's `-x FOO=1` and `-genv FOO 1`; empty for any other option."""
+    """Return the replacement for mpirun's `-x FOO=1` and `-genv FOO 1`; empty for any other option."""
     if name not in ("-x", "-genv") or name not in words:
         return ""
     variable, *rest = (*words[words.index(name) + 1 :], "")
@@ -118,7 +118,7 @@ def _spelled_out(name: str, words: Sequence[str]) -> str:
 
 
 def _close_options(error: click.NoSuchOption) -> list[str]:
-    """The options that begin with what was typed, or else the one that is most like it."""
+    """Return the options that begin with the typed text, or else the most similar one."""
     known = [name for param in (error.ctx.command.params if error.ctx else ()) for name in param.opts]
     beginning = [name for name in known if len(error.option_name) > 3 and name.startswith(error.option_name)]
     return beginning or difflib.get_close_matches(error.option_name, known, n=1, cutoff=0.7)
@@ -139,20 +139,20 @@ def _name(param: click.Parameter) -> str:
 
 
 def _plain(message: str) -> str:
-    """The message as the end of a sentence that has begun."""
+    """Return the message as the end of a sentence."""
     text = message.strip().rstrip(".")
     return text[:1].lower() + text[1:]
 
 
-# ---- options of jaxrun that stand after the program, and so go to it
+# ---- options of jaxrun that are typed after the program, so the program gets them
 
 
 def describe_misplaced(ctx: click.Context, words: Sequence[str], program: Sequence[str], source: Path | None) -> str:
-    """Ask whether an option among the program's own was meant for jaxrun; empty where nothing speaks for it.
+    """Ask whether an option among the program's own was meant for jaxrun; empty if that is unlikely.
 
     words:   the whole command line
     program: its end, the program and its arguments
-    source:  the program's file; an option that it mentions is its own, and any is where the file is not known
+    source:  the program's file; an option that the file mentions belongs to the program, and so does any if it is None
     """
     before = words[: len(words) - len(program)]
     if "--" in before or source is None:
@@ -174,9 +174,9 @@ def describe_misplaced(ctx: click.Context, words: Sequence[str], program: Sequen
 
 
 def _options(ctx: click.Context) -> dict[str, JobOption]:
-    """The options to look for, by each of their names: those that most jobs need, and those of their shape.
+    """Return the options to look for, by each of their names: those that most jobs need, and those of their shape.
 
-    One that the command line also gives jaxrun is known to the user, and not asked for.
+    An option that the command line also gives to jaxrun is known to the user, so it is left out.
     """
     typed = click.core.ParameterSource.COMMANDLINE
     return {

@@ -1,1 +1,1 @@
-"""What stands on a job and shows it: gangs, notebooks, pytest, top, doctor. None is needed to run one."""
+"""Built on jobs: gangs, notebooks, pytest, top, doctor. A job needs none of them."""

@@ -67,7 +67,7 @@ class FaultInjector:
     def handle_not_injected(self, event: FaultNotInjected, now: float) -> list[Action]:
         self._workers.remove_injected_fault(event.rank, event.kind)
         who = format_ranks_on_hosts([event.rank], self._workers.hosts)
-        return [PrintLine(f"{who} could not be {FAULT_PARTICIPLES[event.kind]}: {event.reason}; the job goes on")]
+        return [PrintLine(f"{who} could not be {FAULT_PARTICIPLES[event.kind]}: {event.reason}; the job continues")]
 
     def report_remaining(self) -> list[Action]:
         """The job has ended well: print the faults that were never due."""

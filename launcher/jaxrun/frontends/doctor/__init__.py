@@ -1,5 +1,5 @@
-"""`jaxrun doctor`: what is wrong, or will be, with the hosts, the network and the installation of a job.
+"""`jaxrun doctor`: finds problems with the hosts, the network and the installation of a job, before it runs.
 
-It runs a job like any other (examine.py), reads what that leaves (observation.py), and judges it. Each family of checks
+It runs a job like any other (examine.py), reads its files (observation.py), and judges them. Each family of checks
 is one file, and a pure function from an Observation to Findings.
 """

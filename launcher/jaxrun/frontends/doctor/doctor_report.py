@@ -1,4 +1,4 @@
-"""What a doctor has found, for people and for programs."""
+"""The findings of a doctor, for people and for programs."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ _CHECKS: Mapping[str, Callable[[Observation], Iterator[Finding]]] = {
 }
 _MARKS = {Level.OK: "ok", Level.WARNING: "warn", Level.FAILURE: "FAIL"}
 _JSON_FORMAT = 1
-_SMALL_BYTES = 2**16  # what is sent in less is judged by its time
+_SMALL_BYTES = 2**16  # for smaller messages, time matters, not bandwidth
 
 Findings = Sequence[tuple[str, Finding]]  # each with the name of its check
 
 
 def judge(seen: Observation) -> Findings:
-    """All findings, in the order of the checks."""
+    """Return all findings, in the order of the checks."""
     return [(name, finding) for name, check in _CHECKS.items() for finding in check(seen)]
 
 
 def exit_code(seen: Observation, findings: Findings) -> int:
-    """Return 0 if a job can run; that of the signal if the job of the doctor was interrupted."""
+    """Return 0 if a job can run, or the exit code of the signal if the doctor's job was interrupted."""
     if seen.verdict is not None and seen.verdict.outcome == "interrupted":
         return seen.verdict.exit_code
     return EXIT_UNAVAILABLE if any(finding.level is Level.FAILURE for _, finding in findings) else 0
 
 
 def format_report(seen: Observation, findings: Findings, terminal: TerminalFormat) -> str:
-    """The table for people: what is wrong in full, what is not in a line each."""
+    """Return the table for people: problems in full, everything else in a line each."""
     width = min(terminal.width or PROSE_WIDTH, PROSE_WIDTH)
     lines = [line for name, finding in findings for line in _format_finding(name, finding, width, terminal)]
     if seen.timings:

@@ -1,7 +1,7 @@
-"""Has the job of a doctor run, and reads what it has shown.
+"""Runs the job of a doctor, and reads its results.
 
-The job is one like any other, by the same options: its program times collectives, its agents report their hosts first.
-Only its screen is another: what it prints is kept for the report.
+It is a job like any other, with the same options. Its program times collectives, and its agents report their hosts
+first. Only its output is different: it is kept for the report.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from jaxrun.spec.job.plan import Plan
 from jaxrun.text import UNKNOWN_HOST, plural
 
 PROGRAM = (f"{RUNTIME}.programs.collectives",)
-INIT_TIMEOUT_S, TIMEOUT_S = 30.0, 120.0  # a doctor does not wait for long for a host that is off
+INIT_TIMEOUT_S, TIMEOUT_S = 30.0, 120.0  # a doctor does not wait long for a host that is switched off
 _PREFIX = ".jaxrun-doctor-"
-_SSH_PORT = 22  # that nobody listens there is an answer, too
+_SSH_PORT = 22  # a refused connection is an answer, too
 _CONNECT_TIMEOUT_S = 2.0
 _MOST_AT_ONCE = 64
 
 
 def examine(plan: Plan, run: Callable[[Plan], int], environ: Mapping[str, str], screen: IO[str]) -> Observation:
-    """Have the job of the doctor run, whose progress is shown on `screen` if that is a terminal. Raises UsageError."""
+    """Run the doctor's job, with its progress on `screen` if that is a terminal. Raises UsageError."""
     facts = {} if plan.launch_command else {0: collect_facts(AgentId(0), {**environ, **plan.job.env})}
     with _run_directory() as (path, in_directory):
         plan = replace(plan, job=replace(plan.job, run_dir=path))
@@ -69,7 +69,7 @@ def _allocation(environ: Mapping[str, str]) -> Allocation | None:
 
 
 def _find_unreachable(hosts: Sequence[str]) -> dict[str, str]:
-    """Why some of the hosts, on which nothing has started, cannot be reached from here, by name."""
+    """Return by name why hosts on which nothing has started cannot be reached from here."""
     with ThreadPoolExecutor(max(1, min(len(hosts), _MOST_AT_ONCE))) as threads:
         reasons = threads.map(_why_unreachable, hosts)
         return {host: reason for host, reason in zip(hosts, reasons, strict=True) if reason}
@@ -81,7 +81,7 @@ def _why_unreachable(host: str) -> str:
     except ConnectionRefusedError:
         return ""
     except socket.gaierror:
-        return "its name leads nowhere"
+        return "its name does not resolve"
     except TimeoutError:
         return "no answer"
     except OSError as error:
@@ -91,9 +91,9 @@ def _why_unreachable(host: str) -> str:
 
 @contextlib.contextmanager
 def _run_directory() -> Iterator[tuple[Path, bool]]:
-    """Where the job leaves its files for a while, and whether that is in the current directory.
+    """Yield a temporary directory for the job's files, and whether it is in the current directory.
 
-    It is elsewhere where nothing can be written here.
+    It is elsewhere if nothing can be written here.
     """
     here = not try_to_write(os.getcwd())
     path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=os.getcwd() if here else "/dev/shm"))
@@ -106,7 +106,7 @@ def _run_directory() -> Iterator[tuple[Path, bool]]:
 
 @contextlib.contextmanager
 def _captured() -> Iterator[IO[bytes]]:
-    """Lead what this process and its children print into a file."""
+    """Redirect the output of this process and its children to a file."""
     kept = os.dup(1), os.dup(2)
     with open(os.memfd_create("doctor"), "w+b") as file:
         os.dup2(file.fileno(), 1)
@@ -121,7 +121,7 @@ def _captured() -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def _status(screen: IO[str], plan: Plan) -> Iterator[None]:
-    """Show what is being done, as long as it is, on a terminal."""
+    """Show what is being done, on a terminal, until the block ends."""
     if not screen.isatty():
         yield
         return

@@ -1,4 +1,4 @@
-"""What each host has: limits of the operating system and the scheduler, cores, disks, GPUs."""
+"""Checks of each host: limits of the operating system and the scheduler, cores, disks, GPUs."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from jaxrun.frontends.doctor.observation import Observation
 from jaxrun.protocol.probe_messages import HostFacts
 from jaxrun.text import format_bytes, plural
 
-_FEW_FILES, _TOO_FEW_FILES = 1024, 256  # a JAX process opens about a hundred, and one for each rank that it talks to
-_FEW_PROCESSES = 1024  # a limit of the user, and threads count
-_LITTLE_MEMORY = 2**30  # for each process
+# A JAX process opens about a hundred, and one for each rank to which it is connected.
+_FEW_FILES, _TOO_FEW_FILES = 1024, 256
+_FEW_PROCESSES = 1024  # a limit per user, and threads count
+_LITTLE_MEMORY = 2**30  # per process
 _LITTLE_DISK = 2**30
 _UNLIMITED = -1
 _LIMITS_FILE = "/etc/security/limits.conf"
 _SHARED_MEMORY = "/dev/shm"
-_DOCKERS_SHARED_MEMORY = 2**26  # which a container has unless told otherwise; NCCL and data loaders take more
+_DOCKERS_SHARED_MEMORY = 2**26  # the default of a container; NCCL and data loaders need more
 _FIRST_DRIVERS = {"jax-cuda12-plugin": 525, "jax-cuda13-plugin": 580}
-_TAKEN = 0.05  # of a GPU's memory: more is not the driver's own
+_TAKEN = 0.05  # of a GPU's memory: more does not belong to the driver itself
 
 
 def check_storage(seen: Observation) -> Iterator[Finding]:
-    """Whether the hosts share the directory, and have room on their disks."""
+    """Check whether the hosts share the directory, and have room on their disks."""
     found = []
     blind = [host for host, facts in seen.hosts.items() if not facts.sees_run_dir]
     if blind and seen.in_directory:
@@ -53,12 +54,12 @@ def check_limits(seen: Observation) -> Iterator[Finding]:
 
 
 def check_cores(seen: Observation) -> Iterator[Finding]:
-    """Whether processes are bound to few of the cores that are there."""
+    """Check whether processes are bound to few of the available cores."""
     found = []
     for host, facts in seen.hosts.items():
         if facts.cores * len(seen.ranks_on(host)) < facts.all_cores and facts.cores <= 2:
             cores = "one core" if facts.cores == 1 else f"{facts.cores} cores"
-            text = f"{host}: each process may use {cores} of {facts.all_cores}, on which JAX computes and sends"
+            text = f"{host}: each process may use {cores} of {facts.all_cores}, which JAX needs to compute and to send"
             found.append(warning(text, "jaxrun --cpus-per-process N with Slurm; no --bind-to core for mpirun"))
     yield from found
     if seen.hosts and not found:
@@ -67,7 +68,7 @@ def check_cores(seen: Observation) -> Iterator[Finding]:
 
 
 def check_devices(seen: Observation) -> Iterator[Finding]:
-    """Whether JAX uses the GPUs that NVIDIA's driver shows, and whether driver, CUDA and plugin go together."""
+    """Check whether JAX uses the GPUs that NVIDIA's driver lists, and driver, CUDA and plugin are compatible."""
     found = [finding for host, facts in seen.hosts.items() for finding in _check_gpus(seen, host, facts)]
     drivers = {host: facts.nvidia_driver for host, facts in seen.hosts.items() if facts.gpus}
     if len(set(drivers.values())) > 1:
@@ -91,7 +92,7 @@ def _check_disks(host: str, facts: HostFacts) -> Iterator[Finding]:
 
 
 def _purpose(directory: str) -> str:
-    """What it is for the job, as each host may have its own."""
+    """Name a directory's purpose in the job, because each host may have its own directory."""
     if directory == os.getcwd():
         return "this directory"
     return directory if directory in ("/tmp", _SHARED_MEMORY) else "TMPDIR"
@@ -110,7 +111,7 @@ def _check_limits(host: str, facts: HostFacts) -> Iterator[Finding]:
         text = f"{host}: the user may have {processes} processes and threads; each JAX process takes dozens"
         yield warning(text, f"nproc in {_LIMITS_FILE} there (ulimit -u)")
     if facts.fabric.nics and locked != _UNLIMITED:
-        text = f"{host}: a process may lock {format_bytes(locked)} of memory, and RDMA wants no limit"
+        text = f"{host}: a process may lock {format_bytes(locked)} of memory, but RDMA needs no limit"
         yield warning(text, f"memlock in {_LIMITS_FILE} there (ulimit -l), or in the unit of Slurm's daemon")
 
 
@@ -137,22 +138,22 @@ def _describe_limits(facts: HostFacts) -> str:
 def _check_gpus(seen: Observation, host: str, facts: HostFacts) -> Iterator[Finding]:
     if facts.nvidia_trouble:
         yield warning(
-            f"{host}: there is an NVIDIA driver, but {facts.nvidia_trouble}", "what does nvidia-smi say there?"
+            f"{host}: there is an NVIDIA driver, but {facts.nvidia_trouble}", "what does nvidia-smi print there?"
         )
     for index, gpu in enumerate(facts.gpus):
         if gpu.used_bytes > _TAKEN * gpu.all_bytes > 0:
             taken = f"{format_bytes(gpu.used_bytes)} of {format_bytes(gpu.all_bytes)}"
-            text = f"{host}: {taken} of GPU {index} are taken by another process, and JAX wants 75 %"
+            text = f"{host}: {taken} of GPU {index} are used by another process, but JAX reserves 75 %"
             yield warning(text, "nvidia-smi there names it; jaxrun --env XLA_PYTHON_CLIENT_MEM_FRACTION=.2 takes less")
     for plugin, first in _FIRST_DRIVERS.items():
         if facts.gpus and plugin in facts.versions and int(facts.nvidia_driver.split(".")[0] or 0) < first:
-            text = f"{host}: {plugin} needs NVIDIA's driver {first} or newer, and {facts.nvidia_driver} is installed"
+            text = f"{host}: {plugin} needs NVIDIA's driver {first} or newer, but {facts.nvidia_driver} is installed"
             yield failure(text, "pip install 'jax[cuda12]', for older drivers; or a newer driver")
     devices = seen.devices_on(host)
     used = sum(found.local_devices for found in devices if found.platform == "gpu")
     if devices and used < len(facts.gpus):
         has_plugin = any(plugin in facts.versions for plugin in _FIRST_DRIVERS)
-        text = f"{host}: NVIDIA's driver shows {plural(len(facts.gpus), 'GPU')}, and JAX uses {used or 'none'}"
+        text = f"{host}: NVIDIA's driver shows {plural(len(facts.gpus), 'GPU')}, but JAX uses {used or 'none'}"
         more = "-n or --processes-per-host for more; CUDA_VISIBLE_DEVICES?"
         yield warning(text, more if has_plugin else "pip install 'jax[cuda13]'")
 

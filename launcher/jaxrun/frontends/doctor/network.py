@@ -1,4 +1,4 @@
-"""Whether all hosts reach each other, where their names lead, which proxies there are, and whether clocks agree."""
+"""Checks whether all hosts reach each other, names resolve, proxies are equal, and clocks agree."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from jaxrun.frontends.doctor.observation import Observation, Pair
 from jaxrun.protocol.probe_messages import HostFacts
 from jaxrun.text import format_seconds
 
-_CLOCK_S = 1.0  # beyond which logs are misleading, and leases and certificates fail
-_OPEN_PORTS = "open all TCP ports between the hosts, for JAX takes free ones; --interface NAME chooses another network"
+_CLOCK_S = 1.0  # a larger offset makes logs misleading, and leases and certificates fail
+_OPEN_PORTS = "open all TCP ports between the hosts, since JAX uses free ones; --interface NAME chooses another network"
 
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """Closed ways in as few words as they take: hosts all of whose ways are closed, and the pairs that are left."""
+    """Closed connections in few words: hosts with closed connections to all others, and the remaining pairs."""
 
     hosts: tuple[str, ...]
     pairs: tuple[Pair, ...]
 
 
 def blame(closed: set[Pair], hosts: set[str]) -> Blame:
-    """Name a host as long as there is one with closed ways to half of the others at least, and to two."""
+    """Name a host as long as there is one with closed connections to at least half of the others, and at least two."""
     left, named = set(closed), set[str]()
     if closed == {(one, other) for one in hosts for other in hosts if one != other} and len(hosts) > 2:
         return Blame(tuple(sorted(hosts)), ())
@@ -40,7 +40,7 @@ def blame(closed: set[Pair], hosts: set[str]) -> Blame:
 
 
 def check_network(seen: Observation) -> Iterator[Finding]:
-    """Whether each host can connect to each other, and by which interface."""
+    """Check whether each host can connect to each other, and by which interface."""
     if len(seen.peers) < 2:
         return
     hosts = {seen.host_of(agent) for agent in seen.peers}
@@ -62,12 +62,12 @@ def check_network(seen: Observation) -> Iterator[Finding]:
 
 
 def check_clocks(seen: Observation) -> Iterator[Finding]:
-    """The clocks of the hosts, as far as they are known, against that of this one."""
+    """Compare the clocks of the hosts, as far as they are known, with this host's clock."""
     offsets = {seen.host_of_rank(rank): clock for rank, clock in seen.clocks.items()}
     off = {host: clock for host, clock in offsets.items() if abs(clock.offset_s) > _CLOCK_S + clock.error_s}
     for host, clock in off.items():
         side = "behind" if clock.offset_s > 0 else "ahead of"
-        text = f"the clock of {host} is {format_seconds(abs(clock.offset_s))} {side} that of this host"
+        text = f"the clock of {host} is {format_seconds(abs(clock.offset_s))} {side} this host's clock"
         yield warning(text, "timedatectl set-ntp true there, or chronyc makestep")
     if len(offsets) > 1 and not off:
         worst = max(abs(clock.offset_s) + clock.error_s for clock in offsets.values())
@@ -75,15 +75,15 @@ def check_clocks(seen: Observation) -> Iterator[Finding]:
 
 
 def check_names(seen: Observation) -> Iterator[Finding]:
-    """Whether each host knows its own name, and those of the others. jaxrun needs no names; Gloo alone and MPI do."""
+    """Check whether each host knows its own name and the others' names. jaxrun needs none; Gloo alone and MPI do."""
     several, found = len(seen.hosts) > 1, []
     for host, facts in seen.hosts.items():
         line = f"{_usual_address(facts)} {host}"
         if not facts.name_addresses:
             found.append(warning(f"{host}: its own name has no address", f"add to /etc/hosts there: {line}"))
         elif several and all(map(_is_loopback, facts.name_addresses)):
-            text = f"{host}: its own name leads to {facts.name_addresses[0]}, where no other host can reach it"
-            found.append(warning(text, f"give the name the host's address in /etc/hosts there: {line}"))
+            text = f"{host}: its own name resolves to {facts.name_addresses[0]}, which no other host can reach"
+            found.append(warning(text, f"map the name to the host's address in /etc/hosts there: {line}"))
     for agent, results in sorted(seen.peers.items()):
         unknown = [name for name in results.unknown_names if name != seen.host_of(agent)]
         if unknown:
@@ -91,7 +91,7 @@ def check_names(seen: Observation) -> Iterator[Finding]:
             found.append(warning(text, "mpirun and srun may need it: add it to DNS, or to /etc/hosts there"))
     yield from found
     if several and not found:
-        yield ok("each host knows its name and those of the others")
+        yield ok("each host knows its name and the others' names")
     elif seen.hosts and not found:
         ((host, facts),) = seen.hosts.items()
         yield ok(f"{host} is {', '.join(facts.name_addresses)}")
@@ -104,14 +104,14 @@ def check_proxies(seen: Observation) -> Iterator[Finding]:
         for host, facts in seen.hosts.items()
     }
     if len(set(texts.values())) > 1:
-        advice = "jaxrun --env http_proxy=… --env https_proxy=… sets them alike"
+        advice = "jaxrun --env http_proxy=… --env https_proxy=… sets the same ones"
         yield warning(f"proxies differ: {describe_values(texts)}", advice)
     elif texts and "none" not in texts.values():
-        yield ok(f"{describe_values(texts)}; jaxrun's own connections go past it")
+        yield ok(f"{describe_values(texts)}; jaxrun's own connections bypass it")
 
 
 def _usual_address(facts: HostFacts) -> str:
-    """One that the others may reach, "10.1.0.4"."""
+    """Return an address that the others may reach, "10.1.0.4"."""
     return next((ip for ip in facts.addresses if not _is_loopback(ip)), "ADDRESS")
 
 

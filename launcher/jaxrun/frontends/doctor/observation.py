@@ -1,4 +1,4 @@
-"""What the job of a doctor has shown, read from its run directory."""
+"""The results of a doctor's job, read from its run directory."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from jaxrun.spec.backends.slurm_allocation import Allocation
 
 Pair = tuple[str, str]  # of hosts: from, to
 _TIMINGS_LOG = "rank-0000.out"
-_ONE_WAY_S = 0.1  # how wrong a clock may be that was measured by one message
+_ONE_WAY_S = 0.1  # error of a clock offset that comes from a single message
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveTiming:
-    """As jaxrun_runtime.programs.collectives prints it."""
+    """One timing, as jaxrun_runtime.programs.collectives prints it."""
 
     collective: str
     size: int
@@ -35,16 +35,16 @@ class CollectiveTiming:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """All that the checks know.
+    """Everything that the checks know.
 
     started_by:      "Open MPI 5.0.11"; empty for this machine alone
-    expected_hosts:  as the job was planned, where that names them
+    expected_hosts:  as planned, if the plan names them
     agents:          the ranks of each agent
-    facts, peers:    by agent; there are none of a host on which nothing has started
+    facts, peers:    by agent; missing for a host on which nothing has started
     devices, clocks: by rank, once it has joined
-    verdict:         None where the job has left none
+    verdict:         None if the job has left none
     unreachable:     why hosts on which nothing has started cannot be reached from here
-    output:          what the job has printed
+    output:          the job's output
     in_directory:    whether the job's files were in the current directory, which the hosts may share
     """
 
@@ -64,7 +64,7 @@ class Observation:
 
     @property
     def hosts(self) -> dict[str, HostFacts]:
-        """The facts of each host, as its first agent has reported them."""
+        """The facts of each host, from its first agent."""
         hosts: dict[str, HostFacts] = {}
         for _, facts in sorted(self.facts.items()):
             hosts.setdefault(facts.host, facts)
@@ -72,7 +72,7 @@ class Observation:
 
     @property
     def silent_hosts(self) -> list[str]:
-        """The hosts of the job on which nothing has started, where it has not."""
+        """The hosts of the job on which nothing has started; empty if it has started."""
         return [host for host in self.expected_hosts if host not in self.hosts]
 
     def ranks_on(self, host: str) -> list[int]:
@@ -84,7 +84,7 @@ class Observation:
 
     @property
     def interfaces(self) -> dict[Pair, str]:
-        """By which network interface a host has reached another."""
+        """The network interface by which a host has reached another."""
         return self._by_hosts({agent: results.interfaces for agent, results in self.peers.items()})
 
     @property
@@ -105,7 +105,7 @@ class Observation:
 
 
 def read_run_dir(path: Path) -> dict[str, Any]:
-    """Return the fields of an Observation that the files of a job say; those of files that are missing are left out."""
+    """Return the fields of an Observation that a job's files contain; fields from missing files are left out."""
     found: dict[str, Any] = {"agents": {}, "facts": {}, "peers": {}, "devices": {}, "clocks": {}}
     for event in read_job_events(path):
         match message := event.message:

@@ -1,4 +1,4 @@
-"""Whether the job has started, what Slurm has given it, and whether all hosts have versions that go together."""
+"""Checks whether the job has started, what Slurm has allocated, and whether all hosts have compatible versions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CAN_REACH = "there: jaxrun attach --check HOST:PORT, with the address of the he
 
 
 def check_start(seen: Observation) -> Iterator[Finding]:
-    """The job's own verdict."""
+    """Report the job's own verdict."""
     verdict = seen.verdict
     if verdict is not None and verdict.outcome == "ok":
         by = f", started by {seen.started_by}" if seen.started_by else ""
@@ -27,7 +27,7 @@ def check_start(seen: Observation) -> Iterator[Finding]:
         )
     silent = [host for host in seen.silent_hosts if host not in seen.unreachable]
     if seen.facts and silent:
-        yield failure(f"nothing has been heard from {', '.join(silent)}", _CAN_REACH)
+        yield failure(f"nothing has started on {', '.join(silent)}", _CAN_REACH)
     if verdict is None:
         yield failure(_clip(seen.output) or "the job has left no verdict", "jaxrun with the same options shows more")
         return
@@ -35,7 +35,7 @@ def check_start(seen: Observation) -> Iterator[Finding]:
 
 
 def check_slurm(seen: Observation) -> Iterator[Finding]:
-    """The allocation, and what of it the job uses."""
+    """Report the allocation, and the part of it that the job uses."""
     allocation = seen.allocation
     if allocation is None:
         return
@@ -52,7 +52,7 @@ def check_slurm(seen: Observation) -> Iterator[Finding]:
 
 
 def check_versions(seen: Observation) -> Iterator[Finding]:
-    """Whether all hosts have the same versions, and those that belong together."""
+    """Check whether all hosts have the same versions, and whether these are compatible."""
     hosts = seen.hosts
     if not hosts:
         return
@@ -74,12 +74,12 @@ def check_versions(seen: Observation) -> Iterator[Finding]:
 
 
 def _check_plugins(seen: Observation) -> Iterator[Finding]:
-    """JAX leaves a plugin out whose version is not jaxlib's."""
+    """Check the plugins' versions: JAX ignores a plugin whose version is not jaxlib's."""
     for host, facts in seen.hosts.items():
         jaxlib = facts.versions.get("jaxlib", "")
         for name, version in facts.versions.items():
             if name.endswith("-plugin") and not _goes_with(version, jaxlib):
-                yield warning(f"{host}: {name} {version} does not go with jaxlib {jaxlib}", _install(name, jaxlib))
+                yield warning(f"{host}: {name} {version} does not fit jaxlib {jaxlib}", _install(name, jaxlib))
 
 
 def _goes_with(plugin: str, jaxlib: str) -> bool:

@@ -1,4 +1,4 @@
-"""One function that runs on all ranks of a gang, and what the ranks and the caller send each other meanwhile.
+"""One function that runs on all ranks of a gang, and the values that ranks and caller exchange meanwhile.
 
 with gang.start_call(fn, *args) as call:
     call.send("more", ranks=[1])
@@ -41,11 +41,11 @@ from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind, pack
 from jaxrun.protocol.payload import OwnedDescriptor
 from jaxrun.text import agree, format_ranks, group_alike
 
-INTERRUPT_TIMEOUT_S = 1.0  # for ranks to end what they do when they are interrupted
+INTERRUPT_TIMEOUT_S = 1.0  # for ranks to end their work when they are interrupted
 FAILURE_GRACE_S = 1.5  # for the other ranks to return after one has raised
-_UNUSED_POLL_S = 0.2  # between two looks at whether another thread wants to use a call that nobody uses
-_UNUSED_NOTICE_S = 2.0  # after which we print that a gang waits for the end of such a call
-RESULT_TIMEOUT_S = 30.0  # without a byte of a result that is on its way, where the user has not interrupted the call
+_UNUSED_POLL_S = 0.2  # between two checks whether another thread wants to use a call that nobody uses
+_UNUSED_NOTICE_S = 2.0  # after which we print that a gang waits for such a call to end
+RESULT_TIMEOUT_S = 30.0  # without a byte of a result that is arriving, unless the user has interrupted the call
 _VERDICT_TIMEOUT_S = 5.0
 
 
@@ -64,7 +64,7 @@ class _GrowthWatch:
 
 
 class Results(tuple[Any, ...]):
-    """A tuple of what each rank has returned, by rank; `main` is the result of rank 0."""
+    """The return value of each rank, by rank; `main` is rank 0's."""
 
     __slots__ = ()
 
@@ -81,7 +81,7 @@ class GangCall:
 
     interrupted: the ranks that still ran the function when the call was ended
     main_rank:  the rank whose output a notebook shows first
-    waiting:    where the others are that have not returned, after some have failed
+    waiting:    where the ranks are that have not returned, after some have failed
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class GangCall:
         self._lock = lock or threading.RLock()
         self._wanted_by: set[int] = set()  # threads that wait for the lock
         self._uses = 0  # nested ones, by the thread that holds the lock
-        self._error: BaseException | None = None  # that has ended the call
+        self._error: BaseException | None = None  # the error that ended the call
         self._owner = os.getpid()
         self._is_entered = self._is_over = False
         self.interrupted: tuple[int, ...] = ()
@@ -171,9 +171,9 @@ class GangCall:
             print(event.text, end="", file=sys.stderr)
 
     def results(self, timeout: float | None = None) -> Results:
-        """Wait until the function has returned on all ranks, and show what they print. Raises what Gang.run raises.
+        """Wait until the function has returned on all ranks, and show their output. Raises the exceptions of Gang.run.
 
-        You may call it again, also after a CallTimeout, which ends only a `with`.
+        You may call it again, also after a CallTimeout; a `with` ends after a CallTimeout.
         """
         __tracebackhide__ = True
         check_timeout(timeout)
@@ -218,11 +218,11 @@ class GangCall:
         return Results(self.outcomes[rank].value() for rank in sorted(self.outcomes))
 
     def interrupt(self) -> None:
-        """Raise KeyboardInterrupt in the function, on the ranks where it runs; a wait in C++ goes on."""
+        """Raise KeyboardInterrupt in the function, on the ranks where it runs; a wait in C++ continues."""
         self._job.interrupt()
 
     def explain_death(self) -> WorkerDied:
-        """After a Disconnected: who has died, how, and why, as soon as the launcher knows."""
+        """After a Disconnected, return who died, how, and why, as soon as the launcher knows."""
         return self._job.explain_death(_VERDICT_TIMEOUT_S, self.disconnected)
 
     def __enter__(self) -> Self:
@@ -240,9 +240,9 @@ class GangCall:
     def end(self, error: BaseException | None = None) -> None:
         """Interrupt ranks that still run the function; mark the gang as broken if the ranks are not in step then.
 
-        error: what ends the call early, if anything; a KeyboardInterrupt comes from the user
+        error: the exception that ends the call early, if any; a KeyboardInterrupt comes from the user
         """
-        if self._is_over or self._owner != os.getpid():  # in a fork, the call and its ranks are another process's
+        if self._is_over or self._owner != os.getpid():  # in a fork, the call and its ranks belong to another process
             return
         self.interrupted = self.running
         first: KeyboardInterrupt | None = None
@@ -253,7 +253,7 @@ class GangCall:
             except KeyboardInterrupt as interrupt:
                 if isinstance(error, KeyboardInterrupt):
                     raise
-                error = first = interrupt  # the user's first one, as the ranks were interrupted for another reason
+                error = first = interrupt  # the user's first interrupt: the ranks were interrupted for another reason
                 self._wait_for_ranks(is_interrupted=True)
             self._check_ranks()
         except KeyboardInterrupt as again:
@@ -272,7 +272,7 @@ class GangCall:
             raise first
 
     def finish(self) -> None:
-        """End a call that nobody uses once its function has ended; show what the ranks print, and warn of an error.
+        """End a call that nobody uses once its function has ended; show the ranks' output, and warn about an error.
 
         Returns before that if another thread wants to use the call. A Ctrl-C interrupts the ranks.
         """
@@ -290,7 +290,7 @@ class GangCall:
             raise
         self.end(error)
         if error is not None:
-            what = f"an earlier call of {self._name}, for whose results nobody has waited, raised:"
+            what = f"an earlier call of {self._name}, whose results nobody waited for, raised:"
             print(f"jaxrun: {what}\n{''.join(traceback.format_exception(error)).strip()}", file=sys.stderr)
 
     def _wait_for_end(self) -> None:
@@ -308,7 +308,7 @@ class GangCall:
                 steps.pop(0)[1]()
 
     def _send_end(self) -> None:
-        """Nobody will send a value any more to a function that waits for one."""
+        """Tell functions that wait for a value that no more will come."""
         self._job.connections.send(GangMessage(GangMessageKind.END_CALL, self._number), self._computing)
 
     def _tell_of_wait(self) -> None:
@@ -316,7 +316,7 @@ class GangCall:
         print(f"jaxrun: waiting for {who}; Ctrl-C interrupts it", file=sys.stderr)
 
     def _show_output(self) -> None:
-        """Show what the ranks have printed and nobody has received; other events stay."""
+        """Show output of the ranks that nobody has received; other events are kept."""
         events, self._events = self._events, deque()
         for event in events:
             if isinstance(event, (Printed, LauncherOutput)):
@@ -335,7 +335,7 @@ class GangCall:
     def _acquire(self) -> None:
         """Wait until no other thread uses the gang. Raises GangError in a fork."""
         if self._owner != os.getpid():
-            raise GangError(f"this call belongs to process {self._owner}, and this process is a fork of it")
+            raise GangError(f"this call belongs to process {self._owner}, but this process is a fork of it")
         me = threading.get_ident()
         self._wanted_by.add(me)
         try:
@@ -362,9 +362,9 @@ class GangCall:
             self._job.connections.send(GangMessage(GangMessageKind.END_CALL, self._number), computing)
 
     def _wait_for_ranks(self, *, is_interrupted: bool) -> None:
-        """Wait a moment for ranks that have not returned; longer where a result arrives, or the user has to wait.
+        """Wait a moment for ranks that have not returned; longer while a result arrives, or if the user must wait.
 
-        A result that nobody wants any more must arrive all the same, before the rank can be called again.
+        A result must arrive completely, even if it is no longer wanted, before the rank can be called again.
         """
         self._wait(INTERRUPT_TIMEOUT_S)
         is_told, progress = False, _GrowthWatch(RESULT_TIMEOUT_S)
@@ -376,10 +376,10 @@ class GangCall:
             self._wait(INTERRUPT_TIMEOUT_S)
 
     def _find_worth_waiting(self, is_interrupted: bool, progress: _GrowthWatch) -> str:
-        """What the ranks that have not returned do, if it ends by itself, in words; else empty."""
+        """Describe what ranks that have not returned do, if it will end by itself; else return an empty text."""
         computing = self._computing
         if computing and not (is_interrupted and (compiling := self._job.find_compiling(computing))):
-            return ""  # perhaps for ever
+            return ""  # possibly forever
         if computing:
             return f"{format_ranks(compiling)}, which {agree('is', len(compiling))} compiling"
         if is_interrupted or progress.made(self._job.connections.count_received_bytes(self.running)):
@@ -388,11 +388,11 @@ class GangCall:
 
     @property
     def _computing(self) -> tuple[int, ...]:
-        """The ranks whose function has not ended; of the others that run, the result is on its way."""
+        """The ranks whose function has not ended; the other running ranks are sending their results."""
         return tuple(rank for rank in self.running if rank not in self._ended)
 
     def _wait(self, seconds: float) -> None:
-        """Wait for the function to end on all ranks, at most so many seconds."""
+        """Wait at most `seconds` seconds for the function to end on all ranks."""
         deadline = time.monotonic() + seconds
         while self.running and time.monotonic() < deadline:
             self._poll(deadline - time.monotonic())
@@ -404,14 +404,14 @@ class GangCall:
         elif self.running:
             reason = f"{format_ranks(self.running)} did not come back from the last call"
         elif unconnected := [failure.rank for failure in self.failures if failure.is_consequence]:
-            reason = f"{format_ranks(unconnected)} lost a connection to another"
+            reason = f"{format_ranks(unconnected)} lost a connection to another rank"
         else:
             reason = step_difference({rank: outcome.message.note for rank, outcome in self.outcomes.items()})
         if reason:
             self._job.mark_broken(reason)
 
     def _poll(self, timeout: float | None) -> None:
-        """Wait at most `timeout` seconds for messages and output, and make events of them."""
+        """Wait at most `timeout` seconds for messages and output, and turn them into events."""
         if self._job.stopped:
             self._events += map(Disconnected, self.running)
             self.disconnected.update(self.running)
@@ -426,7 +426,7 @@ class GangCall:
             elif message.call == self._number:
                 self._handle_message(rank, message)
         text = self._job.connections.read_launcher_output()
-        if text and not self.disconnected:  # what the launcher prints about a death, its verdict says better
+        if text and not self.disconnected:  # the launcher's verdict explains a death better than its output
             self._events.append(LauncherOutput(text))
 
     def _handle_message(self, rank: int, message: GangMessage) -> None:
@@ -447,14 +447,14 @@ class GangCall:
 
 
 def check_timeout(timeout: Any) -> None:
-    """Raises UsageError for what is no number of seconds."""
+    """Raise UsageError unless `timeout` is a number of seconds."""
     is_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
     if timeout is not None and not (is_number and timeout >= 0 and not math.isnan(timeout)):
         raise UsageError(f"timeout must be a number of seconds from 0, not {timeout!r}")
 
 
 def step_difference(notes: Mapping[int, bytes]) -> str:
-    """How the ranks differ in the cross-process calls they have made; empty if they do not.
+    """Describe how the ranks differ in the cross-process calls that they have made; empty if they do not.
 
     notes: for each rank, its number of calls by group, as JSON
     """

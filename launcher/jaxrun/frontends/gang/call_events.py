@@ -1,4 +1,4 @@
-"""What a call on a gang reports while its function runs on the ranks, and how a terminal shows it."""
+"""The events of a call on a gang while its function runs on the ranks, and a terminal's display of them."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Printed:
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """The function has ended on a rank; `error` is None where it has returned."""
+    """The function has ended on a rank; `error` is None if it has returned."""
 
     rank: int
     error: RemoteFailure | None
     message: GangMessage
 
     def value(self) -> Any:
-        """What the function has returned. Two values of one message may share memory. Raises what unpickling raises."""
+        """The return value. Two values of one message may share memory. Raises any exception of unpickling."""
         return self.message.load()
 
 
@@ -50,7 +50,7 @@ class Disconnected:
 
 @dataclass(frozen=True, slots=True)
 class LauncherOutput:
-    """Whole lines that the launcher has printed about the job, above all that its ranks are out of step."""
+    """Complete lines that the launcher printed about the job, mainly that its ranks are out of step."""
 
     text: str
 
@@ -58,11 +58,11 @@ class LauncherOutput:
 CallEvent = RankMessage | Printed | Returned | Disconnected | LauncherOutput
 
 
-# ---- where output is shown
+# ---- displays of output
 
 
 class ShownCall(Protocol):
-    """What a display needs to know of a call (call.py)."""
+    """The part of a call (call.py) that a display needs."""
 
     main_rank: int
 
@@ -76,7 +76,7 @@ class ShownCall(Protocol):
 
 
 class Display(Protocol):
-    """Shows what ranks print during a call."""
+    """Shows the ranks' output during a call."""
 
     def show(self, printed: Printed) -> None: ...
 
@@ -84,18 +84,18 @@ class Display(Protocol):
         """Show what is due; returns the seconds until there may be more to show, None for never."""
 
     def end_call(self, call: ShownCall, error: BaseException | None, *, healthy: bool) -> None:
-        """Show the rest. `error` is what ended the call early, if anything; `healthy`: the gang can be used on."""
+        """Show the rest. `error` ended the call early, if anything did; `healthy`: the gang can still be used."""
 
 
 class TerminalDisplay:
-    """Prints what ranks print line by line, each with its rank, on this process's own streams."""
+    """Prints the ranks' output line by line, each with its rank, on this process's own streams."""
 
     def __init__(self) -> None:
         self._unfinished: dict[tuple[int, str], str] = {}
 
     def show(self, printed: Printed) -> None:
         stream: TextIO | None = sys.stdout if printed.stream == "out" else sys.stderr
-        if stream is None:  # as in a daemon that has closed it
+        if stream is None:  # for example, in a daemon that has closed it
             return
         key = printed.rank, printed.stream
         text = self._unfinished.pop(key, "") + printed.data.decode(errors="replace")
@@ -110,6 +110,6 @@ class TerminalDisplay:
         """Nothing is ever due."""
 
     def end_call(self, call: ShownCall, error: BaseException | None, *, healthy: bool) -> None:
-        """Print the lines that have no end."""
+        """Print the unfinished lines."""
         for rank, stream in tuple(self._unfinished):
             self.show(Printed(rank, stream, b"\n"))

@@ -110,7 +110,7 @@ class Gang:
             name = getattr(fn, "__name__", type(fn).__name__)
             call = None
             try:
-                with sigint_deferred():  # until the gang knows of a call that the ranks have got
+                with sigint_deferred():  # until the gang knows about a call that the ranks have received
                     call = self._open_call = GangCall(
                         job, self._call_number, task, self._display, self._end_call, name=name, lock=self._lock
                     )
@@ -127,7 +127,7 @@ class Gang:
         """Wait for the end of an earlier call. Raises GangError if this thread itself uses it."""
         while (call := self._open_call) is not None:
             if call.in_use:
-                raise GangError("this gang runs another call; wait for its end, or make another gang")
+                raise GangError("this gang runs another call; wait until it ends, or make another gang")
             if call.is_wanted:
                 self._yields.wait(_YIELD_S)
             else:
@@ -135,7 +135,7 @@ class Gang:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the lock. Raises GangError in a fork, in which another thread may hold it for ever."""
+        """Hold the lock. Raises GangError in a fork, in which another thread may hold it forever."""
         self._check_owner()
         with self._lock:
             yield
@@ -172,7 +172,7 @@ class Gang:
         """Set a variable of a notebook's %%gang cells on all ranks."""
         self.run(FunctionReference(f"{RUNTIME}.gang.notebook_cells", "set_variable"), name, value)
 
-    __iter__ = None  # or __getitem__ would make a sequence of it
+    __iter__ = None  # with __getitem__ alone, Python would treat a gang as a sequence
 
     # ---- the job
 
@@ -206,17 +206,17 @@ class Gang:
         return self._closed
 
     def mark_broken(self, reason: str) -> None:
-        """Make the next call start the gang again, for this reason."""
+        """Make the next call restart the gang, for this reason."""
         self._job.mark_broken(reason)
 
     def ensure_usable(self) -> None:
-        """Start the gang again now if the next call would, and print why."""
+        """Restart the gang now if the next call would, and print why."""
         with self._locked():
             self._finish_open_call()
             self._usable_job()
 
     def restart(self) -> None:
-        """Start the gang again, with new processes that know nothing of earlier calls."""
+        """Start the gang again, with new processes that know nothing about earlier calls."""
         with self._locked():
             self._check_open()
             self.stop()
@@ -229,11 +229,11 @@ class Gang:
         self._job.stop()
 
     def close(self) -> None:
-        """Wait for the end of a call that still runs, let the ranks end, and kill those that do not.
+        """Wait for a running call to end, let the ranks end, and kill those that do not.
 
         You may call it more than once.
         """
-        if self._owner != os.getpid():  # a fork of the process that has started the gang
+        if self._owner != os.getpid():  # a fork of the process that started the gang
             self._closed = True
             return
         with self._lock:
@@ -247,7 +247,7 @@ class Gang:
                 self.stop()
 
     def _close_at_exit(self) -> None:
-        """Close the gang; but do not wait for another thread, whose call may never end."""
+        """Close the gang, but do not wait for another thread, whose call may never end."""
         if self._owner != os.getpid():
             return
         if not self._lock.acquire(blocking=False):
@@ -267,19 +267,19 @@ class Gang:
 
     @property
     def _running_job(self) -> GangJob:
-        """Raises GangError if there is none."""
+        """Return the running job. Raises GangError if there is none."""
         if self._job.stopped:
             end = "closed; make another" if self._closed else "stopped; its next call starts it again"
             raise GangError(f"this {self.spec} is {end}")
         return self._job
 
     def _usable_job(self) -> GangJob:
-        """The running job, started anew if it is broken or stopped. Raises GangError if the gang is closed."""
+        """Return the running job, restarted if it is broken or stopped. Raises GangError if the gang is closed."""
         self._check_open()
         if not self._job.stopped:
             self._job.check_connections()
         if self._job.broken:
-            text = f"jaxrun: {self.spec}: started again; what its ranks knew is lost: {self._job.broken}"
+            text = f"jaxrun: {self.spec}: started again; its ranks' state is lost: {self._job.broken}"
             print(text, file=sys.stderr)
         if not self.healthy:
             self.restart()
@@ -293,7 +293,7 @@ class Gang:
     def _check_owner(self) -> None:
         if self._owner != os.getpid():
             raise GangError(
-                f"this {self.spec} belongs to process {self._owner}, and this process is a fork of it; make another"
+                f"this {self.spec} belongs to process {self._owner}, but this process is a fork of it; make another"
             )
 
     def __enter__(self) -> Self:
@@ -310,11 +310,11 @@ class Gang:
         try:
             if "_job" in self.__dict__ and self._owner == os.getpid():
                 self.stop()
-        except Exception:  # the interpreter may be half gone, and with it the modules that are used here
+        except Exception:  # the interpreter may be shutting down, and the modules used here with it
             pass
 
     def __str__(self) -> str:
-        """`4 processes x 2 devices (cpu) on this machine`."""
+        """Write `4 processes x 2 devices (cpu) on this machine`."""
         if self._job.stopped:
             return f"{self.spec}: {'closed' if self._closed else 'starts again at its next use'}"
         return f"{self._job}{'' if self.healthy else ', broken'}"
@@ -360,11 +360,11 @@ _all: weakref.WeakSet[Gang] = weakref.WeakSet()
 
 
 def _close_all() -> None:
-    """At the end of this process, end all gangs: at once where another thread uses one, or starts one."""
+    """At the end of this process, end all gangs: at once if another thread is using or starting one."""
     begin_process_end()
     for gang in tuple(_all):
         gang._close_at_exit()
-    close_all()  # which ends jobs that are being started, too
+    close_all()  # also ends jobs that are being started
     remove_directories()
 
 
@@ -372,7 +372,7 @@ atexit.register(_close_all)
 
 
 def _make_display() -> Display:
-    """The notebook's display where this process is a notebook's kernel, else the terminal's."""
+    """Return the notebook's display if this process is a notebook's kernel, else the terminal's."""
     if "IPython" in sys.modules:
         from jaxrun.frontends.gang.notebook_display import find_display
 

@@ -1,4 +1,4 @@
-"""What the ranks raise, and how it is raised again by the caller; errors for ranks that died or do not return."""
+"""Exceptions of ranks, raised again by the caller; and errors for ranks that died or do not return."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.errors import EXIT_SIGNAL_BASE, EXIT_TIMEOUT, EXIT_UNAVAILABLE, JaxrunError
 from jaxrun.text import format_ranks_on_hosts
 
-_ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}\b")  # of an object, as its repr shows it
+_ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}\b")  # an object's address in its repr
 _NEEDS_JAX = ("jax", "jaxlib")
 _NEVER_RAISED_AGAIN = (SystemExit, KeyboardInterrupt, GeneratorExit)  # they would end the caller
 
@@ -61,7 +61,7 @@ class WorkerDied(GangError):
 
 
 class CallTimeout(GangError, TimeoutError):
-    """A call took longer than its `timeout`. The text says where each rank was; `missing` are those that still ran."""
+    """A call took longer than its `timeout`. The text says where each rank was; `missing`: ranks still running."""
 
     exit_code = EXIT_TIMEOUT
 
@@ -83,7 +83,7 @@ class RemoteTraceback(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RemoteFailure:
-    """An exception that a rank's function has raised.
+    """An exception from a rank's function.
 
     error:      the type's name
     message:    its text
@@ -115,10 +115,10 @@ class RemoteFailure:
         return f"{self.error}: {first}" if first else self.error
 
     def to_exception(self) -> BaseException:
-        """The exception itself, with `.rank`, `.host`, `.ranks`, and the traceback as its cause.
+        """Return the exception itself, with `.rank`, `.host`, `.ranks`, and the traceback as its cause.
 
-        A RemoteError instead where it cannot be unpickled here, needs a jax that is not imported, or would end the
-        caller.
+        It is a RemoteError instead if the exception cannot be unpickled here, needs a jax that is not imported, or
+        would end the caller.
         """
         found = self._rebuilt()
         _mark(found, rank=self.rank, host=self.host, ranks=(self.rank,))
@@ -132,7 +132,7 @@ class RemoteFailure:
                 found = pickle.loads(self.pickled)
             except KeyboardInterrupt:
                 raise
-            except BaseException:  # its class may do anything, such as sys.exit
+            except BaseException:  # its class may do anything, for example call sys.exit
                 found = None
         # asyncio's CancelledError would cancel the caller's own task.
         cancels = self.error == "CancelledError" and not isinstance(found, Exception)
@@ -147,14 +147,14 @@ class RemoteFailure:
 
     @property
     def group_key(self) -> tuple[str, str, str]:
-        """Equal for ranks that raised the same, whatever addresses of objects or ports of connections they name."""
+        """A value that is equal for ranks that raised the same, whatever addresses or ports their texts contain."""
         if self.is_consequence:
             return self.error, "", ""
         return self.error, _ADDRESS.sub("0x", self.message), _ADDRESS.sub("0x", self.traceback)
 
 
 def _mark(error: BaseException, **about: Any) -> None:
-    """Set attributes, also where its class is frozen; those that are properties of its class are left alone."""
+    """Set attributes, even if the class is frozen; attributes that are properties of the class are left alone."""
     for name, value in about.items():
         with contextlib.suppress(AttributeError, TypeError):
             BaseException.__setattr__(error, name, value)
@@ -162,13 +162,13 @@ def _mark(error: BaseException, **about: Any) -> None:
 
 def _note(error: BaseException, text: str) -> None:
     notes: list[Any] = []
-    with contextlib.suppress(BaseException):  # they can be a property of its class, which may even raise a sys.exit
+    with contextlib.suppress(BaseException):  # one may be a property of its class, which may even call sys.exit
         notes = list(getattr(error, "__notes__", ()))
     _mark(error, __notes__=[*notes, text])
 
 
 def group_failures(failures: Sequence[RemoteFailure]) -> list[list[RemoteFailure]]:
-    """Groups of equal failures, the first in time first."""
+    """Return groups of equal failures, the earliest first."""
     groups: dict[tuple[str, str, str], list[RemoteFailure]] = {}
     for failure in sorted(failures, key=lambda failure: failure.time):
         groups.setdefault(failure.group_key, []).append(failure)
@@ -176,9 +176,9 @@ def group_failures(failures: Sequence[RemoteFailure]) -> list[list[RemoteFailure
 
 
 def combined_exception(failures: Sequence[RemoteFailure], waiting: str = "") -> BaseException:
-    """One exception for all failures: the first in time, or an exception group where they differ.
+    """Return one exception for all failures: the earliest, or an exception group if they differ.
 
-    Failures that only say that a connection to another rank was lost become a note, unless all are of that kind.
+    Failures that only report a lost connection to another rank become a note, unless all failures are of that kind.
     waiting: a note about the ranks that have not failed
     """
     own = [failure for failure in failures if not failure.is_consequence] or failures
@@ -198,7 +198,7 @@ def combined_exception(failures: Sequence[RemoteFailure], waiting: str = "") -> 
         text = f"{where} raised {len(exceptions)} different errors"
         result = BaseExceptionGroup(text, exceptions)
     if lost:
-        _note(result, f"{format_ranks_on_hosts(lost, hosts)} lost a connection to another")
+        _note(result, f"{format_ranks_on_hosts(lost, hosts)} lost a connection to another rank")
     if waiting:
         _note(result, waiting)
     return result

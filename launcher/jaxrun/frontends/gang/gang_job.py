@@ -1,4 +1,4 @@
-"""One job of a gang: its launcher, the connections to its ranks, and what the ranks are."""
+"""One job of a gang: its launcher, the connections to its ranks, and the ranks' properties."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from jaxrun.text import format_ranks, has_several_hosts, plural
 
 _SHUTDOWN_TIMEOUT_S = 5.0  # for the ranks to end by themselves
 _PAUSE_TIMEOUT_S = 5.0
-_EXIT_POLL_S = 0.1  # between two looks at how ranks have exited
-_NO_VERDICT = 2  # the exit status of a launcher that has left no verdict: its command line was wrong
+_EXIT_POLL_S = 0.1  # between two checks of how ranks have exited
+_NO_VERDICT = 2  # exit status of a launcher without a verdict: its command line was wrong
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class GangWorker:
 
 
 def check_start(spec: GangSpec) -> None:
-    """Have the launcher plan a gang without starting it. Raises GangStartError with its output if it refuses."""
+    """Let the launcher plan a gang without starting it. Raises GangStartError with its output if it refuses."""
     run_dir = spec.run_dir or Path(tempfile.gettempdir(), "jaxrun-dry-run")
     words = (sys.executable, "-P", "-m", "jaxrun", "--dry-run", *spec.command_line(Path(run_dir)))
     done = subprocess.run(words, capture_output=True, text=True)
@@ -62,10 +62,10 @@ def check_start(spec: GangSpec) -> None:
 
 
 class GangJob:
-    """A job that was started for a gang, until it is stopped; the next start is another.
+    """A job that was started for a gang, until it is stopped; the next start makes another one.
 
-    broken:      why the ranks cannot be used any more; empty as long as they can
-    interrupts:  how many interrupts were sent, so that a rank can wait for those that are under way
+    broken:      why the ranks can no longer be used; empty as long as they can
+    interrupts:  how many interrupts were sent, so a rank can wait for those that have not arrived
     """
 
     def __init__(self, spec: GangSpec, run_dir: Path | None) -> None:
@@ -100,7 +100,7 @@ class GangJob:
             raise
 
     def __str__(self) -> str:
-        """`4 processes x 2 devices (cpu) on this machine`."""
+        """Write `4 processes x 2 devices (cpu) on this machine`."""
         hosts = {worker.rank: worker.host for worker in self.workers}
         where = f"on {len(set(hosts.values()))} hosts" if has_several_hosts(hosts) else f"on {hosts[0]}"
         if self.spec.backend == "local":
@@ -110,15 +110,15 @@ class GangJob:
 
     @property
     def usable(self) -> bool:
-        """Whether the next call finds the same ranks."""
+        """Whether the next call uses the same ranks."""
         return not self.broken and not self.stopped
 
     def mark_broken(self, reason: str) -> None:
-        """Have the next call start the gang anew. The first reason is kept."""
+        """Make the next call restart the gang. The first reason is kept."""
         self.broken = self.broken or reason
 
     def check_connections(self) -> None:
-        """Notice, between two calls, ranks that have ended."""
+        """Notice ranks that have ended between two calls."""
         for rank, message in self.connections.poll(0):
             if message is None:
                 death = str(self.explain_death(_SHUTDOWN_TIMEOUT_S, (rank,)))
@@ -127,9 +127,9 @@ class GangJob:
     def pack_call(
         self, number: int, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> GangMessage:
-        """Return the message that has the ranks call `fn(*args, **kwargs)` as call `number`."""
+        """Return the message that makes the ranks call `fn(*args, **kwargs)` as call `number`."""
         cells = None
-        if "IPython" in sys.modules:  # outside of it there are no cells
+        if "IPython" in sys.modules:  # outside IPython there are no cells
             from jaxrun.frontends.gang.ipython import find_sources
 
             cells = find_sources()
@@ -149,7 +149,7 @@ class GangJob:
     def wait_until_paused(self, rank: int) -> None:
         """Wait until a signal has stopped the rank, or it has ended. Raises GangError if neither comes."""
         job, deadline = self.launcher.job, time.monotonic() + _PAUSE_TIMEOUT_S
-        with contextlib.suppress(UsageError, UnavailableError):  # the job ends, as the next call will say
+        with contextlib.suppress(UsageError, UnavailableError):  # the job is ending; the next call reports it
             while time.monotonic() < deadline:
                 overview = request_overview(job)
                 vitals = overview.vitals.get(rank)
@@ -158,45 +158,45 @@ class GangJob:
             raise GangError(f"rank {rank} was not stopped within {_PAUSE_TIMEOUT_S:g} s")
 
     def find_compiling(self, ranks: Collection[int]) -> list[int]:
-        """Those of the ranks in which JAX compiles, as their flight recorders say."""
-        with contextlib.suppress(UsageError, UnavailableError):  # the job ends
+        """Return those of the ranks in which JAX is compiling, by their flight recorders."""
+        with contextlib.suppress(UsageError, UnavailableError):  # the job is ending
             flights = request_overview(self.launcher.job).flights
             return [rank for rank in ranks if rank in flights and flights[rank].compiling is not None]
         return []
 
     def snapshot(self) -> Snapshot:
-        """Where all ranks are now. Raises GangError, UnavailableError or UsageError if the launcher does not answer."""
+        """Return where all ranks are. Raises GangError, UnavailableError or UsageError without an answer."""
         if self.stopped:
             raise GangError("their job is stopped")
         return request_snapshot(self.launcher.job)
 
     def stacks(self, *, full: bool = False) -> str:
-        """The same in groups, as text; with `full`, all frames of each."""
+        """Return the same as text, in groups; with `full`, all frames of each."""
         try:
             return format_stacks(self.snapshot(), full=full)
         except JaxrunError as error:
             return f"where they are cannot be told: {error}"
 
     def explain_death(self, timeout: float, ranks: Collection[int]) -> WorkerDied:
-        """Why `ranks` have ended; the launcher has `timeout` seconds to say so."""
+        """Return why `ranks` have ended; the launcher has `timeout` seconds to report it."""
         if self.stopped:
             hosts = {worker.rank: worker.host for worker in self.workers}
             return WorkerDied(f"this gang was stopped while {format_ranks(ranks)} ran", sorted(ranks), hosts, 1)
         deadline = time.monotonic() + timeout
         verdict, quiet = None, set[int]()
         while verdict is None and (left := deadline - time.monotonic()) > 0:
-            was_quiet = quiet  # once more, as the others may be about to do the same
+            was_quiet = quiet  # check again, because other ranks may be about to do the same
             verdict, quiet = self.launcher.wait_for_verdict(min(_EXIT_POLL_S, left)), self._find_quiet_exits()
             if was_quiet.issuperset(ranks):
                 break
-        if verdict is None or not verdict.headline:  # for the launcher, a rank that exits with 0 has done its work
+        if verdict is None or not verdict.headline:  # for the launcher, a rank that exits with 0 has finished
             return self._unexplained_death(ranks, quiet)
         self.launcher.wait(timeout)
         parts = (verdict.headline, verdict.means, *verdict.details, verdict.traceback, verdict.divergence)
         return WorkerDied.from_verdict(verdict, "\n".join(filter(None, parts)))
 
     def _find_quiet_exits(self) -> set[int]:
-        """The ranks that, as the launcher has seen, exited with status 0 while their program still ran."""
+        """Return the ranks that exited with status 0 while their program was still running, as the launcher saw it."""
         with contextlib.suppress(UsageError):
             messages = [event.message for event in read_job_events(self.launcher.run_dir)]
             exits = {one.rank for one in messages if isinstance(one, WorkerExited) and one.status == 0}
@@ -204,15 +204,15 @@ class GangJob:
         return set()
 
     def _unexplained_death(self, ranks: Collection[int], quiet: Set[int]) -> WorkerDied:
-        """The error for `ranks` whose end the launcher's verdict does not explain; `quiet` are all of status 0."""
+        """Return the error for `ranks` whose end the verdict does not explain; `quiet` are the ones with status 0."""
         hosts = {worker.rank: worker.host for worker in self.workers}
         if not quiet >= set(ranks):
             text = f"{format_ranks(ranks)} of this gang ended, and its launcher does not say why"
             return WorkerDied(f"{text}\n{self.launcher.all_output}", sorted(ranks), hosts, 1)
         which = f"all {len(hosts)} ranks" if len(quiet) == len(hosts) > 1 else format_ranks(quiet)
         text = (
-            f"{which} of this gang ended with os._exit(0) (exit status 0, no exception), which also loses what "
-            "they knew; a function that a gang runs should return, or raise"
+            f"{which} of this gang ended with os._exit(0) (exit status 0, no exception), which also loses "
+            "their state; a function that a gang runs should return, or raise"
         )
         return WorkerDied(text, sorted(quiet), hosts, 0)
 
@@ -225,7 +225,7 @@ class GangJob:
         self.launcher.wait(deadline - time.monotonic())
 
     def stop(self) -> None:
-        """Stop what is left of the job, at once. May be called again."""
+        """Stop the rest of the job, at once. May be called again."""
         self.stopped = True
         with self._stop_lock:
             self.connections.close()
@@ -233,14 +233,14 @@ class GangJob:
             self._listener.close()
 
     def _accept_ranks(self) -> tuple[GangWorker, ...]:
-        """Wait until all ranks have said what they are. Raises GangStartError if the launcher ends before."""
+        """Wait until all ranks have reported. Raises GangStartError if the launcher ends before."""
         workers: dict[int, GangWorker] = {}
         size = None
         self.connections.accept(self._listener.listener, expected=self.spec.processes or 0)
         while len(workers) != size:
             for rank, message in self.connections.poll(None):
                 if message is None:
-                    workers.pop(rank, None)  # the launcher will say why
+                    workers.pop(rank, None)  # the launcher will report the reason
                 else:
                     about: dict[str, Any] = message.load()
                     size = about.pop("size")
@@ -254,5 +254,5 @@ class GangJob:
     def _start_error(self) -> GangStartError:
         verdict = self.launcher.wait_for_verdict(0)
         code = verdict.exit_code if verdict is not None else _NO_VERDICT
-        said = self.launcher.all_output or "its launcher ended without a word; are there processes and memory left?"
+        said = self.launcher.all_output or "its launcher ended silently; is the machine out of processes or memory?"
         return GangStartError(f"the gang did not start:\n{said}", code)

@@ -1,6 +1,6 @@
 """Everything that jaxrun uses of IPython: its shell, display outputs, and the source lines of cells.
 
-IPython is not imported: where it has not been, there is no shell.
+This module does not import IPython: if IPython has not been imported, there is no shell.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def publish(shell: Any, bundle: Mapping[str, str], name: str = "", *, again: boo
 
 
 def to_python(shell: Any, cell: str) -> str:
-    """The cell with its magics and !commands as calls of `get_ipython()`; other lines stay where they are.
+    """Return the cell with its magics and !commands as calls of `get_ipython()`; other lines keep their line numbers.
 
-    A cell that IPython cannot read is returned as it is: Python will say what is wrong with it.
+    A cell that IPython cannot parse is returned unchanged: Python will report the error.
     """
-    blank_lines = len(cell) - len(cell.lstrip("\n"))  # which IPython drops, and tracebacks count
+    blank_lines = len(cell) - len(cell.lstrip("\n"))  # IPython drops them, but tracebacks count them
     try:
         return "\n" * blank_lines + str(shell.transform_cell(cell))
     except SyntaxError:
@@ -44,13 +44,13 @@ def to_python(shell: Any, cell: str) -> str:
 
 
 def cell_name(shell: Any, filename: str) -> str | None:
-    """`In[3]` for the file name that IPython gives the code of a cell; None for other file names."""
+    """Return `In[3]` for the file name that IPython gives the code of a cell; None for other file names."""
     named = shell.compile.format_code_name(filename)
     return str(named[1]) if named else None
 
 
 class NotebookSources:
-    """The cells whose code is pickled: ranks need their lines, because no file holds them.
+    """The cells whose code is pickled; ranks need their lines, because no file has them.
 
     In the pickle a cell is named as the notebook shows it, `In[3]`, and so in the ranks' tracebacks.
 
@@ -66,7 +66,8 @@ class NotebookSources:
         if not isinstance(value, CodeType):
             return NotImplemented
         cached = linecache.cache.get(value.co_filename)
-        if cached is None or len(cached) < 4 or cached[1] is not None:  # a time of modification: code of a file
+        # With a modification time, it is code from a file.
+        if cached is None or len(cached) < 4 or cached[1] is not None:
             return NotImplemented
         name = cell_name(self._shell, value.co_filename) or value.co_filename
         self.lines[name] = "".join(cached[2])
@@ -76,6 +77,6 @@ class NotebookSources:
 
 
 def find_sources() -> NotebookSources | None:
-    """Where to collect cells for a pickle; None outside IPython, where there are none."""
+    """Return an object that collects cells for a pickle; None outside IPython, where there are no cells."""
     shell = find_shell()
     return NotebookSources(shell) if shell is not None else None

@@ -1,4 +1,4 @@
-"""The launcher of a gang's job, seen from outside: its output, end and verdict, and the link by which it is asked."""
+"""The launcher of a gang's job, seen from outside: its output, end and verdict, and the connection for requests."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from jaxrun.records.rundir.running_job import RunningJob
 
 _READ_BYTES = 65536
 _MAX_OUTPUT_CHARS = 100_000
-_STOP_TIMEOUT_S = 3.0  # for a job to end that was told to
+_STOP_TIMEOUT_S = 3.0  # for a job to end after it was told to
 
 
 class LauncherProcess:
     """A launcher that a `pool` starts with `words`; `output_fd` and `pidfd` (readable at its end) can be waited for.
 
-    job:  its job, by an inherited socket; whose end ends the job
+    job:  the connection to its job, over an inherited socket; closing it ends the job
     """
 
     def __init__(self, pool: LauncherPool, words: Sequence[str], environ: Mapping[str, str], run_dir: Path) -> None:
@@ -50,7 +50,7 @@ class LauncherProcess:
         return self._has_ended or self.wait(0)
 
     def wait(self, timeout: float) -> bool:
-        """Wait for its end, `timeout` seconds at most; returns whether it has ended."""
+        """Wait at most `timeout` seconds for its end; returns whether it has ended."""
         if not self._has_ended:
             # Not select.select, which takes no descriptors above 1023.
             poll = select.poll()
@@ -59,7 +59,7 @@ class LauncherProcess:
         return self._has_ended
 
     def read_output(self) -> str:
-        """What it has printed since the last call."""
+        """Return its output since the last call."""
         if self.output_fd < 0:
             return ""
         data = b""
@@ -76,7 +76,7 @@ class LauncherProcess:
         return self._output.strip()
 
     def wait_for_verdict(self, timeout: float) -> Verdict | None:
-        """How the job has ended; None if there is no verdict within `timeout` seconds, or at the launcher's end."""
+        """Return the verdict; None if there is none within `timeout` seconds, or at the launcher's end."""
         self.job.wait_until_over(timeout)
         return read_verdict(self.run_dir)
 

@@ -1,4 +1,4 @@
-"""What the main file of this process imports first, which the ranks of its gangs will want as well."""
+"""The leading imports of this process's main file, which the ranks of its gangs will need as well."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxrun.spec.job.preload_table import preloadable
 
 
 def imports_of_main() -> list[ImportedName]:
-    """The leading imports of the main file; in a notebook, the modules that its cells have imported by now."""
+    """Return the leading imports of the main file; in a notebook, the modules that its cells have imported so far."""
     main = sys.modules.get("__main__")
     file, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
     if file is None:
@@ -24,7 +24,7 @@ def imports_of_main() -> list[ImportedName]:
 
 
 def folder_of_main() -> str:
-    """Where the modules of the main file stand; empty where that is not known."""
+    """Return the directory of the main file's own modules; empty if unknown."""
     file = getattr(sys.modules.get("__main__"), "__file__", None)
     return os.path.dirname(os.path.abspath(file)) if file else ""
 

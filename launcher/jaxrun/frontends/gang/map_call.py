@@ -1,4 +1,4 @@
-"""map over a gang: a function of one item over many items, dealt in parts to the ranks as they have room.
+"""map over a gang: applies a function of one item to many items, which are sent in parts to ranks with room.
 
 A function for JAX is sent to the ranks once; they compile it for chunks of items and run these on all their devices. A
 function of plain Python is called item by item.
@@ -24,11 +24,11 @@ from jaxrun.protocol.payload import FunctionReference, OwnedDescriptor, dump, ma
 _ON_DEVICES = FunctionReference(f"{RUNTIME}.gang.map_share", "serve_on_devices")
 _AS_PYTHON = FunctionReference(f"{RUNTIME}.gang.map_share", "serve_python")
 _PART_BYTES = 2**21  # of arrays: while one part is computed, the next ones are copied
-_PYTHON_PARTS = 16  # for each rank, which take very different times
+_PYTHON_PARTS = 16  # per rank; parts may take very different times
 
 
 class Caller(Protocol):
-    """What a map uses of a gang."""
+    """The part of a gang that a map uses."""
 
     @property
     def processes(self) -> int: ...
@@ -47,7 +47,7 @@ def map_items(
     jax: bool = True,
     unpack_items: bool = False,
 ) -> Any:
-    """See Gang.map; with `unpack_items` an item is a tuple of f's arguments."""
+    """Do what Gang.map does; with `unpack_items`, an item is a tuple of f's arguments."""
     if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
         raise UsageError(f"chunk must be a number of items from 1, not {chunk!r}")
     if not jax:
@@ -70,9 +70,10 @@ def _map_as_python(
     parts = (Part(start, xs[start : start + size]) for start in range(0, len(xs), size))
     with gang.start_call(_AS_PYTHON, f, static, unpack_items) as call:
         found: dict[int, list[Any]] = {}
-        _deal(call, parts, found.__setitem__, ahead=1)  # in new memory, as the function may keep its items
+        _deal(call, parts, found.__setitem__, ahead=1)  # in new memory, because the function may keep its items
         if call.failures:
-            raise call.failures[0].to_exception()  # the first is enough, and the others need not end their items
+            # The first is enough, and the other ranks need not finish their items.
+            raise call.failures[0].to_exception()
         return [result for start in sorted(found) for result in found[start]]
 
 
@@ -104,7 +105,7 @@ def _map_on_devices(
     parts = (
         Part(start, [leaf[start : start + size] for leaf in items.mapped]) for start in range(0, items.count, size)
     )
-    results: list[Any] = []  # arrays of all items, made when the first part has come
+    results: list[Any] = []  # arrays of all items, made when the first part arrives
 
     def store(start: int, chunks: list[tuple[Any, ...]]) -> None:
         for leaves in chunks:
@@ -122,7 +123,7 @@ def _map_on_devices(
 
 
 def _memory_files(call: GangCall) -> dict[int, Iterator[OwnedDescriptor]]:
-    """Return for each rank the memory files of its parts, in turn; none where memory is not shared."""
+    """Return for each rank the memory files of its parts, in turn; empty if memory is not shared."""
     ranks = call.running if call.shares_memory else ()
     return {rank: itertools.cycle([make_memory_file() for _ in range(PARTS_AHEAD)]) for rank in ranks}
 
@@ -134,11 +135,11 @@ def _deal(
     ahead: int,
     files: Mapping[int, Iterator[OwnedDescriptor]] = MappingProxyType({}),
 ) -> None:
-    """Send the ranks parts, `ahead` at a time to each, and store what they answer by the part's start.
+    """Send parts to the ranks, `ahead` at a time to each, and store the answers by the part's start.
 
     Returns when all ranks have ended, or one has raised. Raises WorkerDied if one has died.
     """
-    told = set[int]()  # that there are no more
+    told = set[int]()  # ranks that know that there are no more parts
 
     def send_next(rank: int) -> None:
         part = None if rank in told else next(parts, None)

@@ -1,4 +1,4 @@
-"""The input of a map for devices: arrays whose first axis counts the items, made of what the user has given."""
+"""The input of a map for devices: arrays whose first axis counts the items, made from the user's input."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from jaxrun.errors import UsageError
 from jaxrun.protocol.map_messages import ArraySpec, NotTraceable, tree_parts, with_parts
 
-_KINDS = "biufcV"  # of numpy's types: bool, int, unsigned, float, complex; V is how it calls bfloat16 and its like
+_KINDS = "biufcV"  # of numpy's types: bool, int, unsigned, float, complex; bfloat16 and similar types have the kind V
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class MapItems:
 
 
 def parse_items(xs: Any, in_axes: Any) -> MapItems:
-    """Take an array, or arrays in dicts and tuples, to be mapped over `in_axes`; or a list of items, each a tree.
+    """Turn an array, or arrays in dicts and tuples, into items along `in_axes`; or a list of items, each a tree.
 
     Raises UsageError if the axes do not fit, NotTraceable if a leaf is not an array of numbers.
     """

@@ -1,4 +1,4 @@
-"""Shows in a notebook what the ranks of a gang print and which of them still run; and their values and errors."""
+"""Shows the output of a gang's ranks in a notebook, which ranks are still running, and their values and errors."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from jaxrun.text import format_ranges, format_ranks, plural
 
 MimeBundle = dict[str, str]  # a display: content by MIME type
 
-_MAX_LINES = 5_000  # of one call
+_MAX_LINES = 5_000  # per call
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
 _REFRESH_INTERVAL_S = 0.25  # at least, between two changes of what is shown
-_MAX_CHARS_PER_S = 400_000  # of what is shown again and again; Jupyter drops more than a megabyte a second
+_MAX_CHARS_PER_S = 400_000  # of output that is shown repeatedly; Jupyter drops more than a megabyte a second
 _PROGRESS_DELAY_S = 2.0  # after which a call has a line that says which ranks run
 _LAUNCHER_DIR = str(Path(__file__).parents[2]) + os.sep
 _CELL = re.compile(r'^( *)File "(In\[\d+\])", line', re.MULTILINE)
@@ -37,17 +37,17 @@ class NotebookDisplay:
 
     def _begin(self) -> None:
         self._transcript = Transcript()
-        self._name = ""  # of the output, once it is shown
+        self._name = ""  # the name of the output, once it is shown
         self._shown: MimeBundle = {"text/plain": ""}
         self._started_at: float | None = None  # the time of the call's first refresh
         self._shown_at = 0.0
 
     def show(self, printed: Printed) -> None:
-        """Add what a rank has printed; `refresh` shows it."""
+        """Add output of a rank; `refresh` shows it."""
         self._transcript.add(printed.rank, printed.stream, printed.data.decode(errors="replace"))
 
     def refresh(self, call: ShownCall) -> float:
-        """Show what has changed. Returns the seconds until the next refresh."""
+        """Show changes. Returns the seconds until the next refresh."""
         now = time.monotonic()
         if self._started_at is None:
             self._started_at = self._shown_at = now
@@ -73,7 +73,7 @@ class NotebookDisplay:
         self._begin()
 
     def _show(self, last_line: str) -> None:
-        """Show what has changed; `last_line` is below it."""
+        """Show changes; `last_line` is below them."""
         bundle = self._transcript.bundle(last_line)
         if bundle != self._shown:
             again = bool(self._name)
@@ -83,7 +83,7 @@ class NotebookDisplay:
 
 
 def find_display() -> NotebookDisplay | None:
-    """A display for a gang of a notebook's kernel; None where this process is none."""
+    """Return a display for a gang of a notebook's kernel; None if this process is not a kernel."""
     shell = find_kernel_shell()
     return NotebookDisplay(shell) if shell is not None else None
 
@@ -91,11 +91,11 @@ def find_display() -> NotebookDisplay | None:
 def _describe_interrupt(call: ShownCall, healthy: bool) -> str:
     stuck = f"{format_ranks(call.running)} could not be interrupted; " if call.running else ""
     if healthy:
-        return "jaxrun: interrupted; the gang goes on, its ranks know what they knew"
-    return f"jaxrun: interrupted; {stuck}the gang starts again when you next use it, and what its ranks knew is lost"
+        return "jaxrun: interrupted; the gang continues, and its ranks keep their state"
+    return f"jaxrun: interrupted; {stuck}the gang starts again at its next use, and its ranks' state is lost"
 
 
-# ---- what the ranks print, and the values of a cell
+# ---- the ranks' output, and the values of a cell
 
 
 @dataclass(eq=False, slots=True)
@@ -108,9 +108,9 @@ class _Line:
 
 
 class Transcript:
-    """What the ranks print during one call: the lines of the main rank, and folded below, those that it does not print.
+    """The ranks' output during one call: the lines of the main rank and, folded below, lines that only others print.
 
-    A line that several ranks print is one line with all their ranks, matched by text and count, whichever is ahead:
+    A line that several ranks print appears once with all their ranks, matched by text and count, in any order:
 
         [0-3] loss 0.3
         [0] saved
@@ -130,7 +130,7 @@ class Transcript:
         self._printed: Counter[tuple[int, str]] = Counter()
 
     def add(self, rank: int, stream: str, text: str) -> None:
-        """Add `text` that a rank has printed on a stream. An unfinished line is kept until its end comes."""
+        """Add `text` that a rank has printed on a stream. An unfinished line is kept until its end arrives."""
         *whole, rest = (self._unfinished.pop((rank, stream), "") + text).split("\n")
         for line in whole:
             self._add_line(rank, _apply_carriage_returns(line))
@@ -175,20 +175,20 @@ class Transcript:
 
 
 def format_progress(done: Sequence[int], missing: Sequence[int], seconds: float) -> str:
-    """`ranks 0-2 done, rank 3 running, 12 s`; `4 ranks running, 12 s`."""
+    """Write `ranks 0-2 done, rank 3 running, 12 s`, or `4 ranks running, 12 s`."""
     running = f"{format_ranks(missing)} running" if done else f"{plural(len(missing), 'rank')} running"
     before = f"{format_ranks(done)} done, " if done else ""
     return f"{before}{running}, {seconds:.0f} s"
 
 
 def fold(title: str, text: str) -> MimeBundle:
-    """A display that shows only its title until it is opened; as plain text, all of it."""
+    """Return a display that shows only its title until it is opened; as plain text, it shows everything."""
     inside = f"<details><summary>{html.escape(title)}</summary>{format_pre([text])}</details>"
     return {"text/plain": f"{title}:\n{text}", "text/html": inside}
 
 
 def merge_by_rank(values: Mapping[int, MimeBundle]) -> MimeBundle:
-    """The values of a cell as one display: the first rank's, and folded, the differing ones of others."""
+    """Return the values of a cell as one display: the first rank's and, folded, differing values of others."""
     main = values[min(values)]
     differing: dict[str, list[int]] = {}
     for rank, bundle in sorted(values.items()):
@@ -207,12 +207,12 @@ def merge_by_rank(values: Mapping[int, MimeBundle]) -> MimeBundle:
 
 
 def format_pre(lines: Iterable[str]) -> str:
-    """Lines as preformatted HTML, without their colours."""
+    """Return lines as preformatted HTML, without colours."""
     return f"<pre>{html.escape(_ESCAPES.sub('', chr(10).join(lines)))}</pre>"
 
 
 def _apply_carriage_returns(line: str) -> str:
-    """What is left of a line in which carriage returns start anew."""
+    """Return the visible part of a line with carriage returns."""
     return next((part for part in reversed(line.split("\r")) if part), "")
 
 
@@ -220,7 +220,7 @@ def _apply_carriage_returns(line: str) -> str:
 
 
 def format_failures(failures: Sequence[RemoteFailure], size: int, waiting: str = "") -> str:
-    """The error that was raised first, a line for each other one, and where others wait. `size`: number of ranks."""
+    """Describe the earliest error, the others in a line each, and where other ranks wait. `size`: number of ranks."""
     first, *others = group_failures(failures)
     which = "all ranks" if len(first) == size > 1 else format_ranks(failure.rank for failure in first)
     same = " the same" if len(first) > 1 else ""
@@ -231,12 +231,12 @@ def format_failures(failures: Sequence[RemoteFailure], size: int, waiting: str =
 
 
 def _name_cells(traceback: str) -> str:
-    """The traceback with cells named as IPython names them."""
+    """Return the traceback with cells named as IPython names them."""
     return _CELL.sub(r"\1Cell \2, line", traceback)
 
 
 def _user_traceback(shell: Any, error: BaseException) -> list[str]:
-    """The traceback as IPython shows it, without jaxrun's frames."""
+    """Return the traceback as IPython shows it, without jaxrun's frames."""
     last, frame = None, error.__traceback__
     while frame is not None:
         ours = frame.tb_frame.f_code.co_filename.startswith(_LAUNCHER_DIR)

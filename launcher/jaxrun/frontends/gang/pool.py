@@ -76,7 +76,7 @@ class Pool:
 def launch(fn: Callable[..., Any], *args: Any, timeout: float | None = None, **kwargs: Any) -> Results:
     """Start a job, call `fn(*args, **kwargs)` on each of its ranks, and end the job; returns the results by rank.
 
-    Gang takes the keywords that describe the job; `fn` gets all others. Results and errors are those of Gang.run.
+    Gang takes the keywords that describe the job; `fn` gets all others. Results and errors are the same as in Gang.run.
     """
     named = {each.name: kwargs.pop(each.name) for each in fields(GangSpec) if each.name in kwargs}
     with Gang(**named) as gang:

@@ -1,6 +1,6 @@
-"""Where the ranks of one gang connect, by a Unix socket on this machine and by TCP from others, and the connections.
+"""The listener for the ranks of one gang (a Unix socket here, TCP from other hosts), and their connections.
 
-Receives what arrives, and never waits for a rank that does not read.
+It receives whatever arrives, and never waits for a rank that does not read.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from jaxrun.protocol.names import GANG_ADDRESS, GANG_DIRECTORY_PREFIX, GANG_TOKE
 
 Received = tuple[int, GangMessage | None]
 
-_MAX_WAIT_S = 0.2  # a Ctrl-C ends no wait that begins just after it, nor does one that another thread receives
-_set_handler = inspect.unwrap(signal.signal)  # what replaces it in a rank reports each change to the head
+_MAX_WAIT_S = 0.2  # Ctrl-C does not end a wait that begins just after it, nor one while another thread receives it
+_set_handler = inspect.unwrap(signal.signal)  # the runtime's replacement in a rank would report each change to the head
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class RankListener:
     """A directory that only this user may enter, and a listener; `environ` tells the ranks where it is."""
 
     def __init__(self, *, remote: bool, interface: str = "") -> None:
-        """`interface`: the one to listen at for remote ranks; empty for all. Raises UsageError or UnavailableError."""
+        """`interface`: where to listen for remote ranks; empty for all. Raises UsageError or UnavailableError."""
         self._owner = os.getpid()
         self.directory = Path(tempfile.mkdtemp(prefix=f"{GANG_DIRECTORY_PREFIX}{self._owner}-"))
         _listeners.add(self)
@@ -65,7 +65,7 @@ class RankListener:
         self.environ = {GANG_ADDRESS: format_addresses(self.listener.addresses), GANG_TOKEN: token}
 
     def close(self) -> None:
-        """Accept nobody any more, and remove the directory. May be called again."""
+        """Accept no more connections, and remove the directory. May be called again."""
         self.listener.close()
         self._remove_directory()
 
@@ -80,13 +80,13 @@ _listeners: weakref.WeakSet[RankListener] = weakref.WeakSet()
 
 
 def remove_directories() -> None:
-    """Remove the directories of all listeners that are not closed, once nobody uses these any more."""
+    """Remove the directories of all listeners that are still open; to be called when they are no longer used."""
     for listener in tuple(_listeners):
         listener._remove_directory()
 
 
 class RankConnections:
-    """By rank; also collects what the gang's launcher prints."""
+    """The connections by rank; also collects the output of the gang's launcher."""
 
     def __init__(self, launcher: LauncherProcess) -> None:
         self._loop = EventLoop()
@@ -103,11 +103,11 @@ class RankConnections:
         return tuple(sorted(self._connections))
 
     def accept(self, listener: Listener, *, expected: int) -> None:
-        """Add the ranks that connect to `listener` while `poll` is called, perhaps `expected` of them."""
+        """Add ranks that connect to `listener` while `poll` is called; `expected` is how many may come."""
         listener.attach(self._loop, 0, self.add, expected=expected)
 
     def add(self, peer: Peer) -> None:
-        """Add a rank; a second one of the same number is none of ours."""
+        """Add a rank; a second one with the same number is not one of ours."""
         if peer.number in self._connections:
             peer.connection.close()
             return
@@ -118,7 +118,7 @@ class RankConnections:
         self._loop.add_reader(peer.connection.fileno(), 0, lambda: self._read(added))
 
     def send(self, message: GangMessage, ranks: Iterable[int]) -> None:
-        """Send it to those ranks that are connected; what does not fit leaves with later calls of `poll`."""
+        """Send a message to those ranks that are connected; later calls of `poll` send what does not fit yet."""
         digests = message.digests() if self._has_tags else ()
         with sigint_deferred():
             for rank in ranks:
@@ -128,22 +128,22 @@ class RankConnections:
                     self._flush(connection)
 
     def poll(self, timeout: float | None) -> list[Received]:
-        """Return what has arrived, by rank; None for a rank whose connection has ended.
+        """Return messages by rank; None for a rank whose connection has ended.
 
         Waits for at most `timeout` seconds, or for a moment, after which there may be nothing.
         """
         wait = _MAX_WAIT_S if timeout is None else min(timeout, _MAX_WAIT_S)
         try:
-            self._loop.run_once(0 if self._received else wait)  # an interrupt may have left something
+            self._loop.run_once(0 if self._received else wait)  # an interrupted call may have left something
         except Exception:
-            if not self._closed:  # by another thread, which has stopped the gang
+            if not self._closed:  # another thread may have stopped the gang
                 raise
         leave_if_process_ends()
         received, self._received = self._received, []
         return received
 
     def count_received_bytes(self, ranks: Iterable[int]) -> int:
-        """How many bytes have come from these ranks so far, messages that have not arrived whole included."""
+        """Return how many bytes have come from these ranks so far, including incomplete messages."""
         return sum(self._connections[rank].reader.received_bytes for rank in ranks if rank in self._connections)
 
     def read_launcher_output(self) -> str:
@@ -160,7 +160,7 @@ class RankConnections:
     def _read_launcher(self) -> None:
         text = self._launcher.read_output()
         self._launcher_output += text
-        if not text and self._launcher.has_ended:  # or its end would wake us for ever
+        if not text and self._launcher.has_ended:  # otherwise its end would wake us forever
             self._loop.remove_reader(self._launcher.output_fd)
 
     def _read(self, connection: _RankConnection) -> None:
@@ -175,9 +175,9 @@ class RankConnections:
                 self._received.append((connection.rank, None))
 
     def _flush(self, connection: _RankConnection) -> None:
-        """Send what waits, and go on once the socket can take the rest."""
+        """Send waiting bytes, and continue once the socket accepts the rest."""
         fd = connection.socket.fileno()
-        with contextlib.suppress(OSError), sigint_deferred():  # where the rank has gone, reading will show it
+        with contextlib.suppress(OSError), sigint_deferred():  # if the rank has gone, reading will show it
             if connection.writer.flush():
                 self._loop.set_writer(fd, None)
             else:
@@ -191,9 +191,10 @@ class RankConnections:
 
 @contextlib.contextmanager
 def sigint_deferred() -> Iterator[None]:
-    """Let no Ctrl-C come between the bytes that were received or sent and the note that they were.
+    """Let no Ctrl-C come between receiving or sending bytes and recording that.
 
-    By its handler: were it blocked, another thread would receive it, and Python raise KeyboardInterrupt in this one.
+    This replaces the handler: if the signal were blocked, another thread would receive it, and Python would raise
+    KeyboardInterrupt in this one.
     """
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is None:
         yield

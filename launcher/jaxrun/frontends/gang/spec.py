@@ -1,4 +1,4 @@
-"""GangSpec: what a gang is asked to be, and the launcher's command line for that."""
+"""GangSpec: the arguments of a gang, and the launcher's command line for it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _GRACE_S = 1.0  # between SIGTERM and SIGKILL; a gang that is told to end has no
 
 @dataclass(frozen=True, slots=True)
 class GangSpec:
-    """The arguments of Gang, which describes them. Raises UsageError for what cannot be."""
+    """The arguments of Gang, which documents them. Raises UsageError for invalid ones."""
 
     processes: int | None = None
     devices: int | None = None
@@ -50,25 +50,25 @@ class GangSpec:
 
     @property
     def may_fork(self) -> bool:
-        """Whether the ranks may be forks of a process that has imported jax; the launcher decides whether they are."""
+        """Whether the ranks may be forked from a process that has imported jax; the launcher decides."""
         return self.backend == "local" and self.platform not in ("rocm", "tpu") and "--no-fork" not in self.options
 
     @property
     def interface(self) -> str:
-        """The value of --interface, which names the ranks' way to this process, too."""
+        """The value of --interface, which also selects how ranks reach this process."""
         words = [part for option in self.options for part in option.split("=", 1)]
         return words[words.index("--interface") + 1] if "--interface" in words[:-1] else ""
 
     @property
     def named_modules(self) -> tuple[str, ...] | None:
-        """The modules to import before the fork; None for those that the main file imports."""
+        """The modules to import before the fork; None for the main file's leading imports."""
         assert isinstance(self.preload, str)
         if self.preload == PRELOAD_AUTO:
             return None
         return () if self.preload == PRELOAD_NONE else tuple(self.preload.split(","))
 
     def command_line(self, run_dir: Path, modules: Sequence[str] = ()) -> tuple[str, ...]:
-        """The launcher's words; `modules` are those that its fork server is to have imported."""
+        """Return the launcher's words; `modules` are those that its fork server has to import."""
         hosts = "--simulate-hosts" if self.backend == "local" else "--hosts"
         given = (
             ("--backend", self.backend),
@@ -95,7 +95,7 @@ class GangSpec:
 
 
 def _join_modules(preload: str | Sequence[str]) -> str:
-    """The value of --preload. Raises UsageError."""
+    """Return the value of --preload. Raises UsageError."""
     joined = preload if isinstance(preload, str) else ",".join(preload) or PRELOAD_NONE
     if wrong := check_preload(joined):
         raise UsageError(f"preload of a gang {wrong}")
@@ -103,7 +103,7 @@ def _join_modules(preload: str | Sequence[str]) -> str:
 
 
 def split_options(options: str | Sequence[str]) -> tuple[str, ...]:
-    """Words of jaxrun's command line: those of a sequence as they are, a string split as a shell does it."""
+    """Return words of jaxrun's command line: a sequence unchanged, a string split as in a shell."""
     try:
         words = shlex.split(options) if isinstance(options, str) else list(options)
     except (TypeError, ValueError) as error:

@@ -148,7 +148,7 @@ class RunDir:
     def _report_error(self, error: OSError) -> None:
         if not self._error_reported:
             self._error_reported = True
-            self._warn(f"cannot write to {self.path}: {error.strerror}; the job goes on, its records are incomplete")
+            self._warn(f"cannot write to {self.path}: {error.strerror}; the job continues, its records are incomplete")
             with contextlib.suppress(OSError):  # an empty file needs no space on most disks
                 os.close(os.open(INCOMPLETE_FILE, NEW_FILE, 0o644, dir_fd=self._directory))
 
