@@ -23,7 +23,15 @@ def read(address: str) -> dict[str, float]:
 
 def test_metrics_are_served_until_the_job_is_over(tmp_path: Path) -> None:
     with (tmp_path / "err").open("w+") as err:
-        words = ("-n", "2", "--metrics", "0", "by_hand.py", *["run(); print('ready', flush=True); time.sleep(600)"] * 2)
+        words = (
+            "-n",
+            "2",
+            "--no-fork",
+            "--metrics",
+            "0",
+            "by_hand.py",
+            *["run(); print('ready', flush=True); time.sleep(600)"] * 2,
+        )
         with started(tmp_path, *words, env=write_fake_runtime(tmp_path), stderr=err) as job:
             job.wait_for_output("ready", 2)
             (address,) = re.findall(

@@ -16,16 +16,22 @@ from jaxrun.records.rundir.rundir import RunDir
 from jaxrun.spec.job.job import Job
 
 # In the background of a shell that ends at once, the process is no descendant of the launcher, which kills all of
-# those. The shell would give it no standard input; it keeps the launcher's.
-_BACKGROUND = 'exec 3<&0; "$@" 0<&3 3<&- &'
+# those. The shell gives it no standard input, unless the screen needs the launcher's.
+_BACKGROUND = '"$@" &'
+_WITH_STDIN = 'exec 3<&0; "$@" 0<&3 3<&- &'
 _BACKLOG = 16
 
 
-def start_beside(command: Sequence[str], pass_fds: Sequence[int]) -> None:
-    """Start a process that the end of the launcher does not end; before the guard is there, which would end it."""
+def start_beside(command: Sequence[str], fd: int, *, has_stdin: bool = False) -> None:
+    """Start a process that the end of the launcher does not end; it inherits the descriptor `fd`, by its number.
+
+    To be called before the guard is there, which would end it.
+    """
     import subprocess  # takes 5 ms
 
-    subprocess.run(["/bin/sh", "-c", _BACKGROUND, "jaxrun", *command], pass_fds=pass_fds, check=False)
+    assert not (has_stdin and fd == 3)  # which the shell uses
+    script = _WITH_STDIN if has_stdin else _BACKGROUND
+    subprocess.run(["/bin/sh", "-c", script, "jaxrun", *command], pass_fds=(fd,), check=False)
 
 
 def listen_for_metrics(job: Job) -> socket.socket | None:
@@ -53,5 +59,5 @@ def serve_metrics(listener: socket.socket, directory: RunDir) -> str:
     with listener:
         host, port = listener.getsockname()[:2]
         words = ("-m", "jaxrun.frontends.metrics", directory.name, str(os.getpid()), str(listener.fileno()))
-        start_beside((sys.executable, *words), (listener.fileno(),))
+        start_beside((sys.executable, *words), listener.fileno())
     return f"http://{host}:{port}/metrics"

@@ -107,7 +107,7 @@ def start_screen(directory: RunDir) -> HeldScreen:
     ended, holds = os.pipe()
     command = (sys.executable, "-m", "jaxrun", "top", "--launcher", str(os.getpid()), directory.name)
     try:
-        start_beside(command, (holds,))
+        start_beside(command, holds, has_stdin=True)
     finally:
         os.close(holds)
     return HeldScreen(ended)
