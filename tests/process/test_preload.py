@@ -259,6 +259,7 @@ def test_a_module_that_cannot_be_imported_fails_in_the_program_as_without(site: 
     assert preloaded["left_out"] == {"chex": "its import failed: ValueError: half"}
 
 
+@pytest.mark.jax_version
 def test_a_named_module_is_taken_at_its_word_and_ranks_of_the_next_attempt_have_it_too(site: Path) -> None:
     (site / "own_package.py").write_text(_COUNT + "import os; SEEN = os.environ.get('RANK')")
     program = (
@@ -316,6 +317,7 @@ def _python(site: Path, *words: str) -> tuple[str, str]:
     return done.stdout, (site.parent / "count").read_text()
 
 
+@pytest.mark.jax_version
 def test_gangs_have_what_their_main_file_imports_and_what_they_name(site: Path) -> None:
     (site / "chex.py").write_text(f"import os\nSEEN = os.environ.get('SEEN')\n{_COUNT}")
     (site / "optax.py").write_text(_THREAD)  # of which the server learns, and imports chex anew
@@ -341,6 +343,7 @@ def test_ranks():
 """
 
 
+@pytest.mark.jax_version
 def test_ranks_of_pytest_have_what_the_files_of_tests_import(site: Path) -> None:
     for name in ("chex", "optax"):
         (site / f"{name}.py").write_text("import os\nWHO = []\n" + _COUNT.replace("'x'", f"'{name} '"))
