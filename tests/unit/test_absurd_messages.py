@@ -2,12 +2,13 @@
 
 import json
 import struct
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import cycle
 
 from hypothesis import given
 from hypothesis import strategies as st
 from simulation import JOB_ID, Simulation, make_registry, report
+from values_by_type import Values
 
 from jaxrun.analysis.diagnosis.job_outcome import JobOutcome
 from jaxrun.analysis.verdict.decide import decide
@@ -29,8 +30,8 @@ from jaxrun.protocol.agent_messages import (
     WorkerSpawned,
 )
 from jaxrun.protocol.codec import FRAME_VERSION, MessageDecoder, encode
+from jaxrun.protocol.flight import Flight, ProgramDetails
 from jaxrun.protocol.forkserver_messages import Preloaded
-from jaxrun.protocol.probe_messages import FabricFacts, Gpus, Machine
 from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, ProgramDetailsRequest, RankQuery, RankReply
 from jaxrun.protocol.worker_messages import CoordinatorReady, Done
 from jaxrun.records.event_log.actions import Finish, Send, SignalRanks
@@ -86,7 +87,6 @@ FLIGHT_FIELDS = {
     "agreed": st.tuples(INTS, FLOATS),
 }
 ARRAYS = st.lists(st.lists(TEXTS, min_size=3, max_size=3), max_size=2)
-CHILD_FIELDS = {"pid": INTS, "command": TEXTS, "status": st.none() | INTS}
 DETAILS_FIELDS = {"source": TEXTS, "arguments": ARRAYS, "results": ARRAYS, "mesh": TEXTS, "text": TEXTS}
 
 
@@ -96,69 +96,38 @@ def some(known):
     return likely | likely | st.fixed_dictionaries({}, optional={name: ODD for name in known})
 
 
-NCCL_RANKS = st.fixed_dictionaries({"number": INTS, "node": TEXTS, "pid": INTS, "rank": SMALL | INTS})
-NCCL_GROUPS = st.fixed_dictionaries({"size": SMALL | INTS, "named": st.lists(NCCL_RANKS, max_size=3)})
-NCCL_COUNTS = st.lists(st.fixed_dictionaries({"count": INTS, "ranks": NCCL_GROUPS}), max_size=3)
-NCCL_COMMUNICATORS = st.fixed_dictionaries(
-    {
-        "name": TEXTS,
-        "size": INTS,
-        "missing": NCCL_GROUPS,
-        "left": NCCL_GROUPS,
-        "operations": st.lists(st.fixed_dictionaries({"operation": TEXTS, "counts": NCCL_COUNTS}), max_size=2),
-    }
-)
-NCCL_REPORTS = st.fixed_dictionaries(
-    {"version": TEXTS, "communicators": SMALL | INTS, "differing": st.lists(NCCL_COMMUNICATORS, max_size=2)}
-)
-VALUES = {
-    "int": INTS,
-    "float": FLOATS,
-    "bool": st.booleans(),
-    "str": TEXTS,
-    "WorkerStage": st.sampled_from(["start", "join", "prove", "program"]),
-    "Flight": some(FLIGHT_FIELDS),
-    "ProgramDetails": st.fixed_dictionaries(DETAILS_FIELDS),
-    "tuple[GpuFacts, ...]": st.lists(
-        st.fixed_dictionaries({"name": TEXTS, "used_bytes": INTS, "all_bytes": INTS}), max_size=2
-    ),
-    "tuple[int, ...]": st.lists(INTS, max_size=3),
-    "tuple[str, ...]": st.lists(TEXTS, max_size=2),
-    "NcclReport | None": st.none() | NCCL_REPORTS,
-    "tuple[ChildProcess, ...]": st.lists(st.fixed_dictionaries(CHILD_FIELDS), max_size=2),
-    "Mapping[str, str]": st.dictionaries(TEXTS, TEXTS, max_size=2),
-    "Mapping[str, int]": st.dictionaries(TEXTS, st.integers(), max_size=2),
-    "Mapping[AgentId, str]": st.dictionaries(st.sampled_from(["0", "1", "7"]), TEXTS, max_size=2),
-}
-GPUS = st.fixed_dictionaries({field.name: VALUES[str(field.type)] for field in fields(Gpus)})
-VALUES["Mapping[str, Gpus]"] = st.dictionaries(st.sampled_from(["cuda", "rocm", "x"]), GPUS, max_size=2)
-FABRIC = {field.name: VALUES[str(field.type)] for field in fields(FabricFacts)}
-VALUES |= {
-    "Machine": st.fixed_dictionaries({field.name: VALUES[str(field.type)] for field in fields(Machine)}),
-    "FabricFacts": st.fixed_dictionaries(FABRIC),
-    "FabricFacts | None": st.none() | st.fixed_dictionaries(FABRIC),
-}
 NAMED = {
     "group": GROUPS,
-    "number": SMALL | INTS,
+    "number": INTS,
     "key": st.sampled_from("ab"),
     "code": st.sampled_from(["", "a", "b", "\ud800"]),
     "kind": st.sampled_from(["kill", "pause", "odd"]),
 }
+VALUES = Values(
+    {
+        int: INTS,
+        float: FLOATS,
+        bool: st.booleans(),
+        str: TEXTS,
+        type(None): st.none(),
+        Flight: some(FLIGHT_FIELDS),
+        ProgramDetails: st.fixed_dictionaries(DETAILS_FIELDS),
+    },
+    NAMED,
+    keys={str: TEXTS | st.sampled_from(["cuda", "rocm"]), int: st.sampled_from(["0", "1", "7"])},
+    sequence=list,
+    choice=lambda member: member.value,
+    record=lambda kind, fields: st.fixed_dictionaries(fields),
+)
 
 
 def messages_of(kind):
     """What an agent may write as a message of this kind, as JSON, and the number of the agent and of its rank."""
+    fields = VALUES.fields_of(kind)
 
     def one(rank):
-        values = {}
-        for field in fields(kind):
-            name, annotation = field.name, str(field.type)
-            if name in ("rank", "agent"):
-                values[name] = st.just(rank)
-            else:
-                values[name] = NAMED[name] if name in NAMED else VALUES[annotation]
-        content = st.fixed_dictionaries(values).map(
+        ours = {name: st.just(rank) if name in ("rank", "agent") else values for name, values in fields.items()}
+        content = st.fixed_dictionaries(ours).map(
             lambda content: {"v": FRAME_VERSION, "type": kind.__name__, **content}
         )
         return st.tuples(st.just(rank), content)

@@ -3,17 +3,15 @@
 import json
 import struct
 import tracemalloc
-from collections.abc import Mapping
 from dataclasses import fields
-from enum import Enum
 from itertools import pairwise
-from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_args
 
 import pytest
 from handshakes import frame
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from values_by_type import Values
 
 from jaxrun.analysis.diagnosis.snapshot import Overview, Snapshot
 from jaxrun.errors import ProtocolError
@@ -78,7 +76,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
     max_leaves=5,
 )
-STRATEGIES = {
+BY_TYPE = {
     int: st.integers(),
     float: NUMBERS,
     bool: st.booleans(),
@@ -89,35 +87,20 @@ STRATEGIES = {
     Flight: FLIGHTS,
     ProgramDetails: st.builds(ProgramDetails, TEXT, ARRAYS, ARRAYS, TEXT, TEXT),
 }
-
-
-def some(kind):
-    kind = getattr(kind, "__supertype__", kind)  # of a NewType
-    origin, inner = get_origin(kind), get_args(kind)
-    if kind in STRATEGIES:
-        return STRATEGIES[kind]
-    if origin is UnionType:
-        return st.one_of(*map(some, inner))
-    if origin is tuple and inner[-1] is Ellipsis:
-        return st.lists(some(inner[0]), max_size=3).map(tuple)
-    if origin is Mapping:
-        return st.dictionaries(TEXT if inner[0] is str else RANKS, some(inner[1]), max_size=3)
-    if issubclass(kind, Enum):
-        return st.sampled_from(kind)
-    return st.builds(kind, **{name: some(inner) for name, inner in get_type_hints(kind).items()})
+VALUES = Values(BY_TYPE, keys={str: TEXT, int: RANKS})
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_every_message_reads_back_the_same(kind):
     @FEW
-    @given(some(kind))
+    @given(VALUES.of(kind))
     def round_trip(message):
         assert MessageDecoder(ALL).feed(encode(message)) == [message]
 
     round_trip()
 
 
-@given(st.lists(st.one_of(*map(some, KINDS)), max_size=4), st.lists(st.integers(0, 999), max_size=8))
+@given(st.lists(st.one_of(*map(VALUES.of, KINDS)), max_size=4), st.lists(st.integers(0, 999), max_size=8))
 def test_messages_arrive_in_order_however_the_stream_is_cut(sent, cuts):
     stream = b"".join(map(encode, sent))
     edges = sorted({0, len(stream), *(cut % (len(stream) + 1) for cut in cuts)})
