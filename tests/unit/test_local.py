@@ -253,7 +253,7 @@ def test_in_a_pod_the_hosts_wait_for_ten_minutes_unless_another_time_is_said():
             "-n 4 is not -N 2 x --processes-per-host 1",
         ),
         (["--host-rank", "0", "--hosts", "2", "--head", "h1"], "host:port or [fd00::1]:port, not 'h1'"),
-        (["--host-rank", "0", "--hosts", "2", "--head", "no..where:7"], "'no..where' in 'no..where:7' can be no host"),
+        (["--host-rank", "0", "--hosts", "2", "--head", "no..where:7"], "'no..where' in 'no..where:7' is not a host"),
         (["--host-rank", "1", "--hosts", "2", "--rendezvous", "gone"], "--rendezvous gone is not a directory"),
         (["--host-rank", "0", "--hosts", "2", "--backend", "slurm"], "--host-rank is for hosts without --backend"),
         (["--host-rank", "0", "--hosts", "2", "-H", "h1"], "--backend mpirun or --backend ssh, not for --host-rank"),

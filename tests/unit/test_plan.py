@@ -71,7 +71,7 @@ def test_variables_that_change_are_shown_once_or_rank_by_rank():
     assert any("only at the start" in line and "JAXRUN_CHANNEL_FD" in line for line in lines)
     text = render_plan(_plan(), {"JAX_PLATFORMS": "cpu", "HOME": "/root"})
     assert "JAX_PLATFORMS" not in text and "/root" not in text
-    assert "takes away: JAX_PROCESS_ID" in text and "note: a remark" in text
+    assert "removes: JAX_PROCESS_ID" in text and "note: a remark" in text
 
 
 @pytest.mark.parametrize("show", [lambda plan: render_plan(plan, {}), to_json], ids=["render", "to_json"])

@@ -116,7 +116,7 @@ def test_ctrl_c_is_keyboard_interrupt_as_ever(simulate):
 def test_ranks_that_stop_at_different_steps_are_named(simulate):
     job = counts(polling(simulate(3).run()).interrupt(signal.SIGTERM), r0=5, r1=5, r2=5)
     reached(reached(job, 5, 0, 2), 6, 1)
-    hint = "but all ranks should ask should_stop equally often"
+    hint = "but all ranks should call should_stop equally often"
     assert job.lines[1:] == [f"ranks 0, 2 stop at step 5, rank 1 stops at step 6; {hint}"]
 
 

@@ -1,1 +1,1 @@
-"""One job from its first process to its exit code: the head decides, the supervisor does."""
+"""Runs one job from its first process to its exit code: the head decides, the supervisor carries out."""

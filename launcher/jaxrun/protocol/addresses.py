@@ -93,7 +93,10 @@ def _may_resolve(host: str) -> bool:
     """Whether this is an IP address or a syntactically valid host name, which may resolve now or later."""
     is_v6 = ":" in host
     with contextlib.suppress(OSError):
-        socket.inet_pton(socket.AF_INET6, host.partition("%")[0]) if is_v6 else socket.inet_aton(host)
+        if is_v6:
+            socket.inet_pton(socket.AF_INET6, host.partition("%")[0])
+        else:
+            socket.inet_aton(host)
         return True
     try:
         labels = host.removesuffix(".").encode("idna").decode().split(".")

@@ -230,10 +230,11 @@ def from_content(kind: type[M], content: Any, *, lenient: bool = False) -> M:
 @functools.cache
 def _field_readers(kind: type[Any], lenient: bool) -> tuple[tuple[str, Reader, Field[Any]], ...]:
     hints = get_type_hints(kind)
-    return tuple(
-        (each.name, (_message_reader if _holds_any_message(each) else _reader)(hints[each.name], lenient), each)
-        for each in fields(kind)
-    )
+    found = []
+    for each in fields(kind):
+        make_reader = _message_reader if _holds_any_message(each) else _reader
+        found.append((each.name, make_reader(hints[each.name], lenient), each))
+    return tuple(found)
 
 
 def _message_reader(union: Any, lenient: bool) -> Reader:

@@ -97,7 +97,8 @@ def tree_parts(tree: Any) -> dict[Any, Any] | None:
 def with_parts(tree: Any, parts: Iterable[Any]) -> Any:
     """Return a container like `tree` with these parts."""
     if isinstance(tree, dict):
-        return (OrderedDict if isinstance(tree, OrderedDict) else dict)(zip(tree, parts, strict=True))
+        made = dict(zip(tree, parts, strict=True))
+        return OrderedDict(made) if isinstance(tree, OrderedDict) else made
     if hasattr(tree, "_fields"):
         return type(tree)(*parts)
     return None if tree is None else list(parts) if isinstance(tree, list) else tuple(parts)

@@ -51,7 +51,10 @@ class TextLog:
             known = (str(content.get(name) or "") for name in ("name", "key", "code", "source"))
             self.programs[number] = ProgramInfo(*known)
             self.program_lines.setdefault(number, []).append((self.end_offset, size))
-            (self._not_compiled.discard if "key" in content else self._not_compiled.add)(number)
+            if "key" in content:
+                self._not_compiled.discard(number)
+            else:
+                self._not_compiled.add(number)
         elif "group" in content:
             self.groups[int(content["group"])] = str(content["ranks"])
         elif "site" in content:

@@ -4,7 +4,7 @@ Times are seconds since the epoch, and always passed in.
 
 | module                                | what it is for                                                              |
 |---------------------------------------|-----------------------------------------------------------------------------|
-| head                                  | the state machine of one attempt to run a job, made of the following        |
+| head                                  | the state machine of one attempt to run a job, which combines the others    |
 | head_state                            | the state that they share: phase, outcome, limits, timers                   |
 | timers                                | all timers: which ones run, when each is due, and what happens then         |
 | startup, agent_registry, consistency  | from the agents' reports to the first line of the program                   |
@@ -12,20 +12,20 @@ Times are seconds since the epoch, and always passed in.
 | certificates                          | signs the certificates of JAX's coordinator                                 |
 | staging_round                         | in which order hosts copy what --stage names                                |
 | clock_offsets                         | how far the hosts' clocks are apart                                         |
-| worker_table                          | what is known of each worker                                                |
-| queries                               | what ranks are doing: asked for by whoever wants to know, and as values     |
-| requests                              | what other processes ask: stacks, overviews, profiles                       |
+| worker_table                          | the known facts about each worker                                           |
+| queries                               | queries to ranks about what they are doing, and the replies as values       |
+| requests                              | answers to requests of other processes: stacks, overviews, profiles         |
 | health_checks, stall_detector         | whether a job hangs, or its time is over                                    |
 | straggler_detector, straggler_samples | which rank the others wait for, and where it is meanwhile                   |
 | divergence_detector, call_matcher     | whether the ranks make the same calls                                       |
 | standing_calls                        | which rank stands in which call                                             |
-| divergence_reports                    | what is told of the ranks that do not                                       |
-| interruption                          | what signals do: how Ctrl-C, SIGTERM and SIGHUP end the job                 |
+| divergence_reports                    | reports of ranks that do not                                                |
+| interruption                          | signals: how Ctrl-C, SIGTERM and SIGHUP end the job                         |
 | job_shutdown                          | how a job is stopped: root cause first, then the order of the kills         |
 | stop_agreement                        | at which step all ranks stop                                                |
 | growth                                | when a smaller job takes its hosts back                                     |
 | memory_shortages                      | which host's memory will soon be full, and which ranks grow                 |
-| conclusion                            | once all have ended: how they diverged, and the outcome                     |
+| conclusion                            | once all workers have ended: how they diverged, and the outcome             |
 | debugger_turns                        | which rank's debugger has the terminal                                      |
 | fault_injection                       | --chaos                                                                     |
 """

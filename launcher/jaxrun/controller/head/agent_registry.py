@@ -1,4 +1,4 @@
-"""Collects the reports of agents on other hosts, and refuses those that cannot be of one job."""
+"""Collects the reports of agents on other hosts, and refuses agents that cannot belong to one job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jaxrun.text import format_columns, format_ranks, format_ranks_on_hosts
 
 
 class HostCheckError(UnavailableError):
-    """Hosts have failed --host-check; `failed` has by rank what was wrong."""
+    """Hosts have failed --host-check; `failed` has the reason by rank."""
 
     def __init__(self, failed: Mapping[int, str], hosts: Mapping[int, str]) -> None:
         self.failed = failed
@@ -40,10 +40,10 @@ class AgentRegistry:
         directory: str = "",
         listen_addresses: str = "",
     ) -> None:
-        """`told` is what all workers are told.
+        """`told` are the settings of all workers.
 
-        directory:         where the job was started; empty where the agents may be anywhere
-        listen_addresses:  at which the head listens, as text for people
+        directory:         where the job was started; empty if the agents may be anywhere
+        listen_addresses:  where the head listens, as text for people
         """
         self.job = plan.job
         self.size = len(plan.workers)
@@ -60,7 +60,7 @@ class AgentRegistry:
 
     @property
     def is_started_by_hand(self) -> bool:
-        """Whether an agent that was lost comes back by itself: people, or a cluster, start its command again."""
+        """Whether a lost agent comes back by itself: people, or a cluster, start its command again."""
         return self._plan.is_started_by_hand
 
     @property
@@ -69,7 +69,7 @@ class AgentRegistry:
         return {rank for agent in self.reports for rank in self.agents[agent]}
 
     def add(self, report: AgentReport) -> None:
-        """Raises NotUniformError or UnavailableError if this agent cannot be one of the job's."""
+        """Add a report. Raises NotUniformError or UnavailableError if this agent cannot belong to the job."""
         by_hand, size = self.job.host_rank is not None, self.size
         self.check_command(report)
         if report.agent not in self.agents:
@@ -81,11 +81,11 @@ class AgentRegistry:
         self.check_installation(report)
 
     def remove(self, agent: AgentId) -> None:
-        """Forget the report of an agent that was lost: it, or another one in its place, will report again."""
+        """Forget the report of a lost agent: it, or its replacement, will report again."""
         self.reports.pop(agent, None)
 
     def check_command(self, report: AgentReport) -> None:
-        """Raises NotUniformError if this agent was started for a job of another size, or with another program."""
+        """Raise NotUniformError if this agent was started for a job of another size, or with another program."""
         by_hand, command = self.job.host_rank is not None, self._plan.launch_command
         size = len(self._plan.whole) if by_hand else self.size
         if report.size != ((command.size if command is not None else 0) or size):
@@ -94,7 +94,7 @@ class AgentRegistry:
             raise NotUniformError(_describe_other_program(report, self.job.program))
 
     def check_installation(self, report: AgentReport) -> None:
-        """Raises UnavailableError if this agent cannot start workers of the job."""
+        """Raise UnavailableError if this agent cannot start workers of the job."""
         if report.jaxrun_version != VERSION:
             raise UnavailableError(
                 f"{report.host} has jaxrun {report.jaxrun_version}, but the launcher has jaxrun {VERSION}\n"
@@ -107,7 +107,7 @@ class AgentRegistry:
             )
 
     def refuse_sick_hosts(self) -> None:
-        """Raises HostCheckError once all have reported, if some hosts are not as --host-check wants them."""
+        """Raise HostCheckError once all have reported, if some hosts have failed --host-check."""
         sick = {agent: report for agent, report in self.reports.items() if report.check_failure}
         if sick and self.complete:
             reports = {rank: report for agent, report in sick.items() for rank in self.agents[agent]}
@@ -115,16 +115,16 @@ class AgentRegistry:
             raise HostCheckError(failed, {rank: report.host for rank, report in reports.items()})
 
     def assign(self) -> Assignment:
-        """What every agent starts, with lines for people; raises what assign_workers raises."""
+        """Return what every agent starts, with lines for people. Raises the exceptions of assign_workers."""
         made = assign_workers(self._plan, self._reports_by_rank(), self._told)
         return replace(made, notes=(*made.notes, *self._notes()))
 
     def prepare(self, host: Sequence[AgentReport]) -> list[StartWorker]:
-        """What each agent of a spare host prepares for; raises what prepare_workers raises."""
+        """Return what each agent of a spare host prepares for. Raises the exceptions of prepare_workers."""
         return prepare_workers(self._plan, host, self._reports_by_rank(), self._told)
 
     def first_of_each_host(self) -> tuple[AgentId, ...]:
-        """One agent of each host, by which the host answers for itself."""
+        """Return one agent of each host, which answers for its host."""
         hosts = group_by_host(sorted(self.reports.items()))
         return tuple(agent for (agent, _), *_ in hosts)
 
@@ -138,7 +138,7 @@ class AgentRegistry:
         if run_dir and without_run_dir:
             where = format_ranks_on_hosts(without_run_dir, {rank: one.host for rank, one in reports.items()})
             notes.append(f"{where} cannot write to the run directory {run_dir}; their logs come by network")
-        # Doctor tells of the fabric itself.
+        # The doctor reports the fabric itself.
         if self._plan.attempt == 1 and len(self.first_of_each_host()) > 1 and not self.job.probe_hosts:
             fabrics = [(one.host, one.fabric) for _, one in sorted(self.reports.items()) if one.fabric is not None]
             found = list(check_fabric(fabrics))

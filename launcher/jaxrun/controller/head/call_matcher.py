@@ -1,13 +1,13 @@
 """Matches the ranks' cross-process calls: are all about to make the same one?
 
 A call is identified by its group of ranks and its number among the calls of that group. Ranks that wait for an answer
-(strict mode) may proceed once the whole group has sent the call with the same program. There is a mismatch where two
-programs differ, a rank that is needed has ended, or all ranks wait for each other; it is handled a moment later, so
-that the calls of the other ranks are known as well.
+(strict mode) may proceed once the whole group has sent the call with the same program. There is a mismatch if two
+programs differ, a rank that is needed has ended, or all ranks wait for each other. A mismatch is handled a moment
+later, so that the calls of the other ranks are known by then.
 
 A rank whose program is not compiled yet is about to make the call, too, unless its compilation fails: then another
-program may take the same number. So programs that are not compiled differ only if a rank has lowered none that the
-others have. Programs that exchange nothing are compared by ReplicatedPrograms.
+program may get the same number. So programs that are not compiled differ only if a rank has lowered none of the
+programs that the others have. Programs that exchange nothing are compared by ReplicatedPrograms.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from jaxrun.protocol.flight import parse_group
 from jaxrun.protocol.worker_messages import Call, CallMismatch, Proceed
 from jaxrun.records.event_log.actions import Action, Send
 
-MISMATCH_SETTLE_S = 0.1  # once every rank of the group has come, has ended or waits elsewhere
-_MISMATCH_TIMEOUT_S = 2.0  # for the ranks that have not: compiling may take them longer
+MISMATCH_SETTLE_S = 0.1  # once every rank of the group has arrived, has ended or waits elsewhere
+_MISMATCH_TIMEOUT_S = 2.0  # for ranks that have not arrived: compiling may take them longer
 _LOWERED_MISMATCH_TIMEOUT_S = 0.5  # the same, before anything is compiled
-_MAX_PROGRAMS = 1024  # of replicated values
-_MAX_OPEN_SLOTS = 1024  # in record mode only some ranks send a call, where the others know its program already
+_MAX_PROGRAMS = 1024  # replicated programs that are remembered
+_MAX_OPEN_SLOTS = 1024  # in record mode only some ranks send a call, because the others know its program already
 
 SlotKey = tuple[str, int]  # group, number
 
 
 @dataclass(slots=True)
 class CallSlot:
-    """One call of a group, and what those of its ranks that have come are about to do.
+    """One call of a group, and the programs that the ranks which have sent it are about to run.
 
     members:      the ranks of the group
-    mismatch:     why the group will not make the call together, once that was sent to those that wait
-    is_matching:  whether all ranks that have come are about to run the same program, as far as that is known
-    lowered:      the ranks that have yet to compile the program
+    mismatch:     why the group will not make the call together, once that was sent to the waiting ranks
+    is_matching:  whether all ranks that have sent the call are about to run the same program, as far as known
+    lowered:      the ranks that still have to compile the program
     """
 
     key: SlotKey
@@ -59,7 +59,10 @@ class CallSlot:
 
     def add(self, call: Call) -> None:
         self.calls[call.rank] = call
-        (self.lowered.discard if call.is_compiled else self.lowered.add)(call.rank)
+        if call.is_compiled:
+            self.lowered.discard(call.rank)
+        else:
+            self.lowered.add(call.rank)
         if call.is_compiled:
             self._keys.add(call.key)
             self._codes |= {call.code} - {""}
@@ -72,7 +75,7 @@ class CallSlot:
         self.is_matching = len(self._keys) <= 1 and len(self._codes) <= 1 and self._has_common_code
 
     def remove(self, ranks: Iterable[int]) -> None:
-        """These ranks compile the program now, and send the call again."""
+        """Remove ranks that compile the program now, and will send the call again."""
         for rank in ranks:
             del self.calls[rank]
             self.lowered.discard(rank)
@@ -86,7 +89,7 @@ class CallMatcher:
     """The calls of one job that not all ranks of their group have sent. Times are seconds since the epoch."""
 
     def __init__(self, hosts: Mapping[int, str], timers: Timers, then: OnMismatch) -> None:
-        """`hosts` holds every rank of the job; `then` is called for each mismatch, once it is to be handled."""
+        """`hosts` has every rank of the job; `then` is called for each mismatch when it is time to handle it."""
         self._hosts = hosts
         self._timers = timers
         self._then = then
@@ -96,7 +99,7 @@ class CallMatcher:
 
     @property
     def waiting(self) -> Mapping[int, Call]:
-        """The ranks that wait for an answer, and to which call."""
+        """The ranks that wait for an answer, each with its call."""
         return self._waiting
 
     def add(self, call: Call, now: float) -> list[Action]:
@@ -123,18 +126,18 @@ class CallMatcher:
         return []
 
     def find(self, key: SlotKey) -> CallSlot | None:
-        """The call, if not all ranks of its group have sent it."""
+        """Return the call, unless all ranks of its group have sent it."""
         return self._slots.get(key)
 
     def remove_rank(self, rank: int, made: Mapping[str, int] | None, now: float) -> None:
-        """A rank makes no more calls; `made`: how many it has made in each group, None where that is not known."""
+        """Note that a rank makes no more calls; `made`: its number of calls in each group, None if unknown."""
         self._ended[rank] = made
         for slot in self._slots.values():
             if self._cannot_come(rank, slot):
                 self._add_mismatch(slot, now)
 
     def find_compilations(self) -> list[CallSlot]:
-        """The calls for which ranks compile a program now, if not all ranks of their group do."""
+        """Return the calls for which ranks are compiling a program, unless all ranks of their group are."""
         slots = self._slots.values()
         return [slot for slot in slots if slot.lowered and not slot.mismatch and len(slot.calls) < len(slot.members)]
 
@@ -142,12 +145,12 @@ class CallMatcher:
         return rank in self._ended
 
     def calls_made(self, rank: int, group: str) -> int | None:
-        """The number of calls of the group that a rank had made when it ended; None where that is not known."""
+        """Return the number of calls of the group that a rank had made when it ended; None if unknown."""
         made = self._ended.get(rank)
         return made.get(group, 0) if made is not None else None
 
     def mark_all_waiting(self, now: float) -> None:
-        """Every rank waits for others, and none of these comes: all calls that ranks wait in are mismatches."""
+        """Note that every rank waits for others that never come: all calls in which ranks wait are mismatches."""
         for slot in self._slots.values():
             if slot.waiting:
                 self._add_mismatch(slot, now)
@@ -161,11 +164,11 @@ class CallMatcher:
         return actions
 
     def _proceed(self, slot: CallSlot) -> list[Action]:
-        """All ranks of the group have come: those with programs to compile go first."""
+        """Let the group proceed, now that all its ranks have arrived: ranks with programs to compile go first."""
         if not slot.lowered:
             del self._slots[slot.key]
             return self._answer(slot.waiting, Proceed(*slot.key))
-        if not slot.calls[next(iter(slot.lowered))].waits_for_answer:  # nor does any other, in record mode
+        if not slot.calls[next(iter(slot.lowered))].waits_for_answer:  # in record mode no other call waits, either
             return []
         first = tuple(rank for rank in slot.waiting if rank in slot.lowered)
         slot.remove(first)
@@ -179,7 +182,7 @@ class CallMatcher:
         return [Send(ranks, answer)] if ranks else []
 
     def _cannot_come(self, rank: int, slot: CallSlot) -> bool:
-        """Whether the call needs this rank, which has ended without it."""
+        """Whether the call needs this rank, which has ended without making it."""
         if rank in slot.calls or rank not in slot.members:
             return False
         made = self.calls_made(rank, slot.key[0])
@@ -199,7 +202,7 @@ class CallMatcher:
             self._timers.advance(Timer.MISMATCH, now + MISMATCH_SETTLE_S, then, of=slot.key)
 
     def _is_mismatch(self, key: SlotKey) -> bool:
-        """Whether the ranks differ in this call, which is not handled yet."""
+        """Whether the ranks differ in this call, and the mismatch has not been handled yet."""
         return self._timers.at(Timer.MISMATCH, of=key) is not None
 
     def _handle_mismatch(self, key: SlotKey, now: float) -> list[Action]:
@@ -217,12 +220,12 @@ class CallMatcher:
 class ReplicatedPrograms:
     """The first calls, on all ranks, of programs of replicated values, which exchange nothing between ranks.
 
-    A rank may run such a program alone, to print a loss perhaps. But where all ranks run one of the same name and
-    shapes, as to update parameters, it is to be the same.
+    A rank may run such a program alone, for example to print a loss. But if all ranks run one of the same name and
+    shapes, for example to update parameters, it should be the same program.
     """
 
     def __init__(self, hosts: Mapping[int, str]) -> None:
-        """`hosts` holds every rank of the job."""
+        """`hosts` has every rank of the job."""
         self._hosts = hosts
         self._calls: dict[tuple[str, str, str], dict[int, dict[str, Call]]] = {}  # group, name, key → rank → code
         self._suspects: set[tuple[str, str, str]] = set()
@@ -233,9 +236,9 @@ class ReplicatedPrograms:
             ranks.setdefault(call.rank, {}).setdefault(call.code, call)
 
     def pop_mismatches(self, *, is_last: bool = False) -> list[Mapping[int, Call]]:
-        """Return the calls of programs which all ranks of their group have run, but none of them alike, each once.
+        """Return the calls of programs that all ranks of their group have run, each differently. Each comes only once.
 
-        A rank may be about to run the others' program, so that this must be so twice, but for the last time.
+        A rank may still be about to run the others' program, so a mismatch must be seen twice, except the last time.
         """
         found = {key for key, ranks in self._calls.items() if self._differs(key[0], ranks)}
         certain = found if is_last else found & self._suspects

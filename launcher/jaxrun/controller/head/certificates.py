@@ -1,10 +1,10 @@
 """Signs the keys with which the ranks of one attempt join JAX's coordinator by mutual TLS.
 
-Each attempt has an authority of its own. Its key is in the memory of this process alone, and that of a rank never
-leaves the rank: what travels, on authenticated channels, is a public key and the certificate for it. A certificate
-names nothing but the attempt and the rank, as a URI: a rank trusts whoever has one of the same attempt.
+Each attempt has a certificate authority of its own. Its key is only in the memory of this process, and a rank's key
+never leaves the rank: only public keys and certificates travel, on authenticated channels. A certificate names nothing
+except the attempt and the rank, as a URI: a rank trusts every holder of a certificate of the same attempt.
 
-They are valid for all time, as the clocks of hosts may be wrong, and the authority does not outlive the attempt.
+Certificates are valid forever, because hosts' clocks may be wrong and the authority does not outlive the attempt.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _FROM, _UNTIL = datetime.datetime(1970, 1, 1), datetime.datetime(9999, 12, 31)
 
 
 class CertificateAuthority:
-    """That of one attempt, whose processes have the `nonce` in common; `issued` are the certificates by rank."""
+    """The authority of one attempt, whose processes share the `nonce`; `issued` has the certificates by rank."""
 
     def __init__(self, nonce: str) -> None:
-        """Imports `cryptography`. Raises UnavailableError if that is not possible."""
+        """Create a key. Raises UnavailableError if `cryptography` cannot be imported."""
         try:
             from cryptography import x509
             from cryptography.hazmat.primitives import hashes
@@ -47,7 +47,7 @@ class CertificateAuthority:
         self.issued: dict[int, Certificate] = {}
 
     def certify(self, hello: Hello) -> None:
-        """Issue a certificate for the key of this rank. Raises NotUniformError if it is none."""
+        """Issue a certificate for the key of this rank. Raises NotUniformError if the key is invalid."""
         x509, ec = self._x509, self._ec
         try:
             key = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), bytes.fromhex(hello.public_key))

@@ -1,7 +1,7 @@
-"""How far the clocks of the agents' hosts are from the head's, by round trips on the control channel.
+"""Measures how far the clocks of the agents' hosts are from the head's, by round trips on the control channel.
 
-An agent's answer was sent between the head's question and its arrival there: half of that time is how wrong the offset
-may be. The shortest of several round trips counts, and the older it is, the less.
+An agent sends its answer at some time between the head's question and the arrival of the answer: the error of the
+offset is at most half of that time. The shortest of several round trips counts, and the older it is, the less.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from jaxrun.records.event_log.actions import Action, RecordClock, SendToAgents
 
 _PROBES = 3  # in a row
 _KEPT = 9
-_DRIFT = 5e-5  # seconds a second, by which ordinary clocks run apart
-_UNIT_S = 1e-6  # of what is logged
+_DRIFT = 5e-5  # seconds per second by which ordinary clocks drift apart
+_UNIT_S = 1e-6  # resolution of logged offsets
 
 
 @dataclass(frozen=True, slots=True)
 class ClockOffset:
-    """What is to be added to times of an agent's clock, in seconds, and how wrong that may be.
+    """The offset to add to times of an agent's clock, in seconds, and its error.
 
     measured_at: seconds since the epoch, on the head's clock
     """
@@ -43,13 +43,13 @@ class ClockOffsets:
         self._hosts = hosts
         self._agents = agents
         self._agent_of = {rank: agent for agent, ranks in agents.items() for rank in ranks}
-        self._ranks: dict[str, list[int]] = {}  # of each host, as of the last probe
+        self._ranks: dict[str, list[int]] = {}  # of each host, at the last probe
         self._measured: dict[str, deque[ClockOffset]] = {}
-        self._left: dict[AgentId, int] = {}  # probes
+        self._left: dict[AgentId, int] = {}  # probes left to send
         self._recorded: dict[str, ClockOffset] = {}
 
     def probe(self, ranks: Sequence[int], now: float) -> list[Action]:
-        """Measure the clocks of these ranks' hosts anew, each by the agent of its first rank."""
+        """Measure the clocks of these ranks' hosts again, each by the agent of its first rank."""
         self._ranks.clear()
         for rank, host in sorted(self._hosts.items()):
             self._ranks.setdefault(host, []).append(rank)
@@ -59,7 +59,7 @@ class ClockOffsets:
         return [SendToAgents(asked, ClockProbe(now))] if asked else []
 
     def handle(self, reply: ClockReply, now: float) -> list[Action]:
-        """An agent has answered: ask it again, or note what is known now of its host's clock."""
+        """Handle an agent's answer: ask again, or record the offset of its host's clock."""
         offset = (reply.asked_at + now) / 2 - reply.time
         rank = self._agents[reply.agent][0]
         host = self._hosts[rank]
@@ -72,12 +72,12 @@ class ClockOffsets:
         return self._record(rank, host, now)
 
     def offset(self, rank: int, now: float) -> ClockOffset | None:
-        """The best that is known; None where nothing is."""
+        """Return the best known offset; None if there is none."""
         measured = self._measured.get(self._hosts[rank], ())
         return min(measured, key=lambda offset: offset.error_at(now), default=None)
 
     def _record(self, rank: int, host: str, now: float) -> list[Action]:
-        """Log the offset of a host, at first and where it is another than was logged last."""
+        """Log the offset of a host, at first and when it differs from the last logged one."""
         best, last = self.offset(rank, now), self._recorded.get(host)
         if best is None or (last is not None and abs(best.offset_s - last.offset_s) <= last.error_s + best.error_s):
             return []

@@ -1,4 +1,4 @@
-"""Concludes a job whose workers have all ended: asks how they diverged, and makes the outcome."""
+"""Concludes a job whose workers have all ended: finds out how they diverged, and makes the outcome."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Conclusion:
     _faults: FaultInjector
 
     def conclude_if_over(self, now: float) -> list[Action]:
-        """Once all workers have ended: ask how they diverged, and when that is known, finish."""
+        """Once all workers have ended, ask how they diverged; when that is known, finish."""
         state = self._state
         if state.phase is JobPhase.STARTING or self._state.workers.any_live:
             return []
@@ -75,7 +75,7 @@ class Conclusion:
         return replace(outcome, reason=EndReason.PREEMPTED, text=state.stop.reason if state.stop.was_reached else "")
 
     def _gave_way(self, worker: WorkerOutcome) -> bool:
-        """Whether a worker that was told to end has ended well; of one that goes on, also if a signal did it."""
+        """Whether a worker that was told to end ended well; if the job is to continue, also if by a signal."""
         return worker.ended_well or (
             self._state.requeue and (worker.killed_by_launcher or worker.status == -signal.SIGTERM)
         )

@@ -1,7 +1,7 @@
-"""Checks before the program's first line that the processes are alike, and are the job that was asked for.
+"""Checks before the program's first line that the processes are uniform, and are the job that was asked for.
 
-A check returns "" where all is well. Else it returns the text of the refusal, with the smallest difference: the ranks
-in groups, only what differs, and what to do about it.
+A check returns "" if there is no problem. Otherwise it returns the text of the refusal, with the smallest difference:
+the ranks in groups, only what differs, and what to do about it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _NOT_SET = "(not set)"
 # Hosts may number their devices differently; a difference that matters shows in the device counts.
 _MAY_DIFFER = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 _CERTIFICATES = ("JAX_MTLS_CERT_FILE", "JAX_MTLS_KEY_FILE", "JAX_MTLS_CA_FILE")
-# Each host may have its own, but JAX and XLA take them only where every process has one.
+# Each host may have its own, but JAX and XLA use them only if every process has one.
 _ON_ALL_OR_NONE = ("JAX_PARTITION_INDEX", "JAX_SLICE_INDEX", *_CERTIFICATES)
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What every worker must be; `nonce` is that of the attempt; `local_devices` is None where only JAX can tell."""
+    """The required properties of every worker; `nonce` is the attempt's; `local_devices`: None if only JAX can tell."""
 
     size: int
     nonce: str
@@ -67,14 +67,14 @@ def compare_hellos(hellos: Mapping[int, Hello]) -> str:
 
 
 def describe_different_devices(shapes: Mapping[int, str], hosts: Mapping[int, str]) -> str:
-    """The refusal of hosts that would give ranks other devices than others; `shapes` are these by rank."""
+    """Return the refusal of hosts that would give ranks different devices; `shapes` describes the devices by rank."""
     advice = "every process must see the same number of devices; leave the odd host out, or ask for fewer with -d"
     different = shapes if len(set(shapes.values())) > 1 else {}
     return _describe_differences("the hosts differ in their devices", different, hosts, advice)
 
 
 def check_device_reports(reports: Mapping[int, DeviceReport], hellos: Mapping[int, Hello], expected: Expected) -> str:
-    """Check what JAX shows in each process; only the first kind of difference is reported."""
+    """Check the devices that JAX shows in each process; only the first kind of difference is reported."""
     return (
         _check_membership(reports, _hosts(hellos), expected)
         or _check_platform(reports, _hosts(hellos), expected)
@@ -146,7 +146,7 @@ def _check_global_devices(reports: Mapping[int, DeviceReport], hosts: Mapping[in
 
 
 def describe_missing_ranks(hosts: Mapping[int, str], present: Iterable[int], seconds: float, step: str) -> str:
-    """The ranks that have not done `step` ("started", "joined") within the time limit, in seconds."""
+    """Describe the ranks that have not done `step` ("started", "joined") within the time limit, in seconds."""
     there = set(present)
     absent = format_ranks_on_hosts((rank for rank in hosts if rank not in there), hosts)
     return (
@@ -156,7 +156,7 @@ def describe_missing_ranks(hosts: Mapping[int, str], present: Iterable[int], sec
 
 
 def describe_missing_agents(hosts: Mapping[int, str], present: Iterable[int], seconds: float, addresses: str) -> str:
-    """The ranks whose agent has not reported to the head, which listens at `addresses`, within the time limit."""
+    """Describe the ranks whose agent has not reported to the head (at `addresses`) within the time limit."""
     there = set(present)
     absent = format_ranks_on_hosts((rank for rank in hosts if rank not in there), hosts)
     return (
@@ -173,25 +173,25 @@ def _compared_values(hello: Hello) -> dict[str, str]:
 
 
 def _device_settings(hello: Hello) -> str:
-    """The variables that decide how many devices a process sees, where any is set."""
+    """Return the variables that decide how many devices a process sees, if any is set."""
     names = ("CUDA_VISIBLE_DEVICES", "JAX_NUM_CPU_DEVICES", "XLA_FLAGS")
     return "".join(f"  {name}={hello.environment[name]}" for name in names if name in hello.environment)
 
 
 def _describe_differences(problem: str, values: Mapping[int, str], hosts: Mapping[int, str], advice: str) -> str:
-    """The refusal for the ranks with wrong values; "" where there are none."""
+    """Return the refusal for the ranks with wrong values; "" if there are none."""
     return "\n".join([problem, *_table(values, hosts), advice]) if values else ""
 
 
 def _table(values: Mapping[int, str], hosts: Mapping[int, str]) -> list[str]:
-    """A line for each value: which ranks have it, and on which hosts if there are several."""
+    """Return a line for each value: its ranks, and their hosts if there are several hosts."""
     several = has_several_hosts(hosts)
     groups = _group_ranks(values)
     return _align([(format_ranks(r), value, f"({_format_hosts(r, hosts)})" if several else "") for value, r in groups])
 
 
 def _group_ranks(values: Mapping[int, str]) -> list[tuple[str, list[int]]]:
-    """Each value with its ranks, the most common first."""
+    """Return each value with its ranks, the most common first."""
     groups: dict[str, list[int]] = {}
     for rank in sorted(values):
         groups.setdefault(values[rank], []).append(rank)

@@ -1,7 +1,7 @@
-"""Gives the terminal to the debuggers of ranks, to one after another: a state machine without I/O.
+"""Gives the terminal to the debuggers of ranks, one after another: a state machine without I/O.
 
-A rank has it from its breakpoint until it is continued. One that was told to step, and does not come back soon, may
-wait for a rank that waits for the terminal: then the next one gets it. While a rank is at its prompt, PROGRAM_CLOCKS
+A rank has it from its breakpoint until it continues. A rank that was told to step, and does not come back soon, may be
+waiting for a rank that waits for the terminal: then the next one gets it. While a rank is at its prompt, PROGRAM_CLOCKS
 stand still, and no stall is counted. The end of an allocation comes nearer all the same.
 """
 
@@ -30,11 +30,11 @@ from jaxrun.records.event_log.actions import (
 from jaxrun.records.event_log.events import TerminalLine
 from jaxrun.text import format_ranks_on_hosts
 
-HANDOVER_S = 1.0  # in which a step ends that waits for no other rank
+HANDOVER_S = 1.0  # a step that waits for no other rank ends within this time
 
 
 class DebuggerTurns:
-    """Who has the terminal. Times are seconds since the epoch."""
+    """The rank that has the terminal, and those that wait for it. Times are seconds since the epoch."""
 
     def __init__(self, state: HeadState, shutdown: JobShutdown) -> None:
         self._state = state
@@ -60,7 +60,7 @@ class DebuggerTurns:
         return [*self._give_to(message.rank, message), *self._handle_owners(message, now)]
 
     def handle_line(self, event: TerminalLine, now: float) -> list[Action]:
-        """Somebody has typed a line; empty at the end of the input."""
+        """Handle a typed line; an empty one means the end of the input."""
         if self._owner is None or self._stepping_since is not None:
             return []
         self._stepping_since = now
@@ -69,7 +69,7 @@ class DebuggerTurns:
         return [Send((self._owner,), DebuggerInput(event.line))]
 
     def _schedule_handover(self) -> None:
-        """The next rank gets the terminal if its owner does not come back soon from a step."""
+        """Give the next rank the terminal if its owner does not come back soon from a step."""
         if self._stepping_since is not None and self._waiting:
             self._state.timers.set(Timer.HANDOVER, self._stepping_since + HANDOVER_S, self._hand_over)
         else:
@@ -85,7 +85,7 @@ class DebuggerTurns:
         return self._release(now) if rank == self._owner else []
 
     def close(self, now: float) -> list[Action]:
-        """The job is being ended: debuggers find the end of their input, and breakpoints stop nobody any more."""
+        """End all debugging because the job is ending: debuggers get end-of-file, and breakpoints do nothing."""
         actions: list[Action] = []
         if self._state.is_terminal_closed:
             return actions

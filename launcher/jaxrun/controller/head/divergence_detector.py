@@ -1,10 +1,10 @@
 """Finds out whether the ranks of a job diverge: whether one makes another cross-process call than the others.
 
-There are two sources. Ranks send their Calls before the first run of each program, and before it is compiled for that
-(in strict mode before every call), which call_matcher.py compares; and the head reads the flight recorders now and
-then, at the end, and while some ranks of a group compile and others do not: a call of a known program is not sent, and
-on several GPUs the compilation would never end. Chains of calls that differ are only a reason to read whole histories:
-what is told, by divergence_reports.py, is a call whose programs differ.
+There are two sources. First, ranks send Calls before the first run of each program, and before it is compiled for that
+run (in strict mode before every call); call_matcher.py compares them. Second, the head reads the flight recorders: now
+and then, at the end, and while some ranks of a group compile and others do not. Calls of known programs are not sent,
+and on several GPUs that compilation would never end. Differing chains of calls are only a reason to read whole
+histories: divergence_reports.py reports only calls whose programs differ.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from jaxrun.protocol.worker_messages import Call
 from jaxrun.records.event_log.actions import Action
 from jaxrun.text import group_alike
 
-_FIRST_READ_S = 1.0  # after the program's start, until the flight recorders are read
+_FIRST_READ_S = 1.0  # after the program's start
 _READ_INTERVAL_GROWTH = 1.5
 _MAX_READ_INTERVAL_S = 30.0
 _COMPILATION_CHECK_S = 0.7  # after a rank begins to compile for a call, and between checks while it does
-_COMPILATION_CHECK_PER_RANK_S = 0.005  # so that checks of thousands of ranks take the head little of its time
+_COMPILATION_CHECK_PER_RANK_S = 0.005  # so that checks of thousands of ranks cost the head little time
 
 
 @dataclass(frozen=True, slots=True)
 class _HistoryQuestion:
-    """A candidate whose ranks' histories are asked for; `known` is reported where these show nothing.
+    """A candidate whose ranks were asked for their histories; `known` is reported if these show nothing.
 
-    standing:  the sites at which ranks stand in the call, which their recorders do not show
+    standing:  the sites of calls in which ranks stand, which their recorders do not show
     """
 
     candidate: Candidate
@@ -57,9 +57,9 @@ class _HistoryQuestion:
 
 
 class DivergenceDetector:
-    """Times are seconds since the epoch.
+    """Compares the ranks' calls. Times are seconds since the epoch.
 
-    reports:  of the divergences that were found
+    reports:  reports of the divergences that were found
     """
 
     def __init__(self, state: HeadState, queries: RankQueries) -> None:
@@ -74,7 +74,7 @@ class DivergenceDetector:
         self._replicated = ReplicatedPrograms(hosts)
         self._all_ranks_wait = False
         self._standing = StandingCalls()
-        self._announced_at = 0.0  # when a rank said last that it compiles for a call
+        self._announced_at = 0.0  # when a rank last sent that it compiles for a call
         self._questions: list[_HistoryQuestion] = []
 
     @property
@@ -86,7 +86,7 @@ class DivergenceDetector:
         return self.reports.are_pending or bool(self._questions)
 
     def next_read_s(self) -> float | None:
-        """Seconds until the flight recorders are to be read again, more each time; None for never."""
+        """Seconds until the flight recorders must be read again, more each time; None for never."""
         if self._read_interval_s is None or self.reports.are_enough:
             return None
         interval = self._read_interval_s
@@ -114,14 +114,14 @@ class DivergenceDetector:
         self._matcher.remove_rank(rank, flight.call_counts if flight.complete else None, now)
 
     def compare(self, replies: Replies, now: float) -> list[Action]:
-        """Flight recorders were read: where ranks seem to diverge, ask for their histories."""
+        """Compare the flight recorders; if ranks seem to diverge, ask for their histories."""
         self._flights.update(flights_of(replies))
         return self._find_candidates(now)
 
     # ---- the end
 
     def conclude(self, now: float, *, well: bool) -> list[Action]:
-        """All ranks have ended: ask the last questions. `well`: with status 0, so that their calls should be equal."""
+        """Ask the last questions, after all ranks have ended. `well`: with status 0, so their calls should be equal."""
         self.reports.is_concluding = True
         self._timers.cancel(Timer.COMPILATION_CHECK)
         actions = self._timers.fire_early(Timer.MISMATCH, now)
@@ -135,7 +135,7 @@ class DivergenceDetector:
         return self.reports.add(self._divergence_of_lag(lag), None, now) if lag is not None else actions
 
     def give_up_waiting(self, now: float) -> list[Action]:
-        """No more answers will come: report what is known."""
+        """Report what is known, because no more answers will come."""
         for question in self._questions:
             if question.known is not None:
                 self.reports.add(question.known, question.slot, now)
@@ -146,7 +146,7 @@ class DivergenceDetector:
     # ---- while some ranks of a group compile, and others do not
 
     def _check_compilations(self, now: float) -> list[Action]:
-        """Look what the ranks do of groups in which some compile for a call."""
+        """Find out what the ranks do in groups in which some compile for a call."""
         slots = [slot for slot in self._matcher.find_compilations() if not self.reports.has(slot.key[0])]
         ranks = sorted(frozenset().union(*(slot.members for slot in slots)) & set(self._workers.working))
         if not ranks or self.reports.are_enough:
@@ -159,7 +159,7 @@ class DivergenceDetector:
     def _compare_compilations(self, replies: Replies, now: float) -> list[Action]:
         actions = self.compare(replies, now)
         flights = flights_of(replies)
-        is_over = not any(flight.compiled_for for flight in flights.values())  # of some the compilation has failed
+        is_over = not any(flight.compiled_for for flight in flights.values())  # some compilations have failed
         if is_over and now - self._announced_at >= _COMPILATION_CHECK_S:
             self._timers.cancel(Timer.COMPILATION_CHECK)
         compilations = compare.find_compilations(flights)
@@ -169,7 +169,7 @@ class DivergenceDetector:
         return [*actions, *self._queries.ask(ranks, RankDetail.STACKS, self._compare_standing, now)]
 
     def _compare_standing(self, replies: Replies, now: float) -> list[Action]:
-        """Where a rank stands in a call for which another compiles, ask for their histories."""
+        """If a rank stands in a call for which another one compiles, ask for their histories."""
         self._standing.add(replies)
         compilations = compare.find_compilations(self._flights)
         questions = [self._question(compilation) for compilation in compilations]
@@ -184,7 +184,7 @@ class DivergenceDetector:
     # ---- candidates and histories
 
     def _find_candidates(self, now: float) -> list[Action]:
-        """Look for the first divergence in each group of ranks."""
+        """Find the first divergence in each group of ranks."""
         if self.is_waiting or self.reports.are_enough:
             return []
         candidates = compare.find_candidates(self._flights)
@@ -195,7 +195,7 @@ class DivergenceDetector:
         return actions
 
     def _ask(self, questions: Sequence[_HistoryQuestion], now: float) -> list[Action]:
-        """Ask for histories, for one question after the other; what follows a divergence in its group is not told."""
+        """Ask for histories, one question after the other; later divergences of a group are not reported."""
         is_idle = not self._questions
         self._questions += [question for question in questions if not self.reports.has(question.candidate.group)]
         return self._ask_first(now) if is_idle else []
@@ -207,7 +207,7 @@ class DivergenceDetector:
         return self._queries.ask(ranks, RankDetail.HISTORY, self._compare_histories, now)
 
     def _compare_histories(self, replies: Replies, now: float) -> list[Action]:
-        if not self._questions:  # they were given up
+        if not self._questions:  # the questions were dropped
             return []
         question = self._questions.pop(0)
         flights = flights_of(replies)
@@ -225,19 +225,19 @@ class DivergenceDetector:
             return []
         if slot.waiting:
             return self.reports.add(divergence, slot, now)
-        # In record mode ranks send first calls only: they may have diverged before.
+        # In record mode, ranks send only first calls, so they may have diverged earlier.
         rank_sets = tuple(group.ranks for group in divergence.call_groups)
         return self._ask([_HistoryQuestion(Candidate(*slot.key, rank_sets), divergence, slot)], now)
 
     def _find_absence(self, rank: int, group: str) -> Absence | None:
-        """What a rank does instead of a call of this group; None if that is not known."""
+        """Return what a rank does instead of a call of this group; None if unknown."""
         if self._matcher.has_ended(rank):
             return Absence(self._matcher.calls_made(rank, group))
         call = self._matcher.waiting.get(rank) if self._all_ranks_wait else None
         return Absence(waits_in=OtherCall(call.number, call.group, call.name, call.source_line)) if call else None
 
     def _divergence_of_lag(self, lag: Lag) -> Divergence:
-        """All ranks have ended well, but only some have made this call."""
+        """Return the divergence of ranks that have all ended well, although only some have made this call."""
         flight = self._flights[lag.ahead[0]]
         calls = (call for call in flight.calls_of(lag.group) if call.number == lag.number)
         program = next((call.program for call in calls), 0)

@@ -1,7 +1,7 @@
-"""Reports divergences: once the details of their programs have come, as text for people and for the ranks that wait.
+"""Reports divergences, once the details of their programs have arrived, to people and to the ranks that wait.
 
 Before a report, one rank of each group is asked for the details of its program, which its agent knows even if the rank
-is stuck. Of each group of ranks the first divergence is reported: most that follow are consequences.
+is stuck. Only the first divergence in each group of ranks is reported: most later ones are consequences.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class _PendingReport:
 
 
 class DivergenceReports:
-    """Times are seconds since the epoch.
+    """The reported divergences. Times are seconds since the epoch.
 
     divergences:    those that were reported
-    shown:          those of them that were printed when they were found
-    raised:         those of which ranks were told, which then raise an exception
-    is_concluding:  whether they are not printed any more, as the verdict tells them
+    shown:          those that were printed when they were found
+    raised:         those that ranks were told about, and raise as an exception
+    is_concluding:  divergences are no longer printed, because the verdict will contain them
     """
 
     def __init__(self, matcher: CallMatcher, hosts: Mapping[int, str], timers: Timers) -> None:
@@ -64,11 +64,11 @@ class DivergenceReports:
         return bool(self._pending)
 
     def was_told(self, rank: int) -> bool:
-        """Whether this rank was sent a mismatch, which it then raises as an exception."""
+        """Whether this rank was sent a mismatch, which it raises as an exception."""
         return rank in self._told
 
     def has(self, group: str) -> bool:
-        """Whether a divergence among the cross-process calls of these ranks is reported."""
+        """Whether a divergence among the cross-process calls of these ranks has been reported."""
         return any(known.number and known.group == group for known in self.divergences)
 
     def add(self, divergence: Divergence, slot: CallSlot | None, now: float) -> list[Action]:
@@ -91,7 +91,7 @@ class DivergenceReports:
         return [action for number in complete for action in self._report(number, now)]
 
     def report_all(self, now: float) -> list[Action]:
-        """Report without the details that have not come yet."""
+        """Report without the details that have not arrived yet."""
         return [action for number in tuple(self._pending) for action in self._report(number, now)]
 
     def _report(self, number: int, now: float) -> list[Action]:

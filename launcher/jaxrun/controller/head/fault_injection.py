@@ -1,6 +1,6 @@
-"""Injects the faults of --chaos when they are due, and those that the gang asks for.
+"""Injects the faults of --chaos when they are due, and those that a gang asks for.
 
-A fault then acts as if it had come by itself: only the verdict knows that it was injected.
+A fault then acts as if it had occurred by itself: only the verdict says that it was injected.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class FaultInjector:
         return tuple(self._remaining.values())
 
     def start(self, now: float) -> None:
-        """The program runs: from now on the times of the faults count."""
+        """Start counting the times of the faults, because the program has started."""
         for number, fault in self._remaining.items():
             self._state.timers.set(Timer.FAULT, now + fault.after, partial(self._inject_next, number), of=number)
 
@@ -39,7 +39,7 @@ class FaultInjector:
         return self._inject(fault.kind, ranks, CHAOS_OPTION, now)
 
     def _draw_rank(self) -> list[int]:
-        """One of the ranks that live."""
+        """Return one of the live ranks, chosen at random."""
         import random  # takes 5 ms
 
         return [random.choice(self._workers.live)] if self._workers.live else []
@@ -70,6 +70,6 @@ class FaultInjector:
         return [PrintLine(f"{who} could not be {FAULT_PARTICIPLES[event.kind]}: {event.reason}; the job continues")]
 
     def report_remaining(self) -> list[Action]:
-        """The job has ended well: print the faults that were never due."""
+        """Print the faults that were never due, after the job has ended well."""
         texts = ", ".join(map(str, self.remaining))
         return [PrintLine(f"the job was over before {CHAOS_OPTION} {texts}")] if texts else []

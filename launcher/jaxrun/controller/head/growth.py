@@ -1,4 +1,4 @@
-"""Has a job that runs on fewer hosts than it could stop at a common step, once others are there again.
+"""Makes a job on fewer hosts than possible stop at a common step when lost hosts are back.
 
 the attempt has run for --grow ──▶ LookForHosts ──▶ HostsFound ──▶ StopRequested to all ranks (stop_agreement.py)
                                        └──────── none: later ─────────┘
@@ -18,10 +18,10 @@ LOOK_INTERVAL_S = 10.0  # an mpirun that finds no host takes some tenths of a se
 class Growth:
     def __init__(self, state: HeadState) -> None:
         self._state = state
-        self._is_said = False  # that the program does not poll
+        self._is_said = False  # whether we have printed that the program does not poll
 
     def start(self, now: float) -> None:
-        """The program runs; nobody looks for hosts before it has done so for a while."""
+        """Schedule the first check for hosts, because the program has started."""
         if self._state.limits.grow is not None:
             self._state.timers.set(Timer.GROW, now + self._state.limits.grow, self._look_for_hosts)
 

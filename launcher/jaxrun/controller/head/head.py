@@ -1,7 +1,7 @@
-"""Decides what is to be done about each event of a job: a state machine without I/O, for one attempt to run it.
+"""Decides how to react to each event of a job: a state machine without I/O, for one attempt to run it.
 
-Events (messages of workers and agents, exits, signals, time) go in by `handle`; actions come out. When all is over, the
-last action is Finish, with a JobOutcome. What that means for people is not decided here but in verdict/.
+`handle` takes events (messages of workers and agents, exits, signals, time) and returns actions. When everything is
+over, the last action is Finish, with a JobOutcome. verdict/ decides what the outcome means for people.
 
     STARTING ──all ranks have joined──▶ RUNNING ──all done──▶ LEAVING ──▶ OVER
        └───────────┬─────────────────┬──────┘ └──signal──▶ TERMINATING ──▶ OVER
@@ -10,8 +10,8 @@ last action is Finish, with a JobOutcome. What that means for people is not deci
                SETTLING ─cause─▶ STOPPING ──all have ended──▶ OVER
 
 With --pdb, DEBUGGING comes between SETTLING and STOPPING: the rank that caused the failure has the terminal.
-CONCLUDING comes before OVER where flight recorders must be read to say how the ranks diverged, until they are or that
-has taken too long.
+CONCLUDING comes before OVER if flight recorders must be read to find out how the ranks diverged; it ends when they
+are read or that has taken too long.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _END_REASONS = {
     UsageError: EndReason.USAGE,
     UnavailableError: EndReason.UNAVAILABLE,
 }
-_CHECK_GRACE_S = 10.0  # for agents to tell how --host-check has ended
+_CHECK_GRACE_S = 10.0  # for agents to report the end of --host-check
 
 
 Handler = Callable[[Any, float], list[Action]]
@@ -119,7 +119,7 @@ class Head:
         self._start_clocks(now)
 
     def _make_handlers(self) -> dict[type, Handler]:
-        """Who handles which event."""
+        """Return the handler of each kind of event."""
         table: dict[Any, Handler] = {
             Tick: self._on_tick,
             InterruptionEvent: self._interruption.handle,
@@ -153,17 +153,17 @@ class Head:
 
     @property
     def hosts(self) -> Mapping[int, str]:
-        """The host of each rank, as far as it is known."""
+        """The host of each rank, as far as known."""
         return self._workers.hosts
 
     def deadline(self) -> float | None:
-        """When the head wants its next Tick at the latest."""
+        """The latest time at which the head needs its next Tick."""
         if self.phase is JobPhase.OVER:
             return None
         return self._state.timers.next_at()
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """The actions for one event, to be carried out in their order."""
+        """Return the actions for one event, in the order in which to execute them."""
         if self.phase is JobPhase.OVER:
             return []
         if (stranger := self._find_stranger(event)) is None:
@@ -188,7 +188,7 @@ class Head:
         return int(agent)
 
     def _end_if_diverged(self, now: float) -> list[Action]:
-        """With --lockstep fail, ranks that were found out of step end the job at once."""
+        """End the job at once, with --lockstep fail, if ranks were found out of step."""
         if self._state.lockstep != LOCKSTEP_FAIL or not self._divergence.reports.divergences:
             return []
         return self._shutdown.abort(JobOutcome(EndReason.DIVERGED, decided_at=now), now)
@@ -208,7 +208,7 @@ class Head:
             return self._shutdown.abort(outcome, now)
         except tuple(_END_REASONS) as error:
             return self._abort(_END_REASONS[type(error)], str(error), now)
-        if self._startup.is_staging:  # however long it takes: an agent that gets nothing any more says so
+        if self._startup.is_staging:  # however long it takes: an agent that receives nothing any more reports that
             self._state.timers.hold(now, Timer.STARTUP)
         else:
             self._state.timers.resume(now, Timer.STARTUP)
@@ -239,7 +239,7 @@ class Head:
 
     def _on_start_failed(self, event: StartFailed, now: float) -> list[Action]:
         if self.phase is JobPhase.SETTLING and not is_certain(self._workers.outcomes(now)):
-            self._state.enter(JobPhase.RUNNING)  # what failed since is a consequence of this
+            self._state.enter(JobPhase.RUNNING)  # failures from now on are consequences of this
         return self._abort(EndReason.UNAVAILABLE, event.text, now, event.traceback)
 
     def _abort(self, reason: EndReason, text: str, now: float, traceback: str = "") -> list[Action]:
@@ -280,7 +280,7 @@ class Head:
         return [*actions, *(action for rank in ranks for action in self._on_program_ended(rank, now))]
 
     def _on_program_ended(self, rank: int, now: float) -> list[Action]:
-        """A rank's program has ended, well or not."""
+        """Handle the end of a rank's program, successful or not."""
         return [*self._leave_if_all_ended(now), *self._requests.remove_rank(rank)]
 
     def _leave_if_all_ended(self, now: float) -> list[Action]:
@@ -296,7 +296,7 @@ class Head:
     # ---- time
 
     def _start_clocks(self, now: float) -> None:
-        """Set the timers that run from the start of the job on."""
+        """Set the timers that run from the start of the job."""
         limits, timers = self._state.limits, self._state.timers
         timers.set(Timer.PROGRESS, now + FIRST_PROGRESS_S, self._print_progress)
         if limits.job is not None:
@@ -323,7 +323,7 @@ class Head:
         return handler.handle_found(event, now)
 
     def _on_time_limit_near(self, now: float) -> list[Action]:
-        """Ask the program to stop by itself, once, however many limits come near."""
+        """Ask the program to stop by itself, only once even if several limits come near."""
         self._state.timers.cancel(Timer.TIME_LIMIT_NEAR, Timer.ALLOCATION_NEAR)
         left = self._state.limits.save or 0.0
         return self._interruption.begin_stop(f"time limit in {left:g} s", now, left)

@@ -14,7 +14,7 @@ from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF
 
 FIRST_PROGRESS_S = 2.0  # until the ranks that the start-up, or the end of the job, waits for are printed
-PROGRESS_INTERVAL_S = 1.0  # until they are printed again, where that replaces the line
+PROGRESS_INTERVAL_S = 1.0  # until they are printed again, if that replaces the line
 
 
 class JobPhase(enum.Enum):
@@ -33,18 +33,18 @@ class JobPhase(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class TimeLimits:
-    """Seconds; None and 0 are no limit.
+    """Time limits in seconds; None and 0 mean no limit.
 
     init:          until all have joined
     job:           for the whole job
     grace:         until SIGKILL, for exit handlers after a failure, and for a rank that Ctrl-C does not reach
-    signal_grace:  until SIGKILL, for ranks that were asked to end, by SIGTERM or KeyboardInterrupt
+    signal_grace:  until SIGKILL, for ranks that were asked to end by SIGTERM or KeyboardInterrupt
     stall:         without progress, until the job is stopped
-    stall_notice:  without progress, until people are told who waits for whom
+    stall_notice:  without progress, until a notice says who waits for whom
     save:          before the end of `job` and before `ends_at`, for the program to stop by itself
     ends_at:       when a scheduler ends the job, in seconds since the epoch
-    unhurried:     once all programs have ended, no `grace` holds: commands around the ranks still write their files
-    grow:          of the program on fewer hosts, until others are looked for
+    unhurried:     no `grace` applies once all programs have ended: commands around the ranks still write their files
+    grow:          minimum run time of the program on fewer hosts, before checking for others
     """
 
     init: float
@@ -61,19 +61,19 @@ class TimeLimits:
 
 @dataclass(slots=True)
 class HeadState:
-    """What the head's state machines share. `enter` alone changes the phase, `decide` alone sets the outcome.
+    """The state shared by the head's state machines. Only `enter` changes the phase, only `decide` the outcome.
 
-    lockstep:        of --lockstep
+    lockstep:        the value of --lockstep
     no_terminal:     why no rank can have the terminal, to complete "it cannot be debugged: …"; empty if one can
     platform:        of the devices, as all ranks report it; empty until they have joined
-    requeue:         the job is started again after it was told to end, even where it had to be killed
-    run_at:          when the program was started; None if it was not
-    flights:         what the flight recorders held when they were last read, by rank
+    requeue:         the job is started again after it was told to end, even if it had to be killed
+    run_at:          when the program started; None if it has not
+    flights:         the content of the flight recorders at the last reading, by rank
     straggler:       the rank, or the host, for which the others wait, if there is one
-    stop_requested:  somebody has asked for the end of the job, be it that it was ending already
-    is_terminal_closed:  the job is being ended, so no rank gets the terminal any more
-    debugged:        the ranks that a person debugs: that the job stands still meanwhile is no stall
-    stop:            how the program is asked to stop by itself, which is no end of the job yet
+    stop_requested:  someone asked to stop the job, possibly while it was already ending
+    is_terminal_closed:  the job is ending, so no rank gets the terminal any more
+    debugged:        the ranks that a person debugs; meanwhile standing still is not a stall
+    stop:            cooperative stop (`should_stop`): the job runs until the program exits
     """
 
     workers: WorkerTable
@@ -102,7 +102,7 @@ class HeadState:
 
     @property
     def outcome(self) -> JobOutcome:
-        """What is known of how the job ends."""
+        """The outcome of the job, as far as it is known."""
         return self._outcome
 
     @property
@@ -116,7 +116,7 @@ class HeadState:
         return "the job is being ended" if self.is_terminal_closed else self.no_terminal
 
     def enter(self, phase: JobPhase) -> None:
-        """Begin a phase. The timers of the one before are cancelled, except when the program starts to run."""
+        """Begin a phase. The timers of the previous one are cancelled, except when the program starts to run."""
         self._phase = phase
         if phase is JobPhase.OVER:
             self.timers.cancel_all()
@@ -124,5 +124,5 @@ class HeadState:
             self.timers.cancel_phase()
 
     def decide(self, outcome: JobOutcome) -> None:
-        """Replace what was known of how the job ends."""
+        """Replace the known outcome of the job."""
         self._outcome = outcome

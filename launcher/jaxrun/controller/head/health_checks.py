@@ -1,4 +1,4 @@
-"""Checks a running job now and then: is its time over, does it stall, do ranks wait for finished ones or diverge?"""
+"""Checks a running job regularly: is its time over, does it stall, do ranks wait for finished ones or diverge?"""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ class HealthChecks:
         self._schedule_divergence_check(now)
 
     def start_early_exit_checks(self, now: float) -> None:
-        """A rank's program has ended while others work."""
+        """Start checking for an early exit: a rank's program has ended while others work."""
         if self._early_exit is None:
             self._early_exit = EarlyExitDetector(now, has_calls=self._divergence.is_enabled)
             self._state.timers.set(Timer.EARLY_EXIT_CHECK, now + self._early_exit.next_check_s, self._look_for_waits)
 
     def discount(self, seconds: float) -> None:
-        """The whole job stood still for so long because somebody wanted it."""
+        """Discount a time in which someone suspended the whole job."""
         for detector in (self._stall, self._early_exit):
             if detector is not None:
                 detector.discount(seconds)
 
-    # ---- time: each check begins with a query
+    # ---- time-outs: each check begins with a query
 
     def on_job_timeout(self, now: float) -> list[Action]:
-        """The time of --timeout is over: end the job, after its ranks have said where they are."""
+        """End the job because the time of --timeout is over, after its ranks have reported where they are."""
         return self._queries.ask_stacks(self._state.workers.working, self._end_job, now)
 
     def _look_for_progress(self, now: float) -> list[Action]:
@@ -95,7 +95,7 @@ class HealthChecks:
         return self._shutdown.kill_all(now)
 
     def _tell(self, check: StallCheck, replies: Replies, nccl: NcclReport | None, now: float) -> list[Action]:
-        """Say who waits for whom; where that is in doubt, only if NCCL knows."""
+        """Report who waits for whom; if that is in doubt, only if NCCL confirms it."""
         if not self._state.is_healthy or (check.is_in_doubt and not (nccl and nccl.differing)):
             return []
         assert self._stall is not None

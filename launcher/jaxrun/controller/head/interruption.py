@@ -1,4 +1,4 @@
-"""Carries out signals to the launcher: most of them end the job, others are passed on or ask for stacks.
+"""Handles signals to the launcher: most of them end the job, others are passed on or ask for stacks.
 
     Ctrl-C     SIGINT, which is KeyboardInterrupt in every rank. A rank that it does not reach, as it is stuck in C++,
                has the grace; one whose handlers run has the longer signal grace.
@@ -31,8 +31,8 @@ from jaxrun.records.event_log.events import LauncherSignalled, ParentExited, Res
 from jaxrun.text import format_ranks, format_ranks_on_hosts, plural
 
 InterruptionEvent = LauncherSignalled | AgentSignalled | SignalRequested | ParentExited | Resumed
-REPEATED_SIGNAL_S = 0.2  # `timeout` and other wrappers send the same signal twice, to the process and to its group
-KILL_DELAY_S = 1.0  # for late ranks to say where they are
+REPEATED_SIGNAL_S = 0.2  # `timeout` and other wrappers send the same signal both to the process and to its group
+KILL_DELAY_S = 1.0  # for late ranks to report where they are
 
 
 @dataclass(slots=True)
@@ -43,14 +43,14 @@ class Interruption:
     _divergence: DivergenceDetector
     _checks: HealthChecks
     _late: tuple[int, ...] = ()
-    _stop_signal: tuple[int, float] | None = None  # which asked a polling program to stop, and when
+    _stop_signal: tuple[int, float] | None = None  # the signal that asked a polling program to stop, and when
 
     @property
     def _workers(self) -> WorkerTable:
         return self._state.workers
 
     def handle(self, event: InterruptionEvent, now: float) -> list[Action]:
-        """The launcher, or an agent, was signalled, or its parent wants something."""
+        """Handle a signal to the launcher or an agent, or an order of the launcher's parent."""
         match event:
             case ParentExited():
                 return self.end_at_once(signal.SIGHUP, now, event.reason)
@@ -81,7 +81,7 @@ class Interruption:
         return [*([SignalRanks(ranks, signal.SIGSTOP)] if ranks else []), Suspend()]
 
     def _resume(self, paused_s: float) -> list[Action]:
-        """Let all ranks go on; of the time limits only that of a scheduler has run on."""
+        """Continue all ranks; meanwhile, only a scheduler's time limit has run on."""
         self._checks.discount(paused_s)
         self._state.timers.postpone(paused_s)
         ranks = self._workers.live
@@ -138,7 +138,7 @@ class Interruption:
         return self._send_termination(signum, name, now, self._state.limits.signal_grace)
 
     def _send_termination(self, signum: int, reason: str, now: float, grace: float) -> list[Action]:
-        """Send SIGTERM to a program that listens to it and does not poll; if it first polls later, it is told then."""
+        """Send SIGTERM to a program that listens to it and does not poll; if it polls later, it is asked then."""
         ranks = self._workers.working
         self._state.decide(JobOutcome(EndReason.INTERRUPTED, signum=signum, decided_at=now))
         self._state.enter(JobPhase.TERMINATING)
@@ -147,7 +147,7 @@ class Interruption:
         return [PrintLine(text), SignalRanks(ranks, signal.SIGTERM), *self._state.stop.request(reason)]
 
     def _is_repeated(self, signum: int, now: float) -> bool:
-        """Whether the signal is the one that ends the job, or asks it to stop, already, sent twice."""
+        """Whether the signal repeats the one that already ends the job, or asks it to stop."""
         outcome = self._state.outcome
         if self._stop_signal is not None and self._stop_signal[0] == signum:
             return now - self._stop_signal[1] < REPEATED_SIGNAL_S
@@ -156,20 +156,20 @@ class Interruption:
         return outcome.decided_at is not None and now - outcome.decided_at < REPEATED_SIGNAL_S
 
     def on_rank_ended(self, now: float) -> list[Action]:
-        """A rank has ended, or said that it will, while the job is being interrupted."""
+        """Handle that a rank has ended, or reported that it will, while the job is being interrupted."""
         workers, timers = self._workers, self._state.timers
         if not workers.any_live:
             return []
         if not workers.working_count or not workers.live_not_reported:
             return self._shutdown.leave(now)
-        if self._state.outcome.signum != signal.SIGINT and not workers.listening:  # the others do not listen
+        if self._state.outcome.signum != signal.SIGINT and not workers.listening:  # the other ranks do not listen
             timers.advance(Timer.GRACE, now + self._state.limits.grace, self._on_grace_over)
-        if workers.live == (0,) and self._late == (0,):  # it may go on, now that it waits for nobody any more
+        if workers.live == (0,) and self._late == (0,):  # it may continue, now that it waits for nobody any more
             timers.set(Timer.KILL, now + KILL_DELAY_S, self._kill_late)
         return []
 
     def _end_not_interrupted(self, now: float) -> list[Action]:
-        """KeyboardInterrupt should have been raised in all ranks by now."""
+        """End ranks in which KeyboardInterrupt should have been raised by now."""
         return self._end_late(self._workers.not_interrupted, now)
 
     def _on_grace_over(self, now: float) -> list[Action]:
@@ -193,7 +193,7 @@ class Interruption:
         return [PrintSnapshot(self._queries.snapshot(replies, now), heading), *self._kill_late(now)]
 
     def _kill_late(self, now: float) -> list[Action]:
-        """Kill the late ranks; rank 0 with the last of the others, as JAX aborts those that lose its coordinator."""
+        """Kill the late ranks; rank 0 with the last of the others, because JAX aborts ranks without its coordinator."""
         live = self._workers.live
         if set(live) <= set(self._late):
             return self._shutdown.kill_all(now)
@@ -204,7 +204,7 @@ class Interruption:
         return self._shutdown.kill(tuple(rank for rank in late if rank in live and rank != 0))
 
     def _describe_late(self, late: tuple[int, ...], now: float) -> str:
-        """`rank 2 (h1) did not end within 5 s; sent SIGTERM and SIGKILL`."""
+        """Write `rank 2 (h1) did not end within 5 s; sent SIGTERM and SIGKILL`."""
         decided_at = self._state.outcome.decided_at
         seconds = now - decided_at if decided_at is not None else 0.0
         who = format_ranks_on_hosts(late, self._workers.hosts)

@@ -1,10 +1,10 @@
 """Ends a job: after a failure, a refusal, a time limit, or when all programs have finished.
 
-After a failure, the others are stopped only once its root cause is known, for it may be another's. Workers that have
-reported their failure run their exit handlers and have the grace for it; JAX would abort them without the coordinator,
-so rank 0, which holds it, is then only frozen, and killed last.
+After a failure, the others are stopped only once its root cause is known, because another rank may have caused it.
+Workers that have reported their failure get the grace to run their exit handlers; JAX would abort them without the
+coordinator, so rank 0, which holds it, is then only frozen, and killed last.
 
-An agent that is stopped, or whose host swaps, reports no end of its worker: the job ends without it after a while.
+A stopped agent, or one on a swapping host, does not report its worker's end: the job ends without it after a while.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from jaxrun.text import format_ranks_on_hosts, plural
 SETTLE_S = 0.03  # after a failure, wait for others that came with it: a consequence may arrive before its cause
 ROOT_CAUSE_WAIT_S = 0.5  # wait for the root cause while only consequences are known
 UNANSWERED_S = 10.0  # for agents to report the end of the workers that were killed
-UNANSWERED_HURRY_S = 2.0  # the same once somebody insists
+UNANSWERED_HURRY_S = 2.0  # the same after a second signal
 MISMATCH_REPORTS_WAIT_S = 1.0  # wait for all ranks that were told of a mismatch to raise it
 
 
 class JobShutdown:
     def __init__(self, state: HeadState, reports: DivergenceReports) -> None:
-        """`reports`: which ranks were told that they differ.
+        """`reports` knows which ranks were told that they differ.
 
-        unanswered:  the ranks whose end nobody has reported
+        unanswered:  the ranks whose end was not reported
         """
         self._state = state
         self._workers = state.workers
@@ -47,7 +47,7 @@ class JobShutdown:
         self.unanswered: tuple[int, ...] = ()
 
     def leave(self, now: float) -> list[Action]:
-        """All programs have ended: let the workers exit, rank 0 and its coordinator last."""
+        """Let the workers exit after all programs have ended, rank 0 and its coordinator last."""
         limits, until = self._state.limits, self._state.timers.at(Timer.GRACE)
         if not limits.unhurried:
             until = max(now + limits.grace, until or 0.0)
@@ -59,19 +59,19 @@ class JobShutdown:
         return [Send(tuple(rank for rank in live if rank != 0) or live, Exit())]
 
     def abort(self, outcome: JobOutcome, now: float) -> list[Action]:
-        """End a job that was healthy so far, for a reason that is known: kill all workers."""
+        """End a healthy job for a known reason: kill all workers."""
         if not self._state.is_healthy:
             return []
         self._state.decide(outcome)
         return self.kill_all(now)
 
     def prepare_abort(self, outcome: JobOutcome) -> None:
-        """Decide how a job ends that was healthy so far, and kill nobody yet: until `kill_all`, no failure counts."""
+        """Decide how a healthy job ends, without killing anything yet: until `kill_all`, no failure counts."""
         self._state.decide(outcome)
         self._state.enter(JobPhase.STOPPING)
 
     def kill_all(self, now: float, *, hurry: bool = False) -> list[Action]:
-        """Kill all that live, and wait for the reports of it, in a `hurry` not for long."""
+        """Kill all live workers, and wait for the reports of their ends; in a `hurry`, not for long."""
         if self._all_killed_at is None:
             self._all_killed_at = now
         until = max(now, self._all_killed_at + (UNANSWERED_HURRY_S if hurry else UNANSWERED_S))
@@ -81,7 +81,7 @@ class JobShutdown:
         return self.kill(self._workers.live)
 
     def give_up_unanswered(self, now: float) -> list[Action]:
-        """Count as lost the ranks whose end nobody reports; the launch command takes their agents with it."""
+        """Count ranks as lost whose end nobody reports; the launch command ends their agents, too."""
         all_killed_at = self._all_killed_at
         waited = now - all_killed_at if all_killed_at is not None else UNANSWERED_S
         silent = self._workers.live if all_killed_at is not None else self._workers.live_killed
@@ -109,13 +109,13 @@ class JobShutdown:
         return self.settle(now, rank)
 
     def settle(self, now: float, rank: int | None = None) -> list[Action]:
-        """Stop the job once the root cause is known; `rank` is the only one of which more is known than before."""
+        """Stop the job once the root cause is known; `rank` is the only one about which something new is known."""
         state, workers = self._state, self._workers
         if state.phase is not JobPhase.SETTLING or not workers.any_live:
             return []
         told = self._reports.was_told
         if rank is not None and told(rank) and not any(map(told, workers.live_without_failure)):
-            state.timers.cancel(Timer.SETTLE)  # all that were told of the mismatch have raised it
+            state.timers.cancel(Timer.SETTLE)  # all ranks that were told about the mismatch have raised it
         if state.timers.at(Timer.SETTLE) is not None:
             return []
         news = workers.outcomes(now) if rank is None else (workers.outcome(rank, now),)
@@ -133,7 +133,7 @@ class JobShutdown:
         return self._stop(now)
 
     def on_debugger_closed(self, rank: int, now: float) -> list[Action]:
-        """The rank needs the terminal no more: after its failure, the job is stopped."""
+        """Handle that the rank no longer needs the terminal: after its failure, the job is stopped."""
         return self._stop(now) if self._state.phase is JobPhase.DEBUGGING and rank == self._debugged else []
 
     def _describe_culprits(self) -> str:
@@ -147,7 +147,7 @@ class JobShutdown:
         return [PrintLine(f"{self._describe_culprits()}{others}"), *refusals, *self._stop_victims(victims, now)]
 
     def _stop_victims(self, victims: tuple[int, ...], now: float) -> list[Action]:
-        """Kill the ranks that have reported no failure; those that have are killed when the grace is over."""
+        """Kill the ranks that have reported no failure; the others are killed when the grace is over."""
         live = self._workers.live
         if len(victims) == len(live):
             return self.kill_all(now)
@@ -173,7 +173,7 @@ class JobShutdown:
         return [*self._release_rank_0_if_last(), *self.settle(now, event.rank)]
 
     def on_agent_lost(self, event: AgentLost, ranks: Sequence[int], now: float) -> list[Action]:
-        """These `ranks`, the agent's, are lost with it."""
+        """Handle the loss of an agent: these `ranks` are lost with it."""
         if not all(map(self._workers.has_worker, ranks)):
             agent = f"the agent of {format_ranks_on_hosts(ranks, self._workers.hosts)}"
             text = f"{agent} was lost before it started its worker{'s' if len(ranks) > 1 else ''}: {event.reason}"
@@ -191,10 +191,10 @@ class JobShutdown:
             self._state.timers.set(Timer.SETTLE, now + SETTLE_S, self.settle)
         return self._release_rank_0_if_last()
 
-    # ---- waiting for ranks that are to end
+    # ---- waiting for ranks that should end
 
     def start_grace(self, now: float, grace: float, then: Then) -> None:
-        """Print which ranks are to end within `grace` seconds, and call `then` if some have not."""
+        """Print which ranks should end within `grace` seconds, and call `then` if some have not."""
         self._state.timers.set(Timer.GRACE, now + grace, then)
         self._start_progress(now)
 
@@ -206,7 +206,7 @@ class JobShutdown:
         return [PrintLine(self.describe_wait(now), status=True)]
 
     def _on_grace_over(self, now: float) -> list[Action]:
-        """Workers that were asked to end have not: kill all that live."""
+        """Kill all live workers, because some that were asked to end have not."""
         workers = self._workers
         is_stopping = self._state.phase is JobPhase.STOPPING
         late = (workers.live_reported if is_stopping else workers.working) or workers.live
@@ -215,13 +215,13 @@ class JobShutdown:
         return [PrintLine(text), *self.kill_all(now)]
 
     def describe_wait(self, now: float) -> str:
-        """`waiting for ranks 2-3 (h1) to end; SIGKILL in 12 s`."""
+        """Write `waiting for ranks 2-3 (h1) to end; SIGKILL in 12 s`."""
         killed_at = self._state.timers.at(Timer.GRACE)
         then = f"; SIGKILL in {killed_at - now:.0f} s" if killed_at is not None else ""
         given_up_at = self._state.timers.at(Timer.UNANSWERED)
         if given_up_at is not None:
             then = f", which was sent SIGKILL; jaxrun gives it up in {given_up_at - now:.0f} s"
-        is_stopping = self._state.phase is JobPhase.STOPPING  # and rank 0 may only be kept for the others
+        is_stopping = self._state.phase is JobPhase.STOPPING  # rank 0 may only be kept alive for the others
         ranks = (is_stopping and self._workers.live_reported) or self._workers.live
         return f"waiting for {format_ranks_on_hosts(ranks, self._workers.hosts)} to end{then}"
 

@@ -1,6 +1,6 @@
-"""Asks ranks what they are doing, and makes values of what they reply: for people, and for verdicts.
+"""Asks ranks what they are doing, and turns their replies into values, for people and for verdicts.
 
-`then` is called once all have replied, or with the replies there are in time.
+`then` is called once all ranks have replied, or with the replies that arrived in time.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from jaxrun.protocol.nccl_report import NcclReport
 from jaxrun.protocol.snapshot_messages import RankDetail, RankQuery, RankReply
 from jaxrun.records.event_log.actions import Action, PrintSnapshot, Send
 
-_REPLY_TIMEOUT_S = 1.5  # an agent waits for stacks for half a second at most
+_REPLY_TIMEOUT_S = 1.5  # an agent waits at most half a second for stacks
 _MORE_S = {
     RankDetail.NATIVE_STACKS: NATIVE_STACKS_TIMEOUT_S,
     RankDetail.NCCL: NCCL_TIMEOUT_S,
     RankDetail.NCCL_AT_END: NCCL_TIMEOUT_S,
 }
 
-Replies = Mapping[int, RankReply]  # of all ranks that were asked, in their order
+Replies = Mapping[int, RankReply]  # of all ranks that were asked, in order
 Continuation = Callable[[Replies, float], list[Action]]
 
 
 @dataclass(slots=True)
 class _Pending:
-    """A query that not all ranks have answered."""
+    """A query that some ranks have not answered yet."""
 
     then: Continuation
     replies: dict[int, RankReply]
@@ -45,17 +45,17 @@ class _Pending:
 
 
 class RankQueries:
-    """The queries that are not complete. Times are seconds since the epoch."""
+    """The incomplete queries. Times are seconds since the epoch."""
 
     def __init__(self, state: HeadState, has_fault_handler: Callable[[int], bool]) -> None:
-        """`has_fault_handler`: whether a rank has one; without, the signal for its stacks would kill it."""
+        """`has_fault_handler`: whether a rank has one; without it, the signal for stacks would kill the rank."""
         self._state = state
         self._has_fault_handler = has_fault_handler
         self._numbers = itertools.count(1)
         self._pending: dict[int, _Pending] = {}
 
     def ask(self, ranks: Iterable[int], detail: RankDetail, then: Continuation, now: float) -> list[Action]:
-        """Ask these ranks, without those that cannot reply; where none can, `then` is called at once."""
+        """Ask these ranks, except those that cannot reply; if none can, `then` is called at once."""
         asked = tuple(filter(self._has_fault_handler, ranks) if detail.needs_signal else ranks)
         if not asked:
             return then({}, now)
@@ -67,7 +67,7 @@ class RankQueries:
         return [Send(asked, RankQuery(number, detail))]
 
     def ask_stacks(self, ranks: Iterable[int], then: Continuation, now: float, *, native: bool = False) -> list[Action]:
-        """Ask where these ranks are, and keep what their flight recorders hold; with `native` for C frames as well."""
+        """Ask where these ranks are, and keep what their flight recorders contain; `native`: with C frames."""
 
         def keep_flights(replies: Replies, now: float) -> list[Action]:
             self._state.flights.update(flights_of(replies))
@@ -83,9 +83,9 @@ class RankQueries:
         *,
         at_end: bool = False,
     ) -> list[Action]:
-        """Ask NCCL's own service, where these `stacks` do not show already whom the ranks wait for.
+        """Ask NCCL's own service, unless these `stacks` already show for whom the ranks wait.
 
-        One rank is asked, which knows of all. `at_end`: the job is about to end, so that it may cost what it will.
+        One rank is asked, which knows about all. `at_end`: the job is about to end, so even a crash would do no harm.
         """
         asked = next((rank for rank, reply in stacks.items() if reply.stacks), None)
         if asked is None or not self.wait_graph(stacks, now).all_in_one_call:
@@ -106,7 +106,7 @@ class RankQueries:
         return self.ask((asked,), detail, find_ranks, now)
 
     def wait_graph(self, replies: Replies, now: float) -> WaitGraph:
-        """Who waits for whom among the ranks that have replied to `ask_stacks`."""
+        """Return who waits for whom among the ranks that have replied to `ask_stacks`."""
         return find_wait_graph(
             flights_of(replies), stacks_of(replies), kernel_waits_of(replies), self.helpers(replies, now)
         )
@@ -122,7 +122,7 @@ class RankQueries:
     def snapshot(
         self, replies: Replies, now: float, *, native: bool = False, nccl: NcclReport | None = None
     ) -> Snapshot:
-        """Where the ranks are that have replied to `ask_stacks`, and what `ask_nccl` has found."""
+        """Return where the ranks are that have replied to `ask_stacks`, and NCCL's report from `ask_nccl`."""
         workers = self._state.workers
         return Snapshot(
             time=now,
@@ -139,13 +139,13 @@ class RankQueries:
         )
 
     def helpers(self, replies: Replies, now: float) -> dict[int, Helpers]:
-        """The threads and processes that these ranks have started."""
+        """Return the threads and processes that these ranks have started."""
         failures = {rank: own_thread_failures(self._state.workers.outcome(rank, now)) for rank in replies}
         lost = {rank: tuple(LostThread(one.thread, one.error) for one in found) for rank, found in failures.items()}
         return helpers_of(replies, lost)
 
     def outcome(self, reason: EndReason, replies: Replies, now: float) -> JobOutcome:
-        """How the job ends because of where the ranks are."""
+        """Return the outcome of a job that ends because of where its ranks are."""
         return JobOutcome(
             reason,
             stacks=stacks_of(replies),
@@ -165,7 +165,7 @@ class RankQueries:
         return [] if pending.missing else self._complete(reply.number, now)
 
     def _complete(self, number: int, now: float) -> list[Action]:
-        """All have replied, or it has taken too long: continue with the replies that there are."""
+        """Continue with the replies so far: all have replied, or it has taken too long."""
         self._state.timers.cancel_one(Timer.QUERY, number)
         pending = self._pending.pop(number)
         return pending.then(pending.replies, now)
@@ -176,7 +176,7 @@ def flights_of(replies: Replies) -> dict[int, Flight]:
 
 
 def stacks_of(replies: Replies) -> dict[int, str]:
-    """What the fault handlers wrote; empty for a rank that did not answer."""
+    """Return the dumps of the fault handlers; empty for a rank that did not answer."""
     return {rank: reply.stacks for rank, reply in replies.items()}
 
 

@@ -1,4 +1,4 @@
-"""Answers what other processes ask of a running job (protocol/job_messages.py): stacks, overviews, profiles."""
+"""Answers requests of other processes to a running job (protocol/job_messages.py): stacks, overviews, profiles."""
 
 from __future__ import annotations
 
@@ -89,12 +89,12 @@ class Requests:
 
 
 _TOO_EARLY = "not all ranks have made a cross-process call yet"
-_OFF = "the job runs with --lockstep off, so that its ranks' calls are not known: start it without that option"
+_OFF = "the job runs with --lockstep off, so its ranks' calls are unknown: start it without that option"
 
 
 @dataclass(slots=True)
 class _Profile:
-    """The one that is being taken: `waiting` are the ranks that have not answered yet."""
+    """The profile that is being taken: `waiting` are the ranks that have not answered yet."""
 
     number: str
     request: ProfileRequest
@@ -105,7 +105,7 @@ class _Profile:
 
 
 class Profiles:
-    """Has all ranks profile the same calls: asks for those they make, orders the profile, and collects the answers."""
+    """Makes all ranks profile the same calls: asks for their calls, orders the profile, and collects the answers."""
 
     def __init__(self, state: HeadState, queries: RankQueries) -> None:
         self._state = state
@@ -116,7 +116,7 @@ class Profiles:
         if self._state.lockstep == LOCKSTEP_OFF:
             return [_refuse(number, _OFF)]
         if self._current is not None:
-            return [_refuse(number, "a profile of this job is being taken already; wait until it is written")]
+            return [_refuse(number, "a profile of this job is already being taken; wait until it is written")]
         if self._state.phase is not JobPhase.RUNNING:
             starting = self._state.phase is JobPhase.STARTING
             return [_refuse(number, _TOO_EARLY, again=True) if starting else _refuse(number, "the job is ending")]
@@ -125,7 +125,7 @@ class Profiles:
         return self._queries.ask(ranks, RankDetail.CALLS, self._order, now)
 
     def _order(self, replies: Replies, now: float) -> list[Action]:
-        """The recorders have been read: order the profile."""
+        """Order the profile, now that the recorders have been read."""
         profile = self._current
         if profile is None or profile.calls:
             return []
@@ -180,12 +180,12 @@ class Profiles:
 
 
 def _refuse(number: str, text: str, *, again: bool = False) -> AnswerRequest:
-    """`again`: whether the same request may be answered otherwise in a moment."""
+    """Refuse a request. `again`: the same request may succeed in a moment."""
     return AnswerRequest(number, Answer(AnswerState.REFUSED, text, {"again": again}))
 
 
 def _describe_early_end(profile: _Profile) -> str:
-    """Which call was the last one, where the program ended before the profile did; else empty."""
+    """Describe the last call, if the program ended before the profile did; else return an empty text."""
     for part in profile.calls:
         last = min(profile.answers[rank].last for rank in part.ranks)
         if last < part.last:
@@ -194,7 +194,7 @@ def _describe_early_end(profile: _Profile) -> str:
 
 
 def _describe(calls: tuple[ProfiledCalls, ...]) -> str:
-    """`calls #121-125 of ranks 0-3`."""
+    """Write `calls #121-125 of ranks 0-3`."""
     spans = (f"#{part.first}" if part.first == part.last else f"#{part.first}-{part.last}" for part in calls)
     return ", ".join(
         f"call{'s' * (part.last > part.first)} {span} of {format_ranks(part.ranks)}"

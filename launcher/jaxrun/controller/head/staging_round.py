@@ -1,4 +1,4 @@
-"""Before the workers start, has each host copy what --stage names: along a tree whose root is the launcher."""
+"""Makes each host copy the directories of --stage before the workers start, along a tree whose root is the launcher."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from jaxrun.protocol.staging_messages import CopyStaged, StagedCopied
 from jaxrun.records.event_log.actions import Action, PrintLine, SendToAgents
 from jaxrun.text import format_bytes, plural
 
-FAN_OUT = 2  # hosts that take from one
+FAN_OUT = 2  # hosts that copy from one host
 
 
 class StagingRound:
-    """The copying of one attempt; `awaited` are the agents that have not answered, None before they are asked."""
+    """The copying for one attempt; `awaited` are the agents that have not answered, None before they are asked."""
 
     def __init__(self, registry: AgentRegistry) -> None:
         self._registry = registry
-        self._copied: list[int] = []  # bytes, of each host that had not all
+        self._copied: list[int] = []  # bytes copied to each host that did not have everything
         self.awaited: set[AgentId] | None = None
 
     @property
     def complete(self) -> bool:
-        """Whether nothing is to be waited for any more."""
+        """Whether there is nothing to wait for any more."""
         return not self._registry.job.stage or self.awaited == set()
 
     def begin(self) -> list[SendToAgents]:
-        """The orders to one agent of each host."""
+        """Return the orders to one agent of each host."""
         takers, reports, givers = self._registry.first_of_each_host(), self._registry.reports, [""] * FAN_OUT
         self.awaited = set(takers)
         for agent in takers:
@@ -41,7 +41,7 @@ class StagingRound:
         ]
 
     def handle(self, event: StagedCopied) -> list[Action]:
-        """Raises UnavailableError if a host cannot have a copy."""
+        """Handle an answer. Raises UnavailableError if a host cannot have a copy."""
         assert self.awaited is not None
         if event.error:
             host = self._registry.reports[event.agent].host

@@ -15,37 +15,39 @@ from jaxrun.protocol.flight_file import NOTHING
 from jaxrun.protocol.snapshot_messages import RankReply
 
 IDLE_CPU_FRACTION = 0.05  # of a core: a process that uses less is waiting
-_MIN_FILE_BYTES = 65536  # between two checks: a process that reads or writes less loads and saves nothing
+_MIN_FILE_BYTES = 65536  # between two checks: a process that reads or writes less is not loading or saving anything
 _CHECKS_PER_LIMIT = 4
 _CHECKS_PER_NOTICE = 3  # the last two with stacks, which must agree
-_MAX_CHECK_INTERVAL_S = 60.0  # of a job that has stood still for long
-_CHECK_INTERVAL_PER_RANK_S = 0.005  # so that the checks of thousands of ranks take the head a hundredth of its time
-_MAX_FIRST_NOTICE = 16  # times --stall-notice: a job that stalls now and then is told of less often, up to that
-# For how many times --stall-notice a rank may do this while others wait for it, before that is told; else it is
-# _LONG_PATIENCE. None: a person looks at the rank, and knows.
+_MAX_CHECK_INTERVAL_S = 60.0  # for a job that has stood still for a long time
+# So that the checks of thousands of ranks cost the head at most a hundredth of its time.
+_CHECK_INTERVAL_PER_RANK_S = 0.005
+# Times --stall-notice: the first notice is delayed up to this for a job that stalls now and then.
+_MAX_FIRST_NOTICE = 16
+# Multiples of --stall-notice that a rank may spend in this state, while others wait, before a notice is printed
+# (default: _LONG_PATIENCE). None: never, because someone is already looking at the rank.
 _PATIENCE: Mapping[Activity, float | None] = {
     **dict.fromkeys((*WAITING, Activity.THREAD, Activity.ASLEEP, Activity.FILE_LOCK), 1),
     **dict.fromkeys((Activity.STOPPED, Activity.INPUT, Activity.SLEEP, Activity.ENDING), 1),
-    Activity.COMPILING: 10,  # with the CPU time of other processes, or it would be progress
+    Activity.COMPILING: 10,  # counting the CPU time of other processes; its own would be progress
     Activity.PROMPT: None,
     Activity.TRACED: None,
 }
-_LONG_PATIENCE = 2  # it may go on by itself: it loads data, or computes
-_EARLY_EXIT_CHECK_S = 10.0  # after the first rank has finished, and between checks of a job that works
-_EARLY_EXIT_CHECK_WITH_CALLS_S = 1.0  # after the first rank has finished, where the calls may show more
+_LONG_PATIENCE = 2  # it may continue by itself: it loads data, or computes
+_EARLY_EXIT_CHECK_S = 10.0  # after the first rank has finished, and between checks while the job works
+_EARLY_EXIT_CHECK_WITH_CALLS_S = 1.0  # after the first rank has finished, if the calls may show more
 _EARLY_EXIT_CONFIRM_S = 2.0  # between the two checks that must agree
 _LOCKS = {Activity.THREAD, Activity.ASLEEP, Activity.FILE_LOCK}
 
 
 @dataclass(frozen=True, slots=True)
 class StallCheck:
-    """What one snapshot has shown.
+    """The result of one snapshot.
 
     idle_s:   seconds since the job made progress
-    is_over:  for as long as --stall-timeout allows
-    is_half:  for half of that, said once
-    is_told:  whether people are to be told now who waits for whom
-    is_in_doubt:  whether they are to be told only if something else than stacks and recorders shows that it is a hang
+    is_over:  the job has made no progress for as long as --stall-timeout allows
+    is_half:  the same for half of that time, set once
+    is_told:  whether to print now who waits for whom
+    is_in_doubt:  whether to print it only if something other than stacks and recorders shows that the job hangs
     """
 
     idle_s: float
@@ -56,27 +58,28 @@ class StallCheck:
 
 
 class StallDetector:
-    """For how long a job has made no progress. Times are seconds since the epoch.
+    """Measures for how long a job has made no progress. Times are seconds since the epoch.
 
     It makes progress as long as any rank writes output, makes a cross-process call, reads or writes files, or uses CPU
-    time; so a long compilation is no stall, and a deadlock is one. CPU time does not count of a rank that computes in
-    Python while others wait in a call: it may be an endless loop. Where waiting for a device costs CPU time (`polls`),
-    that of a rank which stays at the same place in JAX does not count either.
+    time; so a long compilation is no stall, and a deadlock is one. There are two exceptions for CPU time. It does not
+    count for a rank that computes in Python while others wait in a call, because this may be an endless loop. If
+    waiting for a device costs CPU time (`polls`), it does not count for a rank that stays at the same place in JAX,
+    either.
 
-    While a debugger holds a rank, nothing of this is counted.
+    While a debugger holds a rank, none of this is counted.
     """
 
     def __init__(
         self, now: float, *, limit: float | None = None, notice: float | None = None, polls: bool = True
     ) -> None:
-        """`limit`, `notice`: of --stall-timeout and --stall-notice, in seconds; without either nothing is checked."""
+        """`limit`, `notice`: --stall-timeout and --stall-notice in seconds; without either, nothing is checked."""
         self.limit = limit or math.inf
         self._notice = notice or math.inf
         self._polls = polls
         self._progress_at = now
         self._next_notice_s = self._notice
         self._said_half = False
-        self._previous: tuple[float, Replies, bool] = (now, {}, False)  # with the last, whether there were stacks
+        self._previous: tuple[float, Replies, bool] = (now, {}, False)  # (time, replies, whether there were stacks)
         self.next_check_s = min(self.limit / _CHECKS_PER_LIMIT, self._notice / _CHECKS_PER_NOTICE)
         self.wants_stacks = False
 
@@ -85,7 +88,7 @@ class StallDetector:
         return math.isfinite(self.next_check_s)
 
     def discount(self, seconds: float) -> None:
-        """The whole job stood still for so long because somebody wanted it."""
+        """Discount a time in which someone suspended the whole job."""
         self._progress_at += seconds
         taken_at, replies, had_stacks = self._previous
         self._previous = (taken_at + seconds, replies, had_stacks)
@@ -93,8 +96,9 @@ class StallDetector:
     def update(
         self, replies: Replies, now: float, helpers: Mapping[int, Helpers] | None = None, *, is_held: bool = False
     ) -> StallCheck:
-        """Judge the next snapshot, with stacks if `wants_stacks`; afterwards that is, as `next_check_s`, of the one
-        after it. Where it `is_held`, a person debugs one of these ranks.
+        """Evaluate one snapshot and update `wants_stacks` and `next_check_s` for the next.
+
+        is_held:  a debugger holds a rank, which counts as progress
         """
         then, before, had_stacks = self._previous
         has_stacks = self.wants_stacks
@@ -110,7 +114,7 @@ class StallDetector:
             return StallCheck(idle)
         half = not self._said_half and self.limit / 2 <= idle < self.limit
         self._said_half |= half
-        # One snapshot does not show whether a rank moves.
+        # A single snapshot does not show whether a rank moves.
         due = had_stacks and self._is_due(idle, graph)
         in_doubt = due and not half and _may_wait_for_a_result(graph, polls=self._polls)
         return StallCheck(idle, idle >= self.limit, half, due and not in_doubt, in_doubt)
@@ -121,7 +125,7 @@ class StallDetector:
         self._next_notice_s = min(self._next_notice_s, _MAX_FIRST_NOTICE * self._notice)
 
     def _schedule(self, idle: float, ranks: int) -> None:
-        """Only of a job that seems to stand still are stacks asked for, as ranks receive a signal for that."""
+        """Ask for stacks only if the job seems to stand still, because ranks receive a signal for them."""
         pauses = [_until(self.limit, idle, self.limit / _CHECKS_PER_LIMIT)]
         if math.isfinite(self._notice):
             least = max(self._notice / _CHECKS_PER_NOTICE, ranks * _CHECK_INTERVAL_PER_RANK_S)
@@ -131,7 +135,7 @@ class StallDetector:
         self.wants_stacks = idle > 0
 
     def _is_due(self, idle: float, graph: WaitGraph) -> bool:
-        """Whether people are to be told now; each time it takes twice as long until they are told again."""
+        """Whether to print a notice now; each time it takes twice as long until the next one."""
         if idle < self._next_notice_s:
             return False
         patience = _patience(graph, polls=self._polls)
@@ -142,13 +146,13 @@ class StallDetector:
 
 
 class EarlyExitDetector:
-    """Whether ranks wait for ever for one that has finished.
+    """Whether ranks wait forever for one that has finished.
 
     A rank may finish early as long as the others work. They wait in vain if each of them is in JAX and uses no CPU time
-    in two successive snapshots. Where their calls show that they have entered one for which the finished rank is
-    needed, their CPU time does not matter, as waiting for a GPU may cost some.
+    in two successive snapshots. If their calls show that they have entered one that needs the finished rank, their CPU
+    time does not matter, because waiting for a GPU may cost some.
 
-    next_check_s:  seconds until the next snapshot is to be taken
+    next_check_s:  seconds until the next snapshot
     """
 
     def __init__(self, finished_at: float, *, has_calls: bool) -> None:
@@ -158,14 +162,14 @@ class EarlyExitDetector:
         self.next_check_s = _EARLY_EXIT_CHECK_WITH_CALLS_S if has_calls else _EARLY_EXIT_CHECK_S
 
     def discount(self, seconds: float) -> None:
-        """The whole job stood still for so long because somebody wanted it."""
+        """Discount a time in which someone suspended the whole job."""
         self._finished_at += seconds
         if self._previous is not None:
             taken_at, cpu = self._previous
             self._previous = (taken_at + seconds, cpu)
 
     def check(self, replies: Replies, graph: WaitGraph, now: float) -> bool:
-        """Whether the unfinished ranks, which have replied, wait in vain for those that have finished."""
+        """Whether the unfinished ranks, which have replied, wait in vain for finished ones."""
         left_behind = any(graph.abandoned())
         remaining = self._finished_at + _EARLY_EXIT_CHECK_S - now
         if remaining > 0 and not left_behind:
@@ -183,14 +187,14 @@ class EarlyExitDetector:
 
 
 def _until(goal: float, idle: float, pause: float) -> float:
-    """The pause, or what is left until the goal; not much less, as the kernel counts CPU time in steps of 10 ms."""
+    """Return the pause, or the time left until the goal if not much shorter: the kernel counts CPU time in 10 ms."""
     return min(pause, max(goal - idle, pause / 4)) if goal > idle else pause
 
 
 def _made_progress(
     before: Replies, after: Replies, states: Mapping[int, RankState], seconds: float, *, polls: bool
 ) -> bool:
-    """Whether any rank did something within these seconds; without stacks, CPU time is not judged."""
+    """Whether any rank did something between the snapshots; without stacks, CPU time is not evaluated."""
     if not before.keys() <= after.keys():  # a rank has ended
         return True
     pairs = {rank: (before.get(rank), reply) for rank, reply in after.items() if reply.number}
@@ -216,7 +220,7 @@ def _used_cpu(before: RankReply | None, after: RankReply, idle_s: float) -> bool
 
 
 def _only_polled(before: RankReply | None, after: RankReply) -> bool:
-    """Whether a rank that has used CPU time may have done nothing but wait in JAX."""
+    """Whether a rank that has used CPU time may have done nothing except wait in JAX."""
     if after.flight.level == NOTHING or after.flight.compiling is not None:
         return False
     stack = main_stack(after.stacks)
@@ -225,7 +229,7 @@ def _only_polled(before: RankReply | None, after: RankReply) -> bool:
 
 
 def _may_loop(state: RankState, reply: RankReply) -> bool:
-    """Whether the main thread runs the program's own Python code, or polls something: what JAX calls is not meant."""
+    """Whether the main thread runs the program's own Python code (not called by JAX), or polls something."""
     if any(frame.is_jax for frame in main_stack(reply.stacks).frames):
         return False
     runs = reply.kernel_wait in ("", "0")
@@ -233,11 +237,11 @@ def _may_loop(state: RankState, reply: RankReply) -> bool:
 
 
 def _patience(graph: WaitGraph, *, polls: bool) -> float | None:
-    """For how many times --stall-notice the ranks may do this, until people are told; None for ever.
+    """Return the multiples of --stall-notice that the ranks may spend like this before a notice; None for no limit.
 
-    All are to wait in JAX, for locks or for what has ended, or some in JAX for others; or some are at their end. Any
-    rank that waits for a device that computes by itself may only seem to wait for others, unless recorders show that
-    some have come to a call that others have not.
+    A notice requires that all wait in JAX, for locks or for something that has ended; or some in JAX for others; or
+    that some are at their end. A rank that waits for a device which computes by itself may only seem to wait for
+    others, unless recorders show that some have come to a call that others have not.
     """
     busy = graph.busy_states.values()
     kinds = {state.activity for state in busy}

@@ -1,7 +1,7 @@
-"""Which ranks stand in a call of JAX's C++ dispatch, of which their flight recorders tell only once it is made.
+"""Finds ranks that stand in a call of JAX's C++ dispatch, which their flight recorders show only once it is made.
 
 A rank's stacks say where it is at one moment. It stands in a call if it is there twice, has made no other call
-meanwhile, and sleeps: at the same instruction it may as well compute with its own devices.
+meanwhile, and sleeps; without the last condition, it might be computing with its own devices.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from jaxrun.controller.head.stall_detector import IDLE_CPU_FRACTION
 from jaxrun.protocol.snapshot_messages import RankReply
 
 _MIN_GAP_S = 0.5  # between the two times; the kernel counts CPU time in steps of 10 ms
-_MAX_RANKS = 64  # that are asked for stacks at once
+_MAX_RANKS = 64  # asked for stacks at once
 
 
 @dataclass(slots=True)
 class _Standing:
-    """When a rank was first seen at a site, and by when for so long that it stands there."""
+    """When a rank was first seen at a site, and from when on it counts as standing there."""
 
     site: int
     first: RankReply
@@ -28,13 +28,13 @@ class _Standing:
 
 
 class StandingCalls:
-    """What the stacks of ranks have shown so far; times are those of the ranks' hosts."""
+    """Sites seen in the stacks of ranks so far; times are on the clocks of the ranks' hosts."""
 
     def __init__(self) -> None:
         self._seen: dict[int, _Standing] = {}
 
     def choose(self, compilations: Iterable[Compilation]) -> tuple[int, ...]:
-        """The ranks whose stacks are worth a look: before a call for which others compile."""
+        """Return the ranks whose stacks are useful: before a call for which others compile."""
         ranks = dict.fromkeys(rank for compilation in compilations for rank in compilation.before)
         return tuple(ranks)[:_MAX_RANKS]
 
@@ -51,7 +51,7 @@ class StandingCalls:
                 seen.is_certain = reply.time - seen.first.time >= _MIN_GAP_S
 
     def sites(self, ranks: Collection[int]) -> Mapping[int, int]:
-        """The sites of those of these ranks that stand in a call."""
+        """Return the sites of those of these ranks that stand in a call."""
         return {rank: self._seen[rank].site for rank in ranks if rank in self._seen and self._seen[rank].is_certain}
 
     def clear(self) -> None:
@@ -63,7 +63,7 @@ def _site(reply: RankReply) -> int | None:
     if not reply.number or standing is None or "futex" not in reply.kernel_wait:
         return None
     site, at = standing
-    return site if at >= reply.time else None  # else these stacks were written without it
+    return site if at >= reply.time else None  # otherwise these stacks were written without it
 
 
 def _has_stood(seen: _Standing, site: int, reply: RankReply) -> bool:

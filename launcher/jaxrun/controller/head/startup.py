@@ -71,7 +71,7 @@ class Startup:
 
     @property
     def platform(self) -> str:
-        """The platform that all ranks report, which have joined."""
+        """The platform that all ranks report, once they have joined."""
         return next(report.platform for report in self._device_reports.values())
 
     @property
@@ -83,7 +83,7 @@ class Startup:
         return rank in self._hellos
 
     def handle(self, event: StartupEvent) -> list[Action]:
-        """Raises NotUniformError, UsageError or UnavailableError if this is not, or cannot be, what was asked for."""
+        """Handle an event. Raises NotUniformError, UsageError or UnavailableError if the job is not as asked for."""
         match event:
             case AgentConnected():
                 self._add_host(event)
@@ -101,13 +101,13 @@ class Startup:
         return [Send(tuple(self._hosts), Run())]
 
     def describe_progress(self, seconds: float) -> str:
-        """Which ranks the start-up waits for after so many seconds, in one line."""
+        """Describe the ranks for which the start-up waits after `seconds` seconds, in one line."""
         step, present = self._step()
         absent = format_ranks_on_hosts(self._absent(present), self._hosts)
         return f"{step}: {len(present)} of {len(self._hosts)} ranks after {seconds:.0f} s, waiting for {absent}"
 
     def describe_missing(self, limit: float) -> str:
-        """Which ranks have not come within the time limit (seconds), and what to do about it."""
+        """Describe the ranks that have not come within the limit (seconds), and what to do about it."""
         step, present = self._step()
         if self._registry is not None and not self._registry.complete:
             addresses = self._registry.listen_addresses
@@ -119,7 +119,7 @@ class Startup:
         )
 
     def _step(self) -> tuple[str, Collection[int]]:
-        """What the start-up does now, and the ranks that have done it."""
+        """Return the current step of the start-up, and the ranks that have done it."""
         if self._registry is not None and not self._registry.complete:
             return "checking the hosts" if self.is_checking else "starting agents", self._registry.reported_ranks
         if self._probes is not None and not self._probes.complete:
@@ -171,7 +171,7 @@ class Startup:
         ]
 
     def _add_host(self, event: AgentConnected | AgentReport) -> None:
-        """Note the host of this agent's ranks, if it has any; of another agent the report says why it is refused."""
+        """Note the host of this agent's ranks, if it has any; other agents' reports say why they are refused."""
         agents = self._registry.agents if self._registry is not None else {}
         self._hosts.update(dict.fromkeys(agents.get(event.agent, ()), event.host))
 
@@ -179,14 +179,14 @@ class Startup:
         known = self._hellos.setdefault(hello.rank, hello)
         if known is not hello:
             raise NotUniformError(consistency.describe_duplicate_rank(known, hello))
-        if hello.public_key:  # at once, as the last ones wait for this
+        if hello.public_key:  # at once, because the last ranks wait for this
             self._authority = self._authority or CertificateAuthority(self._expected.nonce)
             self._authority.certify(hello)
         if not self._all_started:
             return []
         consistency.refuse(consistency.compare_hellos(self._hellos))
         if self._authority is not None and len(self._authority.issued) < len(self._hosts):
-            self._authority = None  # a rank without a key has said why
+            self._authority = None  # a rank without a key has reported why
         certificate = self._authority.issued[0] if self._authority is not None else None
         return [Send((0,), StartCoordinator(self._interface, certificate))]
 
@@ -199,9 +199,9 @@ class Startup:
 
 
 class HostProbes:
-    """Before a job that asks for it, collects the facts of all hosts, and has an agent of each connect to the others.
+    """Collects the facts of all hosts before a job that asks for it, and lets an agent of each connect to the others.
 
-    `registry` is that of the agents.
+    `registry` has the agents.
     """
 
     def __init__(self, registry: AgentRegistry) -> None:
@@ -211,7 +211,7 @@ class HostProbes:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing is to be waited for any more."""
+        """Whether there is nothing to wait for any more."""
         return not self._registry.job.probe_hosts or (self._knows_all and not self._awaited)
 
     @property
@@ -219,9 +219,9 @@ class HostProbes:
         return {rank for agent in self._facts.keys() - self._awaited for rank in self._registry.agents[agent]}
 
     def handle(self, event: HostFacts | PeerResults) -> list[SendToAgents]:
-        """Returns the order to connect, once the last agent has told its facts.
+        """Return the order to connect, once the last agent has reported its facts.
 
-        Raises UnavailableError once all have tried, if some hosts cannot connect: a job of these would hang.
+        Raises UnavailableError once all have tried, if some hosts cannot connect: a job on them would hang.
         """
         if isinstance(event, PeerResults):
             self._results[event.agent] = event
@@ -237,7 +237,7 @@ class HostProbes:
 
     @property
     def _probing(self) -> tuple[AgentId, ...]:
-        """The agents that connect to each other: one of each host, where there are several hosts."""
+        """The agents that connect to each other: one per host, if there are several hosts."""
         agents = self._registry.first_of_each_host() if self._registry.complete else ()
         return agents if len(agents) > 1 else ()
 

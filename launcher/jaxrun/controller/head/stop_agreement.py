@@ -1,7 +1,7 @@
-"""Has all ranks stop at the same poll: at the first one that no rank has made when the stop is requested.
+"""Makes all ranks stop at the same poll: the first one that no rank has made when the stop is requested.
 
-A rank that has told how many polls it has made waits in the next one; the thread that tells is not the program's, so
-that a rank may meanwhile be in a call for which others wait. See protocol/stop_messages.py.
+A rank that has reported its number of polls waits in the next one. The reporting thread is not the program's, so a
+rank may meanwhile be in a call for which others wait. See protocol/stop_messages.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jaxrun.text import format_ranks
 
 
 class StopAgreement:
-    """`reason` is why the job is to stop; empty while it is not. `grows`: only to be started on more hosts."""
+    """`reason` is why the job should stop; empty if it should not. `grows`: only to be started on more hosts."""
 
     def __init__(self, workers: WorkerTable) -> None:
         self.reason = ""
@@ -24,7 +24,7 @@ class StopAgreement:
         self._polling: set[int] = set()
         self._polls: dict[int, int] = {}
         self._is_agreed = False
-        self._steps: dict[int, int] = {}  # at which ranks were told to stop
+        self._steps: dict[int, int] = {}  # the steps at which ranks were told to stop
 
     @property
     def polling(self) -> tuple[int, ...]:
@@ -39,9 +39,9 @@ class StopAgreement:
         return bool(self._steps)
 
     def request(self, reason: str, *, grows: bool = False) -> list[Action]:
-        """Have the ranks stop, those that do not poll yet once they do."""
+        """Ask the ranks to stop; ranks that do not poll yet are asked once they do."""
         is_first = not self.reason
-        if is_first or self.grows:  # that the job is to end counts more
+        if is_first or self.grows:  # ending the job takes precedence
             self.reason, self.grows = reason, grows
         return [Send(self.polling, StopRequested(reason))] if is_first and self.polling else []
 
@@ -56,7 +56,7 @@ class StopAgreement:
         return self._add_reached(event)
 
     def agree(self) -> list[Action]:
-        """Once all ranks that work have told, decide at which poll they stop."""
+        """Once all working ranks have reported, decide at which poll they stop."""
         if not self.reason or self._is_agreed or len(self._polls) < self._workers.working_count:
             return []
         working = self._workers.working
@@ -66,7 +66,7 @@ class StopAgreement:
         return [Send(working, StopAt(max(self._polls.values()) + 1))]
 
     def _add_reached(self, event: StopReached) -> list[Action]:
-        """A rank was told to stop; once all were, say at which step."""
+        """Note that a rank was told to stop; once all were, print at which step."""
         self._steps[event.rank] = event.step
         if len(self._steps) < len(self._polls):
             return []
@@ -74,7 +74,7 @@ class StopAgreement:
         for rank, step in sorted(self._steps.items()):
             by_step.setdefault(step, []).append(rank)
         texts = [f"{format_ranks(ranks)} {_verb(ranks, step)}" for step, ranks in by_step.items()]
-        hint = "; but all ranks should ask should_stop equally often" if len(texts) > 1 else ""
+        hint = "; but all ranks should call should_stop equally often" if len(texts) > 1 else ""
         return [PrintLine(f"{', '.join(texts)}{hint}")]
 
 

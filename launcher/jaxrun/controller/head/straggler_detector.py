@@ -1,8 +1,8 @@
-"""Finds out whether one rank, or one host, holds the others up, and where in its program it is meanwhile.
+"""Finds out whether one rank, or one host, slows the others down, and where in its program it is meanwhile.
 
 The flight recorders say when each rank entered each call; they are read now and then for divergence_detector.py, and at
-the end. Only where they show a straggler are some stacks taken, at any moment: those count that were taken while others
-waited, shortly before it came to a call.
+the end. Only if they show a straggler, stacks are taken, at arbitrary moments. The stacks that count are those taken
+while others waited, shortly before the straggler came to a call.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from jaxrun.protocol.flight import Flight, parse_group
 from jaxrun.protocol.snapshot_messages import RankDetail, RecorderSnapshot
 from jaxrun.records.event_log.actions import Action, RecordStraggler
 
-_MAX_PAUSE_S = 0.1  # between two samples, of different length so that they fall on all moments of a step
+_MAX_PAUSE_S = 0.1  # between two samples; the lengths differ, so samples fall on all moments of a step
 _GOLDEN_RATIO = 0.618
-_CORE_SHARE = 0.5  # of what the straggler costs: as much is explained by its host's lack of cores
+_CORE_SHARE = 0.5  # of the straggler's cost: if waiting for cores explains this much, the lack of cores is reported
 
 
 class StragglerDetector:
     def __init__(self, state: HeadState, queries: RankQueries, clocks: ClockOffsets | None) -> None:
-        """`clocks` are those of other hosts, None where there are none."""
+        """`clocks` are the clocks of other hosts, None if there are none."""
         self._state = state
         self._queries = queries
         self._hosts = state.workers.hosts
@@ -43,7 +43,7 @@ class StragglerDetector:
         self._recorded: Straggler | None = None
 
     def _judge(self) -> Straggler | None:
-        """The straggler, if there is one and the others surely wait for it."""
+        """Return the straggler, if there is one and the others certainly wait for it."""
         found = self._find()
         if found is None:
             return None
@@ -58,7 +58,7 @@ class StragglerDetector:
         return self.probe_clocks(now)
 
     def probe_clocks(self, now: float) -> list[Action]:
-        """Measure the clocks of other hosts, by which calls are compared."""
+        """Measure the clocks of other hosts, with which calls are compared."""
         return self._clocks.probe(self._state.workers.live, now) if self._clocks is not None else []
 
     def handle_clock(self, reply: ClockReply, now: float) -> list[Action]:
@@ -81,7 +81,7 @@ class StragglerDetector:
             self._add_core_wait(snapshot.rank, snapshot.core_wait_s, now)
 
     def _take_sample(self, now: float) -> list[Action]:
-        """Ask where the straggler is; where the others may not wait for it, ask first where one of these is."""
+        """Ask where the straggler is; if the others may not wait for it, first ask where one of them is."""
         found = self._find()
         if found is None or not self._state.is_healthy:
             return []
@@ -126,7 +126,10 @@ class StragglerDetector:
 
     def _find(self) -> Straggler | None:
         errors = self._clock_errors()
-        error_s = lambda party: errors.get(self._hosts[party[0]], 0.0)  # noqa: E731
+
+        def error_s(party: Party) -> float:
+            return errors.get(self._hosts[party[0]], 0.0)
+
         found = self._by_rank.find_straggler(error_s) or self._by_host.find_straggler(error_s)
         return found if found is not None and not self._lacks_cores(found) else None
 
@@ -138,7 +141,7 @@ class StragglerDetector:
             known.last_at, known.last_s = now, seconds
 
     def _offsets(self, flights: Mapping[int, Flight], now: float) -> dict[int, float] | None:
-        """Return what is to be added to the times of each rank; None as long as some clock is unknown."""
+        """Return the offset to add to the times of each rank; None as long as some clock is unknown."""
         if self._clocks is None:
             return {}
         known = {rank: self._clocks.offset(rank, now) for rank in flights}
@@ -146,7 +149,7 @@ class StragglerDetector:
         return found if len(found) == len(known) else None
 
     def _clock_errors(self) -> dict[str, float]:
-        """Return by host how wrong its times may be, compared with those of other hosts."""
+        """Return by host the error of its times, relative to other hosts."""
         if self._clocks is None:
             return {}
         known = {host: self._clocks.offset(ranks[0], self._now) for host, ranks in _ranks_by_host(self._hosts).items()}
@@ -155,7 +158,7 @@ class StragglerDetector:
         return {host: errors[host] + sum(errors[other] for other in largest if other != host) for host in errors}
 
     def _lacks_cores(self, found: Straggler) -> bool:
-        """Whether the straggler only has waited longer than others for a core of its host."""
+        """Whether the straggler has only waited longer than others for a core of its host."""
         shares = {rank: wait.share(self._started_at) for rank, wait in self._core_waits.items()}
         own = [share for rank, share in shares.items() if rank in found.ranks]
         others = [share for rank, share in shares.items() if rank not in found.ranks]
@@ -175,7 +178,7 @@ class StragglerDetector:
 
 @dataclass(slots=True)
 class _CoreWait:
-    """For how many seconds threads of a rank had waited for a core at two times."""
+    """Seconds that threads of a rank had waited for a core at two times."""
 
     first_at: float
     first_s: float
@@ -183,7 +186,7 @@ class _CoreWait:
     last_s: float
 
     def share(self, started_at: float) -> float:
-        """Return seconds a second; where it was read only once, since the program's start, and what was before."""
+        """Return seconds per second; with a single reading, since the program's start, including earlier waits."""
         if self.last_at > self.first_at:
             return (self.last_s - self.first_s) / (self.last_at - self.first_at)
         return self.last_s / (self.last_at - started_at) if self.last_at > started_at else 0.0

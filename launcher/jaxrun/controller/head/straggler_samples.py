@@ -1,4 +1,4 @@
-"""Where a straggler is while others wait for it: from stacks that are taken at any moment."""
+"""Finds where a straggler is while others wait for it, from stacks taken at arbitrary moments."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.protocol.flight import Flight, strip_directory
 from jaxrun.protocol.snapshot_messages import RankReply
 
-_SAMPLES, _MAX_TRIES = 4, 64  # of the straggler's stack: while others wait for it, and in all
-_WAITER_SAMPLES, _MIN_HITS = 24, 3  # of another rank's; so many of them show it waiting
+_SAMPLES, _MAX_TRIES = 4, 64  # samples of the straggler's stack: while others wait for it, and in all
+_WAITER_SAMPLES, _MIN_HITS = 24, 3  # samples of another rank's stack; at least this many must show it waiting
 
 
 class StragglerSamples:
@@ -22,10 +22,10 @@ class StragglerSamples:
 
     def _reset(self, straggler: Party) -> None:
         self.straggler = straggler
-        self._own: list[RankReply] = []  # which may have been taken while others waited
+        self._own: list[RankReply] = []  # may have been taken while others waited
         self._tries = 0
         self._frames: list[str] = []  # where the straggler was while others waited
-        self._is_waiting: list[bool] = []  # whether the other did, each time it was asked
+        self._is_waiting: list[bool] = []  # whether the other rank waited, each time it was asked
 
     @property
     def count(self) -> int:
@@ -46,7 +46,7 @@ class StragglerSamples:
             self._is_waiting.append(is_waiting_in_jax(reply.stacks, reply.kernel_wait, reply.flight.places))
 
     def judge(self, flights: Mapping[int, Flight], found: Straggler) -> None:
-        """Keep the stacks that were taken while others waited, once the recorder says when the next call came."""
+        """Keep the stacks that were taken while others waited, once the recorder shows when the next call came."""
         for reply in tuple(self._own):
             is_hit = _was_late(flights.get(reply.rank, Flight()), reply.time, found)
             if is_hit is not None:
@@ -60,7 +60,7 @@ class StragglerSamples:
         return max(frames, key=frames.count, default="")
 
     def waiting_share(self, straggler: Party, share: float) -> float:
-        """Return in what share of its stacks the other rank waited in JAX; 0.0 if in less than half of `share`."""
+        """Return the share of the other rank's stacks in which it waited in JAX; 0.0 if less than half of `share`."""
         hits, count = sum(self._is_waiting), len(self._is_waiting)
         if straggler != self.straggler or count < _WAITER_SAMPLES or hits < max(_MIN_HITS, share / 2 * count):
             return 0.0
@@ -68,7 +68,7 @@ class StragglerSamples:
 
 
 def _was_late(flight: Flight, moment: float, found: Straggler) -> bool | None:
-    """Whether the straggler was about to come to a call for which others waited; None if that is not known yet."""
+    """Whether the straggler was about to come to a call for which others waited; None if not known yet."""
     after = [timing for timing in flight.timings if timing.entered > moment]
     if not after:
         return False if 0.0 < flight.entered <= moment else None

@@ -1,6 +1,6 @@
 """The head's one table of timers: which ones run, when each is due, and what happens then.
 
-A part of the head sets a timer with what is to happen; the head asks for the next time, and fires what is due.
+A part of the head sets a timer with a callback; the head asks for the next time, and fires the timers that are due.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ Then = Callable[[float], list[Action]]  # called with the time at which the time
 
 
 class Timer(enum.IntEnum):
-    """The kinds of timers. Those that are due at the same time are fired in this order."""
+    """The kinds of timers. Timers that are due at the same time fire in this order."""
 
     STARTUP = enum.auto()  # --init-timeout: not all ranks have joined
     PROGRESS = enum.auto()  # the start-up, or the end, takes long: print which ranks it waits for
     SETTLE = enum.auto()  # after a failure: the failures that came with it have arrived
-    ROOT_CAUSE = enum.auto()  # after a failure: the cause of what was only a consequence has not come
+    ROOT_CAUSE = enum.auto()  # after a failure: there are only consequences, and their cause has not arrived
     INTERRUPT = enum.auto()  # after Ctrl-C: KeyboardInterrupt should have been raised in all ranks
     GRACE = enum.auto()  # --grace: workers that were asked to end have not
     KILL = enum.auto()  # workers that are late have been sent SIGTERM
-    UNANSWERED = enum.auto()  # workers were killed, but nobody has reported their end
-    CONCLUDE = enum.auto()  # all workers have ended, but what their flight recorders hold has not come
+    UNANSWERED = enum.auto()  # workers were killed, but their end was not reported
+    CONCLUDE = enum.auto()  # all workers have ended, but the content of their flight recorders has not arrived
     JOB = enum.auto()  # --timeout
     TIME_LIMIT_NEAR = enum.auto()  # --save-time before the end of --timeout: ask the program to stop
     ALLOCATION_NEAR = enum.auto()  # --save-time before a scheduler ends the job: the same
@@ -43,15 +43,15 @@ class Timer(enum.IntEnum):
     HANDOVER = enum.auto()  # the rank that has the terminal has not come back from a step, and others wait
     MISMATCH = enum.auto()  # the ranks differ in this call: report it
     COMPILATION_CHECK = enum.auto()  # some ranks compile for a call: what do the others do?
-    MEMORY = enum.auto()  # a host's memory will soon be full: its agents have had time to say so
-    DETAILS = enum.auto()  # the details of the programs that this divergence names have not come
+    MEMORY = enum.auto()  # a host's memory will soon be full: its agents have had time to report
+    DETAILS = enum.auto()  # the details of the programs in this divergence have not arrived
 
 
-# What counts the program's own time. These stand still while somebody sits at a debugger's prompt.
+# Timers that count the program's own time. They stand still while someone is at a debugger's prompt.
 PROGRAM_CLOCKS = (Timer.JOB, Timer.TIME_LIMIT_NEAR, Timer.GROW, Timer.FAULT)
-# What counts the time of the world outside. All others move on when the job was suspended by Ctrl-Z.
+# Timers that count the time of the outside world. All others are postponed when the job was suspended by Ctrl-Z.
 OUTER_CLOCKS = (Timer.ALLOCATION_NEAR,)
-# What continues when the job enters another phase; all others belong to the phase in which they were set.
+# Timers that continue when the job enters another phase; all others belong to the phase in which they were set.
 LASTING = (Timer.QUERY, Timer.SAMPLE, Timer.HANDOVER, Timer.MISMATCH, Timer.COMPILATION_CHECK, Timer.DETAILS)
 
 
@@ -61,7 +61,7 @@ class _Key(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    """Entries are compared by their first three fields, which differ."""
+    """A heap entry; entries are compared by their first three fields, which differ."""
 
     at: float
     kind: Timer
@@ -75,20 +75,20 @@ class _Entry(NamedTuple):
 
 
 class Timers:
-    """Which timers run. Times are seconds since the epoch.
+    """The timers that run. Times are seconds since the epoch.
 
-    A timer is known by its kind, and by `of` where several of a kind run at once. To set one is O(log n) in the number
-    of timers, to look for the next one O(1).
+    A timer is identified by its kind, and by `of` if several of a kind run at once. Setting one is O(log n) in the
+    number of timers, finding the next one O(1).
     """
 
     def __init__(self) -> None:
         self._entries: dict[_Key, _Entry] = {}
-        self._heap: list[_Entry] = []  # all of these, and some that were cancelled or replaced
-        self._held: dict[_Key, tuple[float, Then]] = {}  # seconds that are left
+        self._heap: list[_Entry] = []  # all running timers, and some that were cancelled or replaced
+        self._held: dict[_Key, tuple[float, Then]] = {}  # seconds left
         self._numbers = itertools.count()
 
     def set(self, kind: Timer, at: float, then: Then, *, of: Hashable = None) -> None:
-        """Have `then` called at this time, in place of an earlier or later one."""
+        """Call `then` at this time, in place of an earlier or later one."""
         entry = _Entry(at, kind, next(self._numbers), of, then)
         self._held.pop(entry.key, None)
         self._entries[entry.key] = entry
@@ -125,7 +125,7 @@ class Timers:
     # ---- time that does not count
 
     def hold(self, now: float, *kinds: Timer) -> None:
-        """Let the timers of these kinds, if they run, stand still until `resume`."""
+        """Stop the timers of these kinds, if they run, until `resume`."""
         for key, entry in [(key, entry) for key, entry in self._entries.items() if key.kind in kinds]:
             self._remove(key)
             self._held[key] = (entry.at - now, entry.then)
@@ -135,7 +135,7 @@ class Timers:
             self.set(key.kind, now + seconds, then, of=key.of)
 
     def postpone(self, seconds: float) -> None:
-        """The job has stood still for so long: move all timers on, except those of OUTER_CLOCKS."""
+        """Postpone all timers except those of OUTER_CLOCKS, because the job has stood still for `seconds` seconds."""
         for key, entry in self._entries.items():
             if key.kind not in OUTER_CLOCKS:
                 self._entries[key] = entry._replace(at=entry.at + seconds)
@@ -150,11 +150,11 @@ class Timers:
         return self._heap[0].at if self._heap else None
 
     def fire(self, now: float) -> list[Action]:
-        """Call what is due, the earliest first; a timer that this sets or cancels counts at once."""
+        """Call the timers that are due, the earliest first; timers that they set or cancel take effect at once."""
         return [action for entry in self._pop_due(now) for action in entry.then(now)]
 
     def fire_early(self, kind: Timer, now: float) -> list[Action]:
-        """Call what the timers of one kind wait for, whenever they are due, and remove them."""
+        """Call all timers of one kind, whenever they are due, and remove them."""
         early = [entry for key, entry in self._entries.items() if key.kind is kind]
         for entry in early:
             self._remove(entry.key)

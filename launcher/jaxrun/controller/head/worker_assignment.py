@@ -1,7 +1,7 @@
-"""Assigns to each agent the worker that it starts, once all have reported: its devices, cores and variables.
+"""Assigns to each agent the worker that it starts, once all have reported: devices, cores and variables.
 
-Ranks are on one host if they report the same host name and boot id; their local ranks follow from that, whatever mpirun
-or srun says.
+Ranks are on one host if they report the same host name and boot id; their local ranks follow from that, regardless of
+mpirun or srun.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from jaxrun.spec.job.plan import Plan, Worker
 from jaxrun.spec.job.worker_variables import worker_variables
 from jaxrun.text import plural
 
-Reports = Mapping[int, AgentReport]  # by rank: of its agent
+Reports = Mapping[int, AgentReport]  # of each rank's agent
 Reported = tuple[int, AgentReport]  # a rank, and the report of its agent
 Number = TypeVar("Number", bound=int)
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What the launcher says to the workers of all hosts.
+    """The launcher's settings for the workers of all hosts.
 
     user_env:          the environment that the user gives them
-    run_dir, log_dir:  that of the job, and that of the attempt's logs; empty where it leaves no files
+    run_dir, log_dir:  of the job, and of the attempt's logs; empty if it leaves no files
     """
 
     user_env: Mapping[str, str] = field(repr=False)
@@ -41,10 +41,10 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What every agent starts.
+    """The workers that all agents start.
 
     starts:     by rank
-    expected:   what every worker must then be
+    expected:   the required properties of every worker
     interface:  the address of rank 0's host that all other hosts can reach
     notes:      remarks on the devices
     """
@@ -67,7 +67,7 @@ def assign_workers(plan: Plan, reports: Reports, told: Told) -> Assignment:
     interface = reachable_address(reports[0], reports.values())
     starts = [start for host in hosts for start in _starts(plan, host, layouts, interface, told)]
     any_layout = layouts[0]
-    replace(plan.job, platform=any_layout.platform)  # which is valid, or does not exist
+    replace(plan.job, platform=any_layout.platform)  # raises if this Job would be invalid
     nonce = attempt_nonce(plan.job_id, plan.attempt)
     expected = Expected(len(plan.workers), nonce, any_layout.platform, any_layout.devices_per_process)
     notes = dict.fromkeys(note for layout in layouts.values() for note in layout.notes)
@@ -75,17 +75,17 @@ def assign_workers(plan: Plan, reports: Reports, told: Told) -> Assignment:
 
 
 def prepare_workers(plan: Plan, host: Sequence[AgentReport], reports: Reports, told: Told) -> list[StartWorker]:
-    """What agents on a spare host prepare for, once the reports of the ranks are complete.
+    """Return what agents on a spare host prepare for, once the reports of the ranks are complete.
 
     Raises NotUniformError if no rank can run there.
     """
-    members = [(int(report.agent), report) for report in host]  # they have no rank yet
+    members = [(int(report.agent), report) for report in host]  # they have no ranks yet
     interface = reachable_address(reports[0], reports.values())
     return list(_starts(plan, members, _lay_out(plan, members, told), interface, told))
 
 
 def group_by_host(reports: Iterable[tuple[Number, AgentReport]]) -> list[list[tuple[Number, AgentReport]]]:
-    """Group reports with their numbers, of ranks or of agents, by host, in the order in which they come."""
+    """Group reports with their numbers (ranks or agents) by host, in order of arrival."""
     hosts: dict[tuple[str, str], list[tuple[Number, AgentReport]]] = {}
     for number, report in reports:
         hosts.setdefault(_host(report), []).append((number, report))
@@ -93,12 +93,13 @@ def group_by_host(reports: Iterable[tuple[Number, AgentReport]]) -> list[list[tu
 
 
 def reachable_address(own: AgentReport, reports: Iterable[AgentReport]) -> str:
-    """The address of `own` host that the other hosts can reach: one over which a connection exists already."""
+    """Return the address of `own` host that other hosts can reach: one over which a connection already exists."""
     others = (report for report in reports if _host(report) != _host(own))
     other = min(others, key=lambda report: report.agent, default=None)
     if other is None:
         return LOOPBACK_6 if ":" in own.address else LOOPBACK
-    if own.address != own.head_address:  # the head is elsewhere, and this is how it and this host reach each other
+    # The head is elsewhere, and this is the address over which it and this host reach each other.
+    if own.address != own.head_address:
         return own.address
     return other.head_address
 
@@ -114,7 +115,7 @@ def _lay_out(plan: Plan, host: Sequence[Reported], told: Told) -> dict[int, Layo
         per_process = plan.job.devices_per_process
         if per_process is None and (names := first.machine.seen_gpus.names):
             per_process = max(1, len(names) // len(group))
-        # Of one host: the numbers of hosts are those of the whole job.
+        # A job on one host: the numbers of hosts are for the whole job.
         wanted = replace(
             plan.job,
             processes=len(group),
@@ -177,13 +178,13 @@ def _describe_devices(count: int | None) -> str:
 
 
 def _device_ids(layout: Layout, index: int) -> tuple[int, ...]:
-    """The ordinals of a rank's GPUs, which is at `index` among those that share them."""
+    """Return the ordinals of a rank's GPUs; the rank is at `index` among those that share them."""
     count = layout.devices_per_process if layout.gpus.names and layout.devices_per_process else 0
     return tuple(range(index * count, (index + 1) * count))
 
 
 def _group_by_gpus(host: Sequence[Reported]) -> list[list[Reported]]:
-    """The ranks of a host in groups that see the same GPUs, which are shared out among them."""
+    """Group the ranks of a host that see the same GPUs, which are divided among them."""
     groups: dict[tuple[str, ...], list[Reported]] = {}
     for rank, report in host:
         groups.setdefault(report.machine.seen_gpus.ids, []).append((rank, report))

@@ -1,4 +1,4 @@
-"""What the head knows of each worker: whether it lives, what it reported, how it ended."""
+"""The head's facts about each worker: whether it is alive, what it reported, how it ended."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _Worker:
     spawned: bool = False
     finished: bool = False
     killed_by_launcher: bool = False
-    ends_at: float | None = None  # when the worker first showed that it ends
+    ends_at: float | None = None  # when the worker first showed that it was ending
     failure: Failed | None = None
     thread_failures: list[ThreadFailed] = field(default_factory=list)
     exit: WorkerExited | None = None
@@ -35,9 +35,9 @@ class WorkerTable:
     def __init__(self, hosts: Mapping[int, str]) -> None:
         self.hosts = dict(hosts)
         self.saved_step: int | None = None  # the last step of which a complete checkpoint was reported
-        self.uses_mpi = False  # whether the program has called on the MPI that has started the ranks
+        self.uses_mpi = False  # whether the program uses the MPI that started the ranks
         self._workers = {rank: _Worker() for rank in sorted(hosts)}
-        # Kept besides the table, so that one event does not cost a walk over all ranks.
+        # Kept in addition to the table, so that one event does not cost a walk over all ranks.
         self._live: set[int] = set()
         self._working: set[int] = set()
 
@@ -48,7 +48,7 @@ class WorkerTable:
 
     @property
     def live_killed(self) -> tuple[int, ...]:
-        """The live ranks that the launcher has killed: nobody has reported their end yet."""
+        """The live ranks that the launcher has killed: their end was not reported yet."""
         return tuple(rank for rank in self.live if self._workers[rank].killed_by_launcher)
 
     @property
@@ -66,7 +66,7 @@ class WorkerTable:
 
     @property
     def only_rank_0_left(self) -> bool:
-        """Whether rank 0 alone lives, and was not killed."""
+        """Whether rank 0 is the only live one, and was not killed."""
         return self._live == {0} and not self._workers[0].killed_by_launcher
 
     @property
@@ -80,7 +80,7 @@ class WorkerTable:
 
     @property
     def not_working(self) -> tuple[int, ...]:
-        """The ranks whose program has ended, or does not run yet; in their order."""
+        """The ranks whose program has ended, or does not run yet, in order."""
         return tuple(r for r, worker in self._workers.items() if r not in self._working or worker.failure is not None)
 
     @property
@@ -90,7 +90,7 @@ class WorkerTable:
 
     @property
     def waiting_for_debugger(self) -> tuple[int, ...]:
-        """The live ranks that have failed, and go on once they know whether they are debugged."""
+        """The live ranks that have failed, and continue once they know whether they are debugged."""
         workers = self._workers
         return tuple(rank for rank in self.live if (failure := workers[rank].failure) and failure.waits_for_debugger)
 
@@ -112,7 +112,7 @@ class WorkerTable:
         return self._workers[rank].spawned
 
     def has_ended(self, rank: int) -> bool:
-        """Whether the rank's worker has exited, or was lost so that nobody will know how it exits."""
+        """Whether the rank's worker has exited, or was lost, so that nobody will know how it exits."""
         worker = self._workers[rank]
         return worker.exit is not None or worker.lost_reason != ""
 
@@ -151,11 +151,11 @@ class WorkerTable:
         worker.exit = event
         self._remove_process(event.rank)
         if event.status != 0 and worker.failure is None and not worker.killed_by_launcher:
-            worker.ends_at = None  # that its program had finished well is no sign of this end
+            worker.ends_at = None  # that its program had finished well says nothing about this end
         self._set_end_time(event.rank, now)
 
     def add_loss(self, rank: int, reason: str, now: float, *, by_launcher: bool = False) -> None:
-        """Nobody will report how this rank's worker ends; `by_launcher`: mpirun or srun has ended its agent."""
+        """Note that nobody will report how this rank's worker ends; `by_launcher`: mpirun or srun ended its agent."""
         worker = self._workers[rank]
         worker.lost_reason = reason
         worker.killed_by_launcher |= by_launcher and worker.failure is None
@@ -165,7 +165,7 @@ class WorkerTable:
         self._set_end_time(rank, now)
 
     def mark_killed(self, ranks: Iterable[int]) -> None:
-        """The launcher kills these ranks; one that has reported a failure keeps that as its reason."""
+        """Note that the launcher kills these ranks; a rank that has reported a failure keeps that as its reason."""
         for rank in ranks:
             self._workers[rank].killed_by_launcher |= self._workers[rank].failure is None
 

@@ -145,7 +145,9 @@ def _end(order: R) -> R:
 
 
 def _refuse(message: AgentRefused) -> None:
-    raise (UnavailableError if message.is_taken else NotUniformError)(message.reason)
+    if message.is_taken:
+        raise UnavailableError(message.reason)
+    raise NotUniformError(message.reason)
 
 
 class Connecting(AgentState[JobInfo]):
