@@ -286,9 +286,11 @@ def test_a_named_module_is_taken_at_its_word_and_ranks_of_the_next_attempt_have_
 # ---- gangs and tests
 
 _GANGS = """
-import os, sys
+import os, sys, warnings
 import chex
 import jaxrun
+
+warnings.showwarning = lambda message, *_: print(message)
 
 def ask():
     return [name for name in ("chex", "optax", "equinox") if name in sys.modules]
@@ -325,6 +327,7 @@ def test_gangs_have_what_their_main_file_imports_and_what_they_name(site: Path) 
     out, imports = _python(site, "main.py")
     assert out.splitlines() == [
         "(['chex'], ['chex'])",
+        "preload of a gang: optax: it starts a thread; left to its ranks",
         "(['chex'], ['chex'])",
         "([],)",
         "('env',)",

@@ -2,9 +2,11 @@
 
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from jaxrun.frontends.gang.main_imports import imports_of_main
 from jaxrun.protocol.forkserver_messages import ImportedName, Preload
 from jaxrun.spec.job import leading_imports
 from jaxrun.spec.job.leading_imports import find_leading_imports, imports_of_file, preload_order
@@ -203,3 +205,14 @@ def test_what_the_option_means(write):
     assert named == Preload((ImportedName("own.x"), ImportedName("flax")), f"{folder}/train.py", str(folder))
     write(train="print()")
     assert preload_order("auto", ["train.py"], str(folder), []) is None
+
+
+def test_the_ranks_of_a_notebook_need_what_its_cells_have_imported_by_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook = ModuleType("__main__")  # without a file
+    vars(notebook)["In"] = ["", "import orbax.checkpoint, sys", "import flax.nnx as nnx\nimport optax.contrib", "x = 1"]
+    vars(notebook).update({"orbax": ModuleType("orbax"), "einops": ModuleType("einops"), "mine": ModuleType("mine")})
+    for module in ("orbax", "orbax.checkpoint", "flax.nnx"):  # the import of optax has failed
+        monkeypatch.setitem(sys.modules, module, ModuleType(module))
+    monkeypatch.delitem(sys.modules, "optax.contrib", raising=False)
+    monkeypatch.setitem(sys.modules, "__main__", notebook)
+    assert [line.name for line in imports_of_main()] == ["einops", "orbax.checkpoint", "flax.nnx"]

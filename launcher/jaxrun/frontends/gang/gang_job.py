@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from jaxrun.frontends.gang.rank_connections import RankConnections, RankListener
 from jaxrun.frontends.gang.spec import GangSpec
 from jaxrun.node.forkserver.launcher_pool import pool_for
 from jaxrun.protocol.agent_messages import WorkerExited
-from jaxrun.protocol.forkserver_messages import ImportedName
+from jaxrun.protocol.forkserver_messages import ImportedName, Preloaded
 from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind, pack
 from jaxrun.protocol.job_messages import SignalOrder
 from jaxrun.protocol.snapshot_messages import ProcessState
@@ -95,6 +96,7 @@ class GangJob:
         self.connections = RankConnections(self.launcher)
         try:
             self.workers = self._accept_ranks()
+            self._warn_of_left_out(set(named or ()))
         except BaseException:
             self.stop()
             raise
@@ -194,6 +196,13 @@ class GangJob:
         self.launcher.wait(timeout)
         parts = (verdict.headline, verdict.means, *verdict.details, verdict.traceback, verdict.divergence)
         return WorkerDied.from_verdict(verdict, "\n".join(filter(None, parts)))
+
+    def _warn_of_left_out(self, named: Set[str]) -> None:
+        """Warn of the `named` modules that were not imported before the fork."""
+        events = read_job_events(self.launcher.run_dir) if named else ()
+        for preloaded in (event.message for event in events if isinstance(event.message, Preloaded)):
+            for name in sorted(named & preloaded.left_out.keys()):
+                warnings.warn(f"preload of a gang: {name}: {preloaded.left_out[name]}; left to its ranks", stacklevel=2)
 
     def _find_quiet_exits(self) -> set[int]:
         """Return the ranks that exited with status 0 while their program was still running, as the launcher saw it."""

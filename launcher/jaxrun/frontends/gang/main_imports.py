@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+from collections.abc import Iterable, Iterator
 from types import ModuleType
 
 from jaxrun.protocol.forkserver_messages import ImportedName
 from jaxrun.spec.job.leading_imports import find_leading_imports
 from jaxrun.spec.job.preload_table import preloadable
+
+_IMPORT = re.compile(r"^import ([\w., ]+)", re.MULTILINE)
 
 
 def imports_of_main() -> list[ImportedName]:
@@ -17,10 +21,17 @@ def imports_of_main() -> list[ImportedName]:
     file, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
     if file is None:
         modules = [value.__name__ for value in list(vars(main).values()) if isinstance(value, ModuleType)]
+        modules += [name for name in _imported_by_cells(vars(main).get("In", ())) if name in sys.modules]
         return [ImportedName(name) for name in dict.fromkeys(modules) if preloadable(name)]
     program = ["-m", spec.name] if spec is not None else [file]
     found = find_leading_imports(program, _directory(), preloadable).imports
     return [line for line in found if line.name.partition(":")[0] in sys.modules]
+
+
+def _imported_by_cells(cells: Iterable[str]) -> Iterator[str]:
+    """Yield the names of modules in import statements such as `import orbax.checkpoint`, which binds only `orbax`."""
+    for names in _IMPORT.findall("\n".join(cells)):
+        yield from (name.split()[0] for name in names.split(",") if name.strip())
 
 
 def folder_of_main() -> str:
