@@ -143,7 +143,7 @@ def test_a_job_of_gpu_hosts_says_by_which_network_nccl_will_send(
     ]
 
 
-def test_the_network_that_nccl_has_taken_is_told_after_the_first_collective(make_runner: MakeRunner) -> None:
+def test_the_network_that_nccl_uses_is_reported_after_the_first_collective(make_runner: MakeRunner) -> None:
     """Real ranks on the CPU that take it for a GPU, and write what NCCL would."""
     runner = make_runner(BASIC[0])
     (runner.directory / "sitecustomize.py").write_text(CPU_IS_GPU)

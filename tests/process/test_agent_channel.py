@@ -190,7 +190,7 @@ def test_the_channel_does_not_reach_programs_that_the_worker_starts(channel):
     assert not os.get_inheritable(channel[2])
 
 
-def test_a_process_that_the_program_forks_has_no_voice(channel):
+def test_a_process_that_the_program_forks_cannot_send_to_the_agent(channel):
     agent, link, _ = channel
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a fork beside other threads

@@ -147,7 +147,7 @@ def test_of_several_orders_in_one_packet_the_last_copy_counts_and_an_end_ends_it
         assert agent.end()[0] == 4
 
 
-def test_orders_behind_the_first_message_of_the_head_are_for_what_follows(tmp_path):
+def test_orders_that_arrive_with_the_heads_first_message_reach_the_next_state(tmp_path):
     agent = ByHand(tmp_path, JOB_ID)
     with contextlib.closing(agent):
         agent.job_info = replace(agent.job_info, attempt=0)
@@ -202,7 +202,7 @@ def test_at_a_terminal_the_second_ctrl_c_ends_the_agent_and_its_workers(by_hand,
     assert not pid or not is_alive(pid)
 
 
-def test_an_error_of_what_runs_in_a_thread_ends_the_agent_with_one_line(by_hand):
+def test_an_error_in_a_task_thread_ends_the_agent_with_one_line(by_hand):
     agent = by_hand(changes=NO_FILES)
     agent.connect()
     status, err = agent.end()

@@ -357,7 +357,7 @@ def test_an_agent_that_ends_before_it_has_reported_is_lost_if_it_has_said_that_i
     assert server.events == [AgentConnected(1, "h2"), AgentLost(1, "the connection to its agent was closed")]
 
 
-def test_orders_go_to_the_connection_of_the_rank_and_the_end_is_told_to_all(server):
+def test_orders_go_to_the_ranks_connection_and_the_end_to_all(server):
     (speaks, _), (silent, _) = server.connect(0), server.connect(0)
     report(server, speaks, 0)
     server.order(Send((0,), SignalWorker(2)))
@@ -426,7 +426,7 @@ def test_nothing_of_an_earlier_attempt_is_taken_for_one_of_the_present(server):
     assert server.received(clients[1]) == [SignalWorker(2)]
 
 
-def test_an_agent_of_several_ranks_speaks_for_each_and_gets_what_is_for_some(server):
+def test_an_agent_of_several_ranks_reports_for_each_and_gets_orders_for_some(server):
     server.begin_next_attempt({0: (0, 1)})
     client = server.connect(0)[0]
     client.send(message(AgentReport, agent=0))
@@ -469,7 +469,7 @@ def test_an_agent_that_waits_takes_the_rank_of_a_lost_one(server):
     assert server.received(waiting) == [SignalWorker(2)]
 
 
-def test_the_loss_of_an_agent_that_waits_is_no_loss_of_the_job(server):
+def test_the_loss_of_a_spare_agent_is_not_a_loss_for_the_job(server):
     server.begin_next_attempt(agents_by_rank(2, 3))
     waiting = server.connect(2)[0]
     waiting.send(message(AgentReport, agent=2, host="h3"))
@@ -553,7 +553,7 @@ def run_both(server):
 
 
 @pytest.mark.parametrize("runs", [True, False], ids=["running", "starting"])
-def test_an_agent_whose_place_is_held_by_one_that_is_alive_is_refused_and_that_is_no_fault_of_it(waiting, runs):
+def test_an_agent_is_refused_without_blame_while_its_ranks_have_a_live_agent(waiting, runs):
     if runs:
         run_both(waiting)
     else:

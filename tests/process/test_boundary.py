@@ -71,7 +71,7 @@ for name in {_MODULES!r}:
         ("jaxrun.node.forkserver.early", "re dataclasses pathlib click json"),
     ],
 )
-def test_the_command_line_and_what_starts_the_early_fork_server_load_little(module, slow):
+def test_the_command_line_and_the_early_fork_server_import_little(module, slow):
     result = _python(f"import {module}; print(*sys.modules)")
     assert result.returncode == 0, result.stderr
     assert set(slow.split()).isdisjoint(result.stdout.split())

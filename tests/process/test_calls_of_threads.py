@@ -16,7 +16,7 @@ from jaxrun.protocol.gang_messages import GangMessageKind, pack
 __all__ = ["gang"]  # a fixture
 
 
-def test_a_sent_value_is_what_it_was_then(gang):
+def test_a_sent_value_is_copied_when_it_is_sent(gang):
     """A rank may read late; the caller's arrays are the caller's again at once."""
     with gang.start_call() as call:
         value = np.zeros(2**12)

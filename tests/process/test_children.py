@@ -137,7 +137,7 @@ def test_a_sitecustomize_of_the_users_own_runs_as_if_there_were_no_other(tmp_pat
     assert result.stderr == ""
 
 
-def test_without_one_there_is_none_and_jax_is_found_as_before(tmp_path):
+def test_without_a_sitecustomize_jax_is_found_as_before(tmp_path):
     code = """
 import sys, importlib.util
 print("sitecustomize" in sys.modules)

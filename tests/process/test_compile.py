@@ -213,7 +213,7 @@ if jax.process_index() == 0 and len(os.sched_getaffinity(0)) > 1:
 
 
 @pytest.mark.jax_version
-def test_the_second_job_finds_all_but_a_damaged_file_which_is_replaced(tmp_path: Path, script) -> None:
+def test_the_second_job_finds_every_file_except_a_damaged_one_which_it_replaces(tmp_path: Path, script) -> None:
     cache = tmp_path / "cache"
     words = ("-n", "2", "-d", "2", "--simulate-hosts", "2", "--compile-cache", str(cache), str(script(_CACHED)))
     outputs, damaged = [], []

@@ -164,7 +164,7 @@ def test_a_rank_makes_a_key_where_the_job_has_several_hosts_or_asks_for_it(chang
     assert (bool(key.private), bool(key.public)) == (wanted, wanted)
 
 
-def test_a_jax_without_tls_is_no_reason_for_words_unless_somebody_asks_for_it(monkeypatch, capsys):
+def test_a_jax_without_tls_is_mentioned_only_if_tls_was_requested(monkeypatch, capsys):
     monkeypatch.setattr(jax_private, "_CERTIFICATE_OPTIONS", ("jax_no_such_option",))
     assert not make_key(replace(ENV, local_size=1)).public and capsys.readouterr().err == ""
     with pytest.raises(RuntimeError, match="TLS for its coordinator"):

@@ -49,7 +49,9 @@ if __name__ == "__main__":
 """
 
 
-def test_a_program_that_does_not_end_is_told_of_with_what_does_not(tmp_path: Path, script) -> None:
+def test_a_program_that_does_not_end_is_reported_with_the_thread_or_handler_that_does_not_end(
+    tmp_path: Path, script
+) -> None:
     options = ("-n", "4", "--stall-notice", "1", "--stall-timeout", "5")
     result = jaxrun(tmp_path, *options, str(script(ENDS, name="train.py")))
     assert result.code == 124 and result.events("StallNotice"), result
@@ -65,7 +67,7 @@ def test_a_program_that_does_not_end_is_told_of_with_what_does_not(tmp_path: Pat
     assert "is at its end, but " in said and "shutdown.py" not in said, result
 
 
-def test_a_rank_whose_loader_has_died_is_told_of_with_it_although_no_rank_waits_for_it(tmp_path: Path, script) -> None:
+def test_a_rank_with_a_dead_loader_is_reported_even_if_no_rank_waits_for_it(tmp_path: Path, script) -> None:
     options = ("-n", "2", "--stall-notice", "1", "--stall-timeout", "6")
     result = jaxrun(tmp_path, *options, str(script(LOADS)))
     assert result.code == 124 and result.events("StallNotice"), result

@@ -55,7 +55,7 @@ def test_hosts_that_only_mpirun_knows_cannot_be_excluded(programs, tmp_path, wan
 
 
 @pytest.mark.skipif(shutil.which("scontrol") is None, reason="Slurm's scontrol is not installed")
-def test_nodes_are_those_of_scontrol(tmp_path):
+def test_nodes_are_read_from_scontrol(tmp_path):
     settings_file = tmp_path / "slurm.conf"
     settings_file.write_text("ClusterName=none\nSlurmctldHost=localhost\nNodeName=none\n")
     known = [text for text in NODE_LISTS if "]." not in text]

@@ -159,7 +159,7 @@ done()"""
 
 
 @pytest.mark.jax_version
-def test_a_stall_is_told_with_its_cause_and_signals_reach_the_ranks_while_the_job_goes_on(tmp_path: Path) -> None:
+def test_a_stall_is_reported_with_its_cause_and_signals_reach_the_ranks_meanwhile(tmp_path: Path) -> None:
     flags = ("--steps", "7", "--rank", "1", "--loop-until", "go", "--print-signals")
     screen = tmp_path / "screen"
     notice = re.compile(r"no progress for \d+ s: .*misbehave\.py:\d+ main.* · more: jaxrun stacks run$", re.MULTILINE)

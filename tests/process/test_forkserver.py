@@ -55,7 +55,7 @@ def _write_decoys(script):
 
 
 @pytest.mark.jax_version
-def test_a_forked_worker_is_as_good_as_a_fresh_one(start, script, tmp_path):
+def test_a_forked_worker_behaves_like_a_fresh_one(start, script, tmp_path):
     (tmp_path / "input").write_text("line 1\nline 2\n")
     _write_decoys(script)
     harness = start([script(_ASK, "elsewhere/program.py"), "a b"], 3, stdin=tmp_path / "input")

@@ -139,7 +139,7 @@ def test_the_output_of_the_launcher_is_kept(gang):
     assert gang.connections.read_launcher_output() == ""
 
 
-def test_the_end_of_the_launcher_is_no_reason_to_wake_up_again(gang):
+def test_the_end_of_the_launcher_wakes_a_poll_only_once(gang):
     gang.end_launcher()
     assert gang.connections.poll(60) == []
     gang.ranks[1].send(1)

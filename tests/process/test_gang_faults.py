@@ -84,7 +84,7 @@ def test_a_rank_that_dies_is_named(lasting, capsys, how, status, number, words):
     rebuilt(lasting, capsys, "rank")
 
 
-def test_ranks_that_all_leave_as_if_all_were_well_are_named(lasting, capsys):
+def test_ranks_that_all_exit_with_0_without_reporting_are_named(lasting, capsys):
     with pytest.raises(jaxrun.WorkerDied, match=r"^all 2 ranks of this gang ended with os\._exit\(0\)") as caught:
         lasting.run(os._exit, 0)
     assert (caught.value.ranks, caught.value.exit_code) == ((0, 1), 1)

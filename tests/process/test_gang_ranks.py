@@ -56,7 +56,7 @@ def test_while_nothing_runs_there_is_nothing_to_interrupt(serve):
     assert serve(call) == (GangMessageKind.RESULT, "next")
 
 
-def test_the_end_of_the_function_is_told_before_its_result_is_packed(serve):
+def test_the_end_of_the_function_is_sent_before_its_result_is_packed(serve):
     """So the caller knows that a result is on its way, however long that takes."""
 
     def kinds(function):
@@ -111,7 +111,7 @@ def test_an_interrupt_that_was_meant_for_an_earlier_function_does_not_hit_the_ne
     assert serve(call) == (GangMessageKind.RESULT, "undisturbed")
 
 
-def test_an_interrupt_that_does_not_come_is_not_waited_for_for_ever(serve, monkeypatch):
+def test_the_wait_for_an_interrupt_that_does_not_come_ends(serve, monkeypatch):
     monkeypatch.setattr(calls, "INTERRUPT_TIMEOUT_S", 0.01)
 
     def call(caller):
@@ -170,7 +170,7 @@ def test_an_interrupt_while_a_value_comes_loses_nothing(serve):
     )
 
 
-def test_an_interrupt_in_a_result_on_its_way_is_no_failure(serve):
+def test_an_interrupt_while_a_result_is_sent_is_not_a_failure(serve):
     """The function is over then."""
 
     def call(caller):
@@ -249,7 +249,7 @@ ARRAYS = {
 
 
 @pytest.mark.parametrize("value", ARRAYS.values(), ids=ARRAYS)
-def test_an_array_arrives_as_numpys(value):
+def test_an_array_arrives_as_a_numpy_array(value):
     made = sent(value)
     assert type(made) is np.ndarray
     assert (made.dtype, made.shape) == (value.dtype, value.shape)
@@ -266,7 +266,7 @@ def test_arrays_within_a_value_arrive_too_and_all_else_travels_as_it_is():
     assert sent(jax.tree_util.Partial(np.add, 1))(2) == 3
 
 
-def test_a_key_of_jax_random_says_what_to_return_and_a_deleted_array_that_it_is():
+def test_returning_a_random_key_says_what_to_return_instead_and_a_deleted_array_says_that_it_is_deleted():
     for key in (jax.random.key(0), jax.random.split(jax.random.key(0), 3)):
         with pytest.raises(ValueError, match=r"return jax.random.key_data\(key\)"):
             sent([key])

@@ -140,7 +140,7 @@ def test_each_gang_starts_in_the_environment_of_its_time(session):
 
 
 @pytest.mark.extended
-def test_a_fork_of_it_has_no_gang_and_ends_none(session):
+def test_a_fork_of_the_parent_has_no_gang_and_ends_no_gang(session):
     out, err = session("""
         import warnings
         gang = jaxrun.Gang(processes=2)

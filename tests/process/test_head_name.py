@@ -61,7 +61,7 @@ def test_a_name_of_another_host_is_doubted_and_refused_where_a_head_answers(said
 
 
 @pytest.mark.parametrize(("resolves_to", "text"), [(OWN, ""), (OTHER, DOUBT)])
-def test_a_name_that_does_not_resolve_yet_stops_nobody_and_is_looked_up_again(said, names, resolves_to, text):
+def test_a_name_that_does_not_resolve_yet_is_looked_up_again(said, names, resolves_to, text):
     on_listening = check_is_head(HEAD, 600.0)
     (first,) = said
     assert first.startswith(
@@ -81,7 +81,7 @@ def test_it_is_looked_up_until_the_time_is_over(said, names):
     assert len(said) == 1
 
 
-def test_who_waits_says_for_whom_every_ten_seconds(said, monkeypatch):
+def test_a_waiting_host_names_the_missing_hosts_every_ten_seconds(said, monkeypatch):
     clock = [100.0]
     monkeypatch.setattr(head_name.time, "monotonic", lambda: clock[0])
     say = say_who_is_missing("host 1 of 2", "host 0 (the head at pod-0.jobs:7777)")

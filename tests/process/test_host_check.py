@@ -62,18 +62,18 @@ def endless():
         ),
     ],
 )
-def test_how_a_check_ended_is_told_in_the_report(make_agent, command, failure):
+def test_the_report_says_how_a_host_check_ended(make_agent, command, failure):
     agent = make_agent(command)
     assert agent.admit().check_failure == failure
     assert agent.shut_down()[0] == 0
 
 
-def test_what_it_leaves_is_killed_before_it_is_told(make_agent, endless):
+def test_processes_that_a_check_leaves_are_killed_before_its_result_is_reported(make_agent, endless):
     command, left = endless
     assert make_agent(f"({command}) & exit 0").admit().check_failure == "" and left() == []
 
 
-def test_what_takes_too_long_is_killed_before_it_is_told(make_agent, endless):
+def test_a_check_that_takes_too_long_is_killed_before_its_result_is_reported(make_agent, endless):
     command, left = endless
     assert make_agent(command, timeout=0.5).admit().check_failure == "did not end in 0.5 s" and left() == []
 

@@ -83,7 +83,7 @@ def test_without_a_name_lockstep_sees_less_and_one_line_says_what(monkeypatch, m
         ("MeshExecutable", "__slots__", EVERY_CALL),
     ],
 )
-def test_a_class_that_has_changed_its_shape_is_as_good_as_missing(monkeypatch, kind, attribute, level):
+def test_a_class_of_another_shape_counts_as_missing(monkeypatch, kind, attribute, level):
     changed = ["renamed"]
     monkeypatch.setattr(getattr(importlib.import_module(_PXLA), kind), attribute, changed)
     assert call_hooks.probe_level() == level
@@ -152,7 +152,7 @@ if os.fork():
         ("jax._src.compiler", "get_compile_options", lambda: jax_private.compile_all_reduce(jax.devices()), None),
     ],
 )
-def test_without_its_name_nothing_is_done_and_the_caller_is_told(monkeypatch, module, name, call, result):
+def test_without_the_private_name_nothing_is_done_and_the_caller_gets_false(monkeypatch, module, name, call, result):
     _take(monkeypatch, module, name)
     assert call() is result
 

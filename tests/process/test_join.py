@@ -244,9 +244,7 @@ def initialized(run_cases):
 @pytest.mark.parametrize(
     ("name", "said"), [(name, said) for name, (_, said) in _INITIALIZE.items() if said is not None]
 )
-def test_a_program_that_joins_by_itself_finds_the_work_done_and_is_told_where_it_is_contradicted(
-    initialized, name, said
-):
+def test_initialize_in_the_program_does_nothing_and_warns_about_contradicting_arguments(initialized, name, said):
     worker = initialized[name]
     assert (worker.status, worker.out) == (0, f"True {len(_INITIALIZE) + 1}\n"), worker.err
     assert said in worker.err and len(worker.err.splitlines()) == bool(said)
@@ -258,7 +256,7 @@ def test_an_argument_that_jax_does_not_know_is_the_error_that_it_always_is(initi
     assert "no_such_argument" in failure.message
 
 
-def test_certificates_that_come_too_late_are_told(initialized):
+def test_certificates_that_come_too_late_are_reported(initialized):
     has_tls = "mtls_key_file" in inspect.signature(jax.distributed.initialize).parameters
     told = "initialize(mtls_key_file=k) has no effect: jaxrun has already joined"
     assert (told in initialized["certificate"].err) == has_tls

@@ -36,7 +36,7 @@ def test_a_snapshot_of_rank_0_alone_ends_the_job_once_the_others_have_finished(
     assert told in " ".join(result.err.split()), result
 
 
-def test_while_the_others_wait_in_a_barrier_it_is_told_who_has_not_called_it(tmp_path: Path, script) -> None:
+def test_while_others_wait_in_a_barrier_the_rank_that_has_not_called_it_is_named(tmp_path: Path, script) -> None:
     options = ("-n", "2", "--stall-notice", "0.5", "--stall-timeout", "4")
     result = jaxrun(tmp_path, *options, str(script(ONE_RANK_SAVES)), "barrier")
     assert result.code == 124, result

@@ -332,7 +332,7 @@ def test_callbacks_do_not_make_equal_programs_differ(workers):
     assert "sum " in workers[0].out
 
 
-def test_compiled_ahead_of_time_is_recorded_too_and_what_was_loaded_by_its_key_only(workers):
+def test_programs_compiled_ahead_of_time_are_recorded_and_loaded_ones_by_their_key_only(workers):
     calls = [call for call in named(workers[0], "<lambda>") if call.stack[0].endswith("<module>")]
     assert len(calls) == 3
     assert calls[0].program["code"]

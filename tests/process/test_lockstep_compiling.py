@@ -67,7 +67,7 @@ print("called")
 
 
 @pytest.mark.jax_version
-def test_a_call_of_another_program_is_told_while_it_is_compiled(tmp_path: Path, script) -> None:
+def test_a_call_of_another_program_is_reported_while_that_program_compiles(tmp_path: Path, script) -> None:
     go_on, screen = tmp_path / "go-on", tmp_path / "screen"
     program = script(SETTING + _PROGRAM)
     with (

@@ -63,7 +63,7 @@ def check_error(case: Case, text: str, where: str, calls_before: int) -> None:
     assert ":".join(frames[-1]) == where, stack
 
 
-def test_a_program_that_catches_its_divergences_succeeds_and_is_told_of_them_at_the_end(in_turn: Result) -> None:
+def test_a_program_that_catches_its_divergences_succeeds_and_the_end_reports_them(in_turn: Result) -> None:
     assert (in_turn.code, in_turn.out.count("the end")) == (0, 2), in_turn.err
     assert "the processes disagree at cross-process call #4\n" in in_turn.err.rpartition("done in")[2], in_turn.err
 

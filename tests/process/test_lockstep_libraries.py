@@ -149,7 +149,7 @@ def train():
 
 
 @pytest.mark.jax_version
-def test_a_program_that_is_an_installed_package_has_lines_of_its_own(tmp_path: Path) -> None:
+def test_an_installed_package_that_is_the_program_counts_as_the_users_code(tmp_path: Path) -> None:
     """As one that `python -m package` runs: to its name, all its files are a library's."""
     installed, wrapper = tmp_path / "site-packages", "def call(function, x):\n    return function(x)\n"
     (installed / "trainer").mkdir(parents=True)

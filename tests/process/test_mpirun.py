@@ -216,7 +216,7 @@ def test_without_mpirun_it_says_what_to_install(install, asked, message):
         ("mpirun: error while loading shared libraries: libx.so.1: cannot open", 127, "says 'mpirun: error while load"),
     ],
 )
-def test_the_output_of_a_program_that_is_no_mpirun_is_quoted(install, output, status, message):
+def test_the_output_of_a_program_that_is_not_mpirun_is_quoted(install, output, status, message):
     with pytest.raises(UnavailableError, match=re.escape(message)):
         _planned(install(output, status=status, words='cat "$0.output" >&2'), processes=1)
 
@@ -227,7 +227,7 @@ def test_an_mpirun_that_does_not_answer_is_given_up(install, monkeypatch):
         _planned(install("", words="exec sleep 20"), processes=1)
 
 
-def test_an_mpirun_that_is_no_program_is_named(install, tmp_path):
+def test_an_mpirun_that_is_not_a_program_is_named(install, tmp_path):
     environ = install(_OPEN_MPI)
     (tmp_path / "bin" / "mpirun").write_bytes(b"\x7fELF nonsense")
     with pytest.raises(UnavailableError, match=r"bin/mpirun cannot be run: Exec format error"):

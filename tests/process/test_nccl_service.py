@@ -96,13 +96,13 @@ def test_a_version_that_may_crash_is_asked_only_at_the_end_and_for_text(stand_in
 
 
 @pytest.mark.parametrize("version", [NONE, "", None], ids=["2.23", "unknown", "no NCCL"])
-def test_where_there_is_no_service_nobody_is_asked(stand_in, process_with, version):
+def test_without_a_service_nccl_is_not_asked(stand_in, process_with, version):
     server = stand_in()
     pid = os.getpid() if version is None else process_with(version, None if version else "libnccl.so.2")
     assert ask(pid, server.address, whatever_it_costs=True)[0] is None and server.said == []
 
 
-def test_counts_that_go_on_are_no_difference(stand_in, process_with):
+def test_counts_that_increase_are_not_a_difference(stand_in, process_with):
     counts = iter(range(100, 200))
 
     def answer():

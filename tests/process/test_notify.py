@@ -20,7 +20,7 @@ def heard(directory: Path) -> list[tuple[str, dict[str, object]]]:
     return [(name, json.loads(text)) for name, text in lines]
 
 
-def test_a_restart_and_the_end_are_told(tmp_path: Path) -> None:
+def test_a_restart_and_the_end_are_reported(tmp_path: Path) -> None:
     words = ("-n", "1", "--tag", "night", "--max-restarts", "1", "--notify", KEEPS, "by_hand.py", FAILS_ONCE)
     result = jaxrun(tmp_path, *words, env=write_fake_runtime(tmp_path))
     (first, again), (last, end) = heard(tmp_path)

@@ -69,7 +69,7 @@ def test_for_the_cpu_no_driver_is_asked_and_automatically_only_one_of_which_ther
     assert probe_machine(["cuda", "cpu"], {"CUDA_VISIBLE_DEVICES": "0"}).gpus == found
 
 
-def test_a_driver_that_does_not_answer_is_told_in_place_of_the_gpus(driver, monkeypatch):
+def test_a_driver_that_does_not_answer_is_reported_instead_of_the_gpus(driver, monkeypatch):
     monkeypatch.setattr(nvml, "_DRIVER_FILES", ("/",))
     driver.trouble = driver.NVMLError(18, "version mismatch")
     layout = decide_layout(Job(program=("a.py",)), probe_machine(["cuda", "cpu"], {}), {})

@@ -152,7 +152,7 @@ def test_another_user_cannot_enter_a_job_or_learn_its_token(open_directory: Path
 STRANGER = 65534
 
 
-def test_in_a_directory_for_all_each_user_is_told_of_the_others():
+def test_in_a_shared_directory_each_user_learns_of_the_others():
     """In /tmp: who comes first has jaxrun-runs there; root's serves all, as root could do anything anyway."""
     with tempfile.TemporaryDirectory() as name:
         base = Path(name)

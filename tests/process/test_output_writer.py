@@ -268,7 +268,7 @@ def test_a_closed_stdout_is_reported_once_and_the_logs_go_on(capture, tmp_path):
     [("closed", "Bad file descriptor"), ("/dev/full", "No space left on device")],
     ids=["closed", "full"],
 )
-def test_a_stdout_that_cannot_be_written_is_no_crash(capture, how, why):
+def test_a_stdout_that_cannot_be_written_causes_no_crash(capture, how, why):
     captured = capture(1, merged=False)
     if how == "closed":
         captured.close(captured.out)

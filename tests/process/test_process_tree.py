@@ -66,7 +66,7 @@ def test_a_group_is_killed_and_its_tracker_removes_the_shared_memory() -> None:
 
 
 @pytest.mark.parametrize("tracker", ["running", "stopped"])
-def test_the_last_sweep_waits_for_trackers_but_not_for_ever(tracker: str) -> None:
+def test_the_last_sweep_waits_a_limited_time_for_trackers(tracker: str) -> None:
     done = subprocess.run([sys.executable, "-c", LAUNCHER, tracker], capture_output=True, text=True, timeout=60)
     name, alive, seconds = done.stdout.split()
     left = Path(f"/dev/shm/{name}").exists()

@@ -139,7 +139,7 @@ def test_output_goes_to_the_caller_and_to_the_log(answers, capsys):
     assert capsys.readouterr() == ("one\ntwo\nhalf", "trouble\n")
 
 
-def test_a_function_that_fails_has_printed_what_it_had(answers):
+def test_a_function_that_fails_still_shows_its_output(answers):
     def printing():
         print("before", end="", flush=True)
         print(" the end", end="")

@@ -234,7 +234,7 @@ def test_an_agent_with_another_jobs_token_is_refused_and_shows_no_token(by_hand)
 
 
 @pytest.mark.parametrize("when", ["while it looks for a head", "before its first line"])
-def test_an_agent_ends_with_what_has_started_it(tmp_path, when):
+def test_an_agent_ends_with_the_process_that_started_it(tmp_path, when):
     """As where jaxrun is killed during the start, and its mpirun with it."""
     with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, and says nothing
         address = f"127.0.0.1:{silent.getsockname()[1]}"

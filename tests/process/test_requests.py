@@ -105,7 +105,7 @@ def test_a_job_that_is_over_or_has_no_launcher_here_is_not_asked(tmp_path):
     assert refusal(tmp_path) == f"the job of {tmp_path} is over; how it went: jaxrun explain {tmp_path}"
 
 
-def test_a_job_of_an_older_jaxrun_and_one_whose_socket_has_gone_are_told_from_a_dead_one(tmp_path):
+def test_a_job_of_an_older_jaxrun_and_a_job_without_its_socket_are_distinguished_from_a_dead_job(tmp_path):
     with (tmp_path / "events.jsonl").open("ab"):
         launched_by(tmp_path, os.getpid())
         assert f"the job of {tmp_path} has no socket, so it cannot be asked: an older jaxrun" in refusal(tmp_path)
@@ -220,7 +220,7 @@ def test_a_directory_that_cannot_be_made_is_named_by_the_ranks(profiles):
     assert "NotADirectoryError" in profiles.below_a_file_text
 
 
-def test_a_program_that_takes_a_profile_of_its_own_is_left_to_it(profiles):
+def test_jaxrun_takes_no_profile_while_the_program_takes_one(profiles):
     assert "no profile of all ranks: ranks 0-1: its program is taking a profile of its own" in profiles.busy_text
 
 

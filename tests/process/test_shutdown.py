@@ -167,7 +167,7 @@ def test_exit_handlers_run_once_in_reverse_order_before_the_worker_reports_done(
     assert cases["handlers-after-failure"].out == "heard\n"  # the failure report comes before they run
 
 
-def test_nothing_is_written_to_what_has_taken_the_channels_number(cases):
+def test_nothing_is_written_to_a_file_that_has_reused_the_channels_descriptor(cases):
     assert (cases["takes-channels-number"].folder / "file").read_bytes() == b""
     assert cases["takes-channels-number-socket"].out == ""
 
@@ -183,7 +183,7 @@ def test_a_failed_thread_is_reported_and_printed(cases):
     assert re.match(r"Exception in thread loader:\nTraceback", cases["thread-fails"].err)
 
 
-def test_a_program_may_not_replace_its_rank_but_a_child_of_its(cases):
+def test_a_program_may_not_replace_its_rank_but_its_child_may_replace_itself(cases):
     failure = cases["executes"].failure()
     assert (failure.error, failure.status) == ("ExecError", 1)
     assert "os.execv would replace this process by" in failure.message and "jaxrun --env" in failure.message

@@ -92,7 +92,7 @@ def test_a_kernel_that_refuses_connections_lives():
     assert watch.probes.answers and not peer.given_up
 
 
-def test_a_host_that_was_asked_answers_by_a_probe_too_but_not_by_one_of_before():
+def test_an_asked_host_may_answer_by_a_new_probe_but_not_by_an_earlier_one():
     clock = Clock()
     with reserve_port() as reserved:
         peer = Peer()
@@ -125,7 +125,7 @@ def test_a_host_that_answers_no_more_is_given_up_on_all_its_connections():
     assert clock.now - began == pytest.approx(1.4, abs=0.11)
 
 
-def test_what_this_host_cannot_send_is_no_sign_of_another(monkeypatch):
+def test_probes_that_this_host_cannot_send_say_nothing_about_another(monkeypatch):
     def fail(*words):
         raise OSError(24, "Too many open files")
 

@@ -84,7 +84,7 @@ def test_a_host_without_the_directory_is_named(start) -> None:
     assert status == 69 and "dash: /nowhere/here: No such file or directory\n    try: start in" in err
 
 
-def test_an_agent_that_ends_before_it_finds_its_head_is_told_of_with_its_last_words(start) -> None:
+def test_an_agent_that_ends_before_it_finds_its_head_is_reported_with_its_last_output(start) -> None:
     agent = "import sys; sys.exit('the head is nowhere')  # jaxrun.node.agent"
     _, err, _ = start(["dash"], sys.executable, "-c", agent, "jaxrun.node.agent")
     assert "dash: the head is nowhere\njaxrun-failed-agents 0\n" in err

@@ -97,7 +97,7 @@ def test_stacks_do_not_crash_a_rank_that_calls_functions(dumps):
             assert stack.current and stack.frames[-1].function == "<module>" and len(stack.frames) <= 3
 
 
-def test_they_are_those_of_the_fault_handler(dumps):
+def test_the_stacks_equal_the_fault_handlers(dumps):
     with dumps(WAITS) as ask:
 
         def agree():  # once both threads wait

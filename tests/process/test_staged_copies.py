@@ -147,7 +147,7 @@ def test_a_file_that_becomes_something_else_blocks_nothing_and_is_named(source, 
     assert os.listdir(copies.path) == []
 
 
-def test_copies_inside_of_what_is_staged_are_left_out(source):
+def test_copies_inside_a_staged_directory_are_left_out(source):
     names = set()
     for _ in range(3):
         (source / "local").mkdir(exist_ok=True)
@@ -200,7 +200,7 @@ def test_a_copy_gives_nobody_the_rights_of_its_owner(source, copies):
     assert (copy / "tool").stat().st_mode & 0o7777 == 0o755
 
 
-def test_what_is_no_file_and_what_grows_with_each_job_is_left_out(source):
+def test_special_files_and_directories_that_grow_with_each_job_are_left_out(source):
     listed, seen = list_directory(str(source))
     (source / ".git").mkdir()
     (source / "jaxrun-runs" / "1").mkdir(parents=True)

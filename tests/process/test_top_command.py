@@ -91,7 +91,7 @@ def test_live_has_the_terminal_until_the_job_is_over_and_then_the_verdict_is_pri
     assert "ValueError: bad record" in after and "rank 1 of 2 raised ValueError" in after and "exit 1" in after
 
 
-def test_who_leaves_the_live_screen_sees_the_output_and_letters_that_a_terminal_lacks_are_replaced(tmp_path):
+def test_leaving_the_live_screen_shows_the_output_and_unprintable_letters_are_replaced(tmp_path):
     (tmp_path / "waits.py").write_text(
         WAITS.replace('print("ready", flush=True)', 'os.write(1, "gr\xfc\xdfe\\n".encode())')
     )

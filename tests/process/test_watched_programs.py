@@ -87,7 +87,7 @@ def test_options_are_set_as_by_python_and_a_rank_without_jax_ends_as_ever(tmp_pa
 
 
 @pytest.mark.jax_version
-def test_a_setting_that_is_made_too_late_is_told_once_with_its_place_and_the_option_of_jaxrun(tmp_path: Path) -> None:
+def test_a_setting_made_too_late_is_reported_once_with_its_line_and_jaxruns_option(tmp_path: Path) -> None:
     (tmp_path / "late.py").write_text(LATE)
     (tmp_path / "helper.py").write_text(HELPER)
     result = jaxrun(tmp_path, "-n", "2", "late.py")
@@ -279,7 +279,7 @@ def test_pytest_is_a_program_where_warnings_are_errors_with_strict_lockstep(tmp_
 
 
 @pytest.mark.extended
-def test_the_workers_of_xdist_are_refused_as_they_would_be_no_ranks(tmp_path: Path) -> None:
+def test_the_workers_of_xdist_are_refused_because_they_would_not_be_ranks(tmp_path: Path) -> None:
     pytest.importorskip("xdist")
     (tmp_path / "test_it.py").write_text("def test_it():\n    pass\n")
     result = jaxrun(tmp_path, "-n", "2", "-m", "pytest", "-q", "-n", "2")
@@ -289,7 +289,7 @@ def test_the_workers_of_xdist_are_refused_as_they_would_be_no_ranks(tmp_path: Pa
 
 
 @pytest.mark.parametrize(("size", "line"), [(2, "jaxrun: the environment sets jax_disable_jit"), (1, "")])
-def test_jit_that_is_disabled_by_the_environment_is_told_at_the_start(tmp_path: Path, size: int, line: str) -> None:
+def test_a_disabled_jit_is_reported_at_the_start(tmp_path: Path, size: int, line: str) -> None:
     (tmp_path / "empty.py").write_text("")
     result = jaxrun(tmp_path, "-n", str(size), "empty.py", env={"JAX_DISABLE_JIT": "1"})
     told = read_lines(result.run_dir / "rank-0000.err", "jaxrun:")

@@ -172,7 +172,7 @@ def test_it_ends_by_itself_when_the_agent_hangs_up(start, script):
     assert worker.status == 70
 
 
-def test_before_it_joins_it_ends_as_well_and_a_message_out_of_turn_is_reported_as_a_protocol_error(start, script):
+def test_a_worker_that_has_not_joined_ends_too_and_a_message_out_of_turn_is_a_protocol_error(start, script):
     harness = start([script("")], 2)
     first, second = harness.workers
     _poll_until(harness, lambda: first.received(Hello) and second.received(Hello))

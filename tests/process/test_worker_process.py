@@ -58,7 +58,7 @@ def test_messages_are_received_before_the_end_of_the_channel(worker):
     assert child.receive() is None
 
 
-def test_garbage_is_no_message_and_nothing_is_read_after_it(worker):
+def test_garbage_is_refused_and_nothing_is_read_after_it(worker):
     child, theirs = worker
     theirs.sendall(b"\0\0\0\2{]" + encode(Done(2, 1.0)))
     with pytest.raises(ProtocolError, match="not JSON"):
@@ -141,7 +141,7 @@ def test_cpu_time_and_what_it_waits_in_are_the_kernels(worker):
     assert isinstance(child.kernel_wait(), str)
 
 
-def test_cpu_time_of_what_it_has_started_counts(worker):
+def test_cpu_time_of_a_ranks_children_counts(worker):
     child, _ = worker
     starts = "t = threading.Thread(target=subprocess.run, args=[[sys.executable, '-c', 'while True: pass']])"
     program = f"import subprocess, sys, threading; {starts}; t.start(); t.join()"

@@ -123,7 +123,9 @@ def test_the_words_have_rank_local_rank_and_host(tmp_path: Path) -> None:
         ("true", 1, "exited with status 0 before the end of its program"),
     ],
 )
-def test_a_command_in_which_no_rank_can_be_is_told(tmp_path: Path, wrap: str, code: int, text: str) -> None:
+def test_a_wrap_command_that_cannot_contain_a_rank_is_explained(
+    tmp_path: Path, wrap: str, code: int, text: str
+) -> None:
     (tmp_path / "closer.py").write_text("import os, sys; os.closerange(3, 100); os.execv(sys.argv[1], sys.argv[1:])")
     result = jaxrun(tmp_path, "-n", "2", "--wrap", wrap, MISBEHAVE, "--steps", "3")
     assert result.code == code and text in result.err, result

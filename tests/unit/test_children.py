@@ -52,7 +52,7 @@ _OWN_JOB = {
     [(*case, False) for case in _NOT_A_JOB.values()] + [(*case, True) for case in _OWN_JOB.values()],
     ids=[*_NOT_A_JOB, *_OWN_JOB],
 )
-def test_a_child_has_a_job_of_its_own_where_somebody_says_so(child_side, address, changed, own):
+def test_a_child_joins_another_job_only_if_it_is_told_to(child_side, address, changed, own):
     environ = _environment_of_rank()
     parent = json.loads(environ[CHILD_OF])
     environ = {name: value for name, value in {**environ, **changed}.items() if value is not None}
@@ -67,7 +67,7 @@ def test_the_directory_comes_first_on_pythonpath_and_once(before, after):
     assert environ["PYTHONPATH"] == f"{children.SITE}{after}"
 
 
-def test_the_rank_itself_is_no_child():
+def test_the_rank_itself_does_not_count_as_a_child():
     rank = _environment_of_rank(JAXRUN_RANK="1")
     child = {**rank, CHILD_OF: rank[CHILD_OF].replace(f'"pid": {os.getpid()}', '"pid": 1')}
     assert [is_rank(environ) for environ in ({}, {"JAXRUN_RANK": "1"}, rank, child)] == [False, True, True, False]

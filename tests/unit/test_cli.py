@@ -136,7 +136,7 @@ def test_the_names_of_other_launchers_are_understood(here, plans, words, process
     assert (len(plans[0].workers), plans[0].local_devices) == (processes, devices)
 
 
-def test_torchruns_processes_per_node_are_those_of_each_of_several_hosts():
+def test_torchruns_processes_per_node_count_for_each_host():
     job = make_job({"program": ("p",), "backend": "slurm", "hosts": 2, "processes_per_node": 4}, {})
     assert (job.hosts, job.processes_per_host, job.processes) == (2, 4, None)
     assert make_job({"program": ("p",), "processes_per_node": "gpu"}, {}).platform == "gpu"
@@ -256,7 +256,7 @@ def test_an_error_of_another_kind_keeps_its_traceback(here, run_raises, error):
 
 
 @pytest.mark.parametrize("words", [("train.py",), ("attach", "train.py"), ("explain",), ("stacks",)])
-def test_a_deleted_working_directory_is_told(tmp_path, monkeypatch, capsys, words):
+def test_a_deleted_working_directory_is_reported(tmp_path, monkeypatch, capsys, words):
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)

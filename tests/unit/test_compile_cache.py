@@ -76,7 +76,7 @@ def test_the_oldest_files_make_room_and_what_was_never_finished_is_deleted(tmp_p
 
 
 @pytest.mark.parametrize(("rank", "printed"), [(0, 0), (1, 0), (2, 1)], ids=["first", "beside it", "first of a host"])
-def test_what_this_jax_lacks_is_said_once(tmp_path, monkeypatch, capsys, rank, printed):
+def test_a_feature_that_this_jax_lacks_is_reported_once(tmp_path, monkeypatch, capsys, rank, printed):
     for name in ("compiler", "compilation_cache", "cache_key", "lru_cache"):
         monkeypatch.setitem(sys.modules, f"jax._src.{name}", SimpleNamespace())
     config = SimpleNamespace(update=lambda option, value: None)
@@ -146,7 +146,7 @@ def programs(own):
     return SharedPrograms("shared", 2)
 
 
-def test_one_claims_and_the_others_find_what_it_has_written(programs, own):
+def test_one_rank_claims_a_program_and_the_others_read_it(programs, own):
     other = SharedPrograms("shared", 2)
     assert programs.read("k") is None
     assert programs.claim("k") == 0 and other.claim("k") == os.getpid()
@@ -243,7 +243,7 @@ def test_all_of_a_job_is_removed_and_nothing_else_and_no_link_is_followed(own, t
     assert not own.exists()
 
 
-def test_what_is_left_of_jobs_that_were_killed_is_removed_and_what_is_in_use_is_not(own):
+def test_files_of_killed_jobs_are_removed_and_files_in_use_are_not(own):
     left, used, new = (directories.shared_directory(job, 1, "h") for job in ("a", "b", "c"))
     os.close(directories.open_shared_directory(left))
     descriptors = [directories.open_shared_directory(used)]

@@ -72,7 +72,7 @@ def begin(job, one, other, mine=None):
 
 
 @pytest.mark.parametrize("doings", TOLD.values(), ids=TOLD)
-def test_it_is_told_within_3_s(job, doings):
+def test_it_is_reported_within_3_s(job, doings):
     began = job.now
     begin(job, *doings).wait(120)
     ((when, text),) = job.printed
@@ -82,7 +82,7 @@ def test_it_is_told_within_3_s(job, doings):
 
 
 @pytest.mark.parametrize("doings", SILENT.values(), ids=SILENT)
-def test_nothing_is_told_as_long_as_they_may_make_the_same_call(job, doings):
+def test_nothing_is_reported_while_they_may_make_the_same_call(job, doings):
     begin(job, *doings).wait(120)
     assert not job.printed
 
@@ -92,13 +92,13 @@ def test_a_program_whose_code_is_not_known_may_be_any(job):
     assert not job.printed
 
 
-def test_a_rank_that_computes_at_the_line_of_its_calls_is_in_none(job):
+def test_a_rank_that_computes_at_the_line_of_its_calls_is_not_in_a_call(job):
     job.cpu = lambda now: now
     begin(job, stands(), stands()).wait(120)
     assert not job.printed
 
 
-def test_a_rank_that_comes_late_is_looked_at_until_then(job):
+def test_a_late_rank_is_sampled_until_it_comes(job):
     begin(job, BEFORE, BEFORE).wait(47)
     came, job.flights = job.now, {**job.flights, 0: stands()}
     job.wait(3)

@@ -159,7 +159,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("found", "wanted", "text"), REFUSED.values(), ids=REFUSED)
-def test_devices_that_are_not_those_of_the_job_are_refused_with_a_table(found, wanted, text):
+def test_devices_other_than_the_jobs_are_refused_with_a_table(found, wanted, text):
     assert check(found, **wanted) == text
 
 

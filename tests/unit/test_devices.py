@@ -107,7 +107,7 @@ def wait(monkeypatch):
     return run
 
 
-def test_only_what_an_attempt_has_left_is_waited_for_for_a_while_and_in_silence(wait):
+def test_memory_left_by_an_attempt_is_awaited_for_a_while_without_a_message(wait):
     assert wait(0, 0) == (0.0, [])
     assert wait(30, 30.5) == (0.0, [])  # others hold it
     assert wait(1, 61, stopped=lambda: True) == (0.0, [])
@@ -115,7 +115,7 @@ def test_only_what_an_attempt_has_left_is_waited_for_for_a_while_and_in_silence(
     assert 0.1 < seconds < 0.2 and said == []
 
 
-def test_a_long_wait_is_told_once_and_has_an_end(wait):
+def test_a_long_wait_is_reported_once_and_ends(wait):
     seconds, said = wait(1, 61)
     assert 30 < seconds < 31
     assert said == [

@@ -236,7 +236,7 @@ def test_other_chains_of_the_same_programs_are_no_news(record):
     assert not record.printed and record.outcome.divergences == ()
 
 
-def test_the_end_does_not_wait_for_ever_for_an_answer(record):
+def test_the_end_of_the_job_does_not_wait_forever_for_an_answer(record):
     for rank, key in enumerate("aab"):  # nobody can be asked any more
         record.handle(RecorderSnapshot(rank, flight(key)))
     end_well(record).wait(5)
@@ -256,13 +256,13 @@ def test_extra_calls_of_some_ranks_are_reported_after_success(record):
     assert record.outcome.divergences[0].number == 2 and record.finished_at < 1
 
 
-def test_fewer_calls_of_those_that_were_stopped_are_not(record):
+def test_fewer_calls_of_stopped_ranks_are_not_a_divergence(record):
     record.handle(RecorderSnapshot(1, flight("a", "b")), record.failure(1)).exit(1, 1).wait(0.04)
     record.handle(RecorderSnapshot(0, flight("a")), RecorderSnapshot(2, flight("a"))).wait(5)
     assert record.outcome.reason == "failed" and record.outcome.divergences == ()
 
 
-def test_a_crash_is_what_being_out_of_step_led_to(record):
+def test_a_crash_is_a_consequence_of_ranks_out_of_step(record):
     record.handle(call(0, waits=False), call(1, key="other", waits=False), call(2, waits=False)).wait(0.05)
     record.handle(WorkerExited(1, -6, stderr_tail="gloo::EnforceNotMet")).wait(5)
     verdict = record.verdict
@@ -272,7 +272,7 @@ def test_a_crash_is_what_being_out_of_step_led_to(record):
     )
 
 
-def test_an_error_of_its_own_stays_the_headline(record):
+def test_a_ranks_own_error_stays_the_headline(record):
     record.handle(call(0, waits=False), call(1, key="other", waits=False)).wait(0.5).handle(record.failure(1)).exit(
         1, 1
     ).wait(5)
@@ -325,7 +325,7 @@ def test_fail_turns_a_success_into_a_failure(failing):
     assert "only rank 0 made this call" in is_failed(failing)
 
 
-def test_a_job_that_diverged_is_not_preempted_to_be_resumed(failing):
+def test_a_job_that_diverged_does_not_count_as_preempted(failing):
     failing.listen()
     failing.interrupt(signal.SIGTERM)
     failing.flights = same(flight("a", "b"), flight("a", "c"))

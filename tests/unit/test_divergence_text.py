@@ -235,7 +235,7 @@ CONSTANT = "%cst = stablehlo.constant dense<2.0> : tensor<f32>"
         ("step at /home/me/train.py:88", MAIN + "\n%1 = stablehlo.multiply %0, %cst", VALUE, "pass the value"),
     ],
 )
-def test_lambdas_of_one_line_are_told_from_a_value_that_is_baked_in(source, other_text, words, advice):
+def test_lambdas_of_one_line_are_distinguished_from_a_baked_in_value(source, other_text, words, advice):
     step = replace(STEP, source=source, hlo=packed(MAIN + CONSTANT if "3.0" in other_text else MAIN))
     body, hint = difference(replace(step, ranks=(3,), code="d", hlo=packed(other_text)), step)
     assert words in body[0]

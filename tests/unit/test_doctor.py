@@ -168,14 +168,14 @@ def test_what_is_wrong_is_named_with_its_host(observation, check, level, text):
     assert (found_check, found_level) == (check, level) and found_text.startswith(text)
 
 
-def test_nothing_is_said_against_what_is_as_it_should_be():
+def test_nothing_is_reported_if_all_is_right():
     assert bad(seen()) == []
     assert doctor_report.exit_code(seen(), doctor_report.judge(seen())) == 0
     assert bad(seen(allocation=Allocation("7", HOSTS, (8, 8, 8)))) == []
     assert bad(box(**h100(used=-1, total=-1))) == []  # a GPU that has no memory of its own
 
 
-def test_by_which_interfaces_hosts_reach_each_other_is_told():
+def test_the_interfaces_by_which_hosts_reach_each_other_are_listed():
     mixed = network() | {1: replace(network()[1], interfaces={0: "ib0", 2: "eth0"})}
     for peers, by in ((network(), "eth0"), (mixed, "eth0 on h1, h3; eth0 and ib0 on h2")):
         texts = [finding.text for name, finding in doctor_report.judge(seen(peers=peers)) if name == "network"]
@@ -191,7 +191,7 @@ def test_several_hosts_are_blamed_one_after_the_other_and_neither_of_two_that_ca
     assert (found.hosts, found.pairs) == (("h2", "h5"), (("h1", "h3"),))
 
 
-def test_a_job_that_has_not_started_is_told_in_its_own_words_and_with_the_host_that_does_not_answer():
+def test_doctor_reports_a_job_that_did_not_start_with_its_output_and_the_host_that_does_not_answer():
     verdict = Verdict("unavailable", 69, {}, headline="mpirun ended with status 255\n  on node h2", advice="ssh h2")
     texts = [text for _, _, text in bad(Observation(verdict=verdict, unreachable={"h2": "no answer"}))]
     assert texts[0].startswith("h2 cannot be reached from here: no answer")

@@ -68,7 +68,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize(("frames", "said", "place"), ENDS.values(), ids=ENDS)
-def test_what_does_not_end_is_told_and_none_of_jaxruns_own_frames(frames, said, place):
+def test_the_frame_that_does_not_end_is_shown_without_jaxruns_own_frames(frames, said, place):
     text = dump(frames)
     (told,) = explain(text, helpers={0: Helpers((LIVES,))})
     assert told.startswith(f"rank 0 is at its end, but {said}")
@@ -171,7 +171,7 @@ LOST = Helpers(lost_threads=(LostThread("Loader", "ValueError"),))
         "nothing": (Helpers(), "it has no other Python thread and no child process"),
     }.values(),
 )
-def test_a_rank_that_waits_for_data_says_what_has_ended(helpers, said):
+def test_a_rank_that_waits_for_data_is_reported_with_the_thread_or_process_that_ended(helpers, said):
     (told,) = explain(QUEUE, BARRIER, helpers={0: helpers})
     assert told.startswith(f"{WAITS}, but {said}, and rank 1 waits for it in a barrier")
     assert told.endswith("?" if said.startswith("it has no") else ": if it produced the data, no more will come")

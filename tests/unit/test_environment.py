@@ -232,7 +232,7 @@ def test_the_plan_of_one_machine_shows_the_cores_of_each_rank():
     assert unbound.cpus == ()
 
 
-def test_agents_are_told_which_cores_their_ranks_stay_on():
+def test_agents_get_the_cores_on_which_their_ranks_stay():
     def cores(bind, **changes):
         registry = make_registry(4, bind=bind, platform="auto")
         more = {"cores": ALL, "all_cores": 32, "gpu_cores": (LEFT, RIGHT), **changes}

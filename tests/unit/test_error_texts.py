@@ -91,7 +91,7 @@ def test_of_a_consequence_only_texts_that_name_a_cause_are_believed():
     assert error_lookup.explain_consequence(raised(REMOTE), several_hosts=True).means == ""
 
 
-def test_of_a_long_text_both_ends_are_looked_at_and_not_the_middle():
+def test_both_ends_of_a_long_text_are_searched_and_the_middle_is_not():
     filler = "x" * 50_000
     assert error_lookup.find_explanation(f"{REMOTE}{filler}").means
     assert error_lookup.find_explanation(f"{filler}{REMOTE}").means
@@ -178,7 +178,7 @@ CHAINS = {
 
 
 @pytest.mark.parametrize(("message", "chain", "origin"), CHAINS.values(), ids=CHAINS)
-def test_the_origin_of_an_error_is_that_of_its_chain(message, chain, origin):
+def test_the_origin_of_an_error_is_found_in_its_chain(message, chain, origin):
     assert classify_error(message, chain) is origin
 
 

@@ -51,7 +51,7 @@ def test_a_forgotten_descriptor_is_not_served_and_can_be_watched_again(loop, pip
     assert served == ["again"]
 
 
-def test_forgetting_what_is_not_there_is_nothing(loop, pipes):
+def test_forgetting_a_missing_entry_does_nothing(loop, pipes):
     read, _ = pipes[0]
     loop.remove_reader(read)
     loop.remove_reader(-1)  # what a closed socket calls its descriptor

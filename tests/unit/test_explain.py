@@ -108,7 +108,7 @@ def test_a_job_without_a_verdict_shows_how_far_it_had_come(tmp_path):
     assert "came last to 90 % of calls, by 20 ms on average: the others waited 30 % of the time; it was in" in text
 
 
-def test_damaged_lines_are_left_out_and_counted_and_a_damaged_verdict_is_told(tmp_path):
+def test_damaged_lines_are_skipped_and_counted_and_a_damaged_verdict_is_reported(tmp_path):
     lines = job(2)
     damaged = [*lines, lines[0][:20], "\x00\x00", "[1]", '{"event": {"type": "Done"}}', lines[1].replace("rank", "r")]
     path = run_dir(tmp_path / "run", damaged)
@@ -162,7 +162,7 @@ def test_the_latest_of_several_jobs_is_explained(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["", "nothing", "file"])
-def test_what_is_no_run_directory_is_refused(tmp_path, name):
+def test_a_directory_that_is_not_a_run_directory_is_refused(tmp_path, name):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="Give the run directory of a job"):
         explain_run(tmp_path / name)
@@ -194,7 +194,7 @@ def test_of_several_attempts_the_last_is_explained_and_the_others_are_named(tmp_
     assert "start-up, in seconds since attempt 3 was started:" in text and " 0.30 " in text
 
 
-def test_a_verdict_keeps_those_of_earlier_attempts():
+def test_a_verdict_keeps_the_verdicts_of_earlier_attempts():
     earlier = replace(VERDICT, headline="the first")
     kept = replace(VERDICT, attempt=2, before=4.5, earlier=(earlier,), left_out=("h2",), no_restart="enough", run=1.0)
     assert verdict_file.from_json(verdict_file.to_json(kept)) == kept
@@ -240,7 +240,7 @@ def test_secrets_and_what_the_logs_of_ranks_hold_are_left_out():
         (Send((0,), RankQuery(7, RankDetail.STACKS)), None),
     ],
 )
-def test_of_events_and_actions_those_are_logged_that_somebody_reads_again(thing, logged):
+def test_only_events_and_actions_with_a_reader_are_logged(thing, logged):
     assert event_log.find_message(thing) == logged
 
 

@@ -146,7 +146,7 @@ def test_what_contradicts_the_fabric_is_named_with_its_hosts(observation, texts)
     assert wrong(observation) == texts
 
 
-def test_the_nics_and_the_plugin_are_told_where_all_is_well_and_nothing_where_there_is_no_way_between_hosts():
+def test_nics_and_plugin_are_listed_if_all_is_well_and_nothing_if_hosts_are_not_connected_by_a_fabric():
     told = f"4 NICs (cxi0 to cxi3), net plugin {PLUGIN}"
     assert said(on(SLINGSHOT)) == said(at(SLINGSHOT, "n1")) == [(Level.OK, told)]
     assert said(on(INFINIBAND)) == [(Level.OK, "1 NIC (mlx5_0), no net plugin")]
@@ -154,7 +154,7 @@ def test_the_nics_and_the_plugin_are_told_where_all_is_well_and_nothing_where_th
     assert said(at(ETHERNET, "n1")) == said(on(replace(SLINGSHOT, gpus=()))) == []
 
 
-def test_a_proxy_of_frontier_is_told_and_is_not_in_the_way():
+def test_a_proxy_of_frontier_is_reported_and_not_used():
     observation = of_each_rank(SLINGSHOT, pinned(), proxies={"all_proxy": "socks://proxy:3128"})
     told = "all_proxy=socks://proxy:3128; jaxrun's own connections bypass it"
     assert said(observation, "proxies") == [(Level.OK, told)]
@@ -173,7 +173,7 @@ def notes(*hosts, fabric=NO_PLUGIN, **wanted):
     return registry.assign().notes
 
 
-def test_a_job_of_several_gpu_hosts_is_told_in_one_line_at_its_start():
+def test_a_job_on_several_gpu_hosts_prints_one_line_about_the_fabric_at_its_start():
     told = f"fabric: 4 NICs (cxi0 to cxi3), no net plugin; h1, h2: {NEEDED}; jaxrun doctor says what to do"
     assert notes("h1", "h2") == notes("h1", "h1", "h2", "h2") == (told,)
     assert notes("h1", "h2", fabric=SLINGSHOT) == (f"fabric: 4 NICs (cxi0 to cxi3), net plugin {PLUGIN}",)

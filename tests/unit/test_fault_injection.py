@@ -80,7 +80,7 @@ def test_a_rank_killed_by_a_fault_does_not_count_as_stopped(simulate):
     ]
 
 
-def test_a_rank_that_was_paused_is_the_known_cause_of_its_own_broken_connection(simulate):
+def test_a_paused_rank_is_the_known_cause_of_its_broken_connection(simulate):
     job = simulate(3, chaos="pause:1@1s").run().wait(2)
     job.handle(job.failure(1, error="JaxRuntimeError", message="Gloo all-reduce failed: Connection closed by peer"))
     job.wait(10)

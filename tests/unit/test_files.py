@@ -70,7 +70,7 @@ def test_a_directory_goes_with_all_that_is_in_it_and_links_lead_nowhere(tmp_path
 
 
 @pytest.mark.parametrize("private", [True, False])
-def test_a_link_or_a_file_is_no_directory(tmp_path, private):
+def test_a_link_or_a_file_is_refused_as_a_directory(tmp_path, private):
     victim = _fill(tmp_path / "victim")
     (tmp_path / "link").symlink_to(victim)
     for name in ("link", "victim/file"):
@@ -220,7 +220,7 @@ def test_what_cannot_be_written_leaves_no_draft(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
 
-def test_a_draft_has_a_name_of_its_own_by_which_it_is_known():
+def test_a_draft_is_recognized_by_its_name():
     assert draft_name() != draft_name() and is_draft(draft_name())
     assert not any(is_draft(name) for name in ("k-cache", ".jaxrun-attach-0123", "file.draft", ".gitignore"))
 

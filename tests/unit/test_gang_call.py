@@ -86,7 +86,7 @@ def test_a_rank_that_ends_is_disconnected_after_what_it_sent(gang):
     assert gang.broken == "rank 1 ended" and gang.connections.ranks == (0,)
 
 
-def test_a_rank_that_ends_after_it_has_returned_is_no_event(gang):
+def test_the_end_of_a_rank_after_its_result_causes_no_event(gang):
     with gang.start_call() as call:
         gang.ranks[1].returns("done")
         gang.ranks[1].ends()
@@ -96,7 +96,7 @@ def test_a_rank_that_ends_after_it_has_returned_is_no_event(gang):
     assert gang.connections.ranks == (0,)
 
 
-def test_what_is_no_message_ends_a_connection(gang):
+def test_bytes_that_are_not_a_message_end_a_connection(gang):
     with gang.start_call() as call:
         gang.ranks[0].connection.sendall(b"x" * 1000)
         assert events(call, 1) == [Disconnected(0)]
@@ -286,7 +286,7 @@ def test_an_error_ends_a_call_without_a_with_and_is_raised_again(gang):
 
 
 @pytest.mark.parametrize("timeout", [-1, float("nan"), "5", True])
-def test_what_is_no_time_is_refused(gang, timeout):
+def test_a_text_that_is_not_a_time_is_refused(gang, timeout):
     with pytest.raises(UsageError, match="timeout must be a number of seconds from 0, not "), gang.start_call() as call:
         call.results(timeout)
 

@@ -111,7 +111,7 @@ def test_modules_to_import_before_the_fork():
     assert words[words.index("--preload") + 1] == "none"
 
 
-def test_a_gang_takes_what_a_spec_has():
+def test_a_gang_accepts_the_fields_of_a_spec():
     wanted, taken = (inspect.signature(one).parameters.values() for one in (GangSpec, jaxrun.Gang))
     assert [(one.name, one.default) for one in taken] == [(one.name, one.default) for one in wanted]
 

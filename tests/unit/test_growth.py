@@ -93,7 +93,7 @@ KILLED = AttemptEnd("lost", saved_step=10)
 GROWN = AttemptEnd(EndReason.GROWN, saved_step=10)
 
 
-def test_growing_counts_for_no_restart_and_is_no_failure():
+def test_growing_counts_neither_as_a_restart_nor_as_a_failure():
     assert decide_restart((GROWN,), 1, "stall") == Restart(2 + 1 - 0)
     assert isinstance(decide_restart((KILLED, GROWN, GROWN, GROWN), 1, "failure"), Restart)
     assert isinstance(decide_restart((KILLED, GROWN, KILLED), 1, "failure"), Stop)
@@ -158,7 +158,7 @@ def test_a_job_started_by_hand_goes_on_with_the_agents_that_are_there_and_takes_
     [({"min_hosts": 2}, {0}), ({"min_hosts": 2}, {2, 4}), ({}, {0, 2})],
     ids=["fewer than --min-hosts", "not host 0", "not all, without --min-hosts"],
 )
-def test_with_too_few_agents_it_does_not_go_on(wanted, there):
+def test_with_too_few_agents_the_job_does_not_continue(wanted, there):
     assert manual.replan_manual(hand_plan(**wanted), there) is None
 
 

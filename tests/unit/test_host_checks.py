@@ -129,7 +129,7 @@ def test_a_host_is_added_on_a_line_of_its_own_though_the_last_one_is_not_ended(t
     assert list(excluded_hosts(job(quarantine=path))) == ["h2", "h3"] and "\n\n" not in path.read_text()
 
 
-def test_a_pipe_is_no_quarantine_and_nobody_waits_for_its_writer(tmp_path):
+def test_a_pipe_is_refused_as_a_quarantine_file_without_waiting_for_its_writer(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UsageError, match="pipe cannot be used: it is not a regular file"):
         excluded_hosts(job(quarantine=tmp_path / "pipe"))
@@ -175,7 +175,7 @@ def test_too_few_hosts_are_refused_by_name(wanted):
         leave_out(job(excluded={"h3": "--exclude-hosts"}, **wanted), OFFERED)
 
 
-def test_sbatch_is_told_too(tmp_path):
+def test_sbatch_gets_the_excluded_hosts_too(tmp_path):
     add_to_quarantine(tmp_path / "bad", {"h7": "lost"})
     options = sbatch_options(job(backend="slurm", hosts=2, exclude_hosts="h3", quarantine=tmp_path / "bad"))
     assert "--exclude=h7,h3" in options

@@ -52,7 +52,7 @@ def test_a_job_that_does_not_ask_starts_at_once_and_takes_no_facts():
     assert tell_facts(start, 0, "h1") == [] and start.handle(probed(0)) == []
 
 
-def test_the_first_agent_of_each_host_connects_to_the_others_once_all_have_told_their_facts():
+def test_the_first_agent_of_each_host_connects_to_the_others_once_all_have_reported():
     start, actions = startup(["h1", "h1", "h9"], probe_hosts=True)
     assert actions == []
     assert tell_facts(start, 2, "h9") == [] and tell_facts(start, 0, "h1") == []
@@ -201,7 +201,7 @@ def test_where_a_rank_has_no_key_no_rank_gets_a_certificate(monkeypatch):
 
 
 @pytest.mark.parametrize("key", ["zz", "02", "02" + "ff" * 32, PUBLIC[0] * 2])
-def test_what_is_no_key_is_refused(key):
+def test_a_value_that_is_not_a_key_is_refused(key):
     job = with_keys({"r1": {"public_key": key}})
     assert given(job) == {} and job.verdict.exit_code == 65
     assert "rank 1 sent a key that is none" in str(job.verdict)

@@ -144,7 +144,7 @@ def test_when_the_time_is_over_the_attempt_ends_and_names_the_host(waiting):
     assert waiting.outcome.text == "h3 (rank 2) was not there again within 5 min 0 s (--wait-hosts)"
 
 
-def test_a_host_that_is_lost_meanwhile_is_waited_for_as_well(waiting):
+def test_a_host_lost_while_staging_is_waited_for_as_well(waiting):
     waiting.wait(200).handle(AgentLost(1, CLOSED)).wait(0)
     assert waiting.lines[-1].startswith("waiting for h3 (rank 2), h2 (rank 1), ") and waiting.outcome is None
     waiting.report(2).wait(WAIT - 1)
@@ -240,7 +240,7 @@ def test_of_an_engines_agents_one_takes_all_ranks_of_a_lost_host():
 # ---- what counts
 
 
-def test_a_wait_in_vain_is_no_restart_of_its_own():
+def test_waiting_in_vain_for_a_host_does_not_count_as_a_restart():
     in_vain = summarize_end(JobOutcome(EndReason.UNAVAILABLE, not_back=(1,)), has_run_before=True)
     assert isinstance(decide_restart((AttemptEnd("lost"), in_vain), 1, "lost"), Restart)
     assert isinstance(decide_restart((AttemptEnd("lost"), in_vain, AttemptEnd("lost")), 1, "failure"), Stop)

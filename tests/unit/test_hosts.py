@@ -96,7 +96,7 @@ def test_a_hostfile_is_read_from_disk_with_and_without_a_byte_order_mark(tmp_pat
         ("empty", r"empty names no host; expected lines such as 'h1 slots=4'"),
     ],
 )
-def test_a_hostfile_that_is_none_is_refused_by_its_path(tmp_path, name, message):
+def test_a_file_that_is_not_a_hostfile_is_refused_with_its_path(tmp_path, name, message):
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00h")
     (tmp_path / "empty").write_text("# nothing\n\n")
     with pytest.raises(UsageError, match=message):

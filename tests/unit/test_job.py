@@ -217,7 +217,7 @@ def test_a_script_and_a_directory_or_zip_file_with_a_main_are_found(tmp_path):
     ],
     ids=lambda text: text[:20],
 )
-def test_what_is_no_program_is_refused_with_the_reason(tmp_path, monkeypatch, name, message):
+def test_a_file_that_is_not_a_program_is_refused_with_the_reason(tmp_path, monkeypatch, name, message):
     monkeypatch.chdir(tmp_path)
     for file in ("train.py", "data.csv"):
         (tmp_path / file).touch()
@@ -296,7 +296,7 @@ def test_an_installed_module_is_found_but_the_current_directory_comes_first(tmp_
         ("plain.part", r"'plain' is not a package$"),
     ],
 )
-def test_what_is_no_module_is_refused_with_the_reason(package, name, message):
+def test_a_name_that_is_not_a_module_is_refused_with_the_reason(package, name, message):
     with pytest.raises(UsageError, match=message):
         find_module(name, str(package))
 

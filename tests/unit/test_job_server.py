@@ -279,7 +279,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("data", WRONG.values(), ids=WRONG)
-def test_who_sends_what_is_not_understood_is_dropped_with_the_reason_and_no_other(job: Job, data: bytes) -> None:
+def test_only_a_client_that_sends_nonsense_is_dropped_with_the_reason(job: Job, data: bytes) -> None:
     other, peer = job.connect(HELLO, Follow()), job.connect(HELLO)
     peer.link.sendall(data)
     job.run()

@@ -65,7 +65,7 @@ def test_a_rank_that_waits_in_a_joint_function_is_known_by_its_stack(function):
     assert main_stack(stack(function)).is_in_jax() and is_waiting_in_jax(stack(function), "do_poll")
 
 
-def test_who_has_not_called_it_is_told_and_what_that_rank_does_instead():
+def test_the_rank_that_has_not_called_it_is_named_with_what_it_does_instead():
     flights = {0: in_function(SNAPSHOT), 1: flight()}
     told = f"rank 0 waits in {SNAPSHOT} (train.py:9 main) for rank 1, which has not called it: all ranks must"
     barrier = dump(f"{SYNC}\nJOB/train.py 30 step\n{ENTRY}")
@@ -82,7 +82,7 @@ def test_who_has_not_called_it_is_told_and_what_that_rank_does_instead():
     ]
 
 
-def test_of_many_ranks_those_that_have_not_called_it_are_named_together():
+def test_many_ranks_that_have_not_called_it_are_named_together():
     flights = {rank: in_function(SNAPSHOT, 3) for rank in (0, 2)} | {1: flight(**{SNAPSHOT: 2}), 3: flight()}
     (waits,) = find_missing_ranks(flights)
     assert (waits.waiting, waits.missing, waits.since) == ((0, 2), (1, 3), 90.0)

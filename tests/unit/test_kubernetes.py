@@ -168,7 +168,7 @@ def test_yaml_reads_back_as_it_was_written():
     assert yaml.safe_load(to_yaml(value)) == value
 
 
-def test_what_lacks_is_named(monkeypatch, capsys, tmp_path):
+def test_missing_options_are_named(monkeypatch, capsys, tmp_path):
     with pytest.raises(UsageError, match="needs --image"):
         load(make(image=""))
     with pytest.raises(UsageError, match="give --manifest FILE, or --submit"):

@@ -190,7 +190,7 @@ def test_nothing_is_anticipated_of_a_program_that_cannot_be_read(tmp_path, progr
     assert find_leading_imports(program, str(tmp_path), _wanted) == Preload(())
 
 
-def test_a_file_that_is_no_program_has_leading_imports_too(write):
+def test_a_file_that_is_not_a_program_also_has_leading_imports(write):
     folder = write({"tests/test_x": "import helpers\nimport optax\n", "tests/helpers": "import flax"})
     lines = imports_of_file(Path(folder, "tests/test_x.py"), [str(folder / "tests")], _wanted)
     assert [(line.name, line.within) for line in lines] == [("flax", "helpers"), ("optax", "test_x")]

@@ -49,7 +49,7 @@ def _instruction():
 
 
 @monitored
-def test_a_watched_call_is_told_before_it_is_made_and_others_are_not(entries, words):
+def test_a_watched_call_is_noted_before_it_is_made_and_others_are_not(entries, words):
     told = []
 
     def caller():
@@ -71,7 +71,7 @@ def test_a_watched_call_is_told_before_it_is_made_and_others_are_not(entries, wo
 
 
 @monitored
-def test_only_what_has_made_a_cross_process_call_from_there_counts_as_its_entry(entries, words):
+def test_only_functions_that_have_made_a_cross_process_call_from_there_count_as_entries(entries, words):
     """Through one line of a wrapper go local calls, too: they must not look like the next cross-process call."""
 
     def local():
@@ -242,7 +242,7 @@ def _call_through(*files):
 PACKAGES = "/venv/lib/python3.13/site-packages"
 
 
-def test_lines_that_go_through_one_line_of_a_library_are_told_apart(sites, found):
+def test_lines_that_call_through_one_line_of_a_library_are_distinguished(sites, found):
     scope = {"find": lambda: sites.find(sys._getframe(1))}
     exec(compile("def dispatch():\n    return find()", "/jax/_src/pjit.py", "exec"), scope)
     dispatch = scope["dispatch"]
@@ -254,7 +254,7 @@ def test_lines_that_go_through_one_line_of_a_library_are_told_apart(sites, found
         numbers.append(wrapped(dispatch))
     assert numbers == [1, 2] * 3
     line = _line() - 3
-    name = "test_lines_that_go_through_one_line_of_a_library_are_told_apart"
+    name = "test_lines_that_call_through_one_line_of_a_library_are_distinguished"
     assert [stack[0] for stack in found.values()] == [f"{__file__}:{n} {name}" for n in (line, line + 1)]
     between = ("flax", "deps.zip", "contextlib")
     assert not any(name in frame for stack in found.values() for frame in stack for name in between)
@@ -271,7 +271,7 @@ def test_a_thread_of_a_library_has_the_librarys_own_line_and_leaves_the_programs
     assert not sites.known
 
 
-def test_a_program_that_is_an_installed_package_has_lines_of_its_own(found, monkeypatch):
+def test_an_installed_package_that_is_the_program_counts_as_the_users_code(found, monkeypatch):
     monkeypatch.setattr(call_sites, "_is_programs", call_sites._ProgramFiles())
     monkeypatch.setattr(sys.modules["__main__"], "__file__", f"{PACKAGES}/trainer/__main__.py", raising=False)
     sites = CallSites(found.__setitem__)

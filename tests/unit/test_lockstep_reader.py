@@ -311,7 +311,7 @@ def test_records_that_are_overwritten_while_they_are_read_are_dropped(writer, mo
     assert numbers(FlightReader(writer.file.fileno()).history()) == held
 
 
-def test_a_thread_that_has_not_written_its_record_yet_is_no_call(writer):
+def test_a_record_that_a_thread_has_not_written_yet_is_not_a_call(writer):
     writer.calls(3)
     writer.words[recorder.HEADER_WORDS + recorder.RECORD_WORDS] = 0
     assert [call.number for call in read(writer).calls] == [1, 3]

@@ -133,7 +133,7 @@ def test_the_end_of_a_launch_command_is_the_end_of_a_job_whose_agents_do_not_sta
 
 
 @pytest.mark.parametrize("ended_before", [True, False], ids=["in an earlier attempt", "in this one"])
-def test_a_launch_command_that_agents_outlive_is_no_cause_of_what_is_lost_later(ended_before):
+def test_a_launch_command_that_agents_outlive_is_not_the_cause_of_later_losses(ended_before):
     losses = Losses(1 if ended_before else None, agents_stay=True)
     if not ended_before:
         losses.launch.status = 1

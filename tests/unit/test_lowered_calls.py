@@ -154,5 +154,5 @@ def test_a_program_is_unpacked():
 
 
 @pytest.mark.parametrize("text", ["", "é", "abc", "AAAA", base64.b64encode(b"not zlib").decode()])
-def test_what_is_no_program_is_empty(text):
+def test_a_text_that_is_not_a_packed_program_unpacks_to_nothing(text):
     assert hlo_diff.decompress(text) == ""

@@ -79,7 +79,7 @@ def test_a_list_of_items_is_stacked(xs, template, leaf_shapes):
         np.array([object()]),
     ],
 )
-def test_what_is_no_array_of_numbers_is_not_for_jax(xs):
+def test_values_that_are_not_arrays_of_numbers_are_not_for_jax(xs):
     with pytest.raises(NotTraceable):
         parse_items(xs, 0)
 

@@ -24,7 +24,7 @@ def readings(used, limit=64, *, growing=(4, 5)):
     ]
 
 
-def test_steady_growth_is_told_a_minute_before_the_memory_is_full():
+def test_steady_growth_is_reported_a_minute_before_the_memory_is_full():
     found = forecast(readings([48, 48.3, 48.6, 48.9, 49.2]))
     assert found is not None and round(found.full_in_s) == round((64 - 49.2) / 0.3)
     assert (found.growing, found.used, found.limit) == ((4, 5), int(49.2 * GIB), 64 * GIB)
@@ -43,7 +43,7 @@ def test_steady_growth_is_told_a_minute_before_the_memory_is_full():
         pytest.param([1, 5, 9, 13, 17, 21], id="most is free: data is loaded"),
     ],
 )
-def test_nothing_is_told_without_growth_that_lasts(used):
+def test_nothing_is_reported_without_lasting_growth(used):
     assert forecast(readings(used)) is None
 
 
@@ -85,7 +85,7 @@ def test_the_figures_before_a_kill(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "MemTotal: many kB\n", "MemTotal: 5 kB\n"])
-def test_a_kernel_that_does_not_say_is_no_error(tmp_path, text):
+def test_a_kernel_without_this_information_is_not_an_error(tmp_path, text):
     (tmp_path / "meminfo").write_text(text)
     assert read_host_memory(tmp_path / "meminfo") is None
     assert read_host_memory(tmp_path / "nowhere") is None

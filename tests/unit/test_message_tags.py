@@ -55,7 +55,7 @@ def test_a_server_that_does_not_know_the_token_is_refused(pair):
 
 
 @pytest.mark.parametrize("nonce", ["", "0" * 63, "0" * 63 + " ", "0" * 65, "G" * 64, "٣" * 64])
-def test_what_is_no_nonce_is_not_proved(pair, nonce):
+def test_a_value_that_is_not_a_nonce_is_not_proved(pair, nonce):
     """A proof joins nonces by spaces, so that another split of the same text would be proved with it."""
     server, client = pair
     server.sendall(encode(Challenge(auth.HANDSHAKE_VERSION, nonce)))
@@ -162,7 +162,7 @@ def test_messages_are_neither_repeated_nor_left_out_nor_swapped():
 
 
 @pytest.mark.parametrize("other", [{"rank": 4}, {"token": auth.new_token()}, {"nonces": ("an earlier", NONCES[1])}])
-def test_a_message_of_another_connection_is_none_of_this_one(other):
+def test_a_message_of_another_connection_is_refused(other):
     _, agent = both_ends()
     head, _ = both_ends(**other)
     with pytest.raises(ProtocolError, match=CHANGED):

@@ -108,7 +108,7 @@ def test_messages_arrive_in_order_however_the_stream_is_cut(sent, cuts):
     assert [message for a, b in pairwise(edges) for message in decoder.feed(stream[a:b])] == sent
 
 
-def test_text_that_is_no_unicode_survives():
+def test_text_that_is_not_unicode_survives():
     message = ThreadFailed(rank=0, time=1.0, thread="\udcff", error="é\n", traceback="")
     assert MessageDecoder(ALL).feed(encode(message)) == [message]
 
@@ -270,7 +270,7 @@ def test_the_members_of_a_group_are_those_it_names(ranks):
 
 
 @pytest.mark.parametrize("text", ["", "x", "1-", "-1", "1--2", "1,x"])
-def test_a_group_that_is_no_list_of_ranks_has_no_members(text):
+def test_a_group_that_is_not_a_list_of_ranks_has_no_members(text):
     assert parse_group(text, 4) in (frozenset(), frozenset({1}))
 
 

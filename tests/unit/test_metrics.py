@@ -49,7 +49,7 @@ def attempt(number, start, end, run_at=None, ended_with=""):
     return log
 
 
-def test_states_steps_and_what_ranks_use():
+def test_states_steps_and_resources_of_ranks():
     vitals = {
         0: RankReply(0, 1, 100.0, cpu_seconds=5.5, bytes_written=120, memory_bytes=2**30),
         1: RankReply(1, 1, 100.0, gpu_percent=40.0, gpu_bytes=2**34),
@@ -83,7 +83,7 @@ def test_states_steps_and_what_ranks_use():
     assert found["jaxrun_job_info", f"job_id={FACTS.job_id},name=train,run_dir=/runs/1,tag={FACTS.tag}"] == 1
 
 
-def test_a_launcher_that_does_not_answer_leaves_what_the_event_log_says():
+def test_if_the_launcher_does_not_answer_the_event_log_is_shown():
     found = parsed(None, [attempt(1, 0.0, 50.0, 4.0, "killed"), attempt(2, 51.0, 60.0, 53.0)])
     assert found["jaxrun_launcher_answers", ""] == 0 and found["jaxrun_restarts_total", ""] == 1
     assert found["jaxrun_lost_seconds_total", "cause=startup"] == 4
@@ -102,6 +102,6 @@ def test_time_is_lost_until_a_program_runs():
 
 
 @pytest.mark.parametrize("where", ["port", "1:2:x", "70000", "host:"])
-def test_what_is_no_port_is_refused(where, capsys):
+def test_a_value_that_is_not_a_port_is_refused(where, capsys):
     assert main(["--metrics", where, "train.py"]) == 2
     assert "--metrics must be a port" in capsys.readouterr().err

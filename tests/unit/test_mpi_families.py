@@ -104,7 +104,7 @@ def test_open_mpi_gets_the_names_of_variables_and_an_option_for_root_once(family
         {"environ": {"OMPI_MCA_hwloc_base_binding_policy": "core"}},
     ],
 )
-def test_the_users_binding_takes_the_place_of_none(choice):
+def test_the_users_binding_is_kept(choice):
     assert "none" in _words(OPEN_MPI_4, processes=1)
     assert "none" not in _words(OPEN_MPI_4, processes=1, **choice)
 

@@ -111,7 +111,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("answer", "sentences"), CASES.values(), ids=CASES)
-def test_what_nccl_says_is_told_by_rank_and_host(answer, sentences):
+def test_nccls_answer_is_shown_by_rank_and_host(answer, sentences):
     assert words(answer) == sentences
     assert words(GREETING + answer.removeprefix(GREETING)) == sentences
     assert words(answer.removeprefix(GREETING).replace("\n", "\r\n")) == sentences
@@ -131,7 +131,7 @@ def test_an_answer_that_is_cut_off_counts_only_where_nothing_is_lost(answer):
 
 
 @given(st.text(max_size=200) | st.builds(lambda text: "NCCL version 2.27.3\nWarnings\n" + text, st.text()))
-def test_garbage_is_no_answer_and_no_error(text):
+def test_garbage_counts_as_no_answer_and_raises_nothing(text):
     report = parse_answer(text)
     assert report is None or not report.communicators
 
@@ -141,7 +141,7 @@ def test_garbage_is_no_answer_and_no_error(text):
     ["{}", '{"nccl_version": 1, "communicators": 3}', '{"nccl_version": "2", "communicators": [{"hash": []}]}',
      json_answer(communicator(*RANKS)).replace('"pid": 4100', '"pid": null'), "[" * 9000, '{"a":' * 9000],
 )  # fmt: skip
-def test_json_of_another_form_is_no_answer(broken):
+def test_json_of_another_form_is_not_taken_for_an_answer(broken):
     assert parse_answer(broken) is None
 
 
@@ -169,7 +169,7 @@ def test_a_process_is_found_by_its_number_and_its_host():
     assert located({}) == [-1]
 
 
-def test_only_what_two_answers_say_alike_counts():
+def test_only_facts_that_two_answers_agree_on_count():
     first, second = parse_answer(BEHIND), parse_answer(BEHIND.replace("operation 12", "operation 13"))
     assert find_lasting(first, first) == first
     assert find_lasting(first, second) == replace(second, differing=())

@@ -74,7 +74,7 @@ def test_a_line_is_shown_when_it_ends():
     assert plain(transcript) == "[0] other\n[0] ab\n[0] c"
 
 
-def test_there_is_an_end_to_what_is_shown(monkeypatch):
+def test_the_shown_text_is_limited(monkeypatch):
     monkeypatch.setattr("jaxrun.frontends.gang.notebook_display._MAX_LINES", 3)
     transcript = transcript_of((0, "1\n2\n3\n4\n5\n"), (1, "2\n6\n"))
     assert transcript.omitted_lines == 3
@@ -236,7 +236,7 @@ def test_much_output_is_shown_less_often(fake):
         (False, (), "ranks 0-1 could not be interrupted"),
     ],
 )
-def test_an_interrupt_says_what_became_of_the_gang(fake, healthy, returned, text):
+def test_after_an_interrupt_the_state_of_the_gang_is_shown(fake, healthy, returned, text):
     fake.after(0)
     fake.returns(*returned)
     fake.end_call(KeyboardInterrupt(), healthy)

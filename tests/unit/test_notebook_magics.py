@@ -81,7 +81,7 @@ def test_a_gang_with_gpus_ends_before_the_new_one_starts_but_not_before_that_is_
     assert happened[-3:] == ["start 2", "start 4", "end 2"]
 
 
-def test_a_gang_that_was_closed_counts_as_none(happened):
+def test_a_closed_gang_counts_as_no_gang(happened):
     shell = shell_with()
     shell.user_ns["gang"].close()
     assert magics._find_gang(shell) is None
@@ -100,7 +100,7 @@ def failure(rank, error):
         (RemoteError(), ["rank 1 raised", "KeyboardInterrupt of rank 1"]),  # rank 0 was interrupted because of it
     ],
 )
-def test_a_rank_that_was_interrupted_as_another_has_failed_is_not_shown(raised, shown):
+def test_a_rank_interrupted_because_another_failed_is_not_shown(raised, shown):
     failures = [failure(0, "KeyboardInterrupt"), failure(1, "KeyboardInterrupt")]
     call = SimpleNamespace(
         failures=failures, interrupted=(0,), outcomes=[0, 1], running=(), disconnected=(), waiting=""
@@ -108,6 +108,6 @@ def test_a_rank_that_was_interrupted_as_another_has_failed_is_not_shown(raised, 
     assert magics._merge_failures(raised, call)._render_traceback_() == shown
 
 
-def test_a_variable_without_a_value_is_passed_on_as_by_jaxrun():
+def test_a_variable_without_a_value_is_passed_on_from_the_environment():
     spec = GangSpec(**parse_arguments("-n 2 --env A --env B=c=d --env E=").gang)
     assert (spec.env, spec.options) == ({"B": "c=d", "E": ""}, ("--env", "A"))

@@ -84,7 +84,7 @@ def test_the_first_output_of_a_rank_is_recorded_once(setup):
     assert setup.first == [1, 0]
 
 
-def test_a_closed_stream_is_no_output_and_ends_once(setup):
+def test_a_closed_stream_has_no_output_and_ends_once(setup):
     setup.close_stream(0, "out")
     setup.pipes.read_ready()
     setup.pipes.read_ready()

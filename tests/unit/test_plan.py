@@ -100,7 +100,7 @@ def test_the_shape_of_a_job_is_one_line(changes, expected):
     assert plan_summary(_plan(**changes)) == expected
 
 
-def test_what_workers_are_told_is_alike_in_the_job_in_their_environment_and_in_job_json():
+def test_workers_settings_are_equal_in_the_job_in_their_environment_and_in_job_json():
     told = WorkerSettings(
         lockstep="off", make_mesh="jax", compile="each", compile_cache="/c", stdin="none",
         verbose=True, torch_env=True, pdb=True, init_timeout=5.0, coordinator_tls="on"
@@ -162,7 +162,7 @@ def test_the_limit_of_open_files_is_raised_as_far_as_needed(limits, size, remote
         (5000, True, "5000 agents take 5064 open files at least, but only 4096 are allowed here"),
     ],
 )
-def test_a_limit_that_cannot_be_raised_is_told(limits, size, remote, message):
+def test_a_limit_that_cannot_be_raised_is_reported(limits, size, remote, message):
     made = limits(1024, 4096)
     with pytest.raises(UsageError, match=message):
         check_limits(_plan_of(size, remote=remote))

@@ -133,7 +133,7 @@ def test_a_wrong_timeout_is_refused(ini, given, message):
         read_timeout(config(ini, given))
 
 
-def test_all_ranks_are_told_the_same_seed_for_the_examples_of_hypothesis(pytestconfig):
+def test_all_ranks_get_the_same_seed_for_the_examples_of_hypothesis(pytestconfig):
     pytest.importorskip("hypothesis")
     if pytestconfig.getoption("hypothesis_seed", 0) is not None:
         pytest.skip("this pytest has a seed, or no plugin of hypothesis")

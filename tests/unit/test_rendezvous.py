@@ -86,7 +86,7 @@ def test_what_can_never_be_a_host_is_refused_at_once(host):
         "[fe80::1%eth0]",
     ],
 )
-def test_a_name_that_some_host_may_have_later_is_no_mistake(host):
+def test_a_name_that_may_resolve_later_is_accepted(host):
     assert str(parse_addresses(f"{host}:7")[0]) == f"{host}:7"
 
 
@@ -96,7 +96,7 @@ def test_without_a_wish_all_are_offered_the_likeliest_first():
     assert [name for name, _ in names[3:]] == ["docker0"]
 
 
-def test_an_address_at_which_somebody_else_may_listen_on_another_host_is_not_offered_unless_there_is_no_other():
+def test_a_loopback_address_is_offered_to_other_hosts_only_if_there_is_no_other():
     loopback = [address for address in HOST if address.interface == "lo"]
     assert loopback and not set(loopback) & set(select_addresses(HOST))
     assert set(select_addresses(loopback)) == set(loopback)
@@ -221,7 +221,7 @@ def _make_link(path):
     ],
     ids=["link", "loop", "FIFO", "directory", "large"],
 )
-def test_what_is_no_file_of_rank_0s_is_refused_at_once(file, make, why):
+def test_a_file_that_rank_0_did_not_write_is_refused_at_once(file, make, why):
     make(file.path)
     with pytest.raises(UnavailableError, match=f"{file.path} is not trusted: {why}; remove it"):
         file.read()

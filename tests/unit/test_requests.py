@@ -111,7 +111,7 @@ def test_one_profile_at_a_time(job):
     assert job.answered[-1][0] == "3" and last_answer(job).state is AnswerState.PROGRESS
 
 
-def test_who_has_none_is_named_with_the_reason(job):
+def test_ranks_without_a_profile_are_named_with_the_reason(job):
     ask(job).handle(ended(0), ended(1, error="its program is taking a profile of its own"), AgentLost(2, "gone"))
     answer = last_answer(job)
     assert answer.state is AnswerState.REFUSED and not answer.content["again"]
@@ -246,7 +246,7 @@ def test_before_the_first_calls_it_waits_and_says_so_once(asked, tmp_path):
     assert len(set(leads)) == 1
 
 
-def test_an_order_that_came_too_late_has_more_time_the_next_time_but_not_for_ever(asked):
+def test_a_late_order_gets_more_time_at_the_next_try_up_to_a_limit(asked):
     _, leads = asked(LATE, LATE, DONE)
     assert leads == sorted(set(leads))
     with pytest.raises(UnavailableError, match="no profile of all ranks: rank 1: it had made call #9 already"):
@@ -258,7 +258,7 @@ def test_other_refusals_are_final(asked):
         asked(Answer(AnswerState.REFUSED, "its program is taking a profile of its own", {"again": False}), DONE)
 
 
-def test_a_file_is_no_directory_for_profiles(tmp_path):
+def test_a_file_is_refused_as_the_directory_for_profiles(tmp_path):
     (tmp_path / "f").touch()
     with pytest.raises(UsageError, match="is a file, not a directory"):
         job_requests.take_profile(AnsweringJob(tmp_path), 1, tmp_path / "f", print)

@@ -202,7 +202,7 @@ def test_a_smaller_job_keeps_the_agents_of_the_hosts_that_are_left():
     assert assign_agents(("h1", "h1", "h3", "h3"), without("h2", "h4", "h5")) == {0: (0,), 1: (1,), 4: (2,), 5: (3,)}
 
 
-def test_without_an_agent_for_each_rank_nobody_goes_on():
+def test_without_an_agent_for_each_rank_the_job_does_not_continue():
     placement = ("h1", "h1", "h4", "h4", "h3", "h3")
     assert assign_agents(placement, without("h2", "h4")) is None
     assert assign_agents(placement, {number: host for number, host in AGENTS.items() if number != 7}) is None
@@ -238,7 +238,7 @@ NAMED = [HostSlots(name, 2) for name in ("h1", "h2", "h3")]
         ({"spares": 1, "placement": ("h3", "h1")}, "h3 h1", "h3"),
     ],
 )
-def test_the_spare_hosts_are_those_behind_the_hosts_of_the_job(wanted, placed, spare):
+def test_the_hosts_listed_after_the_jobs_hosts_are_spare(wanted, placed, spare):
     assert place_on_hosts(job(**wanted), NAMED, None) == tuple(placed.split())
     assert spare_hosts(job(**wanted), NAMED, None) == tuple(spare.split())
 

@@ -99,7 +99,7 @@ def test_a_directory_of_the_users_is_made_or_taken_if_it_is_empty(tmp_path):
     assert not (tmp_path / "jaxrun-runs").exists() and not list((tmp_path / "empty").glob(".*"))
 
 
-def test_anything_else_in_its_place_is_refused_and_left_as_it_is(tmp_path):
+def test_anything_else_in_place_of_the_directory_is_refused_and_left_alone(tmp_path):
     taken = made(tmp_path, tmp_path / "taken")
     assert refusal(tmp_path, taken).endswith(
         f"it holds another job (see it with: jaxrun explain {taken}). Name a new or an empty directory."

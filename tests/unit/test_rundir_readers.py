@@ -55,7 +55,7 @@ def job(collection):
     return make
 
 
-def test_each_job_is_listed_with_what_became_of_it(job, capsys):
+def test_each_job_is_listed_with_how_it_ended(job, capsys):
     job("b", 300)
     job("a", 200, outcome="failed", code=7)
     job("killed", 100, outcome="")
@@ -144,7 +144,7 @@ def test_a_link_to_the_latest_does_not_outlive_it(job, collection):
     assert main(["clean", "--keep", "0"]) == 0 and list(collection.iterdir()) == []
 
 
-def test_what_cannot_be_deleted_is_told_and_the_others_go(job, collection, monkeypatch):
+def test_a_directory_that_cannot_be_deleted_is_reported_and_the_others_are_deleted(job, collection, monkeypatch):
     really = os.rmdir
 
     def refuse(name, **where):

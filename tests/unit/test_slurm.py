@@ -263,7 +263,7 @@ def test_a_request_that_does_not_fit_is_refused_with_a_remedy(make, found, reque
         make(found, **request_)
 
 
-def test_outside_of_an_allocation_it_says_what_to_type(make):
+def test_outside_of_an_allocation_the_error_says_what_to_type(make):
     with pytest.raises(UsageError) as caught:
         make(hosts=2, gpus_per_host=8, partition="gpu", time_limit="2:00:00")
     message = str(caught.value)

@@ -59,7 +59,7 @@ def test_a_lost_host_is_replaced_and_a_host_alone_can_be_asked():
     assert asked[asked.index("--") - 1 :] == ("h3=0-0", "--", "/bin/true")
 
 
-def test_what_cannot_be_is_refused_with_what_to_type():
+def test_impossible_requests_are_refused_with_what_to_type():
     with pytest.raises(UsageError, match="-H h1:4,h2:4, or --hostfile"):
         planned()
     with pytest.raises(UsageError, match="--remote-python '/a b/python'"):
@@ -100,7 +100,7 @@ def test_sshs_own_words_are_shown_with_what_to_type(said):
     assert said.replace("\n", "\n    ") in text and SAID[said] in text and text.startswith("1 of 3 hosts cannot")
 
 
-def test_a_changed_host_key_is_told_apart_from_an_unknown_one():
+def test_a_changed_host_key_is_distinguished_from_an_unknown_one():
     said = f"{'@' * 59}\n@  WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @\nHost key verification failed.\n"
     assert "ssh-keygen -R h2" in ssh_failures.ssh_failed("h2", said).advice
 

@@ -112,7 +112,7 @@ class Clock:
     [IN_OTHER_CALL, IN_LOCK, ASLEEP, ("", ProcessState.STOPPED), IN_CALL],
     ids=["in another call", "in a lock", "sleeping", "stopped", "in the same call"],
 )
-def test_ranks_that_wait_for_each_other_are_told_of_after_30_s_and_then_half_as_often(other):
+def test_ranks_that_wait_for_each_other_are_reported_after_30_s_and_then_half_as_often(other):
     job = Clock(IN_CALL, other).wait(600)
     first, *later = job.told
     assert 30 <= first <= 40
@@ -157,7 +157,7 @@ DOINGS = {
     [Helpers((ChildProcess(7, status=-9),)), Helpers(lost_threads=(LostThread("Loader", "ValueError"),)), NO_HELPERS],
     ids=["a process", "a thread", "there is none"],
 )
-def test_a_rank_that_waits_for_data_of_what_has_ended_is_told_of_at_once(first, helpers):
+def test_a_rank_that_waits_for_data_of_an_ended_thread_or_process_is_reported_at_once(first, helpers):
     job = Clock(first, IN_QUEUE)
     job.helpers = {0: helpers, 1: helpers}
     assert 30 <= job.wait(60).told[0] <= 40
@@ -167,14 +167,14 @@ def test_a_rank_that_waits_for_data_of_what_has_ended_is_told_of_at_once(first, 
 
 
 @pytest.mark.parametrize(("first", "other", "cores", "told"), DOINGS.values(), ids=DOINGS)
-def test_a_job_that_stands_still_is_told_of_after_as_long_as_it_may_go_on_by_itself(first, other, cores, told):
+def test_a_stalled_job_is_reported_after_the_time_in_which_it_may_recover(first, other, cores, told):
     job = Clock(first, other)
     job.cpu = {0: cores if first is LOOPS else 0.0, 1: cores}
     earliest, latest = told
     assert earliest <= min(job.wait(min(latest + 10, 600)).told, default=math.inf) <= latest
 
 
-def test_a_rank_that_reads_its_data_while_another_waits_is_not_told_of():
+def test_a_rank_that_reads_data_while_another_waits_is_not_reported():
     job = Clock(IN_CALL, LOADS)
     job.cpu[1], job.files[1] = 1.0, 1e6
     assert job.wait(600).told == []
@@ -190,7 +190,7 @@ def test_output_and_calls_are_progress(sign):
     assert job.wait(60).told and job.asked[-1]
 
 
-def test_a_job_that_stalls_again_and_again_is_told_of_less_and_less():
+def test_a_job_that_stalls_repeatedly_is_reported_less_and_less_often():
     job = Clock(IN_CALL, LOADS)
     for _ in range(20):
         job.made[1] += 1
@@ -214,7 +214,7 @@ def polling(calls_of_rank_1):
     return job
 
 
-def test_the_same_call_of_a_gpu_may_take_long_but_a_rank_that_lacks_it_is_told_of_although_all_poll():
+def test_one_call_of_all_gpus_may_take_long_but_a_rank_that_has_not_made_it_is_reported_even_if_all_poll():
     assert polling(5).wait(600).told == []
     assert 30 <= polling(4).wait(90).told[0] <= 40
 
@@ -224,14 +224,14 @@ def test_the_same_call_of_a_gpu_may_take_long_but_a_rank_that_lacks_it_is_told_o
     [(LOOPS, 1.0, 60, 120), (LOADS, 0.0, 60, 120), (ASLEEP, 0.0, 30, 60), (WAITS_FOR_COMPILER, 0.0, 300, 600)],
     ids=["spins", "loads data", "sleeps", "waits for its compiler"],
 )
-def test_what_the_recorders_show_is_told_of_as_soon_as_on_a_cpu(other, cores, by_recorder, else_):
+def test_a_lag_that_recorders_show_is_reported_as_soon_as_on_a_cpu(other, cores, by_recorder, else_):
     for made, first in (({0: 5, 1: 4}, by_recorder), ({0: 5, 1: 5}, else_)):
         job = Clock(POLLS, other, polls=True)
         job.cpu, job.made = {0: 1.0, 1: cores}, made
         assert first <= job.wait(first + 80).told[0]
 
 
-def test_a_rank_that_moves_within_jax_is_told_of_only_once_it_stays():
+def test_a_rank_that_moves_within_jax_is_reported_only_once_it_stays():
     job = polling(4)
     for line in range(30):
         job.ranks[1] = (in_call(line), RUNS)
@@ -299,7 +299,9 @@ def test_both_options_may_be_given_or_none():
 @pytest.mark.parametrize(
     ("polls", "compiling", "is_over"), [(True, set(), True), (False, set(), False), (True, {0}, False)]
 )
-def test_polling_in_jax_is_no_progress_on_a_gpu_and_compiling_and_computing_on_a_cpu_are(polls, compiling, is_over):
+def test_polling_in_jax_on_a_gpu_does_not_count_as_progress_but_compiling_and_computing_on_a_cpu_do(
+    polls, compiling, is_over
+):
     job = Clock(POLLS, notice=0.0, limit=60.0, polls=polls)
     job.cpu[0], job.compiling = 1.0, compiling
     assert (job.wait(200).over_at is not None) is is_over

@@ -45,7 +45,7 @@ def test_without_either_option_nothing_is_checked(simulate):
     assert job.outcome is None and job.head.deadline() is None
 
 
-def test_a_little_time_of_threads_that_only_wait_is_no_progress(simulate):
+def test_a_little_cpu_time_of_waiting_threads_does_not_count_as_progress(simulate):
     job = simulate(3, **SILENT).run()
     job.cpu = lambda now: 0.01 * now
     assert job.wait(80).outcome.reason == "stall"
@@ -67,7 +67,7 @@ def test_a_rank_that_ends_is_progress(simulate):
     assert job.outcome is None
 
 
-def test_ranks_that_wait_are_told_of_and_the_job_goes_on(simulate):
+def test_ranks_that_wait_are_reported_and_the_job_continues(simulate):
     job = simulate(3, stall_notice=30.0).run()
     job.stacks = {0: IN_JAX, 1: IN_JAX, 2: IN_LOCK}
     job.wait(100)
@@ -114,7 +114,7 @@ def asked(job):
     return [(detail, ranks) for _, detail, ranks in job.queries if detail.startswith(("nccl", "identity"))]
 
 
-def test_all_ranks_of_gpus_in_one_call_are_told_of_if_nccl_knows_that_one_is_behind(on_gpus):
+def test_gpu_ranks_in_one_call_are_reported_if_nccl_knows_that_one_is_behind(on_gpus):
     job = on_gpus(stall_notice=30.0)
     job.nccl = BEHIND
     job.wait(100)
@@ -127,7 +127,7 @@ def test_all_ranks_of_gpus_in_one_call_are_told_of_if_nccl_knows_that_one_is_beh
 
 
 @pytest.mark.parametrize("says", [None, replace(BEHIND, differing=())], ids=["nothing", "no difference"])
-def test_where_nccl_knows_of_no_difference_a_long_computation_of_gpus_is_not_told_of(on_gpus, says):
+def test_a_long_computation_of_gpus_is_not_reported_if_nccl_knows_of_no_difference(on_gpus, says):
     job = on_gpus(stall_notice=30.0)
     job.nccl = says
     job.wait(1000)

@@ -38,7 +38,7 @@ def kept_in(shares, hosts):
 
 
 @pytest.mark.parametrize("hosts", ["a", "aa", "ab", "aabb", "abcd", "aabbc", "abcabc"])
-def test_a_host_keeps_what_its_ranks_hold_once_and_a_copy_of_what_only_the_one_before_holds(hosts):
+def test_a_host_keeps_the_regions_of_its_ranks_once_and_copies_of_regions_that_only_the_previous_host_holds(hosts):
     regions = list(regions_of(2, len(hosts)))
     kept = list(kept_in(placement.share_out(regions, hosts), hosts))
     ring = sorted(set(hosts))
@@ -50,7 +50,7 @@ def test_a_host_keeps_what_its_ranks_hold_once_and_a_copy_of_what_only_the_one_b
 
 
 @pytest.mark.parametrize("hosts", ["ab", "abcd", "aabbcc", "abcde"])
-def test_the_state_outlives_hosts_that_are_not_neighbours_and_nothing_is_said_to_be_there_that_is_not(hosts):
+def test_the_state_survives_the_loss_of_hosts_that_are_not_neighbours_and_missing_parts_count_as_missing(hosts):
     ring = sorted(set(hosts))
     kept = list(kept_in(placement.share_out(regions_of(2, len(hosts)), hosts), hosts))
     for lost in itertools.chain.from_iterable(itertools.combinations(ring, count) for count in range(len(ring))):
@@ -222,7 +222,7 @@ def surveyed(snapshots, descriptions, slots=(0, 1)):
     return Survey(sent, "ab", survey.gather(sent, "ab", "a"), descriptions)
 
 
-def test_the_latest_whole_snapshot_that_fits_is_chosen_and_else_it_is_said_why_none_is():
+def test_the_latest_whole_snapshot_that_fits_is_chosen_or_a_text_says_why_none_is():
     early, late = SNAPSHOT._replace(step=6), SNAPSHOT._replace(number=1)
     here, other = Description([ARRAY], {}, ["a"]), Description([ARRAY, ARRAY._replace(name="state['y']")], {}, ["a"])
     number = Description([FLOAT], {0: "0x0"}, ["a"])

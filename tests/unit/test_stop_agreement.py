@@ -108,7 +108,7 @@ def test_the_same_signal_twice_is_one(simulate):
     assert job.head.phase is JobPhase.RUNNING and not job.kills()
 
 
-def test_ctrl_c_is_keyboard_interrupt_as_ever(simulate):
+def test_ctrl_c_raises_keyboard_interrupt_as_under_python(simulate):
     job = polling(simulate(2).run()).interrupt(signal.SIGINT)
     assert job.killed == [(0.0, signal.SIGINT, (0, 1))] and job.ranks_sent(StopRequested) == []
 
@@ -170,7 +170,7 @@ def test_a_program_that_listens_to_sigterm_instead_gets_it_before_the_time_limit
     assert end_well(job).outcome.reason == "preempted"
 
 
-def test_a_program_that_first_polls_after_sigterm_is_told_at_once(simulate):
+def test_a_program_that_first_polls_after_sigterm_stops_at_once(simulate):
     job = simulate(2, job=60.0, save=20.0).run().listen().wait(41)
     end_well(reached(counts(polling(job), r0=0, r1=0), 1))
     assert job.kills(signal.SIGTERM) == [(40_000, (0, 1))] and stop_at(job) == [((0, 1), 1)]

@@ -111,7 +111,7 @@ def test_where_calls_return_at_once_another_rank_must_be_seen_to_wait(in_jax, to
 
 
 @pytest.mark.parametrize(("of_rank_1", "told"), [(0.1, True), (3.0, False)])
-def test_who_only_lacks_a_core_is_no_straggler(of_rank_1, told):
+def test_a_rank_that_only_lacks_a_core_is_not_a_straggler(of_rank_1, told):
     job, flights = Job(), late(1, calls=120)
     job.detector.start(0.0)
     job.add(window(flights, 1, 60), {0: 5.0, 1: 9.0, 2: 5.0}, 10.0)
@@ -239,7 +239,7 @@ def test_a_rank_that_is_a_tenth_slower_is_found_within_fifty_calls(size, step_s)
 
 @pytest.mark.parametrize("size", [2, 3, 8])
 @pytest.mark.parametrize("spread", [0.01, 0.3, 2.0])  # of what a step takes
-def test_ranks_that_are_late_by_chance_are_none(size, spread):
+def test_ranks_that_are_late_by_chance_are_not_stragglers(size, spread):
     for seed in range(25):
         flights = blocking(noisy(seed, 0.02, 0.02 * spread), size, 128)
         assert straggler_of(flights) is None, seed
@@ -273,7 +273,7 @@ def test_no_straggler_is_a_rank_that_is(flights):
     assert straggler_of(flights) is None
 
 
-def test_of_several_calls_a_step_only_those_at_one_line_may_be_late():
+def test_a_rank_may_be_late_at_one_line_of_several_in_a_step():
     def work(rank, number):
         return 0.02 + 0.005 * (rank == 1) if number % 4 == 0 else 0.0001 * random.Random(f"{rank} {number}").random()
 
@@ -282,7 +282,7 @@ def test_of_several_calls_a_step_only_those_at_one_line_may_be_late():
     assert found.share == pytest.approx(0.2, abs=0.02)
 
 
-def test_a_host_is_found_where_none_of_its_ranks_alone_is_late():
+def test_a_late_host_is_found_even_if_no_single_rank_is_late():
     chance = random.Random(1)
     flights = blocking(lambda rank, _: 0.02 + 0.004 * (rank >= 2) + 0.001 * chance.random(), 4, 200)
     assert straggler_of(flights) is None

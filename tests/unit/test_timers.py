@@ -59,7 +59,7 @@ def test_what_is_fired_may_set_and_cancel_timers_that_are_due(timers):
     assert fired(timers, 1.0) == ["then", "set 1"]
 
 
-def test_timers_of_one_kind_are_told_apart_by_what_they_are_of(timers):
+def test_timers_of_one_kind_are_distinguished_by_their_subject(timers):
     for number in range(3):
         timers.set(Timer.QUERY, 1.0 + number, say(str(number)), of=number)
     timers.cancel_one(Timer.QUERY, 0)

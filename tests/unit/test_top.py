@@ -152,7 +152,7 @@ def test_the_rows_of_thousands_of_ranks_are_hosts_and_those_that_stand_out():
     assert [(row.ranks, row.summary.host) for row in few[:2]] == [("0-7", "h000"), ("8-15", "h001")] and len(few) == 12
 
 
-def test_a_host_says_what_most_of_its_ranks_do():
+def test_a_host_shows_the_state_of_most_of_its_ranks():
     ranks = many(80)
     ranks[3] = replace(ranks[3], state="sleeps", number=49, memory_bytes=7)
     first = group_samples(ranks, 16)[0][0]

@@ -155,7 +155,7 @@ def test_the_phases_of_a_rank_follow_each_other():
     assert (log.ranks[1].host, log.ranks[1].pid, log.run_at) == ("h2", 12, 5.0)
 
 
-def test_a_rank_may_be_heard_before_its_start_is_told():
+def test_a_message_of_a_rank_may_arrive_before_its_start_is_reported():
     (log,) = logs((0.0, AttemptStarted(), 1), (2.0, hello(0, started=1.0), 1), (2.1, WorkerSpawned(0, 5), 1))
     assert [(span.name, span.start) for span in rank_phases(log.ranks[0], log)][:2] == [
         ("before its process", 0.0),

@@ -143,7 +143,7 @@ def test_notes_say_what_is_not_shown():
     assert "needs Python 3.12" in format_page(job(RankTrace(0, calls=(call(1, -ZERO, 2),))))
 
 
-def test_of_very_many_ranks_those_that_stand_out_and_some_of_each_host_have_rows():
+def test_with_very_many_ranks_the_outliers_and_some_of_each_host_have_rows():
     ranks = {number: [RankTrace(number, f"h{number // 8}")] for number in range(4096)}
     ranks[2000] = [RankTrace(2000, "h250", calls=(call(1, 1, 2, last=2000, cost=3.0),))]
     ranks[3000] = [RankTrace(3000, "h375", awaited=ZERO)]

@@ -148,7 +148,7 @@ def test_injected_faults_are_named_however_the_job_ends(reason):
     )
 
 
-def test_an_injected_fault_is_no_divergence():
+def test_an_injected_fault_does_not_count_as_a_divergence():
     ahead = Divergence("0-3", 4, (CallGroup((0,), "jit(step)"), CallGroup((1, 2, 3), "jit(other)")))
     ends = [raised(1, 2.1, GLOO, error="JaxRuntimeError"), *stopped(0, 2, 3)]
     assert decide(ends, "failed", divergences=(ahead,)).outcome == "diverged"

@@ -184,7 +184,7 @@ def test_a_file_from_before_there_were_explanations_is_read():
 @pytest.mark.parametrize(
     "text", ["", "[]", '{"format": 0}', '{"format": 1}', "{", verdict_file.to_json(FAILED).replace("here", '"]')]
 )
-def test_what_is_no_verdict_is_refused(text):
+def test_a_text_that_is_not_a_verdict_is_refused(text):
     with pytest.raises(ValueError):
         verdict_file.from_json(text)
 

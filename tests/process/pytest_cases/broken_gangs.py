@@ -48,7 +48,7 @@ def test_ends_its_process(gang):
 
 
 @two
-def test_leaves_as_if_all_were_well():
+def test_ends_by_os_exit_with_status_0():
     os._exit(0)
 
 
