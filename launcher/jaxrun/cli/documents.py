@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from jaxrun.spec.job.plan import Plan
 
 FORMAT = 1  # changes when a field of any document loses its meaning; fields may be added at any time
-_STANDING_OUT = ("like others", "slow", "late", "stopped", "failed")
 
 
 def format_document(kind: str, content: Mapping[str, Any], *, in_one_line: bool = False) -> str:
@@ -155,18 +154,9 @@ def stacks(run_dir: Path, snapshot: Snapshot, text: str) -> str:
 
 def top(run_dir: Path, view: View, *, in_one_line: bool = False) -> str:
     """How far each rank is, and what it uses: the figures of the screen."""
-    ranks = [{**_fields(one), "standing_out": _STANDING_OUT[one.standing_out]} for one in view.samples]
-    content = {
-        "run_dir": str(run_dir.absolute()),
-        "phase": view.phase,
-        "attempt": view.attempt,
-        "seconds": view.seconds,
-        "calls_per_second": view.pace,
-        "calls_per_step": view.calls_per_step,
-        "note": view.note,
-        "ranks": ranks,
-    }
-    return format_document("top", content, in_one_line=in_one_line)
+    from jaxrun.frontends.top.view_document import view_content
+
+    return format_document("top", view_content(run_dir, view), in_one_line=in_one_line)
 
 
 def _fields(value: Any) -> dict[str, Any]:

@@ -5,12 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from jaxrun.cli import documents
 from jaxrun.cli.click_options import RunDirectory
 from jaxrun.errors import UsageError
+
+if TYPE_CHECKING:
+    from jaxrun.records.rundir.running_job import RunningJob
+
+_MAX_PORT = 65535
 
 COMMANDS: dict[str, click.Command] = {}
 _JOB = click.Argument(["run_dir"], required=False, type=RunDirectory(exists=True, file_okay=False))
@@ -105,9 +111,16 @@ def _profile(run_dir: str | None, steps: int, output: str | None) -> int:
     click.Option(["--once"], is_flag=True, help="Print the table once, and end. So does output to a pipe."),
     _JSON,
     click.Option(["--follow"], is_flag=True, help="With --json: print a line each second until the job is over."),
+    click.Option(
+        ["--web"],
+        is_flag=False,
+        flag_value="0",
+        metavar="[PORT]",
+        help="Show it as a page for a browser on this machine, at this port or any free one. Ctrl-C ends that.",
+    ),
     click.Option(["--launcher"], type=int, hidden=True),  # the launcher that started this process, for --live
 )
-def _top(run_dir: str | None, once: bool, as_json: bool, follow: bool, launcher: int | None) -> int:
+def _top(run_dir: str | None, once: bool, as_json: bool, follow: bool, web: str | None, launcher: int | None) -> int:
     from jaxrun.frontends.top import watch
     from jaxrun.records.rundir import running_job
 
@@ -117,7 +130,11 @@ def _top(run_dir: str | None, once: bool, as_json: bool, follow: bool, launcher:
         return 0
     if follow and not as_json:
         raise UsageError("--follow prints JSON lines; give --json as well, or leave it out to watch the job")
+    if web and not web.isdecimal() and run_dir is None:  # click takes the word after --web for its value
+        run_dir, web = web, "0"
     job = running_job.find_running_job(_path(run_dir), "jaxrun top")
+    if web is not None:
+        return _serve_page(job, web)
     if as_json:
         for view in watch.follow(job) if follow else [watch.read_once(job)]:
             click.echo(os.fsencode(documents.top(job.run_dir, view, in_one_line=follow)))
@@ -125,6 +142,19 @@ def _top(run_dir: str | None, once: bool, as_json: bool, follow: bool, launcher:
         watch.show_once(job, os.environ)
     else:
         watch.watch(job, os.environ)
+    return 0
+
+
+def _serve_page(job: RunningJob, port: str) -> int:
+    """Serve the page until Ctrl-C: also when the job is over, so that its end can be looked at."""
+    from jaxrun.frontends.live_page.server import open_page
+
+    if not port.isdecimal() or int(port) > _MAX_PORT:
+        raise UsageError(f"--web {port} is not a port; give a number up to {_MAX_PORT}, or none for any free port")
+    server, address = open_page(job, int(port))
+    click.echo(f"jaxrun: open {address} in a browser on this machine; Ctrl-C ends this", err=True)
+    with server:
+        server.serve_forever()
     return 0
 
 

@@ -75,6 +75,11 @@ def write_trace(run_dir: Path | None, chrome: Path | None, page: Path | None) ->
         yield f"wrote {page}; open it in any browser{_in_brackets(trace.calls_left_out)}"
 
 
+def format_run_page(run_dir: Path) -> str:
+    """Return the page of what all ranks did. Raises UsageError if the run directory cannot be read."""
+    return format_page(collect_job(run_dir, _PAGE_CALLS))
+
+
 def format_table(log: AttemptLog) -> str:
     """One row per rank, or for a large job one per step; ranks that are late are marked."""
     steps = find_steps(log)
