@@ -1,4 +1,7 @@
-"""The head under signals and time limits, snapshots on request, and agents that do not answer SIGKILL."""
+"""The head under signals that end no job and under time limits, snapshots on request, and agents that do not answer.
+
+The signals that end a job are in test_interruption.py.
+"""
 
 import signal
 from dataclasses import replace
@@ -17,36 +20,9 @@ from jaxrun.protocol.worker_messages import Exit
 from jaxrun.records.event_log.actions import AnswerRequest, Send
 from jaxrun.records.event_log.events import LauncherSignalled, Requested, Resumed
 
-TERMINAL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
 
 def fails(job, rank):
     return job.handle(job.failure(rank))
-
-
-# What the job does until the signal; whom SIGKILL reaches when, and how it has ended.
-AT_ONCE = {
-    "nothing was started": (lambda job: job, [], "interrupted"),
-    "ranks start": (lambda job: job.spawn(), [(0, (0, 1, 2))], "interrupted"),
-    "ranks join": (lambda job: job.join(), [(0, (0, 1, 2))], "interrupted"),
-    "the cause is looked for": (lambda job: fails(job.run(), 1).wait(0.01), [(10, (0, 1, 2))], "failed"),
-    "exit handlers have their grace": (
-        lambda job: fails(job.run(), 1).wait(1), [(30, (2,)), (1000, (0, 1))], "failed",
-    ),
-    "all is done": (lambda job: job.run().done(0, 1, 2), [(0, (0, 1, 2))], "ok"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("signum", TERMINAL)
-@pytest.mark.parametrize(("prepare", "kills", "reason"), AT_ONCE.values(), ids=AT_ONCE)
-def test_unless_the_program_runs_a_signal_kills_at_once_and_a_failure_stays_one(
-    simulate, prepare, kills, reason, signum
-):
-    job = prepare(simulate(3)).interrupt(signum).wait(1)
-    assert (job.kills(), job.kills(signal.SIGTERM), job.outcome.reason) == (kills, [], reason)
-    assert job.outcome.signum == (signum if reason == "interrupted" else 0)
-    if reason == "failed":
-        assert [end.killed_by_launcher for end in job.outcome.workers] == [True, False, True]
 
 
 @pytest.mark.parametrize("late", ["words", "done"])

@@ -5,13 +5,14 @@ import signal
 import pytest
 from simulation import IN_JAX
 
-from jaxrun.controller.head.head_state import JobPhase
 from jaxrun.controller.head.interruption import REPEATED_SIGNAL_S
 from jaxrun.controller.head.worker_table import WorkerTable
 from jaxrun.protocol.agent_messages import WorkerExited
+from jaxrun.protocol.stop_messages import StopPolled
 from jaxrun.protocol.worker_messages import Exit, Interrupted, SignalHandlers
 
 TERMINATION = (signal.SIGTERM, signal.SIGHUP)
+TERMINAL = (signal.SIGINT, *TERMINATION)
 
 
 def interrupted(job, *ranks):
@@ -62,21 +63,6 @@ def test_a_rank_that_the_interrupt_does_not_reach_is_shown_and_killed_after_the_
     assert job.outcome.stacks == {2: IN_JAX} and [end.killed_by_launcher for end in job.outcome.workers] == [0, 0, 1]
 
 
-@pytest.mark.parametrize("first", [signal.SIGINT, *TERMINATION])
-@pytest.mark.parametrize("second", [signal.SIGINT, *TERMINATION])
-def test_a_second_signal_kills_at_once(simulate, first, second):
-    job = simulate(2).run().listen().interrupt(first).wait(0.3)
-    job.interrupt(second).wait(1)
-    assert job.kills() == [(300, (0, 1))]
-    assert job.outcome.reason == "interrupted" and job.outcome.signum == first
-
-
-@pytest.mark.parametrize("signum", [signal.SIGINT, *TERMINATION])
-def test_a_signal_that_a_wrapper_sends_twice_is_one(simulate, signum):
-    job = simulate(2).run().listen().interrupt(signum).wait(REPEATED_SIGNAL_S / 2).interrupt(signum)
-    assert job.head.phase is JobPhase.TERMINATING and not job.kills()
-
-
 # ---- SIGTERM and SIGHUP
 
 
@@ -105,7 +91,7 @@ def test_ranks_that_listen_get_sigterm_and_are_killed_after_the_grace(simulate, 
     ]
 
 
-# ---- whom SIGTERM and SIGKILL reach at which millisecond, and how the job has ended
+# ---- the table: whom SIGTERM and SIGKILL reach at which millisecond, and how the job has ended, by which signal
 
 
 def ctrl_c(job, *caught):
@@ -122,71 +108,142 @@ def warned(job, *listening, signum=signal.SIGTERM):
     return job.run().listen(*listening).interrupt(signum)
 
 
+def polling(job, *ranks):
+    """The programs of these ranks, or of all, ask should_stop."""
+    return job.run().handle(*(StopPolled(rank) for rank in ranks or range(job.size)))
+
+
 def mute(job):
     job.answers = False
     return job
 
 
+# What the job does until a signal comes, and whom SIGKILL reaches then.
+AT_ONCE = {
+    "nothing was started": (lambda job: job, [], "interrupted"),
+    "ranks start": (lambda job: job.spawn(), [(0, (0, 1, 2))], "interrupted"),
+    "ranks join": (lambda job: job.join(), [(0, (0, 1, 2))], "interrupted"),
+    "the cause is looked for": (lambda job: failed(job.run(), 1).wait(0.01), [(10, (0, 1, 2))], "failed"),
+    "exit handlers have their grace": (
+        lambda job: failed(job.run(), 1).wait(1), [(30, (2,)), (1000, (0, 1))], "failed",
+    ),
+    "all is done": (lambda job: job.run().done(0, 1, 2), [(0, (0, 1, 2))], "ok"),
+}  # fmt: skip
 ENDS = {
+    **{
+        f"{signum.name} while {name}": (
+            3, {}, lambda job, prepare=prepare, signum=signum: prepare(job).interrupt(signum), [], killed_at, reason,
+            signum if reason == "interrupted" else 0,
+        )
+        for name, (prepare, killed_at, reason) in AT_ONCE.items()
+        for signum in TERMINAL
+    },
+    **{
+        f"{first.name} and then {second.name}": (
+            2, {},
+            lambda job, first=first, second=second: job.run().listen().interrupt(first).wait(0.3).interrupt(second),
+            [] if first == signal.SIGINT else [(0, (0, 1))], [(300, (0, 1))], "interrupted", first,
+        )
+        for first in TERMINAL
+        for second in TERMINAL
+    },
+    **{
+        f"SIGTERM and then {second.name}, where should_stop is asked": (
+            2, {}, lambda job, second=second: polling(job).interrupt(signal.SIGTERM).wait(0.3).interrupt(second),
+            [], [(300, (0, 1))], "interrupted", signal.SIGTERM,
+        )
+        for second in TERMINAL
+    },
+    **{
+        f"{signum.name} twice, as a wrapper sends it": (
+            2, {},
+            lambda job, signum=signum: reached(
+                job.run().listen().interrupt(signum).wait(REPEATED_SIGNAL_S / 2).interrupt(signum), 0, 1
+            ),
+            [] if signum == signal.SIGINT else [(0, (0, 1))], [], "", 0,
+        )
+        for signum in TERMINAL
+    },
+    "SIGTERM twice, where should_stop is asked": (
+        2, {},
+        lambda job: polling(job).interrupt(signal.SIGTERM).wait(REPEATED_SIGNAL_S / 2).interrupt(signal.SIGTERM),
+        [], [], "", 0,
+    ),
+    "SIGTERM, where one rank asks should_stop": (
+        2, {"grace": 4.0}, lambda job: polling(job, 0).wait(1).interrupt(signal.SIGTERM),
+        [(5000, (0, 1))], [(5100, (0, 1))], "interrupted", signal.SIGTERM,
+    ),
     "a rank that cannot say where it is": (
         2, {}, lambda job: ctrl_c(mute(job), 0), [(5000, (1,))], [(6000, (1,)), (30_000, (0,))], "interrupted",
+        signal.SIGINT,
     ),
     "handlers that go on for ever": (
         2, {}, lambda job: reached(ctrl_c(job), 0, 1), [(30_000, (0, 1))], [(30_100, (0, 1))], "interrupted",
+        signal.SIGINT,
     ),
     "a program with its own handler of SIGINT": (
         2, {}, lambda job: interrupted(job.run().handle(SignalHandlers(1, True, False)).interrupt(signal.SIGINT), 0),
-        [(30_000, (1,))], [(30_100, (1,)), (35_101, (0,))], "interrupted",
+        [(30_000, (1,))], [(30_100, (1,)), (35_101, (0,))], "interrupted", signal.SIGINT,
     ),
     "rank 0 is late, without which JAX aborts the others": (
         3, {}, lambda job: interrupted(reached(ctrl_c(job), 1, 2).wait(10), 1, 2).exit(130, 1, 2),
-        [(5000, (0,))], [(11_000, (0,))], "interrupted",
+        [(5000, (0,))], [(11_000, (0,))], "interrupted", signal.SIGINT,
     ),
-    "Ctrl-C and exits with 0": (2, {}, lambda job: ctrl_c(job).exit(0, 0, 1), [], [], "interrupted"),
+    "Ctrl-C and exits with 0": (2, {}, lambda job: ctrl_c(job).exit(0, 0, 1), [], [], "interrupted", signal.SIGINT),
     "SIGTERM, which has thirty seconds": (
-        2, {}, warned, [(0, (0, 1)), (30_000, (0, 1))], [(30_100, (0, 1))], "interrupted",
+        2, {}, warned, [(0, (0, 1)), (30_000, (0, 1))], [(30_100, (0, 1))], "interrupted", signal.SIGTERM,
     ),
     "the last that listens has ended": (
         3, {}, lambda job: warned(job, 0, 1).wait(1).done(0).wait(1).done(1),
-        [(0, (0, 1, 2)), (7000, (2,))], [(7100, (2,)), (12_101, (0, 1))], "interrupted",
+        [(0, (0, 1, 2)), (7000, (2,))], [(7100, (2,)), (12_101, (0, 1))], "interrupted", signal.SIGTERM,
     ),
     "all end well": (
         2, {}, lambda job: warned(job).wait(1).done(0, 1).exit(0, 1).exit(0, 0), [(0, (0, 1))], [], "preempted",
+        signal.SIGTERM,
     ),
     "a rank was done before": (
         3, {},
         lambda job: job.run().listen().done(1).interrupt(signal.SIGTERM).done(0, 2).exit(0, 1, 2).exit(0, 0),
-        [(0, (0, 2))], [], "preempted",
+        [(0, (0, 2))], [], "preempted", signal.SIGTERM,
     ),
-    "SIGTERM and a status": (2, {}, lambda job: warned(job).exit(0, 0).exit(3, 1), [(0, (0, 1))], [], "interrupted"),
-    "death by SIGTERM": (2, {}, lambda job: warned(job).exit(0, 0).exit(-15, 1), [(0, (0, 1))], [], "interrupted"),
+    "SIGTERM and a status": (
+        2, {}, lambda job: warned(job).exit(0, 0).exit(3, 1), [(0, (0, 1))], [], "interrupted", signal.SIGTERM,
+    ),
+    "death by SIGTERM": (
+        2, {}, lambda job: warned(job).exit(0, 0).exit(-15, 1), [(0, (0, 1))], [], "interrupted", signal.SIGTERM,
+    ),
     "a failure, which stops no others": (
         2, {}, lambda job: failed(warned(job), 1).exit(1, 1).wait(1).done(0).exit(0, 0),
-        [(0, (0, 1))], [], "interrupted",
+        [(0, (0, 1))], [], "interrupted", signal.SIGTERM,
     ),
     "Slurm's warning of a job that goes on": (
         2, {"requeue": True}, lambda job: warned(job, 0, signum=signal.SIGUSR2).done(0, 1).exit(0, 1).exit(0, 0),
-        [(0, (0, 1))], [], "preempted",
+        [(0, (0, 1))], [], "preempted", signal.SIGUSR2,
     ),
     "a failure after the warning": (
         2, {"requeue": True}, lambda job: failed(warned(job, signum=signal.SIGUSR2), 0).done(1).exit(0, 1).exit(1, 0),
-        [(0, (0, 1))], [], "interrupted",
+        [(0, (0, 1))], [], "interrupted", signal.SIGUSR2,
     ),
     **{
         f"{name} of a job that goes on and had to be killed": (
             2, {"requeue": True}, lambda job, signum=signum: job.run().interrupt(signum).exit(-9, 0, 1),
-            [], [(0, (0, 1))], "preempted",
+            [], [(0, (0, 1))], "preempted", signum,
         )
         for name, signum in (("SIGTERM", signal.SIGTERM), ("SIGUSR2", signal.SIGUSR2))
     },
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("size", "options", "happen", "warned_at", "killed_at", "reason"), ENDS.values(), ids=ENDS)
-def test_a_job_that_is_asked_to_end_ends_in_time(simulate, size, options, happen, warned_at, killed_at, reason):
-    job = happen(simulate(size, **options)).wait(40)
+@pytest.mark.parametrize(
+    ("size", "options", "happen", "warned_at", "killed_at", "reason", "signum"), ENDS.values(), ids=ENDS
+)
+def test_a_job_that_is_asked_to_end_ends_in_time(simulate, size, options, happen, warned_at, killed_at, reason, signum):
+    """A job without a reason goes on for now."""
+    job = happen(simulate(size, **options)).wait(40 if reason else 1)
     assert (job.kills(signal.SIGTERM), job.kills()) == (warned_at, killed_at)
-    assert job.outcome.reason == reason
+    assert (job.outcome.reason, job.outcome.signum) == (reason, signum) if reason else job.outcome is None
+    if reason == "failed":  # the others of the three were still there
+        assert [end.killed_by_launcher for end in job.outcome.workers] == [True, False, True]
 
 
 # ---- the head's table of workers

@@ -4,8 +4,6 @@ import signal
 
 import pytest
 
-from jaxrun.controller.head.head_state import JobPhase
-from jaxrun.controller.head.interruption import REPEATED_SIGNAL_S
 from jaxrun.protocol.stop_messages import (
     NO_STEP,
     CheckpointSaved,
@@ -89,26 +87,7 @@ def test_a_failure_while_the_program_stops_is_the_culprits(simulate):
     assert "OSError" in job.verdict.headline
 
 
-def test_who_has_not_stopped_after_the_grace_is_asked_where_and_killed(simulate):
-    job = polling(simulate(2, grace=4.0).run(), 0).wait(1).interrupt(signal.SIGTERM).wait(10)
-    assert job.kills(signal.SIGTERM) == [(5000, (0, 1))] and job.kills() == [(5100, (0, 1))]
-    assert "ranks 0-1 did not end within 4 s" in job.lines[1]
-    assert job.outcome.reason == "interrupted" and job.outcome.signum == signal.SIGTERM
-
-
-@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
-def test_a_second_signal_kills_at_once(simulate, second):
-    job = polling(simulate(2).run()).interrupt(signal.SIGTERM).wait(0.3).interrupt(second).wait(1)
-    assert job.kills() == [(300, (0, 1))]
-    assert job.outcome.reason == "interrupted" and job.outcome.signum == signal.SIGTERM
-
-
-def test_the_same_signal_twice_is_one(simulate):
-    job = polling(simulate(2).run()).interrupt(signal.SIGTERM).wait(REPEATED_SIGNAL_S / 2).interrupt(signal.SIGTERM)
-    assert job.head.phase is JobPhase.RUNNING and not job.kills()
-
-
-def test_ctrl_c_raises_keyboard_interrupt_as_under_python(simulate):
+def test_ctrl_c_is_keyboard_interrupt_as_ever(simulate):
     job = polling(simulate(2).run()).interrupt(signal.SIGINT)
     assert job.killed == [(0.0, signal.SIGINT, (0, 1))] and job.ranks_sent(StopRequested) == []
 
