@@ -43,7 +43,7 @@ def test_every_place_that_deletes_is_known_and_does_so_by_a_descriptor():
         calls = {str(path.relative_to(root.parent)): _deletions(path) for path in root.rglob("*.py")}
         found |= {name: deletions for name, deletions in calls.items() if deletions}
     del found["jaxrun/files/own_files.py"]
-    assert set(found) == set(_DELETING)
+    assert set(found) <= set(_DELETING)
     by_path = [
         name for name, calls in found.items() for call in calls if "dir_fd" not in {word.arg for word in call.keywords}
     ]
