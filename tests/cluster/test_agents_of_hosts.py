@@ -8,6 +8,7 @@ import signal
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+import pytest
 from cluster_fixture import READY, RUNS, Bed, Job
 from harness import write_fake_runtime
 from launch_modes import PYTHON
@@ -30,6 +31,7 @@ def job(bed: Bed, directory: Path, *codes: str) -> AbstractContextManager[Job]:
     return bed.typed("h1", PYTHON, "-c", JAXRUN, *words, directory=directory, env=write_fake_runtime(directory))
 
 
+@pytest.mark.extended
 def test_an_agent_holds_all_ranks_of_its_host(bed: Bed, tmp_path: Path) -> None:
     with job(bed, tmp_path, *[RUNS + "print('hello'); done()"] * 4) as started:
         result = started.result()
@@ -42,6 +44,7 @@ def test_an_agent_holds_all_ranks_of_its_host(bed: Bed, tmp_path: Path) -> None:
     assert [(one["host"], one["local_rank"]) for one in workers] == [("h1", 0), ("h1", 1), ("h2", 0), ("h2", 1)]
 
 
+@pytest.mark.extended
 def test_a_rank_that_is_killed_is_named_and_its_neighbours_end(bed: Bed, tmp_path: Path) -> None:
     with job(bed, tmp_path, *[RUNS + READY] * 3, RUNS + "os.kill(os.getpid(), 9)") as started:
         result = started.result()

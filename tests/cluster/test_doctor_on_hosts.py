@@ -118,6 +118,7 @@ def test_two_hosts_that_do_not_reach_each_other_are_named_before_a_job_hangs_on_
     assert "h2 cannot connect to h3" in checks["network"] and "h1" not in checks["network"]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("mode", [BASIC[0], extended(BASIC[1])], ids=[str(mode) for mode in BASIC])
 def test_a_job_of_gpu_hosts_says_by_which_network_nccl_will_send(
     bed: Bed, make_runner: MakeRunner, mode: LaunchMode
@@ -143,6 +144,7 @@ def test_a_job_of_gpu_hosts_says_by_which_network_nccl_will_send(
     ]
 
 
+@pytest.mark.extended
 def test_the_network_that_nccl_uses_is_reported_after_the_first_collective(make_runner: MakeRunner) -> None:
     """Real ranks on the CPU that take it for a GPU, and write what NCCL would."""
     runner = make_runner(BASIC[0])

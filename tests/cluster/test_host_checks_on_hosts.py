@@ -50,6 +50,7 @@ def hosts_of_ranks(directory: Path) -> list[str]:
     return [log.read_text().splitlines()[0].rpartition(" ")[2] for log in sorted(directory.glob("rank-*.out"))]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("engine", [OPEN_MPI_5, SLURM], ids=["Open MPI 5", "Slurm"])
 def test_a_spare_host_takes_the_place_of_one_that_fails_and_the_next_job_does_without(
     bed: Bed, tmp_path: Path, engine: Engine
@@ -72,6 +73,7 @@ def test_a_spare_host_takes_the_place_of_one_that_fails_and_the_next_job_does_wi
     assert len((tmp_path / "bad").read_text().splitlines()) == 1
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("engine", [SLURM, extended(OPEN_MPI_5)], ids=["Slurm", "Open MPI 5"])
 def test_without_another_host_the_job_is_refused_by_name(bed: Bed, tmp_path: Path, engine: Engine) -> None:
     check = ("--host-check", "echo no GPU; [ $(uname -n) = h1 ]", "--min-hosts", "2")
@@ -84,6 +86,7 @@ def test_without_another_host_the_job_is_refused_by_name(bed: Bed, tmp_path: Pat
     assert "not restarted: no spare host is left for h3" in result.err
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("engine", [OPEN_MPI_5, extended(SLURM)], ids=["Open MPI 5", "Slurm"])
 def test_ctrl_c_ends_the_checks_of_all_hosts(bed: Bed, tmp_path: Path, engine: Engine) -> None:
     with started(bed, engine, tmp_path / "job", "--host-check", f"touch {tmp_path}/on-$JAXRUN_HOST; sleep 1000") as job:

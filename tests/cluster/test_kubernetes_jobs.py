@@ -39,6 +39,7 @@ def logs(job: JobController) -> str:
     return "\n".join(f"--- pod {pod.index}: {pod.process.returncode} {pod.message}\n{pod.log}" for pod in job.started)
 
 
+@pytest.mark.extended
 def test_pods_whose_names_resolve_late_are_one_job(bed: Bed, tmp_path: Path) -> None:
     env = write_fake_runtime(tmp_path)
     manifest = written(

@@ -124,6 +124,7 @@ def clock_ahead(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "clock.so"
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(sys.version_info < (3, 13), reason="when calls are entered is not known")
 def test_the_slow_rank_is_named_although_another_hosts_clock_is_ahead(
     bed: Bed, tmp_path: Path, clock_ahead: Path

@@ -144,6 +144,7 @@ def type_ctrl_c_until_srun_ends_its_tasks(job: Job) -> None:
             time.sleep(0.01)
 
 
+@pytest.mark.extended
 @row("SIGTERM by the scheduler", *SOME, always=BASIC)
 def test_sigterm_by_the_scheduler_is_named_as_such(runner: JobRunner) -> None:
     with runner.by_hand("--grace", "0.5") as job:
@@ -168,6 +169,7 @@ def cancel(runner: JobRunner) -> None:
         os.kill(launch_command.pid, signal.SIGTERM)
 
 
+@pytest.mark.extended
 @row(
     "`kill -9` of jaxrun at its start",
     *(mode for mode in ALL if mode.direction == LAUNCHED),
@@ -195,6 +197,7 @@ def test_kill_9_of_the_launcher_leaves_nothing_on_any_host(runner: JobRunner) ->
 
 
 # Attached to MPICH, rank 0 and its head are killed by Hydra as soon as any of its processes dies of a signal.
+@pytest.mark.extended
 @row("`kill -9` of an agent", *(mode for mode in SOME if mode != LaunchMode(MPICH, ATTACHED)), SSH, always=BASIC)
 def test_a_killed_agent_is_named_by_its_host(runner: JobRunner) -> None:
     with runner.by_hand() as job:

@@ -62,6 +62,7 @@ def host_ranks(*ranks: int) -> list[tuple[str, ...]]:
     return [("--hosts", "3", "--host-rank", str(rank), "--head", f"h1:{PORT}") for rank in ranks]
 
 
+@pytest.mark.extended
 def test_three_commands_are_one_job_over_three_hosts(bed: Bed, tmp_path: Path) -> None:
     with typed_on_hosts(bed, tmp_path, host_ranks(0, 1, 2), ("-m", "jaxrun_runtime.programs.selfcheck")) as jobs:
         results = [job.result() for job in jobs]
@@ -99,6 +100,7 @@ def test_hosts_may_meet_over_ipv6(make_runner: Callable[[LaunchMode], JobRunner]
 # ---- strangers at JAX's coordinator
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "mode",
     [
@@ -180,6 +182,7 @@ def check_ended_with_its_verdict(jobs: list[Job], tmp_path: Path) -> None:
     assert "went away" not in results[0].err + results[1].err
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("files", [1024, extended(100)])
 def test_a_flood_of_strangers_at_the_start_and_in_the_run_costs_no_verdict(
     bed: Bed, tmp_path: Path, files: int
@@ -204,6 +207,7 @@ def test_of_two_paths_that_both_lead_to_the_head_one_is_used(bed: Bed, tmp_path:
             check_ended_with_its_verdict(jobs, tmp_path)
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("mended")
 def test_no_other_host_is_sent_to_its_own_loopback_address(bed: Bed, tmp_path: Path) -> None:
     """A local user of h2 listens there, while the way to the head is cut."""

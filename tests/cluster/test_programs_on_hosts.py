@@ -153,6 +153,7 @@ while not stop:
 """
 
 
+@pytest.mark.extended
 def test_each_rank_has_a_row_with_its_host_and_the_late_one_comes_first(
     make_runner: MakeRunner, tmp_path: Path
 ) -> None:

@@ -56,6 +56,7 @@ def agents(result: Result) -> Sequence[tuple[object, object, object]]:
     return [(event["agent"], event["host"], event["pid"]) for event in result.events("AgentReport")]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("engine", "victim"),
     [
@@ -80,6 +81,7 @@ def test_a_job_is_started_again(bed: Bed, tmp_path: Path, engine: Engine, victim
     assert bool(re.search("starting .* again", result.err)) == (victim == "agent")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("engine", [OPEN_MPI_5, *map(extended, (MPICH, SLURM))], ids=lambda engine: engine.label)
 def test_a_job_whose_launch_command_is_killed_is_started_again(bed: Bed, tmp_path: Path, engine: Engine) -> None:
     with started(bed, engine, tmp_path) as job:
@@ -154,6 +156,7 @@ def test_a_spare_host_that_is_off_keeps_nobody_waiting(bed: Bed, tmp_path: Path,
     assert hosts_of_second_attempt(job.run_dir) == ["h1", "h2"]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("engine", [OPEN_MPI_5, extended(MPICH)], ids=lambda engine: engine.label)
 def test_a_job_that_could_lose_a_host_outlives_its_mpirun(
     make_runner: Callable[[LaunchMode], JobRunner], tmp_path: Path, engine: Engine
@@ -172,6 +175,7 @@ def test_a_job_that_could_lose_a_host_outlives_its_mpirun(
     assert result.code == 0 and not result.events("AgentLost"), result
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("mended")
 def test_a_host_that_is_cut_off_as_mpirun_ends_is_lost_after_the_host_timeout_and_no_earlier(
     make_runner: Callable[[LaunchMode], JobRunner], tmp_path: Path

@@ -43,6 +43,7 @@ def check_end(bed: Bed, job: Job, hosts: tuple[str, ...]) -> None:
         wait_until(lambda host=host: job.job_id not in bed.inside(host, "sh", "-c", own), f"end of snapshots on {host}")  # type: ignore[misc]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "engine",
     [pytest.param(OPEN_MPI_5, id="Open MPI 5"), extended(SLURM, id="Slurm")],
@@ -53,6 +54,7 @@ def test_snapshots_outlive_a_killed_agent(bed: Bed, tmp_path: Path, engine: Engi
         check_end(bed, job, HOSTS)
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("mended")
 def test_a_spare_host_gets_the_part_of_one_that_loses_its_power_from_its_neighbour(bed: Bed, tmp_path: Path) -> None:
     with started(bed, SLURM, tmp_path, "--spares", "1", PROGRAM, "hold") as job:

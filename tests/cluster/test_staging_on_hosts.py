@@ -48,6 +48,7 @@ def copied_bytes(job: Job) -> dict[int, int]:
     return {event["agent"]: event["nbytes"] for event in job.events("StagedCopied")}
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("mode", [BASIC[0], extended(BASIC[1])], ids=[str(mode) for mode in BASIC])
 def test_a_full_disk_is_named_then_ranks_start_from_copies_which_the_next_job_finds(
     bed: Bed, tmp_path: Path, mode: LaunchMode

@@ -58,6 +58,7 @@ def test_a_clean_run_in_which_each_worker_has_a_session_and_no_descriptor_of_ano
         assert sorted(re.sub(r"[:\d].*", "", Path(name).name) for name in names) == each
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("code", "status", "exit_code"),
     [("hello(); os._exit(0)", 0, 1), ("run(); link.close(); time.sleep(0.05); os._exit(5)", 5, 5)],
@@ -68,6 +69,7 @@ def test_a_worker_ends_without_a_report(run_job, code, status, exit_code):
     assert (result.code, statuses(result), result.verdict()["culprits"]) == (exit_code, [-9, status], [1])
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "led", ["", "import faulthandler; faulthandler.enable(2); "], ids=["jaxrun's", "to stderr, by absl"]
 )
@@ -80,6 +82,7 @@ def test_a_crash_leaves_its_stack_and_the_last_lines_of_stderr(run_job, led):
     assert written.startswith("so far\n") and (written == "so far\n") == (not led)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("sent", "why"),
     [(b"GET / HTTP/1.0\r\n\r\n", "a frame announces"), (encode(Done(0, 1.0)), "a Done for another rank than 1")],
@@ -93,6 +96,7 @@ def test_what_a_worker_cannot_mean_is_its_own_fault(run_job, sent, why):
     assert "wrote to jaxrun's channel" in failed["message"] and why in failed["message"]
 
 
+@pytest.mark.extended
 def test_daemons_that_workers_left_behind_hold_up_nothing_and_are_gone_at_the_end(run_job, tmp_path):
     """Those with streams of their own, those that hold the worker's pipes open, and those that write for ever."""
     result = run_job(
@@ -105,6 +109,7 @@ def test_daemons_that_workers_left_behind_hold_up_nothing_and_are_gone_at_the_en
     assert not any(is_alive(int((tmp_path / name).read_text())) for name in ("pid0", "pid1"))
 
 
+@pytest.mark.extended
 def test_attempts_leave_no_descriptor_open_in_the_launcher(run_job):
     ends = "done() if attempt == '4' else os._exit(2 + int(attempt))"
     # The least of many looks: for a moment the launcher may have a file open that it reads.
@@ -120,6 +125,7 @@ def test_attempts_leave_no_descriptor_open_in_the_launcher(run_job):
 # ---- workers that one process forks, and what happens when it does not
 
 
+@pytest.mark.extended
 def test_forked_workers_run_as_any_other(run_job):
     size = 20
     result = run_job(*["run(); print(rank, os.getsid(0) == os.getpid()); done()"] * size, fork="fork")
@@ -128,6 +134,7 @@ def test_forked_workers_run_as_any_other(run_job):
     assert not result.events("FreshInterpreters")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("how", "reason"),
     [("decline", "a thread was started"), ("die", "the process that imports jax for all workers has ended")],
@@ -139,6 +146,7 @@ def test_where_nothing_is_forked_the_workers_start_in_fresh_interpreters(run_job
     assert logs(result) == ["here\n"] * 2
 
 
+@pytest.mark.extended
 def test_a_limit_that_is_reached_after_the_first_fork_is_reported(run_job):
     result = run_job(SLEEPS, CLEAN, CLEAN, fork="limit")
     assert result.code == 69
@@ -147,6 +155,7 @@ def test_a_limit_that_is_reached_after_the_first_fork_is_reported(run_job):
     )
 
 
+@pytest.mark.extended
 def test_a_forked_worker_that_dies_at_once_ends_the_job(run_job):
     result = run_job("os._exit(4)", SLEEPS, fork="fork")
     assert (result.code, result.verdict()["culprits"]) == (4, [0])

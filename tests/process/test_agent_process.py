@@ -109,6 +109,7 @@ def test_the_head_ends_the_check_of_a_host(agent, check, end):
     assert left() == []
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("ends_by", ["signal", "loss", "shutdown", "next attempt", "another order"])
 def test_a_copy_from_another_host_ends_at_once_and_nothing_is_said_of_it(agent, tmp_path, ends_by):
     stage = Stage(str(tmp_path), (StagedContent(("/lib",), "0" * 32, 10),))
@@ -191,6 +192,7 @@ def test_the_next_attempt_waits_for_the_memory_of_a_gpu(tmp_path, ends_by):
         assert agent.shut_down(0)[0] == 0
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("when", ["before the start", "while the workers run"])
 def test_at_a_terminal_the_second_ctrl_c_ends_the_agent_and_its_workers(by_hand, when):
     agent = by_hand(changes=BY_TERMINAL)

@@ -91,6 +91,7 @@ def facts(folder: Path, words: tuple[str, ...], *options: str, **environ: str) -
     return found
 
 
+@pytest.mark.extended
 @pytest.mark.jax_version
 @pytest.mark.parametrize(
     ("words", "environ"),
@@ -148,6 +149,7 @@ def programs(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.extended
 @pytest.mark.jax_version
 @pytest.mark.parametrize(
     "words",
@@ -169,6 +171,7 @@ def test_tools_of_python_run_a_program_with_the_module_beside_it(programs: Path,
     assert "number 42" in (result.run_dir / "rank-0000.out").read_text()
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("words", ["through_runpy.py pdb", extended("-m pdb")])
 def test_pdb_runs_a_program_at_the_terminal(programs: Path, words: str) -> None:
     command = ("-n", "1", "--no-run-dir", *words.split(), "application/program.py")

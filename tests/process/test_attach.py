@@ -146,6 +146,7 @@ print("end", flush=True)
 """
 
 
+@pytest.mark.extended
 def test_the_processes_of_two_commands_are_one_job_that_is_started_again_by_the_same_agents(hosts, tmp_path) -> None:
     """They find each other by the file in the directory that they share."""
     (tmp_path / "program.py").write_text(RESTARTED)
@@ -167,6 +168,7 @@ def test_the_processes_of_two_commands_are_one_job_that_is_started_again_by_the_
     wait_until_gone(str(json.loads((run_dir / "job.json").read_text())["job_id"]))
 
 
+@pytest.mark.extended
 def test_the_first_failure_is_the_exit_code_on_every_host(hosts, tmp_path) -> None:
     """Beside that, a secret in the environment needs no shared directory; each host keeps the verdict."""
     words = ["-n", "2", "by_hand.py", SLEEPS, "run(); os._exit(7)"]
@@ -179,6 +181,7 @@ def test_the_first_failure_is_the_exit_code_on_every_host(hosts, tmp_path) -> No
     assert "the job ended with exit 7; host 0 shows why" in second[2]
 
 
+@pytest.mark.extended
 def test_a_host_that_does_not_come_is_named_with_what_to_try(hosts, tmp_path) -> None:
     (tmp_path / "p.py").write_text(MUST_NOT_RUN)
     ((code, _, err),) = ended(hosts(["-n", "2", "--init-timeout", "1.5", "p.py"]))
@@ -186,6 +189,7 @@ def test_a_host_that_does_not_come_is_named_with_what_to_try(hosts, tmp_path) ->
     assert "is jaxrun started there, with the same --hosts, --head and JAXRUN_TOKEN" in err
 
 
+@pytest.mark.extended
 def test_a_host_that_finds_no_head_says_once_where_it_looked(hosts, tmp_path) -> None:
     (tmp_path / "p.py").write_text(MUST_NOT_RUN)
     log = tmp_path / "termination-log"
@@ -199,6 +203,7 @@ def test_a_host_that_finds_no_head_says_once_where_it_looked(hosts, tmp_path) ->
     assert code == 69 and "refuses connections" in err and "why stands" not in err
 
 
+@pytest.mark.extended
 def test_ctrl_c_on_another_host_ends_the_job_on_all(hosts, tmp_path) -> None:
     words = ["-n", "2", "--grace", "1", "by_hand.py", SLEEPS, SLEEPS]
     processes = hosts(words, words, env=TOKEN | write_fake_runtime(tmp_path))
@@ -210,6 +215,7 @@ def test_ctrl_c_on_another_host_ends_the_job_on_all(hosts, tmp_path) -> None:
     wait_until_gone(job_id)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("victim", [0, extended(1)])
 def test_a_command_that_is_killed_leaves_nothing_on_either_host(hosts, tmp_path, victim: int) -> None:
     words = ["-n", "4", "by_hand.py", *[SLEEPS] * 4]
@@ -223,6 +229,7 @@ def test_a_command_that_is_killed_leaves_nothing_on_either_host(hosts, tmp_path,
     wait_until_gone(job_id)
 
 
+@pytest.mark.extended
 def test_hosts_wait_for_the_name_of_host_0_to_resolve(tmp_path, head: str) -> None:
     names = tmp_path / "names"
     names.write_text("127.0.0.1 localhost\n")
@@ -248,6 +255,7 @@ def test_hosts_wait_for_the_name_of_host_0_to_resolve(tmp_path, head: str) -> No
         end_commands(hosts)
 
 
+@pytest.mark.extended
 def test_agents_that_jaxrun_did_not_start_cannot_be_replaced(hosts, tmp_path) -> None:
     words = ["-n", "2", "--max-restarts", "2", "by_hand.py", SLEEPS, "run(); os.kill(os.getppid(), 9); time.sleep(600)"]
     first, _ = ended(hosts(words, words, env=write_fake_runtime(tmp_path)))
@@ -263,6 +271,7 @@ while jr.attempt().number < 3 and not jr.should_stop():
 """
 
 
+@pytest.mark.extended
 def test_a_host_that_is_gone_is_done_without_until_its_command_is_typed_again(hosts, tmp_path) -> None:
     (tmp_path / "program.py").write_text(GROWS)
     words = ["-n", "2", "--min-hosts", "1", "--max-restarts", "1", "--grow", "0.5s", "program.py"]

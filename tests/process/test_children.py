@@ -94,6 +94,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.extended)])
 def test_a_pool_may_import_a_main_file_that_initializes(start, script, method):
     for rank, worker in enumerate(start([script(_POOL.format(method=method))], 2).run()):
@@ -114,6 +115,7 @@ os.wait()
 """
 
 
+@pytest.mark.extended
 def test_a_forked_process_is_told_the_same_and_takes_no_part_in_what_ranks_do_together(start, script):
     (worker,) = start([script(_FORKS)]).run()
     assert (worker.out, worker.err.splitlines()) == ("None\n", _SAYS)
@@ -137,6 +139,7 @@ def test_a_sitecustomize_of_the_users_own_runs_as_if_there_were_no_other(tmp_pat
     assert result.stderr == ""
 
 
+@pytest.mark.extended
 def test_without_a_sitecustomize_jax_is_found_as_before(tmp_path):
     code = """
 import sys, importlib.util

@@ -70,6 +70,7 @@ def test_a_reader_that_leaves_early_causes_no_traceback() -> None:
     assert (done.stdout, done.stderr) == ("Usage: jaxrun [OPTIONS] PROGRAM [ARGS]...\n", "")
 
 
+@pytest.mark.extended
 def test_the_doctor_examines_two_processes_of_this_machine_and_leaves_nothing(folder: Path) -> None:
     before = sorted(folder.rglob("*"))
     done = run(folder, "doctor", "-n", "2", "--json", JAX_PLATFORMS="cpu")
@@ -123,6 +124,7 @@ def own_namespaces() -> None:
 # ---- standard streams
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("closed", CLOSED.values(), ids=CLOSED)
 def test_a_command_whose_caller_has_closed_streams_ends_as_it_would(tmp_path: Path, closed: str) -> None:
     script = f'for words in --version none.py; do "$@" $words {closed}; echo $? >> status; done'
@@ -132,6 +134,7 @@ def test_a_command_whose_caller_has_closed_streams_ends_as_it_would(tmp_path: Pa
     assert (err.count("\n") == 1 and "program 'none.py' does not exist" in err) if "2>&-" not in closed else err == ""
 
 
+@pytest.mark.extended
 def test_a_job_whose_caller_has_closed_streams_runs(tmp_path: Path) -> None:
     words = (*COMMAND, "--run-dir", "run", "-n", "1", *SUM)
     assert run_shell(tmp_path, f'"$@" {CLOSED["all"]}', *words) == (0, "", "")
@@ -141,6 +144,7 @@ def test_a_job_whose_caller_has_closed_streams_runs(tmp_path: Path) -> None:
 # ---- loopback addresses
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("own_namespaces")
 def test_without_an_ipv4_loopback_address_the_ranks_meet_at_the_other(tmp_path: Path) -> None:
     words = ("unshare", "--net", "sh", "-c", f'{NO_IPV4}; exec "$@"', "sh", *COMMAND, "-n", "2", *SUM)
@@ -184,6 +188,7 @@ def test_without_proc_or_the_null_device_a_sentence_says_so(tmp_path: Path, hidd
 # ---- bytes that are no text
 
 
+@pytest.mark.extended
 def test_bytes_that_are_no_utf8_arrive_in_program_and_arguments(tmp_path: Path) -> None:
     odd = os.fsdecode(b"a\xff")
     (tmp_path / f"{odd}.py").write_text(

@@ -116,6 +116,7 @@ def _bits_and_loads(folder: Path, *words: str) -> tuple[list[list[str]], list[li
     return [re.findall(r"bits .*", text) for text in ranks], [re.findall(r"\w+ loads: .*", text) for text in ranks]
 
 
+@pytest.mark.extended
 @pytest.mark.jax_version
 def test_results_are_those_of_each_and_all_but_one_rank_of_a_host_load(tmp_path: Path, script) -> None:
     words = ("-n", "4", "--simulate-hosts", "2", str(script(_PROGRAM)))
@@ -126,6 +127,7 @@ def test_results_are_those_of_each_and_all_but_one_rank_of_a_host_load(tmp_path:
     assert [lines[0] for lines in loads] == ["free loads: ", f"free loads: {_ALL}, large"] * 2
 
 
+@pytest.mark.extended
 @pytest.mark.jax_version
 def test_ranks_with_more_cores_do_not_share(tmp_path: Path, script) -> None:
     words = ("-n", "2", "-d", "2", "--compile", "auto", str(script(_PROGRAM)))
@@ -163,6 +165,7 @@ time.sleep(1000)
 """
 
 
+@pytest.mark.extended
 @pytest.mark.jax_version
 def test_a_rank_that_stands_still_holds_up_nobody_and_nothing_is_left_when_the_launcher_is_killed(
     tmp_path: Path, script

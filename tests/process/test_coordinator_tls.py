@@ -102,6 +102,7 @@ def test_who_has_a_certificate_of_another_job_gets_nothing(answers):
     assert answers["on"].own and not answers["on"].other_job
 
 
+@pytest.mark.extended
 @needs_tls
 @pytest.mark.parametrize("whose", ["own", "other"])
 def test_a_rank_talks_to_a_coordinator_of_its_own_job_only(tmp_path, whose):
@@ -126,6 +127,7 @@ def test_a_rank_talks_to_a_coordinator_of_its_own_job_only(tmp_path, whose):
                 rank.kill()
 
 
+@pytest.mark.extended
 @needs_tls
 def test_each_attempt_has_certificates_of_its_own(tmp_path):
     (tmp_path / "fails.py").write_text(
@@ -191,6 +193,7 @@ def test_the_files_of_a_rank_have_no_name():
 # ---- whole jobs
 
 
+@pytest.mark.extended
 @needs_tls
 def test_certificates_of_the_site_win(tmp_path):
     (tmp_path / "shows.py").write_text(SHOWS)
@@ -207,6 +210,7 @@ def test_certificates_of_the_site_win(tmp_path):
     assert not (tmp_path / "key").exists()  # of jaxrun's own
 
 
+@pytest.mark.extended
 def test_what_cannot_be_closed_fails_where_that_is_asked_for(tmp_path):
     """A host without the package `cryptography`, or a JAX without TLS."""
     (tmp_path / "cryptography.py").write_text("raise ImportError('No module named cryptography')\n")

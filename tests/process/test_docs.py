@@ -115,6 +115,7 @@ def test_the_page_of_the_event_log_has_each_message_of_it() -> None:
     assert [name for name in LOGGED_TYPES if f"`{name}`" not in page] == []
 
 
+@pytest.mark.extended
 def test_the_program_that_follows_a_job_needs_no_jaxrun_and_prints_its_events_and_its_end(tmp_path: Path) -> None:
     text = files((ROOT / "docs" / "event-log.md").read_text())["follow.py"]
     assert "import jaxrun" not in text and len(text.splitlines()) <= 30

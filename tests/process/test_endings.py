@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from harness import jaxrun
 
 ENDS = """
@@ -67,6 +68,7 @@ def test_a_program_that_does_not_end_is_reported_with_the_thread_or_handler_that
     assert "is at its end, but " in said and "shutdown.py" not in said, result
 
 
+@pytest.mark.extended
 def test_a_rank_with_a_dead_loader_is_reported_even_if_no_rank_waits_for_it(tmp_path: Path, script) -> None:
     options = ("-n", "2", "--stall-notice", "1", "--stall-timeout", "6")
     result = jaxrun(tmp_path, *options, str(script(LOADS)))

@@ -34,6 +34,7 @@ def test_an_exception_is_the_headline_and_the_exit_handlers_of_its_rank_have_the
         assert step in explained
 
 
+@pytest.mark.extended
 def test_the_culprit_is_named_with_its_thread_though_its_peer_loses_its_connection_at_once(tmp_path: Path) -> None:
     # Without a pause the peer sits in the collective and sees "connection closed" within milliseconds.
     flags = ("--pause", "0", "--after", "50", "--raise-in-thread", "queue is closed", "--os-exit", "7")
@@ -65,6 +66,7 @@ def test_a_crash_of_rank_0_keeps_its_output_and_shows_where_python_was_without_n
     assert "Terminating process because the JAX distributed service" in log or log == ""  # it was killed before
 
 
+@pytest.mark.extended
 def test_a_signal_before_the_program_has_begun_ends_at_once(tmp_path: Path) -> None:
     with started(tmp_path, "-n", "2", "--grace", "600", MISBEHAVE) as job:
         job.wait_until((job.run_dir / "job.json").exists, "run directory")
@@ -107,6 +109,7 @@ def test_kill_9_of_the_launcher_leaves_no_process_and_no_shared_memory(tmp_path:
         wait_until(lambda: not job.processes() and not block.exists())
 
 
+@pytest.mark.extended
 def test_a_guard_that_is_killed_is_replaced(tmp_path: Path) -> None:
     arguments = ("-n", "1", "by_hand.py", f"{LEAVES}\ntime.sleep(600)")
     screen = tmp_path / "screen"
@@ -158,6 +161,7 @@ done()"""
 # ---- jobs that stall
 
 
+@pytest.mark.extended
 @pytest.mark.jax_version
 def test_a_stall_is_reported_with_its_cause_and_signals_reach_the_ranks_meanwhile(tmp_path: Path) -> None:
     flags = ("--steps", "7", "--rank", "1", "--loop-until", "go", "--print-signals")
@@ -191,6 +195,7 @@ while time.monotonic() < until:
 """
 
 
+@pytest.mark.extended
 def test_output_is_a_sign_of_life(tmp_path: Path, script) -> None:
     result = jaxrun(tmp_path, "-n", "1", "--stall-timeout", "3", str(script(LIVES)))
     assert result.code == 0 and "no output" not in result.err, result

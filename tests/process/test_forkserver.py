@@ -82,6 +82,7 @@ def test_a_forked_worker_behaves_like_a_fresh_one(start, script, tmp_path):
         assert one["threads"] == RANK_THREADS
 
 
+@pytest.mark.extended
 @pytest.mark.jax_version
 def test_modules_of_the_current_directory_do_not_get_in_a_fresh_workers_way(start, script):
     _write_decoys(script)
@@ -105,6 +106,7 @@ THREADS = {
 }
 
 
+@pytest.mark.extended
 @pytest.mark.jax_version
 @pytest.mark.parametrize("module", THREADS)
 def test_it_declines_where_a_thread_runs_already(start, script, tmp_path, module):
@@ -116,6 +118,7 @@ def test_it_declines_where_a_thread_runs_already(start, script, tmp_path, module
     assert status == 0
 
 
+@pytest.mark.extended
 def test_it_says_that_no_more_processes_may_be_started(start, script, tmp_path):
     no_fork = "import errno, os\ndef fork(): raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))\nos.fork = fork\n"
     harness = start([script("")], 1, env=_path(tmp_path, script, "sitecustomize", no_fork))

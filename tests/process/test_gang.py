@@ -76,6 +76,7 @@ def look():
     return jr.host, jr.local_rank, os.environ["MINE"], str(jr.run_dir)
 
 
+@pytest.mark.extended
 @pytest.mark.jax_version
 def test_another_gang_beside_it_has_simulated_hosts_a_variable_a_run_directory_and_no_lockstep(gang, tmp_path):
     options = {"env": {"MINE": "a=b"}, "run_dir": tmp_path / "run", "lockstep": "off", "options": ["--tag", "tagged"]}
@@ -105,6 +106,7 @@ def only_rank_0_computes():
         jax.jit(lambda x: x + 1)(whole)
 
 
+@pytest.mark.extended
 def test_launch_is_a_gang_for_one_call(capsys):
     def train(x, *, scale):
         print("training")

@@ -71,6 +71,7 @@ DEATHS = {
 }
 
 
+@pytest.mark.extended
 @pytest.mark.jax_version
 @pytest.mark.parametrize(("how", "status", "number", "words"), DEATHS.values(), ids=DEATHS)
 def test_a_rank_that_dies_is_named(lasting, capsys, how, status, number, words):
@@ -84,6 +85,7 @@ def test_a_rank_that_dies_is_named(lasting, capsys, how, status, number, words):
     rebuilt(lasting, capsys, "rank")
 
 
+@pytest.mark.extended
 def test_ranks_that_all_exit_with_0_without_reporting_are_named(lasting, capsys):
     with pytest.raises(jaxrun.WorkerDied, match=r"^all 2 ranks of this gang ended with os\._exit\(0\)") as caught:
         lasting.run(os._exit, 0)
@@ -152,6 +154,7 @@ def only_rank_0_computes():
         jax.jit(lambda x: x + 1)(whole)
 
 
+@pytest.mark.extended
 @pytest.mark.jax_version
 def test_ranks_that_are_out_of_step_are_not_used_again(lasting, capsys):
     lasting.run(only_rank_0_computes)
@@ -173,6 +176,7 @@ def test_a_gang_that_does_not_start_raises_its_launchers_output():
     assert caught.value.exit_code == 2 and "there is no option --no-such" in str(caught.value)
 
 
+@pytest.mark.extended
 def test_a_start_can_be_checked_before_it():
     check_start(GangSpec(2))
     with pytest.raises(jaxrun.GangStartError, match="the gang did not start:\njaxrun: there is no option") as caught:
@@ -180,6 +184,7 @@ def test_a_start_can_be_checked_before_it():
     assert caught.value.exit_code == 2
 
 
+@pytest.mark.extended
 def test_a_gang_that_was_stopped_starts_at_the_next_call_and_one_that_is_closed_does_not(capfd):
     gang = jaxrun.Gang(processes=1)
     gang.stop()
@@ -208,6 +213,7 @@ def fork_and_wait():
     time.sleep(600)
 
 
+@pytest.mark.extended
 def test_what_ranks_have_just_forked_is_killed_with_their_launcher():
     """It has no mark in its environment, and the guard has not looked since: only the ranks' groups lead to it."""
     children = []

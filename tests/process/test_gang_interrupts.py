@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import pytest
 from gang_script import session
 from harness import wait_until
 
@@ -99,6 +100,7 @@ gang.run(sleep)
     assert err.rstrip().endswith("KeyboardInterrupt")
 
 
+@pytest.mark.extended
 def test_ctrl_c_while_results_arrive_or_an_earlier_call_is_waited_for_leaves_the_gang_as_it_was(session, tmp_path):
     running = session(f"""{_INTERRUPTED}
 class Slow:
@@ -134,6 +136,7 @@ except KeyboardInterrupt:
     running.end()
 
 
+@pytest.mark.extended
 def test_ctrl_c_ends_a_call_where_another_thread_receives_the_signal(session):
     """As with one that comes just before the wait for the ranks begins, no system call of the main thread ends."""
     running = session("""

@@ -78,6 +78,7 @@ ENDINGS = {
 }
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("source", "status"),
     [
@@ -93,6 +94,7 @@ _UNTIL_IT_STARTS = "while not any('jaxrun-gang-' in n for n in os.listdir(os.env
 _DAEMON = "threading.Thread(target={}, daemon=True).start()\n"
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "busy",
     [
@@ -223,6 +225,7 @@ def test_a_rank_may_have_a_gang_of_its_own(session):
     assert out == "(((0, 1), 0), ((0, 1), 0)) (0, 1)\n"
 
 
+@pytest.mark.extended
 def test_a_fork_ends_though_another_thread_of_its_parent_was_in_a_call(session):
     out, _ = session("""
         import warnings
@@ -243,6 +246,7 @@ def test_a_fork_ends_though_another_thread_of_its_parent_was_in_a_call(session):
 # ---- kill -9
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("seconds", [0.0, pytest.param(0.3, marks=pytest.mark.extended)])
 def test_when_it_is_killed_while_its_first_gang_starts_no_directory_is_left(session, seconds):
     running = session(f"""
@@ -255,6 +259,7 @@ def test_when_it_is_killed_while_its_first_gang_starts_no_directory_is_left(sess
     running.vanish()
 
 
+@pytest.mark.extended
 def test_when_it_is_killed_nothing_of_its_stuck_ranks_and_their_daemons_is_left(session):
     with seconds_of_daemons() as seconds:
         running = session(f"""

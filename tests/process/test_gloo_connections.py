@@ -50,6 +50,7 @@ print(len(used), sorted(used - groups("jaxrun/gloo/")))
 """
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("lockstep", ["record", pytest.param("off", marks=pytest.mark.extended)])
 def test_the_ranks_of_every_group_have_met_before_gloo_connects_them(start, script, lockstep):
     for worker in start([script(_TABLE + _ALL_KINDS)], 2, local={"lockstep": lockstep}).run():
@@ -113,6 +114,7 @@ print("met")
 """
 
 
+@pytest.mark.extended
 def test_an_exception_of_a_signals_handler_leaves_the_ranks_in_step(start, script):
     first, second = start([script(_TABLE + _INTERRUPTED)], 2, env=_ONE_DEVICE).run()
     assert (first.out, second.out) == ("alarm\nmet\n", "met\n")

@@ -101,6 +101,7 @@ def test_a_spare_host_is_checked_once_it_has_ranks(make_agent):
     assert agent.received[-1].check_failure == "exited with status 1: 7"
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("signum", "code"),
     [(signal.SIGINT, 130), (signal.SIGTERM, 143), pytest.param(signal.SIGKILL, -9, marks=pytest.mark.extended)],
@@ -116,6 +117,7 @@ def test_a_signal_to_the_launcher_ends_the_checks_of_its_agents(start, endless, 
     assert not job.events("WorkerSpawned")
 
 
+@pytest.mark.extended
 def test_a_host_that_fails_ends_the_job_before_any_worker_starts(start):
     job = start(CLEAN, CLEAN, host_check="echo $JAXRUN_ATTEMPT: no GPU; exit 1")
     ended = job.end()
@@ -130,6 +132,7 @@ def test_a_host_that_fails_ends_the_job_before_any_worker_starts(start):
     ]
 
 
+@pytest.mark.extended
 def test_a_check_runs_once_on_each_host_before_each_attempt(start, tmp_path):
     fails_once = "run(); sys.exit(3) if os.environ['JAXRUN_ATTEMPT'] == '1' else done()"
     job = start(fails_once, CLEAN, host_check=f"echo $JAXRUN_ATTEMPT >> {tmp_path}/checks", max_restarts=1)
@@ -155,6 +158,7 @@ def test_a_simulated_host_that_fails_is_named_and_the_program_does_not_start(tmp
     assert not result.events("Hello")
 
 
+@pytest.mark.extended
 def test_ctrl_c_ends_a_check_on_this_machine(tmp_path: Path, endless: tuple) -> None:
     command, left = endless
     with started(tmp_path, "-n", "2", "--host-check", command, program(tmp_path)) as job:

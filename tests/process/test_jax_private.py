@@ -224,6 +224,7 @@ def test_without_a_coordinator_client_there_is_no_nonce(monkeypatch, client):
     assert jax_private.exchange_nonce(0, "aa", 1.0) is None
 
 
+@pytest.mark.extended
 def test_a_job_goes_on_without_a_name_and_rank_0_says_so_once(start, script, tmp_path, monkeypatch):
     _take(monkeypatch, "jax._src.api", "clean_up")
     script("import jax._src.api; del jax._src.api.clean_up", "site/sitecustomize.py")

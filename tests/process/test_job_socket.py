@@ -52,6 +52,7 @@ def candidates(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         yield found
 
 
+@pytest.mark.extended
 def test_only_the_launcher_holds_the_listening_socket(running: Job) -> None:
     path = socket_of(running)
     rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
@@ -140,6 +141,7 @@ def test_an_order_of_another_process_ends_the_job_which_says_so_and_followers_he
     assert not path.exists()
 
 
+@pytest.mark.extended
 def test_what_a_killed_launcher_leaves_is_removed_by_its_guard_or_by_the_next_launcher(tmp_path: Path) -> None:
     (tmp_path / "killed").mkdir()
     with started(tmp_path / "killed", "-n", "1", MISBEHAVE, "--steps", "1000000") as job:

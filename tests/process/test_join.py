@@ -44,6 +44,7 @@ print(*(thread.name for thread in threading.enumerate()), os.environ["JAX_COORDI
 # ---- the joining
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("interface", _INTERFACES)
 def test_two_processes_join_and_prove_it(start, script, interface):
     workers = start([script(_SUM + _WHAT_IS_LEFT)], 2, interface=interface).run()
@@ -102,6 +103,7 @@ _OPEN_MPI = {
 }
 
 
+@pytest.mark.extended
 def test_proxies_and_variables_of_another_job_neither_delay_the_joining_nor_raise_a_warning(start, script):
     listener, proxy = _dead_proxy()
     names = ("http_proxy", "https_proxy", "grpc_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy")
@@ -130,6 +132,7 @@ print(socket.gethostname())
 )
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("resolves_to", [None, "127.0.1.1"])
 def test_the_hosts_own_name_does_not_matter(start, script, tmp_path, resolves_to):
     hosts = tmp_path / "hosts"
@@ -143,6 +146,7 @@ def test_the_hosts_own_name_does_not_matter(start, script, tmp_path, resolves_to
         assert worker.out == f"{sum_line}127.0.0.1\nlonely-host\n", worker.err
 
 
+@pytest.mark.extended
 def test_a_coordinator_that_cannot_listen_ends_the_worker_with_a_failure_report(start, script):
     harness = start([script("")], 2, interface="203.0.113.7")  # not an address of this machine
     with contextlib.suppress(AssertionError):

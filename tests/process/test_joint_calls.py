@@ -24,6 +24,7 @@ if "barrier" in sys.argv:
 """
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("lockstep", ["record", pytest.param("off", marks=pytest.mark.extended)])
 def test_a_snapshot_of_rank_0_alone_ends_the_job_once_the_others_have_finished(
     tmp_path: Path, script, lockstep: str

@@ -190,6 +190,7 @@ def text_of(program):
     return zlib.decompress(base64.b64decode(program["text"])).decode()
 
 
+@pytest.mark.extended
 def test_every_call_of_a_cross_process_program_is_recorded_once(workers):
     counts = {"step": 5, "powered": 3, "threaded": 2, "donated": 3, "told": 2, "asked": 2, "mapped": 3, "derived": 2}
     counts |= {"local": 0, "<lambda>": 5}

@@ -87,6 +87,7 @@ def test_a_call_of_another_program_is_reported_while_that_program_compiles(tmp_p
     assert screen.read_text().count("the processes disagree") == 1, screen.read_text()
 
 
+@pytest.mark.extended
 @pytest.mark.jax_version
 def test_a_compilation_that_fails_is_for_no_call_any_more(start, script) -> None:
     body = """

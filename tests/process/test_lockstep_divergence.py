@@ -63,6 +63,7 @@ def check_error(case: Case, text: str, where: str, calls_before: int) -> None:
     assert ":".join(frames[-1]) == where, stack
 
 
+@pytest.mark.extended
 def test_a_program_that_catches_its_divergences_succeeds_and_the_end_reports_them(in_turn: Result) -> None:
     assert (in_turn.code, in_turn.out.count("the end")) == (0, 2), in_turn.err
     assert "the processes disagree at cross-process call #4\n" in in_turn.err.rpartition("done in")[2], in_turn.err
@@ -78,6 +79,7 @@ def test_strict_raises_the_divergence_at_the_line_of_each_rank(in_turn: Result, 
         check_error(case, errors_of(in_turn, int(rank))[case.kind], where, calls_before)
 
 
+@pytest.mark.extended
 def test_a_rank_that_waits_for_a_finished_one_fails(tmp_path: Path) -> None:
     case = KINDS["rank-0-only-end"]
     result = diverge(tmp_path, "strict", case.kind)
@@ -85,6 +87,7 @@ def test_a_rank_that_waits_for_a_finished_one_fails(tmp_path: Path) -> None:
     check_error(case, (result.run_dir / "rank-0000.err").read_text(), place(case.kind), 0)
 
 
+@pytest.mark.extended
 def test_a_ring_of_pairs_that_wait_for_each_other(tmp_path: Path) -> None:
     result = diverge(tmp_path, "strict", "meshes-in-turn", size=3)
     assert result.code == 1, result.err
@@ -98,6 +101,7 @@ def test_a_ring_of_pairs_that_wait_for_each_other(tmp_path: Path) -> None:
 # ---- record
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "case",
     [pytest.param(KINDS[kind], id=kind, marks=[pytest.mark.jax_version] * (kind in OF_JAX)) for kind in RECORDED],
@@ -127,6 +131,7 @@ def test_fail_ends_a_job_as_failed_whose_programs_end_well(tmp_path: Path) -> No
     assert f"the ranks were out of step at cross-process call #{case.number} (" in result.err, result.err
 
 
+@pytest.mark.extended
 def test_fail_stops_all_ranks_once_they_are_found_to_differ(tmp_path: Path, script) -> None:
     """They have called both functions before, so that only the recorders show it, and would go on for long."""
     body = """
@@ -168,6 +173,7 @@ print("called")
 """
 
 
+@pytest.mark.extended
 @pytest.mark.jax_version
 def test_a_difference_is_on_the_screen_while_the_compilers_wait(tmp_path: Path, script) -> None:
     go_on, screen = tmp_path / "go-on", tmp_path / "screen"
@@ -191,6 +197,7 @@ def test_a_difference_is_on_the_screen_while_the_compilers_wait(tmp_path: Path, 
 # ---- no call differs
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("kind", "mode"), [("stopped", "record"), ("last-batch-sleep", "strict")])
 def test_a_rank_that_is_stuck_is_named_with_its_line(tmp_path: Path, kind: str, mode: str) -> None:
     result = diverge(tmp_path, mode, kind, flags=STALL)
@@ -203,6 +210,7 @@ def test_a_rank_that_is_stuck_is_named_with_its_line(tmp_path: Path, kind: str, 
         assert "waits for it in JAX" in " ".join(shown.split()), result.err
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("kind", "mode", "words"),
     [
@@ -219,6 +227,7 @@ def test_an_error_of_a_ranks_own_is_the_headline(tmp_path: Path, kind: str, mode
 # ---- lockstep turned off, in a JAX that offers less, and with errors of its own
 
 
+@pytest.mark.extended
 @pytest.mark.jax_version
 def test_off_leaves_jax_alone(start, script):
     body = """
@@ -242,6 +251,7 @@ pxla.UnloadedMeshExecutable.from_hlo = staticmethod(lambda *args, **kwargs: orig
 """
 
 
+@pytest.mark.extended
 @pytest.mark.jax_version
 @pytest.mark.parametrize(
     ("taken", "mode", "level", "calls", "warnings"),
@@ -268,6 +278,7 @@ def test_with_less_of_jax_less_is_recorded_and_rank_0_says_so(
     assert workers[1].err == ""
 
 
+@pytest.mark.extended
 @pytest.mark.jax_version
 def test_errors_of_the_recorders_own_are_recorded_and_the_program_goes_on(start, script):
     body = """
@@ -292,6 +303,7 @@ print(jax.jit(lambda a: a * 3 + 1)(x).shape, f(x).shape)
     assert [call.chain for call in one.calls[:6]] == [call.chain for call in other.calls[:6]]
 
 
+@pytest.mark.extended
 @pytest.mark.jax_version
 def test_without_a_recorder_the_program_runs(start, script):
     harness = start([script(SETTING + "jax.jit(lambda a: a * 2)(x)\n")], 1)

@@ -96,6 +96,7 @@ def job(tmp_path_factory):
         yield harness.workers
 
 
+@pytest.mark.extended
 def test_groups_of_ranks_count_their_calls_apart(job):
     calls = [named(worker, "doubled") for worker in job]
     numbers = [[(call.ranks, call.number) for call in made] for made in calls]
@@ -197,6 +198,7 @@ def held(tmp_path_factory):
         yield harness.run()
 
 
+@pytest.mark.extended
 def test_in_strict_mode_every_call_waits_for_the_others(held):
     for worker in held:
         calls = [(call.number, call.waits_for_answer, call.is_compiled) for call in worker.received(Call)]
@@ -251,6 +253,7 @@ main()
         assert words.traceback.splitlines()[-1].startswith("jaxrun_runtime.DivergenceError: call #2: ")
 
 
+@pytest.mark.extended
 def test_a_rank_that_waits_ends_when_its_agent_does(start, script):
     body = """
 jax.jit(lambda a: a * 2)(x) if jr.rank == 0 else time.sleep(600)

@@ -102,6 +102,7 @@ def through_libraries(tmp_path_factory: pytest.TempPathFactory) -> Result:
     return jaxrun(folder, "-n", "2", "--timeout", "300", "train.py")
 
 
+@pytest.mark.extended
 def test_calls_through_libraries_stand_at_the_programs_lines(through_libraries: Result) -> None:
     assert through_libraries.code == 0, through_libraries.err
     comments = ["nnx.jit", "nnx.jit again", "nnx.value_and_grad", "eqx.filter_jit", "eqx.filter_jit again"]
@@ -148,6 +149,7 @@ def train():
 """
 
 
+@pytest.mark.extended
 @pytest.mark.jax_version
 def test_an_installed_package_that_is_the_program_counts_as_the_users_code(tmp_path: Path) -> None:
     """As one that `python -m package` runs: to its name, all its files are a library's."""

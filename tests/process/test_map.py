@@ -60,6 +60,7 @@ def polynomial(x):
     return {"value": 3 * x + 1, "point": Point(-x, jnp.stack([x, 2 * x]))}
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("count", [0, 7, 700_001], ids=["no item", "few", "several parts"])
 @pytest.mark.parametrize("chunk", [None, 300])
 def test_results_are_those_of_each_item_in_order(gang, count, chunk):
@@ -199,6 +200,7 @@ if sys.argv[1] == "killed":
 """
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("how", "status"), [("ends", 0), ("killed", -signal.SIGKILL)])
 def test_processes_of_a_pool_that_nobody_closes_end_with_their_parent(how, status):
     command = [sys.executable, "-c", NOBODY_CLOSES, how]

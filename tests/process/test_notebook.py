@@ -217,6 +217,7 @@ A_CELL = f"%%gang\n{SLEEP}"
 A_FUNCTION = f"def sleep():\n    {SLEEP.replace(chr(10), chr(10) + '    ')}\n\ngang.run(sleep)"
 
 
+@pytest.mark.extended
 def test_an_interrupt_ends_what_the_ranks_run_and_they_go_on(kernel):
     kernel.run(PATIENT)
     for cell, shown in (
@@ -230,6 +231,7 @@ def test_an_interrupt_ends_what_the_ranks_run_and_they_go_on(kernel):
         assert kernel.run("%%gang\nknown").result == "True"
 
 
+@pytest.mark.extended
 def test_a_call_that_a_cell_has_started_and_an_interrupt_has_left_alone_holds_up_nobody_for_good(kernel):
     kernel.run(PATIENT)
     asleep = f"def sleep():\n    {SLEEP.replace(chr(10), chr(10) + '    ')}\n\ncall = gang.start_call(sleep)\n"

@@ -129,6 +129,7 @@ def open_directory() -> Iterator[Path]:
         yield Path(name)
 
 
+@pytest.mark.extended
 def test_another_user_cannot_enter_a_job_or_learn_its_token(open_directory: Path) -> None:
     """Of `jaxrun attach`, whose token is in the environment of its processes and in the rendezvous file."""
     token, run_dir = "5" * 64, open_directory / "run"

@@ -13,6 +13,7 @@ import sys
 import termios
 from pathlib import Path
 
+import pytest
 from harness import TIME_LIMIT, jaxrun, started
 
 
@@ -41,6 +42,7 @@ def test_every_line_has_its_rank_and_each_stream_its_file(tmp_path: Path) -> Non
     assert re.fullmatch(r"jaxrun: done in \d+\.\d+ s \(start-up \d+\.\d+ s\)", last)
 
 
+@pytest.mark.extended
 def test_on_a_terminal_the_screen_has_its_width_and_colours(tmp_path: Path) -> None:
     message = "'spans non-addressable (non process local) devices, ' + 20_000 * 'x' + ' the end'"
     code = f"import jax\nraise ValueError({message})\n"
@@ -65,6 +67,7 @@ def test_on_a_terminal_the_screen_has_its_width_and_colours(tmp_path: Path) -> N
     assert " the end" in screen and "x" * 20_000 + " the end" in (tmp_path / "run" / "rank-0000.err").read_text()
 
 
+@pytest.mark.extended
 def test_ranks_that_are_not_shown_are_logged_and_strange_names_and_arguments_arrive_as_they_are(tmp_path: Path) -> None:
     folder = tmp_path / "a b 'c' \"d\" ü\nnew"
     folder.mkdir()
@@ -75,6 +78,7 @@ def test_ranks_that_are_not_shown_are_logged_and_strange_names_and_arguments_arr
     assert "I am 0\n" in (result.run_dir / "rank-0000.out").read_text()
 
 
+@pytest.mark.extended
 def test_a_slow_reader_stalls_nobody_and_every_byte_is_preserved(tmp_path: Path) -> None:
     lines = 100_000
     code = (
@@ -93,6 +97,7 @@ def test_a_slow_reader_stalls_nobody_and_every_byte_is_preserved(tmp_path: Path)
     assert log.endswith(b"\xff\xfe not utf-8 \x00\nbar   1%\rbar 100%\nno newline")
 
 
+@pytest.mark.extended
 def test_a_closed_stdout_ends_the_output_not_the_job(tmp_path: Path) -> None:
     """Beside that, its run directory has the name of the program, and `latest` points to it."""
     code = "for i in range(50_000):\n    print('line', i)\nopen('ended', 'w').close()\n"
@@ -115,6 +120,7 @@ def test_a_closed_stdout_ends_the_output_not_the_job(tmp_path: Path) -> None:
 # ---- standard input
 
 
+@pytest.mark.extended
 def test_input_on_a_rank_without_standard_input_finds_nothing_to_read(tmp_path: Path) -> None:
     code = "try:\n    print('read', input('name? '))\nexcept EOFError as error:\n    print(error)\n"
     (tmp_path / "answers").write_text("Ada\n")

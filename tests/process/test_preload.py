@@ -185,6 +185,7 @@ for name in json.loads(sys.argv[1]):
 """
 
 
+@pytest.mark.extended
 @pytest.mark.jax_version
 def test_what_a_module_leaves_behind_is_seen(site: Path) -> None:
     for name, (text, _) in _CASES.items():
@@ -220,6 +221,7 @@ _THREAD = "import threading, time; threading.Thread(target=time.sleep, args=(99,
 _COUNT = "import os; open(os.environ['COUNT'], 'a').write('x')\n"
 
 
+@pytest.mark.extended
 def test_an_unsafe_module_is_left_to_the_program_by_a_new_server_and_the_next_job_knows(site: Path) -> None:
     (site / "optax.py").write_text(_THREAD + _COUNT.replace("'x'", "'o'"))
     (site / "chex.py").write_text(_COUNT)
@@ -246,6 +248,7 @@ def test_an_unsafe_module_is_left_to_the_program_by_a_new_server_and_the_next_jo
     assert (mended.code, imports, preloaded["names"]) == (0, 2, ["optax", "chex"])
 
 
+@pytest.mark.extended
 def test_a_module_that_cannot_be_imported_fails_in_the_program_as_without(site: Path) -> None:
     (site / "chex.py").write_text(
         "import jax\njax.tree_util.register_pytree_node(type('A', (), {}), print, print)\nraise ValueError('half')"
@@ -259,6 +262,7 @@ def test_a_module_that_cannot_be_imported_fails_in_the_program_as_without(site: 
     assert preloaded["left_out"] == {"chex": "its import failed: ValueError: half"}
 
 
+@pytest.mark.extended
 @pytest.mark.jax_version
 def test_a_named_module_is_taken_at_its_word_and_ranks_of_the_next_attempt_have_it_too(site: Path) -> None:
     (site / "own_package.py").write_text(_COUNT + "import os; SEEN = os.environ.get('RANK')")
@@ -319,6 +323,7 @@ def _python(site: Path, *words: str) -> tuple[str, str]:
     return done.stdout, (site.parent / "count").read_text()
 
 
+@pytest.mark.extended
 @pytest.mark.jax_version
 def test_gangs_have_what_their_main_file_imports_and_what_they_name(site: Path) -> None:
     (site / "chex.py").write_text(f"import os\nSEEN = os.environ.get('SEEN')\n{_COUNT}")
@@ -346,6 +351,7 @@ def test_ranks():
 """
 
 
+@pytest.mark.extended
 @pytest.mark.jax_version
 def test_ranks_of_pytest_have_what_the_files_of_tests_import(site: Path) -> None:
     for name in ("chex", "optax"):

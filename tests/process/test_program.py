@@ -182,6 +182,7 @@ def test_warnings_are_shown_as_under_python(folder):
     assert "old" in err and "odd" in err and "its caller" in err and "hidden" not in err
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
 def test_processes_of_the_programs_own_find_its_main_module(folder, method):
     _, out, _ = _as_python(folder, "pool.py", method)

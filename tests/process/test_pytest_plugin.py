@@ -118,11 +118,13 @@ def done(folder: Path) -> Run:
     return run(folder, *MARKED_FILES, *STRICT, "-rA", "-W", "default", "--gang-grace=3")
 
 
+@pytest.mark.extended
 def test_the_summary_counts_each_test_once(done: Run) -> None:
     assert done.code == 1
     assert "16 failed, 22 passed, 2 skipped, 1 xfailed, 1 warning, 9 errors" in done.out
 
 
+@pytest.mark.extended
 def test_those_that_pass_on_all_ranks_have_passed_and_no_others(done: Run) -> None:
     assert {name.removeprefix("test_") for name, case in done.cases.items() if case.outcome == "passed"} == {
         *("the_fork_server_was_there_at_the_import", "old_style", "directories", "gang", "sizes[1p-a]", "sizes[1p-b]"),
@@ -132,6 +134,7 @@ def test_those_that_pass_on_all_ranks_have_passed_and_no_others(done: Run) -> No
     }
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("test", "outcome", "message", "lines"),
     [
@@ -201,6 +204,7 @@ def test_one_that_does_not_pass_says_why(done: Run, test: str, outcome: str, mes
     assert [line for line in lines if line not in case.text] == [], case.text
 
 
+@pytest.mark.extended
 def test_a_failure_shows_its_traceback_and_output(done: Run) -> None:
     assert "rank 1:  FAILED  assert 1 == 0  outcomes.py:" in done.cases["test_one_fails"].text
     assert ">       assert" in done.out or ">   assert" in done.out
@@ -208,20 +212,24 @@ def test_a_failure_shows_its_traceback_and_output(done: Run) -> None:
     assert "rank 0 was here" not in done.out
 
 
+@pytest.mark.extended
 def test_a_warning_of_several_ranks_is_in_the_summary_once(done: Run) -> None:
     assert done.out.count("UserWarning: careful") == 1
 
 
+@pytest.mark.extended
 def test_fixtures_of_a_session_are_torn_down(done: Run, folder: Path) -> None:
     left = [path.read_text() for path in folder.glob("temporary/gang-*/session-*/rank-*/torn-down")]
     assert left == ["first\nsecond"]
 
 
+@pytest.mark.extended
 def test_of_a_rank_that_died_the_output_and_the_files_are_kept(done: Run, folder: Path) -> None:
     assert "printed before the exit" in done.out
     assert len(list(folder.glob("temporary/shared-test_survives0/checkpoint-*"))) == 2
 
 
+@pytest.mark.extended
 def test_a_test_that_was_cut_off_has_the_duration_that_it_took(done: Run) -> None:
     assert done.cases["test_takes_too_long"].seconds >= 3
 
@@ -229,6 +237,7 @@ def test_a_test_that_was_cut_off_has_the_duration_that_it_took(done: Run) -> Non
 # ---- other runs
 
 
+@pytest.mark.extended
 def test_a_breakpoint_and_a_failure_open_a_debugger_on_one_rank(tmp_path: Path) -> None:
     done = run(tmp_path, "debugged.py", "--pdb", stdin="p secret\nc\np secret\nq\np secret\nq\n")
     assert ">>> rank 1 is in its debugger" in done.out and "(Pdb) 41\n" in done.out

@@ -150,6 +150,7 @@ def test_a_signal_before_the_start_is_reported_and_messages_that_come_together_w
     assert head.end()[0] == 7
 
 
+@pytest.mark.extended
 def test_an_agent_that_is_killed_takes_its_worker_with_it_and_no_other(tmp_path, job_id):
     """Two agents of one job on one host: the end of one is not the other's."""
     with contextlib.ExitStack() as stack:
@@ -173,6 +174,7 @@ def test_an_agent_that_is_killed_takes_its_worker_with_it_and_no_other(tmp_path,
     wait_until_gone(job_id)
 
 
+@pytest.mark.extended
 def test_a_stuck_head_stops_the_workers_output_and_nothing_else(by_hand):
     head = by_hand()
     writes = "[os.write(1, b'x' * 65536) for _ in range(128)]"

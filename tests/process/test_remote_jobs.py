@@ -40,6 +40,7 @@ def test_a_job_runs_to_its_end_and_much_output_arrives_whole_and_in_order(start)
     assert ended.verdict()["exit_code"] == 0
 
 
+@pytest.mark.extended
 def test_without_a_run_directory_all_output_comes_by_the_network(start, tmp_path):
     job = start("run(); print('hello'); done()", no_run_dir=True)
     ended = job.end()
@@ -47,6 +48,7 @@ def test_without_a_run_directory_all_output_comes_by_the_network(start, tmp_path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["by_hand.py", "fake", "launch"]
 
 
+@pytest.mark.extended
 def test_kill_9_of_the_launcher_leaves_nothing(start):
     job = start(READY, READY)
     job.wait_for_output("ready", 2)
@@ -59,6 +61,7 @@ OBEYS = "signal.signal(15, lambda *args: done()); run(); listen(); print('ready'
 IGNORES = "signal.signal(15, signal.SIG_IGN); run(); listen(); print('ready', flush=True); time.sleep(600)"
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("obeys", "status"), [(True, 75), extended(False, 143)])
 @pytest.mark.parametrize("whom", ["all agents", extended("the launcher")])
 def test_a_sigterm_that_all_ranks_obey_is_a_preemption_and_others_are_killed(start, whom, obeys, status):
@@ -71,6 +74,7 @@ def test_a_sigterm_that_all_ranks_obey_is_a_preemption_and_others_are_killed(sta
     assert ended.code == status and ended.err.count("asked ranks 0-1 to end (SIGTERM)") == 1, ended
 
 
+@pytest.mark.extended
 def test_a_launch_command_that_fails_is_quoted(start):
     job = start(CLEAN, script="echo 'ssh: Could not resolve hostname h9' >&2; exit 7")
     ended = job.end()
@@ -105,6 +109,7 @@ def test_an_agent_that_dies_before_it_has_reported_is_named_at_once(start):
     assert "the agent of rank 1 was lost before it started its worker" in " ".join(ended.err.split())
 
 
+@pytest.mark.extended
 def test_injected_faults_reach_remote_workers_and_so_do_signals_of_the_process_that_started_the_launcher(start):
     ours, theirs = socket.socketpair()
     notes = (
@@ -138,6 +143,7 @@ def read(pid, name):
     return b""
 
 
+@pytest.mark.extended
 def test_strangers_at_the_port_are_noted_and_the_token_is_in_the_agents_environment_and_nowhere_else(start):
     code = f"run(); print(sorted(os.environ), flush=True); {READY.removeprefix('run(); ')}"
     job = start(code, code)

@@ -64,6 +64,7 @@ def test_a_stopped_rank_is_described_by_its_kernel_state(stuck):
         assert "no answer: stopped by a signal (SIGCONT lets it go on)" in command("stacks", stuck.run_dir)
 
 
+@pytest.mark.extended
 def test_native_shows_c_frames(stuck):
     text = command("stacks", "--native", stuck.run_dir)
     assert "2 ranks, 2 groups" in text
@@ -201,6 +202,7 @@ def calls(file):
     return Counter(event.name for event in events if "ExecuteReplicated" in event.name or "PjitFunction" in event.name)
 
 
+@pytest.mark.extended
 @pytest.mark.jax_version
 def test_all_ranks_write_the_profile_of_the_same_calls_into_one_session(profiles):
     assert "jaxrun: profiling 3 steps: calls #" in profiles.text and "of ranks 0-1 ..." in profiles.text

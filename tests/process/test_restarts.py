@@ -40,6 +40,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.extended
 def test_the_parents_socket_interrupts_breaks_and_ends(tmp_path: Path, script) -> None:
     ours, theirs = socket.socketpair()
     number = theirs.fileno()
@@ -117,6 +118,7 @@ def test_a_job_that_fails_is_started_again_until_it_ends_well(tmp_path: Path, sc
     assert steps_of(result.run_dir, "AttemptEnded") == [(1, None), (2, None)]
 
 
+@pytest.mark.extended
 def test_an_injected_fault_ends_an_attempt_as_any_death_comes_once_and_is_explained(tmp_path: Path) -> None:
     words = ("-n", "2", "--max-restarts", "3", "--chaos", "kill:1@300ms", "--chaos", "kill:0@3s")
     codes = ["run(); time.sleep(600)"] * 2
@@ -135,6 +137,7 @@ def test_an_injected_fault_ends_an_attempt_as_any_death_comes_once_and_is_explai
     assert "not restarted: it was killed" in explained and "since attempt 2 was started" in explained
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
 def test_a_signal_between_two_attempts_ends_the_job_and_leaves_nothing(tmp_path: Path, script, signum: int) -> None:
     arguments = (str(script(PROGRAM)), *["kill", "exit"] * 25)
@@ -157,6 +160,7 @@ def by_hand(directory: Path, code: str, *options: str) -> Result:
     return jaxrun(directory, "-n", "1", "--max-restarts", "5", *options, "by_hand.py", code, env=environ)
 
 
+@pytest.mark.extended
 def test_timeout_counts_over_all_attempts(tmp_path: Path) -> None:
     result = by_hand(tmp_path, "time.sleep(600) if attempt > 1 else fail()", "--timeout", "4")
     assert result.code == 124 and "not restarted: --timeout counts over all attempts" in result.err

@@ -91,6 +91,7 @@ def jobs(tmp_path_factory):
     return [Crowded(size, tmp_path_factory.mktemp(f"crowd{size}")) for size in SIZES]
 
 
+@pytest.mark.extended
 def test_every_agent_is_admitted_assigned_and_started(jobs):
     for job in jobs:
         assert list(job.at) == ["welcome", "orders", "join", "go", "failure", "told", "dismissed"]

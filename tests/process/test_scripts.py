@@ -107,6 +107,7 @@ def test_measurements_of_two_checkouts_are_compared_by_name_within_their_rounds(
     assert psum.split()[-3:] == ["1.00", "1.00-1.00", "2"]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("mode", "wrong"), [("record", ""), extended("off", "rank 0 has no flight recorder")])
 def test_a_job_is_measured_and_what_it_recorded_is_looked_at(mode: str, wrong: str, monkeypatch) -> None:
     if wrong:  # the job is off, and should have recorded
@@ -149,6 +150,7 @@ def gpu(*words: str | Path, **environ: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.extended
 def test_a_check_that_does_not_exist_is_refused_with_the_names_of_those_that_do() -> None:
     done = gpu("--python", sys.executable, "--platform", "cpu", "--only", "selfchek")
     assert done.returncode == 2
@@ -198,6 +200,7 @@ OPTION = st.sampled_from([["-x"], ["-tt"], ["-p", "22"], ["-p22"], ["-o", "A=b c
 OPTIONS = st.lists(OPTION).map(lambda options: [word for option in options for word in option])
 
 
+@pytest.mark.extended
 @settings(max_examples=40)
 @given(OPTIONS, OPTIONS, st.lists(st.text()))
 def test_ssh_options_are_dropped_and_the_command_is_kept(before: list[str], after: list[str], words: list[str]) -> None:
@@ -236,6 +239,7 @@ def preload_check(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=3 * TIME_LIMIT)
 
 
+@pytest.mark.extended
 def test_a_package_that_is_not_in_the_table_is_refused_and_one_that_is_unsafe_not_tried() -> None:
     done = preload_check("no_such_package")
     assert done.returncode == 2 and "--look no_such_package" in done.stdout

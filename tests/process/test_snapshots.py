@@ -47,6 +47,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Result:
     return run(tmp_path_factory.mktemp("undisturbed"), "none")
 
 
+@pytest.mark.extended
 def test_an_undisturbed_job_restores_nothing_and_with_other_shardings_the_same_values(undisturbed: Result) -> None:
     assert undisturbed.code == 0 and len(lines(undisturbed, "restored None")) == 4, undisturbed
     assert len(lines(undisturbed, "other None 12")) == 4 and undisturbed.err.count(OTHER) == 1
@@ -59,8 +60,8 @@ def test_an_undisturbed_job_restores_nothing_and_with_other_shardings_the_same_v
     ("fate", "restored"),
     [
         pytest.param(("kill", "1"), "7", id="a rank is killed"),
-        pytest.param(("lose", "h1,h3"), "7", id="two hosts are lost"),
-        pytest.param(("lose", "h1,h2"), "None", id="two neighbours are lost"),
+        extended(("lose", "h1,h3"), "7", id="two hosts are lost"),
+        extended(("lose", "h1,h2"), "None", id="two neighbours are lost"),
     ],
 )
 def test_after_a_loss_the_job_ends_with_the_same_bits(
@@ -73,6 +74,7 @@ def test_after_a_loss_the_job_ends_with_the_same_bits(
     assert f"restored {restored}\n" in again and (NO_SNAPSHOT in result.err) == (restored == "None"), result
 
 
+@pytest.mark.extended
 def test_without_memory_on_one_host_the_first_snapshot_is_refused_in_words_on_all(tmp_path: Path) -> None:
     result = jaxrun(tmp_path, "-n", "2", "--simulate-hosts", "2", PROGRAM, "small")
     words = (
@@ -96,6 +98,7 @@ def test_a_killed_launcher_leaves_no_snapshot(tmp_path: Path) -> None:
 # ---- values
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("ranks", "hosts"), [(3, 1), extended(4, 2)])
 def test_values_of_every_kind_come_back_as_what_they_were(tmp_path: Path, ranks: int, hosts: int) -> None:
     place = ("-n", str(ranks), "--simulate-hosts", str(hosts))
@@ -129,6 +132,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.extended
 def test_what_cannot_be_kept_is_named_leaf_by_leaf_on_all_ranks_and_the_job_can_go_on(tmp_path: Path) -> None:
     result = jaxrun(tmp_path, "-n", "4", VALUES, "refused")
     assert result.code == 0, result
@@ -138,6 +142,7 @@ def test_what_cannot_be_kept_is_named_leaf_by_leaf_on_all_ranks_and_the_job_can_
         assert (result.run_dir / f"rank-000{rank}.out").read_text().splitlines() == expected
 
 
+@pytest.mark.extended
 def test_such_an_error_has_the_line_of_the_program_and_is_not_restarted(tmp_path: Path) -> None:
     result = jaxrun(tmp_path, "-n", "1", "--max-restarts", "3", VALUES, "usage")
     assert result.code == 1 and "a SnapshotError does not go away by itself" in result.err, result
@@ -145,6 +150,7 @@ def test_such_an_error_has_the_line_of_the_program_and_is_not_restarted(tmp_path
     assert 'jr.snapshot(1, {"name": "text"})' in traceback and "state_snapshots" not in traceback, traceback
 
 
+@pytest.mark.extended
 def test_a_directory_that_another_user_has_made_is_named_with_its_path(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(
         "import os, jaxrun_runtime as jr\nfrom jaxrun.files import shared_memory\n"
@@ -160,6 +166,7 @@ def test_a_directory_that_another_user_has_made_is_named_with_its_path(tmp_path:
 # ---- kills
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("kills", [3, extended(20)])
 def test_a_kill_at_any_moment_leaves_the_latest_whole_snapshot(tmp_path: Path, kills: int) -> None:
     result = jaxrun(tmp_path, "-n", "2", "--simulate-hosts", "2", "--max-restarts", "99", KILLS, str(kills))

@@ -88,6 +88,7 @@ def dumps():
     return start
 
 
+@pytest.mark.extended
 @pytest.mark.jax_version  # as each has a Python of its own
 def test_stacks_do_not_crash_a_rank_that_calls_functions(dumps):
     """To its fault handler, one signal in 10 does with Python 3.12.1, in 300 with 3.13.0, in 1,000 with 3.11.7."""
@@ -110,6 +111,7 @@ def test_the_stacks_equal_the_fault_handlers(dumps):
         assert [frame.function for frame in other.frames].count("dive") == 3
 
 
+@pytest.mark.extended
 def test_code_that_holds_the_gil_is_shown_by_the_fault_handler(tmp_path):
     (tmp_path / "held.py").write_text(HOLDS_THE_GIL)
     command = [sys.executable, "-m", "jaxrun", "stacks", "run"]

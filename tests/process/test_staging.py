@@ -33,6 +33,7 @@ def staged(tmp_path):
     return [path for folder in (tmp_path / "local").iterdir() for path in folder.iterdir()]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("options", [(), extended(("--no-fork",))], ids=["forked", "fresh"])
 def test_the_ranks_of_all_attempts_start_from_the_copies(tmp_path, project, options):
     words = ("--stage=venv", "--stage=src", "--stage-dir=local", "-n2", "--max-restarts=1", *options, "src/train.py")
@@ -154,6 +155,7 @@ def test_jobs_that_start_together_all_have_their_copies(tmp_path):
     assert staged(tmp_path) and not any(path.name.startswith(".") for path in staged(tmp_path))
 
 
+@pytest.mark.extended
 def test_ctrl_c_while_a_directory_is_read_leaves_nothing(tmp_path, project):
     with open(tmp_path / "src" / "large", "wb") as file:
         file.truncate(2**34)  # bytes, which take no room as long as they are not copied

@@ -92,6 +92,7 @@ def test_the_program_finds_itself_in_a_joined_job(forked: list[dict[str, Any]]) 
     assert [one["squares"] for one in forked] == [[1, 4, 9]] * 2  # by processes of its own
 
 
+@pytest.mark.extended
 @pytest.mark.jax_version
 def test_a_program_that_requests_fresh_interpreters_finds_the_same(tmp_path: Path) -> None:
     seen, result = show(tmp_path, f"# jaxrun: no-fork\n{SHOW}", "-v")
@@ -156,6 +157,7 @@ def refuses_several_hosts() -> bool:
     return tuple(map(int, jax.__version__.split(".")[:3])) >= (0, 10, 2)
 
 
+@pytest.mark.extended
 @pytest.mark.jax_version
 def test_make_mesh_lays_a_mesh_over_hosts_and_says_so_once(tmp_path: Path) -> None:
     program = tmp_path / "mesh.py"
@@ -175,6 +177,7 @@ def test_make_mesh_lays_a_mesh_over_hosts_and_says_so_once(tmp_path: Path) -> No
         assert "[0] jaxrun: mesh over 2 hosts: data=2 x model=2, hosts along data;" in result.err
 
 
+@pytest.mark.extended
 @pytest.mark.jax_version
 def test_make_mesh_can_be_left_to_jax(tmp_path: Path) -> None:
     program = tmp_path / "mesh.py"
@@ -230,6 +233,7 @@ sys.meta_path.insert(0, Finder())
 """
 
 
+@pytest.mark.extended
 @pytest.mark.jax_version
 @pytest.mark.parametrize(
     ("site", "code", "words"),

@@ -118,6 +118,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.extended
 def test_a_programs_own_handler_of_sigterm_is_run(tmp_path: Path, script) -> None:
     with started(tmp_path, "-n", "1", str(script(OWN_HANDLER))) as job:
         job.wait_for_output("ready")
@@ -125,6 +126,7 @@ def test_a_programs_own_handler_of_sigterm_is_run(tmp_path: Path, script) -> Non
         assert job.result().code == 75
 
 
+@pytest.mark.extended
 def test_sigterm_that_nobody_listens_to_ends_the_job_at_once(tmp_path: Path) -> None:
     with started(tmp_path, "-n", "1", "--grace", "600", MISBEHAVE, "--rank", "0", "--hang") as job:
         job.wait_for_output("ready")
@@ -209,6 +211,7 @@ while not jr.should_stop(4):
 """
 
 
+@pytest.mark.extended
 def test_a_job_is_asked_to_stop_before_its_time_limit_but_not_its_children(tmp_path: Path, script) -> None:
     limits = ("--timeout", "90", "--save-time", "88")
     result = jaxrun(tmp_path, "-n", "1", *limits, str(script(ASKS_IN_A_CHILD)))
@@ -257,6 +260,7 @@ for step in range(3000):
 """
 
 
+@pytest.mark.extended
 def test_processes_that_something_else_has_started_agree_by_jax() -> None:
     with socket.socket() as reserved:
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

@@ -78,6 +78,7 @@ def test_it_shows_who_is_late_once_or_until_the_end_of_the_job(tmp_path):
         assert "is over; how it went: jaxrun explain" in top(job.run_dir, status=2)
 
 
+@pytest.mark.extended
 def test_live_has_the_terminal_until_the_job_is_over_and_then_the_verdict_is_printed(tmp_path):
     (tmp_path / "waits.py").write_text(WAITS)
     with TerminalSession(tmp_path, "--live", "--run-dir", "run", "-n", "2", "waits.py", **SCREEN) as screen:
@@ -91,6 +92,7 @@ def test_live_has_the_terminal_until_the_job_is_over_and_then_the_verdict_is_pri
     assert "ValueError: bad record" in after and "rank 1 of 2 raised ValueError" in after and "exit 1" in after
 
 
+@pytest.mark.extended
 def test_leaving_the_live_screen_shows_the_output_and_unprintable_letters_are_replaced(tmp_path):
     (tmp_path / "waits.py").write_text(
         WAITS.replace('print("ready", flush=True)', 'os.write(1, "gr\xfc\xdfe\\n".encode())')
@@ -151,6 +153,7 @@ def test_ranks_at_breakpoints_have_the_terminal_in_turn_and_the_culprit_with_pdb
     assert "rank 1 of 2 raised ValueError" in terminal.text
 
 
+@pytest.mark.extended
 @pytest.mark.jax_version
 def test_the_session_in_the_docs_is_what_somebody_sees(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "debugging.md").read_text()
@@ -170,6 +173,7 @@ def test_the_session_in_the_docs_is_what_somebody_sees(tmp_path: Path) -> None:
         assert terminal.end() == 0, terminal.text
 
 
+@pytest.mark.extended
 @pytest.mark.jax_version
 def test_a_step_that_waits_for_another_rank_hands_the_terminal_over_and_ctrl_c_ends_the_job(
     tmp_path: Path, script
@@ -229,6 +233,7 @@ def test_jaxs_own_breakpoint_gets_the_terminal_on_one_rank_after_another(tmp_pat
     assert "Array(0., dtype=float32)" in terminal.text and "Array(2., dtype=float32)" in terminal.text, terminal.text
 
 
+@pytest.mark.extended
 @pytest.mark.jax_version
 def test_without_a_terminal_a_breakpoint_says_why_it_cannot_be_used_and_a_pdb_with_streams_of_its_own_is_left_alone(
     tmp_path: Path, script

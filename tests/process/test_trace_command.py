@@ -227,6 +227,7 @@ def write(directory, *, slow, steps=120, after="step(batch)"):
     return str(directory / "train.py")
 
 
+@pytest.mark.extended
 @knows_entries
 def test_a_job_says_at_its_end_which_rank_the_others_waited_for_and_where_it_was(tmp_path):
     result = jaxrun(tmp_path, "-n", "2", write(tmp_path, slow=1))

@@ -72,6 +72,7 @@ def read_lines(path: Path, *starts: str) -> list[str]:
     return [line for line in path.read_text().splitlines() if line.startswith(starts)]
 
 
+@pytest.mark.extended
 @pytest.mark.jax_version
 def test_options_are_set_as_by_python_and_a_rank_without_jax_ends_as_ever(tmp_path: Path) -> None:
     (tmp_path / "sets.py").write_text(SETS)
@@ -107,6 +108,7 @@ def test_a_setting_made_too_late_is_reported_once_with_its_line_and_jaxruns_opti
     assert result.out.count("devices 1") == 2
 
 
+@pytest.mark.extended
 @pytest.mark.jax_version
 def test_what_orbax_saves_in_the_background_is_reported_once_it_is_complete(tmp_path: Path, script) -> None:
     pytest.importorskip("orbax.checkpoint")
@@ -208,6 +210,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.extended
 def test_children_end_by_sigterm_and_a_wait_for_one_names_the_way_out(tmp_path: Path) -> None:
     (tmp_path / "forking.py").write_text(FORKING)
     with started(tmp_path, "-n", "2", "forking.py") as job:
@@ -242,6 +245,7 @@ def besides(err: str) -> list[str]:
     return [line for line in ours if not re.match(r"jaxrun: (\d process|run dir|starting:|joining:|done in)", line)]
 
 
+@pytest.mark.extended
 @pytest.mark.jax_version
 def test_a_loop_of_collectives_may_run_ahead_of_its_results_and_is_in_step(tmp_path: Path) -> None:
     # With fewer threads than XLA needs for its simulated devices, JAX 0.8 and 0.10 hang here for ever.
@@ -264,6 +268,7 @@ def test_a_loop_of_collectives_may_run_ahead_of_its_results_and_is_in_step(tmp_p
     assert result.out.count("means [1.0, 1.0]") == 2
 
 
+@pytest.mark.extended
 def test_pytest_is_a_program_where_warnings_are_errors_with_strict_lockstep(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
     (tmp_path / "test_it.py").write_text(

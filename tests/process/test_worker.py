@@ -58,6 +58,7 @@ def cases(run_cases):
     return run_cases(_CASES)
 
 
+@pytest.mark.extended
 @pytest.mark.jax_version
 @pytest.mark.parametrize(
     ("name", "out"),
@@ -121,6 +122,7 @@ def test_a_worker_sends_its_messages_in_the_order_of_the_protocol(start, script)
     assert [(worker.status, worker.out) for worker in harness.workers] == [(0, "ran\n")] * 2
 
 
+@pytest.mark.extended
 @pytest.mark.jax_version
 def test_a_fresh_worker_is_pinned_knows_its_simulated_host_and_shows_its_stacks_at_any_time(start, script):
     core = min(os.sched_getaffinity(0))
@@ -162,6 +164,7 @@ time.sleep(60)
     wait_until_dead(*pids)
 
 
+@pytest.mark.extended
 def test_it_ends_by_itself_when_the_agent_hangs_up(start, script):
     harness = start([script("")], 1)
     (worker,) = harness.workers
@@ -172,6 +175,7 @@ def test_it_ends_by_itself_when_the_agent_hangs_up(start, script):
     assert worker.status == 70
 
 
+@pytest.mark.extended
 def test_a_worker_that_has_not_joined_ends_too_and_a_message_out_of_turn_is_a_protocol_error(start, script):
     harness = start([script("")], 2)
     first, second = harness.workers

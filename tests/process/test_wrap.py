@@ -47,6 +47,7 @@ KILLED = ("os.kill(os.getpid(), signal.SIGKILL)", 137, "was killed by SIGKILL (9
 RAISES = ("fail('bad record', 137)", 137, "raised ValueError")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("wrap", "code", "status", "text"),
     [
@@ -65,6 +66,7 @@ def test_how_a_rank_ends_is_known_through_the_command(
     assert result.code == status and f"rank 1 of 2 {text}" in result.err, result
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("wrap", WRAPS)
 def test_stacks_and_signals_reach_the_rank_itself(tmp_path: Path, wrap: str) -> None:
     code = "signal.signal(signal.SIGUSR1, lambda *_: print('USR1', flush=True)); " + WAITS
@@ -81,6 +83,7 @@ def test_stacks_and_signals_reach_the_rank_itself(tmp_path: Path, wrap: str) -> 
     assert "all ranks ended by themselves" in result.err, result
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("wrap", WRAPS)
 def test_chaos_stops_the_rank_itself_and_nothing_is_left_when_the_launcher_is_killed(tmp_path: Path, wrap: str) -> None:
     with started(tmp_path, *words(wrap, [WAITS] * 2, "--chaos", "pause:1@0s"), env=write_fake_runtime(tmp_path)) as job:
@@ -92,6 +95,7 @@ def test_chaos_stops_the_rank_itself_and_nothing_is_left_when_the_launcher_is_ki
         wait_until(lambda: not any(map(is_alive, left)), left)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("wrap", WRAPS)
 def test_the_end_of_the_command_is_that_of_the_rank(tmp_path: Path, wrap: str) -> None:
     with started(tmp_path, *words(wrap, [WAITS] * 2), env=write_fake_runtime(tmp_path)) as job:
@@ -114,6 +118,7 @@ def test_the_words_have_rank_local_rank_and_host(tmp_path: Path) -> None:
         assert (tmp_path / f"run/rank-000{rank}.out").read_text() == f"inner {rank}\n"
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("wrap", "code", "text"),
     [
@@ -155,6 +160,7 @@ PROGRAM = "import os\nprint(*sorted(os.sched_getaffinity(0)))\n"
 CORES = sorted(os.sched_getaffinity(0))
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
 @pytest.mark.parametrize(
     ("options", "expected"),

@@ -87,7 +87,7 @@ def test_a_failure_while_the_program_stops_is_the_culprits(simulate):
     assert "OSError" in job.verdict.headline
 
 
-def test_ctrl_c_is_keyboard_interrupt_as_ever(simulate):
+def test_ctrl_c_raises_keyboard_interrupt_as_under_python(simulate):
     job = polling(simulate(2).run()).interrupt(signal.SIGINT)
     assert job.killed == [(0.0, signal.SIGINT, (0, 1))] and job.ranks_sent(StopRequested) == []
 
