@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+_NUMBER = re.compile(r'(?P<line>\.py:\d+|\.py", line \d+)|\d+')
 ROOT = Path(__file__).parents[2]
 
 
@@ -59,7 +60,10 @@ def examples(page: Path, prompts: Iterable[str]) -> list[Example]:
 
 
 def _without_variable_parts(line: str) -> str:
-    """A line without what differs from run to run: colours, numbers, the width of columns, the directories of files."""
+    """A line without what differs from run to run: colours, numbers, the width of columns, the directories of files.
+
+    The numbers of lines in programs stay: `train.py:13`, `File "train.py", line 13`.
+    """
     plain = re.sub(r"\x1b\[\d*m", "", line)
     plain = re.sub(r"(?<=\S) {2,}", "  ", plain)
-    return re.sub(r"\d+", "#", re.sub(r'File ".*/', 'File "', plain))
+    return _NUMBER.sub(lambda found: found["line"] or "#", re.sub(r'File ".*/', 'File "', plain))

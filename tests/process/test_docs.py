@@ -80,6 +80,25 @@ def test_an_ellipsis_on_a_page_stands_for_any_text_of_a_line() -> None:
     ]
 
 
+def test_line_numbers_of_programs_count_and_other_numbers_do_not() -> None:
+    example = Example(PAGES[0], "$", "x", 'rank 2 is at train.py:13 after 4 s\n  File "/a/train.py", line 13, in f\n')
+    assert list(example.missing('rank 1 is at train.py:13 after 9 s\n  File "/b/train.py", line 13, in f\n')) == []
+    assert len(list(example.missing('rank 2 is at train.py:14 after 4 s\n  File "train.py", line 12, in f\n'))) == 2
+
+
+def test_the_tutorial_shows_what_its_programs_have() -> None:
+    """Each piece of Python stands in a program, wherever its lines begin, but for the two that are whole files."""
+
+    def squeezed(code: str) -> str:
+        return "".join(f"{line.strip()}\n" for line in code.splitlines() if line.strip())
+
+    text = (ROOT / "docs" / "tutorial.md").read_text()
+    programs = squeezed("".join(path.read_text() for path in (ROOT / "runtime/jaxrun_runtime/programs").glob("*.py")))
+    pieces = re.findall(r"^```python\n(?!# )(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert len(pieces) >= 10
+    assert [piece for piece in pieces if squeezed(piece) not in programs] == []
+
+
 def test_the_pages_have_commands_and_programs_and_the_readme_fits_a_few_screens() -> None:
     readme = PAGES[0].read_text()
     assert len(EXAMPLES) >= 15

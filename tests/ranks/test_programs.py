@@ -103,3 +103,43 @@ def test_without_optax_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(SystemExit) as ended:
         program("train")
     assert ended.value.code == "train needs optax, which is not installed; pip install optax orbax-checkpoint"
+
+
+# ---- the tutorial
+
+
+@pytest.mark.jax_version
+@pytest.mark.parametrize("way", ["vmap", "pmap", "in-axes"])
+def test_the_convolution_is_the_same_by_each_way(capsys: Any, way: str) -> None:
+    program("convolution").main([way])
+    assert capsys.readouterr().out == f"{way}: 4 outputs here, the last is 146 155 164\n"
+
+
+@pytest.mark.jax_version
+@pytest.mark.parametrize("way", ["normalized", "shard-map", "jit"])
+def test_the_shares_add_up_to_one(capsys: Any, way: str) -> None:
+    program("convolution").main([way])
+    assert capsys.readouterr().out.splitlines() == [
+        f"{way}: 4 outputs here, the last is 0.465 0.4429 0.4249",
+        "sum over all processes: 1 1 1",
+    ]
+
+
+@pytest.mark.jax_version
+@pytest.mark.processes(2, devices=2)
+@pytest.mark.parametrize("way", ["normalized", "vmap-inside", "shard-map", "jit"])
+def test_the_sum_reaches_all_processes(capsys: Any, way: str) -> None:
+    import jax
+
+    program("convolution").main([way])
+    _, *total = capsys.readouterr().out.splitlines()
+    assert total == ([] if jax.process_index() else ["sum over all processes: 1 1 1"])
+
+
+@pytest.mark.parametrize(
+    ("pitfall", "printed"),
+    [("shapes", "mean 1\n"), ("last-batch", "all batches done\n"), ("order-of-a-set", "16\n1\n")],
+)
+def test_alone_no_rank_falls_into_a_pit(capsys: Any, pitfall: str, printed: str) -> None:
+    program("pitfalls").main([pitfall])
+    assert capsys.readouterr().out == printed
