@@ -333,6 +333,6 @@ def test_a_check_distinguishes_a_head_from_nobody(capsys):
         server.join()
     finally:
         listener.close()
-    assert f"a head of jaxrun answers at {address}, reached from 127.0.0.1" in capsys.readouterr().out
+    assert f"a jaxrun head answers at {address}, reached from 127.0.0.1" in capsys.readouterr().out
     with pytest.raises(UnavailableError, match="cannot reach a head"):
         check_reachable(str(address))

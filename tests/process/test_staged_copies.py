@@ -385,7 +385,7 @@ def test_a_host_that_has_a_copy_gives_what_was_read_and_nothing_that_programs_ha
 @pytest.mark.parametrize(
     ("harm", "error"),
     [
-        ("change", "what came is not what was read: a copy was changed; jaxrun clean --staged removes it"),
+        ("change", "the received copy is not what was read: it was changed; jaxrun clean --staged removes it"),
         ("remove", "the connection to 127.0.0.1:{port} was lost"),
     ],
 )

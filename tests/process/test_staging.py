@@ -79,9 +79,12 @@ def test_a_second_launch_reads_nothing_and_clean_removes_what_no_job_uses(tmp_pa
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (("--stage", "nowhere"), "--stage nowhere: {here}/nowhere is no directory that can be copied"),
-        (("--stage", "src/train.py"), "--stage src/train.py: {here}/src/train.py is no directory that can be copied"),
-        (("--stage", "/"), "--stage /: / is no directory that can be copied"),
+        (("--stage", "nowhere"), "--stage nowhere: {here}/nowhere is not a directory that can be copied"),
+        (
+            ("--stage", "src/train.py"),
+            "--stage src/train.py: {here}/src/train.py is not a directory that can be copied",
+        ),
+        (("--stage", "/"), "--stage /: / is not a directory that can be copied"),
     ],
 )
 def test_what_cannot_be_copied_is_refused_and_nothing_is_made(tmp_path, project, options, text):

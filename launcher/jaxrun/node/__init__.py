@@ -1,1 +1,1 @@
-"""What runs on each host: agents and their guards, the fork server, and the channel to the head."""
+"""The processes on each host: agents and their guards, the fork server, and the channel to the head."""

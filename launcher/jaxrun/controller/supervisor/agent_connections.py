@@ -1,4 +1,4 @@
-"""The connections to the agents of a job on other hosts: what is sent, which hosts are silent, what output comes.
+"""The connections to the agents of a job on other hosts: sending, silent hosts, and flow control of output.
 
 Nothing here knows what a message means; remote_agents.py does.
 """
@@ -34,21 +34,21 @@ AgentConnection = Connection[AgentToHead]
 
 
 class AgentConnections:
-    """Connections that have readers in `loop`, by the agents that have them; an agent keeps its own when ranks move.
+    """Connections that have readers in `loop`, by agent; an agent keeps its connection when ranks move.
 
     All operations except `send_all` are O(1) in the number of agents.
     An agent may connect on several paths at the same time, and uses one of these connections, on which it sends.
     """
 
     def __init__(self, loop: EventLoop, agents: Mapping[AgentId, tuple[int, ...]]) -> None:
-        """`agents` are the ranks of each agent, as in a Plan; agents without any wait on spare hosts."""
+        """`agents` has the ranks of each agent, as in a Plan; agents without ranks wait on spare hosts."""
         self._loop = loop
         self.agents = agents
         self.waiting = frozenset(agent for agent, ranks in agents.items() if not ranks)
         self._agent_of = {rank: agent for agent, ranks in agents.items() for rank in ranks}
         self._by_agent: dict[AgentId, AgentConnection] = {}
         self._unsent: set[AgentConnection] = set()
-        self._others: dict[AgentConnection, AgentId] = {}  # not used by their agents; they are only told of the end
+        self._others: dict[AgentConnection, AgentId] = {}  # not used by their agents; they only get the last message
 
     def __iter__(self) -> Iterator[AgentConnection]:
         return iter([*self._by_agent.values(), *self._others])
@@ -70,7 +70,7 @@ class AgentConnections:
         return {agent for agent, connection in self._by_agent.items() if not connection.lost_reason}
 
     def agent_of(self, rank: int) -> AgentId:
-        """Raises KeyError for a rank that the job does not have."""
+        """Return the agent of a rank. Raises KeyError for a rank that the job does not have."""
         return self._agent_of[rank]
 
     def add_unused(self, agent: AgentId, connection: AgentConnection) -> None:
@@ -93,7 +93,7 @@ class AgentConnections:
         return was_used
 
     def send(self, ranks: Iterable[int], order: RankOrder) -> None:
-        """Send to the agents of `ranks` that are connected; names the ranks where they are not all of an agent's."""
+        """Send to the agents of `ranks` that are connected; names the ranks unless they are all of an agent's ranks."""
         frame = encode(order)
         of_agents: dict[AgentId, list[int]] = {}
         for rank in ranks:
@@ -120,7 +120,7 @@ class AgentConnections:
             self._send(connection, frame)
 
     def flush(self, timeout: float) -> None:
-        """Send what waits, for at most `timeout` seconds, without the event loop."""
+        """Send waiting bytes for at most `timeout` seconds, without the event loop."""
         deadline = time.monotonic() + timeout
         while self._unsent and (left := deadline - time.monotonic()) > 0:
             poll = select.poll()
@@ -163,7 +163,7 @@ _ACKNOWLEDGE_AFTER_BYTES = 2**16  # of output from one agent
 
 
 class RemoteOutput:
-    """An agent may send only so much output before it is acknowledged. The cost does not depend on their number."""
+    """Limits how much output an agent may send before it is acknowledged. The cost does not depend on their number."""
 
     def __init__(self, output: Output, connections: AgentConnections) -> None:
         self._output = output
@@ -190,7 +190,7 @@ class RemoteOutput:
             self._output.logs.write_file(failed.rank, "err", failed.traceback.encode())
 
     def acknowledge(self) -> None:
-        """Unless output waits here, allow agents whose output has been shown or kept to send as much again."""
+        """Unless output is stuck here, allow agents whose output has been shown or stored to send as much again."""
         if self._output.congested:
             return
         for connection in self._to_acknowledge:
@@ -202,7 +202,7 @@ class RemoteOutput:
         self._to_acknowledge.discard(connection)
 
 
-_CHECK_INTERVAL_S = 0.1  # the least; hosts are many
+_CHECK_INTERVAL_S = 0.1  # at least; there may be many hosts
 
 
 class HostWatches:
@@ -219,7 +219,7 @@ class HostWatches:
     def check(self, connections: AgentConnections) -> tuple[list[tuple[AgentId, AgentConnection]], str]:
         """Do what is due; return the connections that are lost from now on, with their agents, and a line for people.
 
-        The line is empty where there is nothing to say.
+        The line is empty if there is nothing to report.
         """
         now, items, notice = self._clock(), connections.items(), ""
         if now >= self._next_beat:
@@ -240,9 +240,9 @@ class HostWatches:
             self._watch(ip, of_host).ask(of_host)
 
     def unanswered(self, connections: AgentConnections) -> list[tuple[AgentId, AgentConnection]]:
-        """The agents with ranks of whose hosts nothing was heard since they were asked, with their connections.
+        """Return agents with ranks, and their connections, from whose hosts nothing was received since they were asked.
 
-        Each of these hosts will answer, or it will be lost.
+        Each of these hosts will answer, or will be lost.
         """
         hosts = _by_host(connections)
         silent = {ip for ip, of_host in hosts.items() if not self._watch(ip, of_host).has_answered(of_host)}
@@ -259,7 +259,7 @@ class HostWatches:
         return self._watches[ip]
 
     def _describe_firewall(self, ip: str) -> str:
-        """What people are told of the first such host."""
+        """Return the notice about the first host behind a firewall."""
         if self._has_said_firewall:
             return ""
         self._has_said_firewall = True
@@ -278,13 +278,13 @@ def _by_host(connections: AgentConnections) -> dict[str, list[AgentConnection]]:
 
 
 _INTERVAL_S = 60.0  # between two lines of the log
-_MAX_TEXT = 200  # characters; the text may hold what a stranger has sent
+_MAX_TEXT = 200  # characters; the text may contain bytes from a stranger
 
 
 class DroppedPeers:
-    """Counts peers that were turned away at the port, for one line of the log a minute; the first one comes at once.
+    """Counts peers that were turned away at the port, for one log line a minute; the first one is logged at once.
 
-    So no stranger fills the run directory. `clock` returns seconds since the epoch.
+    So a stranger cannot fill the run directory. `clock` returns seconds since the epoch.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -294,16 +294,16 @@ class DroppedPeers:
         self._next_line = 0.0
 
     def add(self, text: str) -> None:
-        """Count one more; `text` is what became of it."""
+        """Count one more peer; `text` says what happened to it."""
         self._count += 1
         self._last = text[:_MAX_TEXT]
 
     def deadline(self) -> float | None:
-        """When the next line is due, if there is anything to say."""
+        """The time of the next line, if there is anything to report."""
         return self._next_line if self._count else None
 
     def take(self) -> PeersDropped | None:
-        """How many there were since the last call, with what became of the last one; None if there were none."""
+        """Return the number since the last call, and the text of the last one; None if there were none."""
         if not self._count:
             return None
         dropped = PeersDropped(self._count, self._last)

@@ -1,7 +1,7 @@
 """Jobs of which this process is only a part: `jaxrun attach`, and one command on each host (--host-rank).
 
-Rank 0, or host 0, hosts the head; the others are agents. They meet at --head, by a secret in JAXRUN_TOKEN, alike on all
-of them; what is not given, they find in the file that rank 0 writes into a directory that all hosts share
+Rank 0, or host 0, hosts the head; the others are agents. They meet at --head, with a secret in JAXRUN_TOKEN, the same
+on all of them. Values that are not given are read from the file that rank 0 writes into a directory shared by all hosts
 (channel/rendezvous.py).
 """
 
@@ -36,7 +36,7 @@ from jaxrun.text import format_ranks
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """Where the parts of a job meet; `token` and `head` are empty where people have not given them."""
+    """Where the parts of a job meet; `token` and `head` are empty if they were not given."""
 
     token: str = field(repr=False)
     head: tuple[Address, ...]
@@ -49,16 +49,16 @@ class Rendezvous:
 
     @property
     def is_given(self) -> bool:
-        """Whether people have said all that there is to know, so that there is no file."""
+        """Whether both are given, so that no file is needed."""
         return bool(self.token and self.head)
 
     def endpoint(self, *, in_file: bool) -> Endpoint:
-        """Where the head listens; `in_file`: whether it leaves that in the file."""
+        """Return where the head listens; `in_file`: whether it writes that into the file."""
         port = self.head[0].port if self.head else 0
         return Endpoint(self.token or auth.new_token(), port, self.file if in_file else None)
 
     def find_head(self) -> HeadAddress | None:
-        """What the file says, but for the token and the addresses that people have given; None without a file yet."""
+        """Return the file's values, replaced by those that were given; None without a file yet."""
         found = HeadAddress(self.token, self.head) if self.is_given else self.file.read()
         return found and HeadAddress(self.token or found.token, self.head or found.addresses)
 
@@ -74,7 +74,7 @@ def attach(
 ) -> int:
     """Make this process one rank of a job that somebody else started; returns the exit status.
 
-    rank, size:  of --rank and --size, where mpirun or srun does not tell them
+    rank, size:  --rank and --size, if mpirun or srun does not provide them
     head:        "host:port", where rank 0 listens
     directory:   shared by all hosts; holds the rendezvous file
     """
@@ -83,14 +83,14 @@ def attach(
         raise UsageError("--rank and --size need --head HOST:PORT, where rank 0 listens; give the same on all ranks")
     head = head or ("" if directory else info.head)
     rendezvous = Rendezvous.of(environ, head, rendezvous_file(info, directory or Path.cwd()))
-    if info.rank == 0:  # its agent is started as those of all other ranks are
+    if info.rank == 0:  # its agent is started like the agents of all other ranks
         plan = plan_attached(job, info, environ, os.urandom(16).hex())
-        return run(plan, environ, endpoint=rendezvous.endpoint(in_file=True))  # other ranks may have been told less
+        return run(plan, environ, endpoint=rendezvous.endpoint(in_file=True))  # other ranks may have been given less
     not_found = (
         f"rank 0 has not left its address in {rendezvous.file.path}. Do all hosts share this directory? "
         f"--rendezvous names another; or give --head host:port, and {TOKEN} in the environment, alike on all ranks"
     )
-    is_typed = info.engine == BY_OPTIONS  # an mpirun starts all at the same time, and they are many
+    is_typed = info.engine == BY_OPTIONS  # mpirun starts all ranks at the same time, and they are many
     waits = (
         say_who_is_missing(f"rank {info.rank} of {info.size}", f"rank 0 (--head {head})") if is_typed and head else None
     )
@@ -111,7 +111,7 @@ def attach(
 def run_host(plan: Plan, environ: Mapping[str, str]) -> int:
     """Run this host's part of the job; returns the exit status of the job, the same on every host."""
     job = plan.job
-    # All that is alike on all hosts, even where they disagree on the job's size: they must meet to be told.
+    # Everything that is the same on all hosts, even if they disagree on the job's size: they must meet to be told so.
     file = rendezvous_file(RankInfo(BY_OPTIONS, 0, 0, job.head), job.rendezvous or Path.cwd())
     rendezvous = Rendezvous.of(environ, job.head, file)
     if job.host_rank != 0:

@@ -1,11 +1,11 @@
-"""The loop of one attempt: the head hears what happens, and its actions are executed, here and nowhere else.
+"""The loop of one attempt: it passes events to the head, and executes the head's actions, here and nowhere else.
 
     agents, signals ─── handle(event) ──▶ Dispatcher ──▶ Head
                                               │ actions wait in a queue
     agents, screen, terminal ◀── run(agents) ─┘
 
-Events are handled at once. Their actions are executed when the callback that has noticed the event returns: so nothing
-that an action causes happens in the midst of a callback, and the agents need not exist when the loop is made.
+Events are handled at once. Their actions are executed when the callback that noticed the event returns: so nothing that
+an action causes happens in the middle of a callback, and the agents need not exist when the loop is made.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class AgentLink(Protocol):
         """
 
     def on_signal(self, signum: int) -> None:
-        """This process has got a signal."""
+        """Handle a signal to this process."""
 
 
 class AttemptLoop:
@@ -121,10 +121,10 @@ class AttemptLoop:
         self._output = shared.output
         self._terminal = shared.terminal
         self._signals = shared.signals
-        self._arrived: deque[int] = deque()  # signals that nobody has handled yet
+        self._arrived: deque[int] = deque()  # signals that were not handled yet
         self._due: deque[Sequence[Action]] = deque()
         self._outcome: JobOutcome | None = None
-        is_gang = GANG_ADDRESS in shared.environ  # whose launcher names what its parent has found
+        is_gang = GANG_ADDRESS in shared.environ  # its launcher names the modules that its parent has found
         self._named = set() if is_gang else set(preload.split(",")) - {PRELOAD_AUTO}
         loop.add_reader(shared.signals.fileno(), SIGNALS, lambda: self._arrived.extend(self._signals.receive()))
         shared.server.attach(loop, SIGNALS, self.handle, self._notify)
@@ -136,11 +136,11 @@ class AttemptLoop:
 
     @property
     def hosts(self) -> Mapping[int, str]:
-        """The host of each rank, as far as it is known."""
+        """The host of each rank, as far as known."""
         return self._dispatcher.hosts
 
     def run(self, agents: AgentLink) -> JobOutcome:
-        """Serve the attempt until the head says that it is over.
+        """Serve the attempt until the head decides that it is over.
 
         Signals that arrive after that stay in the pipe, for whatever follows the attempt.
         """
@@ -156,11 +156,11 @@ class AttemptLoop:
         return self._outcome
 
     def handle(self, event: Event) -> None:
-        """Tell the head; its actions follow once the present callback of the loop has returned."""
+        """Pass an event to the head; its actions follow once the current callback of the loop has returned."""
         self._due.append(self._dispatcher.handle(event))
 
     def receive(self, message: AgentMessage) -> None:
-        """Tell the head what an agent reports, unless only the log has a use for it."""
+        """Pass an agent's report to the head, unless it is only logged."""
         match message:
             case FirstOutput():
                 self.record(message)
@@ -173,11 +173,11 @@ class AttemptLoop:
                 self.handle(message)
 
     def record(self, message: LoggedMessage) -> None:
-        """Log what the head need not know."""
+        """Log a message that the head does not need."""
         self._dispatcher.record(message)
 
     def _show_left_out(self, preloaded: Preloaded) -> None:
-        """Print why a module that a person has named is left to the ranks; once for all hosts."""
+        """Print why a module that the user named is left to the ranks; once for all hosts."""
         for name in sorted(self._named & preloaded.left_out.keys()):
             self._notify(f"--preload {name}: {preloaded.left_out[name]}; left to the program")
             self._named.remove(name)
@@ -193,7 +193,7 @@ class AttemptLoop:
         actions = list(actions)
         killed = [action for action in actions if isinstance(action, SignalRanks) and action.signum == signal.SIGKILL]
         if killed:
-            # All stand still before the first is killed, or they would see each other die, and complain.
+            # Stop all before the first is killed; otherwise they would see each other die, and complain.
             ranks = tuple(rank for action in killed for rank in action.ranks)
             agents.send(ranks, SignalWorker(signal.SIGSTOP))
         for action in actions:

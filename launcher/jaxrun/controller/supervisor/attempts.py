@@ -54,10 +54,10 @@ def supervision(
     started: float,
     held: HeldScreen | None = None,
 ) -> Iterator[Supervision]:
-    """Open what the attempts of a job share; in the end nothing of the job is left on this host.
+    """Open the resources that a job's attempts share; at the end nothing of the job is left on this host.
 
     started:  when the job began, in seconds since the epoch
-    held:     the screen where another process has it
+    held:     the screen, if another process has it
     """
     with SignalPipe(LAUNCHER_SIGNALS) as signals:
         become_subreaper()
@@ -87,7 +87,7 @@ def _publish(server: JobServer, notifier: Notifier, event: LoggedEvent, line: st
 
 
 def supervise(plan: Plan, shared: Supervision, job: LocalJob | RemoteJob) -> int:
-    """Run a job to its end, and say how it ended; returns the exit status of `jaxrun`."""
+    """Run a job to its end, and report how it ended; returns the exit status of `jaxrun`."""
     exit_code, headline = EXIT_SOFTWARE, ""
     try:
         verdict, outcome = run_attempts(plan, shared, job)
@@ -102,7 +102,7 @@ def supervise(plan: Plan, shared: Supervision, job: LocalJob | RemoteJob) -> int
 
 
 def run_attempts(plan: Plan, shared: Supervision, job: LocalJob | RemoteJob) -> tuple[Verdict, JobOutcome]:
-    """Run the job until it has ended well or is not to go on.
+    """Run the job until it has ended well or must not be started again.
 
     Returns the verdict on the job, and the outcome of its last attempt.
     """
@@ -123,7 +123,8 @@ def run_attempts(plan: Plan, shared: Supervision, job: LocalJob | RemoteJob) -> 
         assert isinstance(decision, Restart)
         code, seen = verdict.exit_code, (verdict.divergence, verdict.details)
         end = AttemptEnded(verdict.outcome, code, verdict.headline, verdict.log, *seen)
-        shared.directory.record(LoggedEvent(began, end, verdict.attempt))  # verdict.json is that of the whole job
+        # Verdict.json has the verdict on the whole job.
+        shared.directory.record(LoggedEvent(began, end, verdict.attempt))
         news = following.host_notes[len(plan.host_notes) :]
         shared.output.print_line(describe_restart(verdict, decision, shared.directory.shown_path, news))
         earlier = (*earlier, verdict)

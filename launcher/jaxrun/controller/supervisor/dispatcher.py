@@ -1,6 +1,6 @@
-"""The one way into the head: events are logged and handed to it, its actions are logged and returned.
+"""The single way into the head: logs events and passes them to it, logs its actions and returns them.
 
-What an action needs besides agents and output, such as the answer to a request, is done here.
+Parts of an action that need neither agents nor output, such as the answer to a request, are done here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Dispatcher:
     def __init__(
         self, head: Head, files: RunDir, server: JobServer, clock: Callable[[], float], attempt: int = 1
     ) -> None:
-        """`attempt` is logged with each event; the `server` is given the answers to requests."""
+        """`attempt` is logged with each event; the `server` gets the answers to requests."""
         self._attempt = attempt
         self._head = head
         self._files = files
@@ -38,20 +38,20 @@ class Dispatcher:
         return [self._prepare(action) for action in self._head.handle(event, self._clock())]
 
     def handle_timeouts(self) -> list[Action]:
-        """Return what is to be done because the head's deadline has passed."""
+        """Return the actions that are due because the head's deadline has passed."""
         deadline = self._head.deadline()
         return self.handle(Tick()) if deadline is not None and deadline <= self._clock() else []
 
     def deadline(self) -> float | None:
-        """When `handle_timeouts` is to be called at the latest, seconds since the epoch."""
+        """The latest time at which to call `handle_timeouts`, in seconds since the epoch."""
         return self._head.deadline()
 
     def record(self, message: LoggedMessage, to: tuple[int, ...] = ()) -> None:
-        """Log what the head need not know, or what it has sent to these ranks."""
+        """Log a message that the head does not need, or that it has sent to these ranks."""
         self._files.record(LoggedEvent(self._clock(), message, self._attempt, to))
 
     def _prepare(self, action: Action) -> Action:
-        """Log an action, and do what needs neither agents nor output."""
+        """Log an action, and execute the parts that need neither agents nor output."""
         self._log(action)
         if isinstance(action, PrintSnapshot):
             return PrintLine(f"{action.heading}{format_snapshot(action.snapshot) or 'no rank has stacks to show yet'}")

@@ -1,4 +1,4 @@
-"""Starts the commands of an engine that a job needs: for all agents, for spare hosts, and to find lost hosts again."""
+"""Runs the commands of an engine that a job needs: for all agents, for spare hosts, and to find lost hosts again."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ from jaxrun.spec.job.plan import AGENT_ARGV, LaunchCommand, Plan
 
 
 class EngineCommands:
-    """Those of one job.
+    """Runs the commands of one job.
 
-    addresses:  at which its head listens
-    token:      by which agents that are started now are known
+    addresses:  where the job's head listens
+    token:      the token for agents that are started now
     """
 
     def __init__(self, environ: Mapping[str, str], directory: Path | None, addresses: str, token: str) -> None:
-        """`directory`: where the launch command's output is kept; None for nowhere."""
+        """`directory`: where to keep the launch command's output; None for nowhere."""
         self._environ = environ
         self._directory = directory
         self.addresses = addresses
         self.token = token
 
     def start_agents(self, plan: Plan, guard: Guard) -> LaunchProcess:
-        """Run the launch command of the plan. Raises UnavailableError where it cannot be started."""
+        """Run the launch command of the plan. Raises UnavailableError if it cannot be started."""
         assert plan.launch_command is not None
         return self._start_guarded(plan, plan.launch_command, guard)
 
     def start_spare(self, plan: Plan, guard: Guard, agent: AgentId, host: str) -> LaunchProcess:
-        """Start this agent on a spare host, or on one that is there again. Raises what the backend's `plan` raises."""
+        """Start this agent on a spare host, or on one that is back. Raises the exceptions of the backend's `plan`."""
         assert plan.launch_command is not None
         words = (*AGENT_ARGV, str(agent), str(plan.launch_command.size))
         return self._start_guarded(plan, command_on(plan, host, words, self._environ), guard)
 
     def start_search(self, plan: Plan, command: LaunchCommand) -> LaunchProcess:
-        """Run a command that shows whether a host is there. Raises UnavailableError where it cannot be started."""
-        return self._start(plan, command, auth.new_token())  # a token that opens nothing
+        """Run a command that shows whether a host is usable. Raises UnavailableError if it cannot be started."""
+        return self._start(plan, command, auth.new_token())  # a token that is useless
 
     def _start_guarded(self, plan: Plan, command: LaunchCommand, guard: Guard) -> LaunchProcess:
         launch = self._start(plan, command, self.token, self._directory)
@@ -70,14 +70,15 @@ class EngineCommands:
             raise UnavailableError(f"{command.argv[0]} could not be started: {error.strerror}") from None
 
 
-_LOOK_TIMEOUT_S = 20.0  # for one look; ssh tries a dead host for minutes
+_LOOK_TIMEOUT_S = 20.0  # for one search; ssh tries a dead host for minutes
 _KILL_AFTER_S = 2.0  # after SIGTERM
 
 
 class HostSearch:
-    """Looks whether the hosts that a job lacks are there: the engine runs a command on each, all at the same time.
+    """Checks whether the hosts that a job lacks are back: the engine runs a command on all of them at the same time.
 
-    One look after the other, in one attempt. `found` are the hosts on which the command of the last look ended with 0.
+    There is one search at a time, in one attempt. `found` are the hosts on which the last search's command exited with
+    0.
     """
 
     def __init__(
@@ -95,17 +96,17 @@ class HostSearch:
         self._environ = environ
         self._engine = engine
         self._guard = guard
-        self._commands: dict[str, LaunchCommand] = {}  # by host; to make one takes a while
+        self._commands: dict[str, LaunchCommand] = {}  # by host; making one takes a while
         self._running: dict[str, LaunchProcess] = {}
         self.found: tuple[str, ...] = ()
         self._deadline: float | None = None
-        self._signals: list[signal.Signals] = []  # for those that are late
+        self._signals: list[signal.Signals] = []  # for commands that are late
         loop.add_timer(lambda: self._deadline, self._end_late)
 
     def begin(self, hosts: Collection[str] = ()) -> bool:
-        """Look for these hosts, or for all that were left out, except those in quarantine.
+        """Check these hosts, or all that were left out, except those in quarantine.
 
-        Returns whether the look is over already.
+        Returns whether the search is already over.
         """
         job, self.found = self._plan.job, ()
         limit = job.init_timeout if job.host_check else _LOOK_TIMEOUT_S
@@ -121,7 +122,7 @@ class HostSearch:
         return self._conclude_if_over()
 
     def on_child_exit(self) -> bool:
-        """A child of this process has ended; returns whether the look is over by that."""
+        """Handle the exit of a child of this process; returns whether this ends the search."""
         ended = [host for host, process in self._running.items() if process.reap()]
         for host in ended:
             process = self._running.pop(host)
@@ -131,13 +132,13 @@ class HostSearch:
         return bool(ended) and self._conclude_if_over()
 
     def close(self) -> list[LaunchProcess]:
-        """Give up; returns what still runs, and has been told to end."""
+        """Give up; returns commands that are still running, which have been told to end."""
         for process in self._running.values():
             process.ask_to_end()
         return list(self._running.values())
 
     def start_agent(self, agent: AgentId, host: str) -> LaunchProcess:
-        """Start an agent on a host that was found. Raises what the backend's `plan` raises, or UnavailableError."""
+        """Start an agent on a host that was found. Raises exceptions of the backend's `plan`, or UnavailableError."""
         return self._engine.start_spare(self._plan, self._guard, agent, host)
 
     def _left_out(self) -> list[str]:
@@ -151,7 +152,7 @@ class HostSearch:
         return [host for host in dict.fromkeys(hosts) if host not in excluded]
 
     def _command_on(self, host: str) -> LaunchCommand:
-        """What ends with 0 where the host can be used, as --host-check says. Raises what the backend's `plan` does."""
+        """Return a command that exits with 0 if the host is usable, as --host-check defines it. Raises like `plan`."""
         if host not in self._commands:
             plan = self._plan
             told = f"{RESERVED_PREFIX}HOST={host}", f"{RESERVED_PREFIX}ATTEMPT={plan.attempt + 1}"
@@ -161,7 +162,8 @@ class HostSearch:
         return self._commands[host]
 
     def _read(self, host: str, process: LaunchProcess) -> None:
-        if self._running.get(host) is process and process.read() is None:  # else its end was noticed in the same step
+        # Otherwise its end was noticed in the same step.
+        if self._running.get(host) is process and process.read() is None:
             self._loop.remove_reader(process.fileno())
 
     def _end_late(self) -> None:

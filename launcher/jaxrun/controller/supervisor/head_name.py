@@ -1,7 +1,7 @@
-"""The name of --head while hosts come up: it may not resolve yet, and the host that it means may not be there yet.
+"""The name of --head while hosts come up: it may not resolve yet, and its host may not be up yet.
 
-In a pod that is the usual case: a name resolves once its pod is ready. So host 0 listens whatever the name means, and
-all other hosts look it up again until --init-timeout.
+In a pod that is the usual case: a name resolves once its pod is ready. So host 0 listens whatever the name resolves to,
+and all other hosts look it up again until --init-timeout.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from jaxrun.protocol.addresses import Address, format_addresses
 from jaxrun.terminal import print_notice
 
 LOOK_UP_INTERVAL_S = 1.0
-_SAID_INTERVAL_S = 10.0  # between two lines about who is missing
+_SAID_INTERVAL_S = 10.0  # between two lines about missing hosts
 
 
 def check_is_head(head: tuple[Address, ...], timeout: float) -> Callable[[], None]:
-    """Check that --head means this host, 0, as far as that can be known; returns what is to be called once it listens.
+    """Check that --head means this host, 0, as far as possible; returns a function to call once this host listens.
 
-    A name that does not resolve is looked up again then, in a thread, for `timeout` seconds. Raises UsageError where it
-    means another host, at which a head answers: this host is another than 0.
+    That function looks up an unresolved name again, in a thread, for `timeout` seconds. Raises UsageError if the name
+    means another host at which a head answers: then this host is not host 0.
     """
     try:
         why_taken, doubt = _judge(head)
@@ -60,7 +60,7 @@ def _look_up_again(head: tuple[Address, ...], until: float) -> None:
 
 
 def _judge(head: tuple[Address, ...]) -> tuple[str, str]:
-    """Why the head cannot be here, and why it may not be reached here; empty where neither is so. Raises OSError."""
+    """Return why the head cannot be here, and why it may be unreachable here; empty if neither. Raises OSError."""
     own = {address.ip.partition("%")[0] for address in list_addresses()}
     found = [(address, {str(entry[4][0]) for entry in addresses.resolve(address)}) for address in head]
     if any(ip in own for _, ips in found for ip in ips):
@@ -75,7 +75,7 @@ def _judge(head: tuple[Address, ...]) -> tuple[str, str]:
 
 
 def say_who_is_missing(who: str, whom: str) -> Callable[[str], None]:
-    """What is to be called after each round in which the head was not found, with what its addresses did."""
+    """Return a function to call after each round in which no head was found, with what its addresses did."""
     started = said_at = time.monotonic()
 
     def say(why: str) -> None:

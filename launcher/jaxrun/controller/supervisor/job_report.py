@@ -1,4 +1,4 @@
-"""What people are told of a job: its first line, its output, and at its end the verdict."""
+"""Reports a job to people: its first line, its output, and the verdict at its end."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def open_output(
 ) -> Output:
     """Open the screen and the logs, write job.json, and print the first line of the job.
 
-    `held` is the screen where another process has it; `socket` is where this process can be asked.
+    `held` is the screen if another process has it; `socket` is the path of the job's socket.
     """
     command = plan.launch_command
     # mpirun may show its ranks a terminal of its own, so `attach` prints no colours.
@@ -46,9 +46,9 @@ def open_output(
         len(ranks),
         log_dir=directory.make_attempt_directory(plan.attempt),
         colour=(colour_out, colour_err),
-        # What the ranks of a gang print goes to the Python process that has started it.
+        # The output of a gang's ranks goes to the Python process that started the gang.
         shown=frozenset(rank for rank in ranks if plan.job.shows(rank) and CONTROL_FD not in environ),
-        open_logs=command is None,  # agents on other hosts write the logs themselves, where they can
+        open_logs=command is None,  # agents on other hosts write the logs themselves, if they can
         held=held,
     )
     directory.on_write_error(lambda text: output.print_line(f"jaxrun: {text}"))
@@ -62,7 +62,7 @@ def open_output(
 
 
 def _notes(plan: Plan) -> Iterator[str]:
-    """The lines of --verbose: remarks on the plan, and what of the user's environment the program does not see."""
+    """Yield the lines of --verbose: remarks on the plan, and variables of the user that the program does not see."""
     yield from plan.notes
     yield f"each rank runs: {shlex.join(plan.argv)}"
     if plan.set_env:
@@ -75,8 +75,8 @@ def _notes(plan: Plan) -> Iterator[str]:
 
 
 def describe_restart(verdict: Verdict, restart: Restart, run_dir: Path | None, news: Sequence[str] = ()) -> str:
-    """What is printed between two attempts: how the one has ended, where its last words are, and what has changed."""
-    headline = verdict.headline.rstrip(".")  # which may quote what mpirun has said
+    """Return the text between two attempts: how the one ended, where its log is, and what has changed."""
+    headline = verdict.headline.rstrip(".")  # may quote mpirun
     then = "\njaxrun: restarting" if "\n" in headline else "; restarting"
     text = f"attempt {verdict.attempt} of {restart.most} failed: {headline}{then}"
     if verdict.outcome == EndReason.GROWN:
@@ -87,7 +87,7 @@ def describe_restart(verdict: Verdict, restart: Restart, run_dir: Path | None, n
 
 
 def _error_line(traceback: str) -> str:
-    """The first line of the error below the last frame; empty for the stack of a crashed rank, which has no error."""
+    """Return the first line of the error below the last frame; empty for a crashed rank's stack, which has no error."""
     lines = traceback.rstrip("\n").split("\n")
     frames = [number for number, line in enumerate(lines) if line.startswith('  File "')]
     if not frames:
@@ -103,7 +103,7 @@ def report_verdict(
     signals: SignalPipe,
     server: JobServer,
 ) -> int:
-    """Print the verdict, keep it, and send it to the `server`'s clients; wait until the screen has taken all output.
+    """Print the verdict, save it, and send it to the `server`'s clients; wait until the screen has shown all output.
 
     Returns the exit status of `jaxrun`: if a signal ends the wait for a stuck screen, the status of that signal.
     """
@@ -113,7 +113,7 @@ def report_verdict(
     server.end(text)
     left = format_divergences(outcome, verdict.hosts, but=outcome.shown_divergences)
     output.print_text(verdict_text.format_report(verdict, directory.shown_path, output.terminal, left))
-    signals.receive()  # those of the job itself have been dealt with
+    signals.receive()  # the job's own signals have been handled
     while not output.close(_SIGNAL_CHECK_S):
         for signum in signals.receive():
             if signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

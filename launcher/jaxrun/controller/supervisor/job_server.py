@@ -1,7 +1,7 @@
-"""Serves those that ask a running job, follow it or give it orders, by the messages of protocol/job_messages.py.
+"""Serves clients that query a running job, follow it or give it orders, with the messages of protocol/job_messages.py.
 
-It serves the whole job: the loop of each attempt is lent to it by `attach`. Nothing that a client does delays the job.
-A client that takes what it is sent too slowly is dropped; so is one that sends what is not understood.
+It serves the whole job: `attach` connects it to the loop of each attempt. No client can delay the job. A client that
+reads too slowly is disconnected, and so is one that sends an invalid message.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from jaxrun.text import format_user
 _SIGNALS = (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 _RECEIVE_BYTES = 2**16
 _MAX_CLIENTS = 64
-_MAX_UNSENT_BYTES = 2**24  # of events, for a client that reads slowly; one answer may come on top of it
-_LAST_SEND_S = 0.5  # for clients to take the last frames, when the job has ended
+_MAX_UNSENT_BYTES = 2**24  # of events, for a client that reads slowly, in addition to one answer
+_LAST_SEND_S = 0.5  # for clients to read the last frames, when the job has ended
 _TYPES = message_types(FromClient)
 
 
@@ -69,7 +69,7 @@ class Client:
         return len(self._unsent)
 
     def send(self, frame: bytes) -> None:
-        """Send a frame, or keep what cannot be sent now. The end of the connection is noticed by reading."""
+        """Send a frame, or keep what cannot be sent now. Reading will notice the end of the connection."""
         self._unsent += frame
         self.flush()
 
@@ -87,12 +87,12 @@ class JobServer:
     """Serves the socket of a job, and the inherited socket of the process that the launcher works for."""
 
     def __init__(self, job_id: str, listener: socket.socket | None, path: str, parent: socket.socket | None) -> None:
-        """Either may be missing. `path` is where the `listener` listens, and is removed by `close`."""
+        """Either socket may be missing. `path` is where the `listener` listens; `close` removes it."""
         self._path = path
         self._listener = listener
         self._clients: list[Client] = []
         self._made = 0
-        self._asked: dict[str, tuple[Client, int]] = {}  # what is not answered yet, by the number that the head knows
+        self._asked: dict[str, tuple[Client, int]] = {}  # unanswered requests, by the number that the head knows
         self._greeting = encode(Greeting(SOCKET_VERSION, job_id))
         self._loop: EventLoop | None = None
         self._order = 0

@@ -1,7 +1,7 @@
-"""The process that starts the agents, an mpirun or srun: what it writes, how it ends, and how it is made to end.
+"""The process that starts the agents (mpirun or srun): its output, its end, and how it is ended.
 
-Where agents do not end by themselves, as they or their hosts hang, the engine is to end all that it has started: Open
-MPI does so as soon as one process ends with an error; MPICH and Slurm wait for the last one.
+If agents hang, or their hosts do, the engine must end everything that it has started: Open MPI does so as soon as one
+process ends with an error; MPICH and Slurm wait for the last one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LOG_NAME = "launch_command.log"
 _READ_BYTES = 65536
 _TAIL_BYTES = 4096
 _TAIL_LINES = 12
-_LONG_TAIL_BYTES, _LONG_TAIL_LINES = 65536, 100  # of a command that explains itself
+_LONG_TAIL_BYTES, _LONG_TAIL_LINES = 65536, 100  # of a command whose output explains itself
 _POLL_S = 0.01
 # Grace before SIGTERM, and then before SIGKILL.
 _GRACE_S = (5.0, 2.0)
@@ -43,13 +43,13 @@ class LaunchProcess:
 
     all_reported:  whether it has started all agents
     has_silent:    whether there may be agents that do not end by themselves
-    launch_id:     how the engine calls the processes that it started, which may outlive this one; empty if not known
+    launch_id:     the engine's name for the processes that it started, which may outlive this one; empty if unknown
     """
 
     def __init__(
         self, command: LaunchCommand, environ: Mapping[str, str], directory: Path | None, *, has_stdin: bool = True
     ) -> None:
-        """Start it; without our stdin where that is nobody's. Raises OSError."""
+        """Start it; without our stdin if no rank reads that. Raises OSError."""
         self.command = command
         self.title = command.title
         self.status: int | None = None
@@ -72,7 +72,7 @@ class LaunchProcess:
         return self._pipe
 
     def read(self) -> bytes | None:
-        """Read and log what it has written since; None once nobody holds the pipe any more."""
+        """Read and log new output; None once no process holds the pipe any more."""
         try:
             data = os.read(self._pipe, _READ_BYTES)
         except BlockingIOError:
@@ -87,7 +87,7 @@ class LaunchProcess:
         return data
 
     def reap(self) -> bool:
-        """Whether it has ended by now; `status` and all of its output are known then."""
+        """Whether it has ended by now; then `status` and all of its output are known."""
         if self.status is None:
             with contextlib.suppress(ChildProcessError):
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
@@ -107,13 +107,13 @@ class LaunchProcess:
         return self.all_reported or self.command.sigterm_at_start
 
     def ask_to_end(self) -> None:
-        """Have it end all that it has started, and itself, and do not wait for it."""
+        """Make it end everything that it has started, and itself, without waiting for it."""
         self.signal(signal.SIGTERM if self._bears_sigterm else signal.SIGKILL)
 
     def stop(self, *, hurry: bool) -> None:
-        """Wait for its end, and bring it about by SIGTERM, if it bears one, and SIGKILL.
+        """Wait for it to exit; escalate to SIGTERM (if it handles that safely), then SIGKILL.
 
-        With `hurry` soon, as it may be stuck.
+        With `hurry`, escalate soon, because it may be stuck.
         """
         graces = _GRACE_AFTER_FAILURE_S if hurry else _GRACE_S
         for seconds, signum in zip(graces, (signal.SIGTERM, signal.SIGKILL), strict=True):
@@ -130,18 +130,18 @@ class LaunchProcess:
 
     @property
     def was_killed(self) -> bool:
-        """Whether SIGKILL ended it, by which nobody asks a job to end: by the kernel, for memory, or by a scheduler."""
+        """Whether SIGKILL ended it: by the kernel, for memory, or by a scheduler. Nobody stops a job in this way."""
         return self.status == -signal.SIGKILL
 
     def failed_agents(self) -> set[AgentId]:
-        """The agents that have failed, according to the output of a launch command that goes on without them."""
+        """Return the agents that have failed, by the output of a launch command that continues without them."""
         if self.command.explains_itself:
             return split_failed_agents(self._tail.decode(errors="replace"))[1]
         texts = _FAILED_TASKS.findall(self._tail.decode(errors="replace"))
         return {AgentId(number) for text in texts for part in parse_ranks(text, "srun's tasks") for number in part}
 
     def last_lines(self) -> str:
-        """The last lines that it wrote, indented; empty if it wrote none."""
+        """Return the last lines of its output, indented; empty if there is none."""
         text = self._tail.decode(errors="replace")
         if self.command.explains_itself:
             return "\n".join(split_failed_agents(text)[0][-_LONG_TAIL_LINES:])
@@ -149,7 +149,7 @@ class LaunchProcess:
         return "\n".join(f"  {line}" for line in [line for line in lines if line.strip(" -\0")][-_TAIL_LINES:])
 
     def add_last_lines(self, text: str) -> str:
-        """Add what it wrote to a text about missing agents: it may say why, and wait for the others."""
+        """Add its output to a text about missing agents: it may explain why, and still wait for the others."""
         words = self.last_lines()
         return text if not words or words in text or text in words else f"{text}\n{self.title} said:\n{words}"
 
@@ -158,18 +158,18 @@ class LaunchProcess:
         return f"; {LOG_NAME} has its output" if self._log is not None and self._tail else ""
 
     def describe_failed_start(self) -> str:
-        """Describe that it could not start all agents, and goes on."""
+        """Describe that it could not start all agents, but continues."""
         said = self.last_lines()
         return said if self.command.explains_itself else f"{self.title} could not start all agents; it said:\n{said}"
 
     def describe_end(self) -> str:
-        """`srun (Slurm 22.05.8) ended with status 1`."""
+        """Write `srun (Slurm 22.05.8) ended with status 1`."""
         assert self.status is not None
         how = f"was killed by {format_signal(-self.status)}" if self.status < 0 else f"ended with status {self.status}"
         return f"{self.title} {how}"
 
     def describe_failure(self, hosts: Mapping[int, str], reported: Collection[int]) -> str:
-        """Describe its end before that of the job, with the ranks of which no agent has reported."""
+        """Describe that it ended before the job, and the ranks whose agents have not reported."""
         words = self.last_lines()
         if self.command.explains_itself and words:
             return words
@@ -182,7 +182,7 @@ class LaunchProcess:
         return f"{self.describe_end()} before the job was over{said}{lacking}"
 
     def close(self) -> str:
-        """Let go of it; returns what the user is to be told, if anything."""
+        """Release it; returns a text for the user, if there is one."""
         os.close(self._pipe)
         if self._log is not None:
             os.close(self._log)
@@ -217,13 +217,13 @@ _ABORT_WAIT_S = 2.0  # for the engine to end this process as well
 
 
 def abort_job(command: LaunchCommand, exit_code: int, environ: Mapping[str, str]) -> str:
-    """Have the engine to which this process is attached kill all processes of its job, this one too.
+    """Make the engine to which this process is attached kill all processes of its job, including this one.
 
-    Returns a sentence for the user where it does not; else an empty text.
+    Returns a sentence for the user if it does not; else an empty text.
     """
     if command.cancel is not None:
         return cancel(command.cancel, launch_id(environ))
-    if environ.get("PMI_FD", "").isdecimal():  # as MPI_Abort does, by the wire protocol of PMI-1
+    if environ.get("PMI_FD", "").isdecimal():  # like MPI_Abort, by the wire protocol of PMI-1
         try:
             os.write(int(environ["PMI_FD"]), b"cmd=abort exitcode=%d\n" % exit_code)
         except OSError:
@@ -233,7 +233,7 @@ def abort_job(command: LaunchCommand, exit_code: int, environ: Mapping[str, str]
 
 
 def cancel(command: CancelCommand | None, launch_id: str) -> str:
-    """Have an engine kill what it has started together; returns a sentence for the user where it cannot."""
+    """Make an engine kill everything that it started together; returns a sentence for the user if it cannot."""
     import subprocess  # takes 5 ms, and is hardly ever needed
 
     if command is None or not launch_id:

@@ -1,4 +1,4 @@
-"""The launcher's part in --stage: copies directories to this host, and gives them to some others."""
+"""The launcher's part in --stage: copies directories to this host, and sends them to some other hosts."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import Plan
 from jaxrun.terminal import print_notice
 
-_ENVIRONMENT = "venv"  # as a name: the environment in which jaxrun runs
+_ENVIRONMENT = "venv"  # a name: the environment in which jaxrun runs
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """What is staged, and this host's copies of it, which stay in use until this process ends."""
+    """The staged directories, and this host's copies of them, which stay in use until this process ends."""
 
     stage: Stage
     copies: Copies
 
     def give(self, peer: Peer) -> None:
-        """Give a host what it lacks, in a thread; that host reports what goes wrong."""
+        """Send a host the copies that it lacks, in a thread; that host reports problems."""
 
         def pass_all() -> None:
             with suppress(OSError, ProtocolError), peer.connection:
@@ -44,16 +44,16 @@ class Staged:
 
 
 def stage_here(plan: Plan, environ: Mapping[str, str]) -> Plan:
-    """The plan of workers that start from this host's copies. Raises what stage_directories raises."""
+    """Return the plan of workers that start from this host's copies. Raises the exceptions of stage_directories."""
     found = stage_directories(plan.job)
     argv, variables = use_copies(plan.argv, plan.base_env(environ), found.copies.by_source(found.stage))
     return replace(plan, argv=argv, set_env={**plan.set_env, **variables})
 
 
 def stage_directories(job: Job) -> Staged:
-    """Copy what --stage names, unless the copies are there.
+    """Copy the directories of --stage, unless the copies exist.
 
-    Raises UsageError if a directory is not there, UnavailableError if it cannot be copied.
+    Raises UsageError if a directory does not exist, UnavailableError if it cannot be copied.
     """
     base = os.path.abspath(job.stage_dir) if job.stage_dir else ""
     sources = [_resolve(named) for named in job.stage]
@@ -67,19 +67,19 @@ def stage_directories(job: Job) -> Staged:
 
 
 def _resolve(named: Path) -> str:
-    """The absolute path of what --stage names."""
+    """Return the absolute path of a directory given with --stage."""
     is_venv = str(named) == _ENVIRONMENT
     source = sys.prefix if is_venv else os.path.abspath(named)
     if is_venv and source == sys.base_prefix:
         none = f"--stage {_ENVIRONMENT}, but jaxrun runs in no virtual environment"
         raise UsageError(f"{none}; give a directory: --stage {source}")
     if not os.path.isdir(source) or source == "/":
-        raise UsageError(f"--stage {named}: {source} is no directory that can be copied")
+        raise UsageError(f"--stage {named}: {source} is not a directory that can be copied")
     return source
 
 
 def _show_what_stays(staged: dict[str, str]) -> None:
-    """Say what of Python's path is not in the copies: editable installs, and Python itself."""
+    """Print which parts of Python's path are not in the copies: editable installs, and Python itself."""
     if staged_path(sys.executable, staged) == sys.executable:
         return
     mappings = [vars(module).get("MAPPING", {}) for name, module in sys.modules.items() if "__editable__" in name]
@@ -89,7 +89,7 @@ def _show_what_stays(staged: dict[str, str]) -> None:
 
 
 def _stage(copies: Copies, source: str) -> StagedContent:
-    """Have a copy of a directory, which is read only if its file system says that it has changed."""
+    """Make a copy of a directory, which is read only if its file system shows that it has changed."""
     listed, listing = list_directory(source)
     nbytes = sum(status.st_size for _, status in listed)
     name = copies.find_listing(listing)

@@ -41,9 +41,9 @@ class LocalJob:
         self._gpu_memory: GpuMemory | None = None
 
     def run_attempt(self, plan: Plan, began: float) -> AttemptResult:
-        """Run the workers to their end; nothing that they started is left, and all their output is handed over.
+        """Run the workers to their end; nothing that they started is left, and all their output is delivered.
 
-        began:  when the attempt did, in seconds since the epoch
+        began:  when the attempt began, in seconds since the epoch
         """
         shared = self._shared
         if (check := plan.host_check) and (failure := self._check_hosts(check, plan)):
@@ -61,15 +61,15 @@ class LocalJob:
         return AttemptResult(outcome, attempt.hosts)
 
     def next_plan(self, plan: Plan, outcome: JobOutcome) -> Plan | Stop:
-        """The plan of another attempt, which is the same one."""
+        """Return the plan of another attempt, which is the same one."""
         return Stop() if outcome.failed_checks else plan
 
     def stop(self, exit_code: int, headline: str = "") -> None:
-        """Let go of what was kept for another attempt."""
+        """Release everything that was kept for another attempt."""
         self._fork_server.close()
 
     def _prepare_workers(self, plan: Plan) -> WorkerGroup:
-        """The workers of an attempt, not yet started, with the fork server that is there for them."""
+        """Return the workers of an attempt, not yet started, with their fork server, if there is one."""
         directory, guard = self._shared.directory, self._shared.guard
         log_dir = directory.make_attempt_directory(plan.attempt)
         setup = setup_of(plan, self._shared.environ, directory.name, log_dir)
@@ -84,9 +84,9 @@ class LocalJob:
         )
 
     def _check_hosts(self, check: HostCheck, plan: Plan) -> JobOutcome | None:
-        """Run --host-check for each of the hosts that this machine acts as; how the job ends if one fails.
+        """Run --host-check for each host that this machine simulates; returns how the job ends if one fails.
 
-        None as well if a signal or --timeout ends the job before: its head then says so.
+        Returns None, too, if a signal or --timeout ends the job first: its head reports that.
         """
         from jaxrun.controller.head.agent_registry import HostCheckError
         from jaxrun.node.agent.host_check import check_host
@@ -122,7 +122,7 @@ class LocalJob:
 
 
 def setup_of(plan: Plan, environ: Mapping[str, str], run_dir: str = "", flight_dir: Path | None = None) -> WorkerSetup:
-    """How the workers of a plan are started; `environ` is the launcher's own."""
+    """Return how to start the workers of a plan; `environ` is the launcher's own."""
     token = new_token()
     told = tuple(replace(plan.worker_env(worker, run_dir=run_dir), rank_token=token) for worker in plan.workers)
     shared = with_own_variables(plan.base_env(environ))

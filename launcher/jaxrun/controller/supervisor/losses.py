@@ -1,8 +1,8 @@
 """Decides why agents end: whether a host, an agent, or the launch command (mpirun, srun) went first.
 
 mpirun and srun end a whole job when they lose one host or process, and then every agent is signalled or lost at once.
-So these events are held for a moment, or, once all hosts were asked whether they are alive, until each has answered or
-is lost, as --host-timeout says (channel/silence.py); then the cause is passed on first.
+So these events are held for a moment or, once all hosts were asked whether they are alive, until each has answered or
+is lost according to --host-timeout (channel/silence.py). Then the cause is passed on first.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from jaxrun.protocol.agent_messages import AgentSignalled, StartFailed
 from jaxrun.records.event_log.events import AgentLost, Event
 
 EXIT_GRACE_S = 0.05  # wait for the launch command's exit status before the agent that vanished is blamed
-LONG_EXIT_GRACE_S = 0.5  # the same where it may be ending those that it has started, before itself
+LONG_EXIT_GRACE_S = 0.5  # the same if it may be ending the processes that it started, before itself
 _ASKED_GRACE_S = 1.0  # wait for all that ends together, and for the answers of hosts that are alive
-ATTACHED_GRACE_S = 0.15  # an mpirun or srun leaves the processes that it started, as this one, less time
-_ASK_AGAIN_S = 0.05  # between two looks at whether a host has answered
+ATTACHED_GRACE_S = 0.15  # an mpirun or srun gives less time to the processes that it started, like this one
+_ASK_AGAIN_S = 0.05  # between two checks whether a host has answered
 
 
 class LossWatch:
@@ -45,7 +45,7 @@ class LossWatch:
         """
         self._clock = clock
         self._launch = launch
-        self._needs_launch = launch.status is None  # else agents have outlived it already
+        self._needs_launch = launch.status is None  # otherwise agents have already outlived it
         self._connections = connections
         self._watches = watches
         self._asked_grace_s = ATTACHED_GRACE_S if attached else _ASKED_GRACE_S
@@ -68,7 +68,7 @@ class LossWatch:
 
     @property
     def _launch_may_be_ending(self) -> bool:
-        """Whether it starts the agents still, or several of them are lost that do not outlive it."""
+        """Whether it is still starting the agents, or several agents are lost that do not outlive it."""
         if not self.all_reported:
             return True
         return self._lost_agents > 1 and self._launch.status is None and not self._launch.command.survive_host_loss
@@ -105,11 +105,11 @@ class LossWatch:
         self.deadline = max(self.deadline or 0.0, self._clock() + wait)
 
     def unanswered(self) -> list[tuple[AgentId, AgentConnection]]:
-        """The agents of which it is not known yet whether their hosts, which were asked, are alive."""
+        """Return the agents whose hosts were asked whether they are alive, and have not answered yet."""
         return self._watches.unanswered(self._connections) if self._asked else []
 
     def stop_asking(self) -> None:
-        """Wait for no host from now on: the head ends the job, and must hear at once which workers end by that."""
+        """Wait for no host from now on: the head is ending the job, and must learn at once which workers it ends."""
         self._may_ask = False
         if self._asked:
             self._asked, self.deadline = False, self._clock()
@@ -119,7 +119,7 @@ class LossWatch:
         self.deadline = self._clock() + _ASK_AGAIN_S
 
     def explain(self, hosts: Mapping[int, str], silent: Collection[AgentId]) -> list[Event]:
-        """Return all that was held, after its likeliest cause; nothing is held then.
+        """Return all held events, after the likeliest cause; nothing is held then.
 
         hosts:   the host of each rank
         silent:  agents that were lost because their hosts are silent
@@ -144,13 +144,13 @@ class LossWatch:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is known when the time is up.
+    """The known facts when the time is up.
 
     silent:            the agents that were lost because their hosts are silent
-    failure_reported:  the agents of which a worker has reported its failure
+    failure_reported:  the agents with a worker that has reported its failure
     launch_end:        how the launch command ended, if it has
     launch_failed:     it ended of its own accord, with an error
-    launch_killed:     it was killed, by which its daemons may end all that they have started, by SIGTERM
+    launch_killed:     it was killed, after which its daemons may end everything that they started, by SIGTERM
     all_reported:      every agent has reported
     """
 
@@ -163,16 +163,16 @@ class Evidence:
 
 
 def explain_losses(held: list[Event], evidence: Evidence) -> list[Event]:
-    """Return all that was held, after its likeliest cause."""
+    """Return all held events, after the likeliest cause."""
     signalled = {event.agent for event in held if isinstance(event, AgentSignalled)}
     launch_end: list[Event] = [evidence.launch_end] if evidence.launch_end else []
     is_silent = [isinstance(event, AgentLost) and event.agent in evidence.silent for event in held]
-    if any(is_silent):  # whatever else ended went with these hosts
+    if any(is_silent):  # everything else ended because of these hosts
         return [*compress(held, is_silent), *compress(held, map(not_, is_silent))]
     if evidence.launch_failed and not evidence.all_reported and launch_end:
         return [*launch_end, *held]  # it could not start all agents, and ended those that it had started
     if evidence.launch_failed and any(isinstance(event, AgentLost) for event in held):
-        # It ended the job because an agent had vanished, the first of those lost; the others went with it.
+        # It ended the job because an agent had vanished: the first lost one. The others were lost because of that.
         not_first = evidence.failure_reported | signalled
         lost = (event for event in held if isinstance(event, AgentLost) and event.agent not in not_first)
         first = next(lost, None)

@@ -1,4 +1,4 @@
-"""Decides where the next attempt runs: without the hosts that were lost, and with those that are there again. Pure."""
+"""Decides where the next attempt runs: without the hosts that were lost, and with those that are back. Pure."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from jaxrun.spec.job.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class AgentsLeft:
-    """What is left of the agents of an attempt.
+    """The remaining agents of an attempt.
 
-    usable:       the agents that another attempt can have; none where a launch command has ended that they do not
+    usable:       the agents that another attempt can use; empty if a launch command has ended that they do not
                   outlive
     hosts:        hosts of the usable agents; None if agents cannot survive the loss of another host
     reported:     the ranks whose agents have reported
@@ -41,12 +41,12 @@ class AgentsLeft:
     found: tuple[str, ...] = ()
 
     def serve(self, plan: Plan) -> bool:
-        """Whether all agents are there that the ranks of this plan need, except those that the plan waits for."""
+        """Whether all agents exist that the ranks of this plan need, except those that the plan waits for."""
         return all(agent in self.usable or agent in plan.awaited for agent, ranks in plan.agents.items() if ranks)
 
 
 def plan_next_attempt(plan: Plan, outcome: JobOutcome, left: AgentsLeft, environ: Mapping[str, str]) -> Plan | Stop:
-    """The plan of another attempt, or why there can be none."""
+    """Return the plan of another attempt, or why there can be none."""
     if (waiting := _plan_to_wait(plan, outcome, left)) is not None:
         return waiting
     plan = replace(plan, awaited={})
@@ -67,10 +67,10 @@ def plan_next_attempt(plan: Plan, outcome: JobOutcome, left: AgentsLeft, environ
     try:
         made = replan(plan, choice.placement, choice.spares, environ)
     except JaxrunError as error:
-        if outcome.reason is EndReason.GROWN and left.found:  # no reason to end
+        if outcome.reason is EndReason.GROWN and left.found:  # no reason to end the job
             return plan_next_attempt(plan, outcome, replace(left, found=()), environ)
         return Stop(f"the job cannot be placed on other hosts: {error}")
-    share = plan.launch_command is not None and plan.launch_command.agents_stay  # as a spare host has but one
+    share = plan.launch_command is not None and plan.launch_command.agents_stay  # because a spare host has only one
     agents = assign_agents(choice.placement, hosts, choice.spares, share=share)
     if agents is not None:
         made = replace(made, launch_command=plan.launch_command, agents=agents)

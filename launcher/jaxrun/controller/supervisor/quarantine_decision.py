@@ -1,8 +1,8 @@
-"""Decides which hosts a job adds to the file of --quarantine, against which there is evidence; and writes it.
+"""Decides which hosts a job adds to the file of --quarantine, those with evidence against them; and writes the file.
 
-A host that is not heard from may be well, and what should reach it ill: mpirun, ssh, or the network of the launcher's
-own host. So a host counts as lost only where its own agent has reported before, or an agent on another host has; and
-where all other hosts are silent at once, none of them is blamed.
+A silent host may be healthy while the way to it is not: mpirun, ssh, or the network of the launcher's own host. So a
+host counts as lost only if its own agent, or an agent on another host, has reported before. If all other hosts are
+silent at once, none of them is blamed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jaxrun.spec.backends.quarantine import add_to_quarantine
 
 @dataclass(frozen=True, slots=True)
 class Quarantine:
-    """The hosts to be avoided, and why; `spared` has those that were lost and are not blamed for it, and why not."""
+    """The hosts to avoid, with reasons; `spared` has hosts that were lost without being blamed, with reasons."""
 
     hosts: Mapping[str, str]
     spared: Mapping[str, str]
@@ -26,11 +26,11 @@ class Quarantine:
 
 @dataclass(frozen=True, slots=True)
 class HostsHeard:
-    """What was heard in one attempt, and from which hosts, spare hosts too.
+    """What was received in one attempt, and from which hosts, including spare hosts.
 
     reported:  the hosts whose agents have reported
-    far:       those of them to which a network leads, so not the launcher's own
-    silent:    the hosts of which nothing was heard any more; a connection that is closed is no silence
+    far:       those of them that are reached over a network, so not the launcher's own
+    silent:    the hosts from which nothing more was received; a closed connection is not silence
     """
 
     reported: Collection[str] = ()
@@ -41,10 +41,10 @@ class HostsHeard:
 def decide_quarantine(
     hosts: Mapping[int, str], outcome: JobOutcome, lost_spares: Mapping[str, str], heard: HostsHeard
 ) -> Quarantine:
-    """`hosts` are those of the ranks; `lost_spares` are the spare hosts that were lost while they waited, and why."""
+    """`hosts` are the ranks' hosts; `lost_spares` are spare hosts that were lost while they waited, with reasons."""
     failed = {hosts[rank]: f"failed --host-check: {why}" for rank, why in outcome.failed_checks.items()}
     lost = {host: f"lost while it waited as a spare host: {why}" for host, why in lost_spares.items()}
-    culprits = find_culprits(outcome.workers) if outcome.workers else []  # no victims of mpirun's end
+    culprits = find_culprits(outcome.workers) if outcome.workers else []  # without victims of mpirun's end
     lost |= {hosts[worker.rank]: f"lost: {worker.lost_reason}" for worker in culprits if worker.lost_reason}
     far = {*heard.far}
     spared = {
@@ -61,13 +61,13 @@ def decide_quarantine(
 
 
 class QuarantineFile:
-    """Adds the hosts that are to be avoided to the file of --quarantine, each once in a job."""
+    """Adds the hosts to avoid to the file of --quarantine, each once per job."""
 
     def __init__(self, path: Path | None) -> None:
         """`path`: None without the option."""
         self._path = path
         self._quarantined: set[str] = set()
-        self._spared: set[str] = set()  # the lost hosts of which it is said that they are not added
+        self._spared: set[str] = set()  # lost hosts for which a line already says that they are not added
 
     def update(
         self, hosts: Mapping[int, str], outcome: JobOutcome, lost_spares: Mapping[str, str], heard: HostsHeard

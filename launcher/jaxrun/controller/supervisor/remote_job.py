@@ -1,6 +1,6 @@
-"""A job on other hosts: a launch command, mpirun or srun, starts agents there, which connect to this process.
+"""A job on other hosts: a launch command (mpirun or srun) starts agents there, which connect to this process.
 
-Agents stay for the next attempt where all that it needs are there; else the launch command is run again.
+Agents stay for the next attempt if everything that it needs is still there; otherwise the launch command is run again.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where agents connect and what they must know.
+    """Where agents connect, and what they must know.
 
     port:          0 for any
-    rendezvous:    the file that leads them here, in a job that somebody else started (`jaxrun attach`)
-    on_listening:  is called once they can connect, after the last fork of the launcher: it may start a thread
+    rendezvous:    the file that leads them here, in a job that someone else started (`jaxrun attach`)
+    on_listening:  called once they can connect, after the last fork of the launcher: it may start a thread
     """
 
     token: str = field(repr=False)
@@ -63,7 +63,7 @@ class HeadPort:
     """The port at which the head listens.
 
     description:  its addresses, as text for people
-    token:        by which the agents that are started first are known
+    token:        the token for the agents that are started first
     closed_port:  a port at which nothing listens, for probes
     """
 
@@ -75,9 +75,9 @@ class HeadPort:
 
     @classmethod
     def open(cls, interface: str, offered: Sequence[HostAddress], endpoint: Endpoint | None) -> HeadPort:
-        """Listen; agents are offered these addresses. Raises UnavailableError where that is not possible.
+        """Listen; agents are offered these addresses. Raises UnavailableError if that is impossible.
 
-        interface:  the --interface, to which to listen only; empty for all
+        interface:  the --interface, the only one on which to listen; empty for all
         """
         endpoint = endpoint or Endpoint(auth.new_token())
         listener = listen_on_tcp(offered, endpoint.token, everywhere=not interface, port=endpoint.port)
@@ -103,8 +103,8 @@ class RemoteJob:
         addresses = format_addresses(port.listener.addresses)
         self._commands = EngineCommands(shared.environ, shared.directory.path, addresses, port.token)
         self._quarantine = QuarantineFile(plan.job.quarantine)
-        self._agents: RemoteAgents | None = None  # of the latest attempt, unless their launch command is to end
-        self._agents_stay = False  # in the next attempt
+        self._agents: RemoteAgents | None = None  # of the latest attempt, unless their launch command must end
+        self._agents_stay = False  # for the next attempt
         self._retired: list[LaunchProcess] = []  # of earlier attempts; they have been told to end
 
     @property
@@ -134,7 +134,7 @@ class RemoteJob:
         return AttemptResult(outcome, attempt.hosts)
 
     def next_plan(self, plan: Plan, outcome: JobOutcome) -> Plan | Stop:
-        """The plan of another attempt, without the hosts that were lost where others can take their places."""
+        """Return the plan of another attempt, without lost hosts if others can replace them."""
         agents, environ = self._agents, self._shared.environ
         left = agents.left() if agents is not None else AgentsLeft()
         following = plan_next_attempt(plan, outcome, left, environ)
@@ -148,11 +148,11 @@ class RemoteJob:
             return Stop(f"its agents cannot be started again: {error}")
 
     def stop(self, exit_code: int, headline: str = "") -> None:
-        """Dismiss the agents: they end with 0, or, where somebody else started them, with `exit_code`.
+        """Dismiss the agents: they end with 0 or, if someone else started them, with `exit_code`.
 
         headline:  why the job failed; empty if it did not
 
-        It is the last that a job does, as mpirun may kill all processes, this one too, once the first has ended.
+        This is the last action of a job: mpirun may kill all processes, including this one, once the first has ended.
         """
         if self._port.rendezvous is not None:
             self._port.rendezvous.remove()
@@ -198,7 +198,7 @@ class RemoteJob:
         )
 
     def _serve_agents(self, plan: Plan, attempt: AttemptLoop, registry: AgentRegistry) -> RemoteAgents:
-        """The agents of this attempt: those that stay, or others, started now. Raises UnavailableError."""
+        """Return the agents of this attempt: those that stay, or others, started now. Raises UnavailableError."""
         shared = self._shared
         earlier = self._agents if self._agents_stay else None
         launched = earlier.launched if earlier is not None else self._run_launch_command(plan)
@@ -217,7 +217,7 @@ class RemoteJob:
         if self._agents is not None:
             output.print_line(f"jaxrun: starting {self._agents.launched.launch.title} again", dim=True)
             self._retire(self._agents)
-            commands.token = auth.new_token()  # an agent of before that is late finds no way in
+            commands.token = auth.new_token()  # a late agent of an earlier attempt cannot get in
             port.listener.renew(commands.token)
         elif plan.job.verbose:
             output.print_line(f"jaxrun: listening at {port.description}")
@@ -238,7 +238,7 @@ class RemoteJob:
                 spares.launches[agent] = launch
 
     def _retire(self, agents: RemoteAgents) -> None:
-        """Have the agents and the launch command end, and wait for neither: they may be stuck with a lost host."""
+        """Make the agents and the launch command end, without waiting: they may be stuck with a lost host."""
         agents.shut_down(0, job_goes_on=True)
         agents.close(wait=False)
         agents.launched.launch.ask_to_end()

@@ -1,6 +1,6 @@
-"""Entry into the supervisor: prepares a planned job, and starts first what takes longest.
+"""Entry into the supervisor: prepares a planned job, and first starts the part that takes longest.
 
-Importing jax takes longest, so the fork server, which does so, is started before the rest of the launcher is imported.
+That is importing jax, so the fork server, which imports it, is started before the rest of the launcher is imported.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def run(
 
 
 def _run_local(plan: Plan, environ: Mapping[str, str], started: float, early_server: EarlyServer | None) -> int:
-    loopback_address()  # without one, nothing is made
+    loopback_address()  # if there is none, nothing is created
     if plan.job.stage:
         from jaxrun.controller.supervisor.launcher_staging import stage_here
 
@@ -79,7 +79,7 @@ def _run_local(plan: Plan, environ: Mapping[str, str], started: float, early_ser
 def _run_remote(plan: Plan, environ: Mapping[str, str], started: float, endpoint: Endpoint | None) -> int:
     from jaxrun.node.channel.host_addresses import list_addresses, select_addresses
 
-    # An --interface that this host lacks is refused before anything is made.
+    # An --interface that this host lacks is refused before anything is created.
     addresses = select_addresses(list_addresses(), plan.job.interface)
     staged = None
     if plan.job.stage:  # by threads, which have ended when a process forks
@@ -109,7 +109,7 @@ def _start_beside(plan: Plan, directory: rundir.RunDir, listener: socket.socket 
 
 
 def _find_end(plan: Plan, environ: Mapping[str, str], now: float) -> float | None:
-    """When Slurm ends the job, where --save-time needs that. Raises UsageError if there is not even that time left."""
+    """Return when Slurm ends the job, if --save-time needs that. Raises UsageError if less time is left."""
     save_time = plan.job.save_time
     if save_time is None:
         return None
@@ -125,7 +125,7 @@ def _find_end(plan: Plan, environ: Mapping[str, str], now: float) -> float | Non
 
 
 def _check_compile_cache(plan: Plan, environ: Mapping[str, str]) -> None:
-    """Raise UsageError if this host cannot keep compiled programs where --compile-cache says."""
+    """Raise UsageError if this host cannot keep compiled programs in the directory of --compile-cache."""
     if plan.job.compile_cache == CACHE_OFF:
         return
     from jaxrun.files.compiled_programs import cache_directory, make_cache_directory
@@ -145,7 +145,7 @@ def _open_run_dir(plan: Plan) -> rundir.RunDir:
 
 
 def _continue_in_run_dir(plan: Plan) -> tuple[Plan, rundir.RunDir]:
-    """The plan of the next attempt, and the run directory, where an earlier launcher has begun the job (--requeue)."""
+    """Return the plan of the next attempt, and the run directory, if an earlier launcher began the job (--requeue)."""
     if not plan.requeue_id:
         return plan, _open_run_dir(plan)
     from jaxrun.records.rundir.recorded_files import continue_job, find_requeued
@@ -159,8 +159,8 @@ def _continue_in_run_dir(plan: Plan) -> tuple[Plan, rundir.RunDir]:
 
 
 _FILES_PER_WORKER = 12  # two pipes, a channel, stacks and two logs, and twice the first while it is being started
-_FILES_PER_RUNNING_WORKER = 7  # what must be there at least
-_FILES_PER_AGENT = 3  # a connection, and two logs where its host cannot write them
+_FILES_PER_RUNNING_WORKER = 7  # the minimum
+_FILES_PER_AGENT = 3  # a connection, and two logs if its host cannot write them
 _FILES_PER_CONNECTION = 1
 _FILES_OF_LAUNCHER = 64
 _THREADS_PER_WORKER = 4  # at least: the main thread, and those of gRPC and XLA
@@ -168,7 +168,7 @@ _SYSTEM_LIMITS = ("/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max")
 
 
 def check_limits(plan: Plan) -> None:
-    """Let this process open as many files as the job needs. Raises UsageError where a limit forbids the job."""
+    """Let this process open as many files as the job needs. Raises UsageError if a limit forbids the job."""
     count = len(plan.workers)
     if plan.launch_command is not None:
         _raise_open_file_limit(f"{count} agents take", count * _FILES_PER_AGENT, count * _FILES_PER_CONNECTION)
@@ -189,7 +189,7 @@ def _check_threads(count: int) -> None:
 
 
 def _raise_open_file_limit(what: str, wanted: int, needed: int) -> None:
-    """Raise the soft limit to that for `wanted` files, as far as the hard one allows, which must allow for `needed`."""
+    """Raise the soft limit to what `wanted` files take, as far as the hard limit allows; that must allow `needed`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     least, most = _FILES_OF_LAUNCHER + needed, _FILES_OF_LAUNCHER + wanted
     if soft == resource.RLIM_INFINITY or soft >= most:

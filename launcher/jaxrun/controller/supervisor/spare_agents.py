@@ -1,7 +1,7 @@
-"""The agents that wait: on spare hosts, or, started by hand, on a host that a smaller job may take back.
+"""The agents that wait: on spare hosts or, if started by hand, on a host that a smaller job may take back.
 
-They report as the others do, and keep a process that has imported jax. They have no rank, and the head knows nothing
-of them: they hold up no start, and the loss of a spare agent does not count as a failure.
+They report like the others, and keep a process that has imported jax. They have no rank, and the head does not know
+them: they delay no start, and the loss of a spare agent does not count as a failure.
 
 Each spare agent of an mpirun gets its own mpirun: started by the job's mpirun it would count as an MPI rank, and
 MPI_Init in the real ranks would wait for it.
@@ -19,13 +19,13 @@ from jaxrun.protocol.agent_messages import AgentReport, StartWorker
 
 
 class SpareAgents:
-    """What is known of the agents of one launch command that wait.
+    """The waiting agents of one launch command.
 
-    hosts:       the host of each agent, as the launch command was told to place it; empty where people start them
-    launches:    the commands that have started the agents that have a command of their own
+    hosts:       the host of each agent, as the launch command was told to place it; empty if people start them
+    launches:    the commands of agents that have a command of their own
     restarted:   the commands that have started agents with ranks again, on hosts that came back
-    lost_hosts:  spare hosts whose agent has gone, and why
-    reported:    what the agents on each host have reported, the lost ones too
+    lost_hosts:  spare hosts whose agent has gone, with reasons
+    reported:    the reports of the agents on each host, including lost ones
     """
 
     def __init__(self, hosts: Sequence[str]) -> None:
@@ -59,7 +59,7 @@ class SpareAgents:
         return lost
 
     def add_report(self, report: AgentReport, registry: AgentRegistry) -> str:
-        """Count on an agent that can be used in the job of the `registry`; returns why it cannot, else nothing."""
+        """Accept an agent that the job of the `registry` can use; returns why it cannot, else an empty text."""
         self.reported[self.hosts[report.agent] if self.hosts else report.host] = report
         reason = report.check_failure and f"failed --host-check: {report.check_failure}"
         try:
@@ -73,7 +73,7 @@ class SpareAgents:
         return reason
 
     def lose(self, agent: AgentId, reason: str) -> bool:
-        """Count on an agent no longer; returns whether its host is lost by that."""
+        """Remove an agent; returns whether its host is lost by that."""
         host = self.host_of(agent)
         self._reports.pop(agent, None)
         is_news = host not in self.lost_hosts
@@ -81,7 +81,7 @@ class SpareAgents:
         return is_news
 
     def take_starts(self, waiting: Collection[AgentId], registry: AgentRegistry) -> list[tuple[AgentId, StartWorker]]:
-        """What agents that wait are to prepare for, each once, as soon as that is known."""
+        """Return what waiting agents have to prepare for, each once, as soon as it is known."""
         starts: list[tuple[AgentId, StartWorker]] = []
         if not registry.complete or not self.hosts:
             return starts
@@ -92,7 +92,7 @@ class SpareAgents:
             self._prepared.update(agents)
             try:
                 prepared = registry.prepare([self._reports[agent] for agent in agents])
-            except NotUniformError:  # the attempt in which it takes a rank says why
+            except NotUniformError:  # the attempt in which it gets a rank reports why
                 continue
             starts += zip(agents, prepared, strict=True)
         return starts

@@ -1,4 +1,4 @@
-"""`python -m jaxrun.node.agent [RANKS SIZE]`: an agent, as mpirun or srun starts it; ends as the head says.
+"""`python -m jaxrun.node.agent [RANKS SIZE]`: an agent, as mpirun or srun starts it; the head decides its exit status.
 
 RANKS are those that it has at first, such as 4-7. Without the two words they are in AGENT_RANKS, or there is one rank,
 which is read from the variables of the launch command that AgentEnv names. Until an agent has found its head it watches

@@ -1,7 +1,7 @@
 """Supervises the workers of one host: reports their messages and exits to the head, and executes the head's orders.
 
-The head is in this process, or elsewhere: whoever owns the event loop passes reports and orders on. The agent's process
-is the parent of its workers and, as a subreaper, of whatever they leave behind.
+The head is in this process, or elsewhere: the owner of the event loop passes reports and orders on. The agent's process
+is the parent of its workers and, as a subreaper, of everything that they leave behind.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Agent:
         report: Callable[[AgentMessage], None],
         clock: Callable[[], float],
     ) -> None:
-        """`report` hands the head what happens, and may give orders before it returns."""
+        """`report` passes events to the head, and may lead to orders before it returns."""
         self._loop = loop
         self._workers = workers
         self._output = output
@@ -75,7 +75,7 @@ class Agent:
         self._add_workers(events)
 
     def close(self) -> None:
-        """Hand over what is still in the pipes and close everything."""
+        """Deliver what is still in the pipes, and close everything."""
         self._snapshots.close()
         self._pipes.close()
         self._workers.close()
@@ -84,7 +84,7 @@ class Agent:
     # ---- orders of the head
 
     def execute(self, ranks: Iterable[int], order: RankOrder) -> None:
-        """Carry out an order about these ranks; an order that is for their workers is sent to them."""
+        """Execute an order about these ranks; an order for their workers is forwarded to them."""
         there = [rank for rank in ranks if rank in self._workers.ranks]
         if isinstance(order, SignalWorker):
             self._signal(there, order.signum)
@@ -98,7 +98,7 @@ class Agent:
     def _signal(self, ranks: Sequence[int], signum: int) -> None:
         if signum == signal.SIGKILL:
             for rank in ranks:
-                self._pipes.hide(rank)  # its resource tracker will complain of what it had no time to remove
+                self._pipes.hide(rank)  # its resource tracker will complain about what it had no time to remove
         for rank in ranks:
             self._workers[rank].signal(signum)
 
@@ -119,10 +119,10 @@ class Agent:
             case _:
                 worker.send(message)
 
-    # ---- what happens
+    # ---- events
 
     def on_child_exit(self) -> None:
-        """SIGCHLD has come: report the ends of workers, and what a py-spy has found that has ended."""
+        """Handle SIGCHLD: report the ends of workers, and the results of a py-spy that has ended."""
         self._reap()
         self._report_snapshots()
 
@@ -131,14 +131,14 @@ class Agent:
             self._report(event)
 
     def _add_workers(self, events: Iterable[AgentMessage]) -> None:
-        """Listen to the workers that are there now, then report the events of their start."""
+        """Listen to the workers that exist now, then report the events of their start."""
         for worker in self._workers:
             self._loop.add_reader(worker.pipes.channel.fileno(), MESSAGES, partial(self._on_channel, worker))
             self._pipes.add(worker.rank, worker.pipes.out, worker.pipes.err)
         self._report_all(events)
 
     def _pause_or_resume_output(self) -> None:
-        """Read what the workers write only while the output takes more: their pipes then stop them."""
+        """Read the workers' pipes only while the output accepts more; full pipes then stop the workers."""
         fd = self._pipes.fileno()
         if self._output.congested:
             self._loop.remove_reader(fd)
@@ -219,7 +219,8 @@ class Agent:
         if oom and (figures := self._memory.describe_last(worker.rank)):
             oom += f"; a moment before, {figures}"
         crash_dump = worker.read_new_stacks() if crashed else ""
-        if crashed and FATAL_ERROR not in crash_dump:  # the program has led the fault handler to stderr, as absl does
+        # The program has redirected the fault handler to stderr, like absl.
+        if crashed and FATAL_ERROR not in crash_dump:
             crash_dump = self._output.logs.crash_dump(worker.rank) or crash_dump
         self._report_flight(worker)
         tail = self._output.logs.stderr_tail(worker.rank)

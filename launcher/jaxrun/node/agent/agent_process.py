@@ -1,6 +1,6 @@
 """An agent in a process of its own: connects to the head, reports its host, and supervises workers for it.
 
-Where the job is started again after a failure, the agent stays: it ends what is left of the attempt, and reports anew.
+If the job is started again after a failure, the agent stays: it ends the rest of the attempt, and reports again.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class _AgentJob:
         watch = HostWatch(SilenceLimit.of_agent(info.host_timeout), closed, time.monotonic)
         self._check_head: CheckHead = partial(watch.poll, (link.connection,))
         self._fork_server = OwnForkServer()
-        self._snapshots = ""  # the directory of those on this host, once it has had ranks
+        self._snapshots = ""  # the directory of this host's snapshots, once it has had ranks
 
     def run(self, ranks: Sequence[int]) -> Shutdown:
         """Carry out the head's orders until the last one; `ranks` are those of the agent at first."""
@@ -144,7 +144,7 @@ class _AgentJob:
         return order
 
     def _wait_for_orders(self, attempt: int, ranks: Sequence[int]) -> Order:
-        """Report for this attempt, and do what more the head asks for; returns its next order."""
+        """Report for this attempt, and do the head's other tasks; returns its next order."""
         tasks = self._tasks
         guard = tasks.begin_check(attempt, ranks)  # forks, so it comes before any thread
         try:
@@ -157,7 +157,7 @@ class _AgentJob:
                 guard.disarm()
 
     def _prepare(self, order: StartWorkers) -> None:
-        """Start the process that forks the workers which this agent may get in a later attempt."""
+        """Start the process that will fork the workers which this agent may get in a later attempt."""
         if order.workers[0].fork and self._info.stage is None:
             self._fork_server.get(setup_of_orders(order.workers, self._environ, ""))
 
@@ -172,9 +172,9 @@ class _AgentJob:
             setup = setup_of_orders(starts, self._environ, derive_rank_token(self._token))
             try:
                 setup = self._tasks.start_from_copies(setup)
-            except UnavailableError as error:  # the head ends the attempt
+            except UnavailableError as error:  # the head will end the attempt
                 self._link.connection.send(StartFailed(str(error)))
-            shares_import = len(starts) > 1 or self._info.restarts  # by several workers, or attempts
+            shares_import = len(starts) > 1 or self._info.restarts  # between several workers, or attempts
             server = self._fork_server.get(setup) if first.fork and shares_import else None
             workers = WorkerGroup(setup, server, keep_server=self._info.restarts)
             shown = [start.worker.rank for start in starts if start.show_output]

@@ -1,4 +1,4 @@
-"""What an agent reports of itself and its host, by which the head decides what each rank gets."""
+"""An agent's report about itself and its host, from which the head decides what each rank gets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def make_report(
     info: JobInfo,
     agent: AgentId,
 ) -> AgentReport:
-    """Return what this agent is, sees and may use; `command` is what a person has typed to start it.
+    """Return what this agent is, sees and may use; `command` is the command line that a person typed to start it.
 
     `address` and `head_address` are the two ends of its connection to the head.
     """
@@ -52,12 +52,12 @@ def make_report(
 
 
 def plain_address(ip: str) -> str:
-    """Write an IPv4 address as such, where a socket for both families shows it as one of IPv6."""
+    """Write an IPv4 address in its usual form, if a socket for both families shows it as an IPv6 address."""
     return ip.removeprefix("::ffff:")
 
 
 def _is_of_job(run_dir: Path, job_id: str) -> bool:
-    """Whether this is the run directory of the job, on this host, too, and this user's own to write to."""
+    """Whether this is the run directory of the job on this host, too, and writable for this user alone."""
     try:
         directory = open_own_directory(run_dir)
     except OSError:

@@ -1,4 +1,4 @@
-"""What an agent in a process of its own does from one order of the head to the next, as states.
+"""The states of an agent in a process of its own, each from one order of the head to the next.
 
     Connecting ──JobInfo──▶ WaitingForOrders ──StartWorkers──▶ Supervising
                              ▲ │    ▲                               │
@@ -132,12 +132,12 @@ class AgentState(Generic[R]):
             self._end_by_itself(end)
 
     def _end_by_itself(self, end: Shutdown) -> None:
-        """The head has not decided this end."""
+        """Handle an end that the head has not decided."""
         self._end = end
 
 
 def _ignore(message: object) -> None:
-    """The message is for another state: it was on its way when that began or ended."""
+    """Ignore a message for another state: it was on its way when that state began or ended."""
 
 
 def _end(order: R) -> R:
@@ -151,7 +151,7 @@ def _refuse(message: AgentRefused) -> None:
 
 
 class Connecting(AgentState[JobInfo]):
-    """Waits until the head says what job it is.
+    """Waits until the head sends the job's properties.
 
     Raises NotUniformError or UnavailableError if the head refuses the agent.
     """
@@ -163,9 +163,9 @@ class Connecting(AgentState[JobInfo]):
 
 
 class WaitingForOrders(AgentState[Order]):
-    """Reports what is there on the host, does what else the head asks for, and waits until it decides.
+    """Reports facts about the host, does the head's other tasks, and waits until it decides.
 
-    What blocks runs in a thread; at a signal that asks for the end, and at the head's next order, it ends.
+    Blocking tasks run in a thread, which ends at a stop signal and at the head's next order.
     Raises NotUniformError or UnavailableError if the head refuses the agent.
     """
 
@@ -178,7 +178,7 @@ class WaitingForOrders(AgentState[Order]):
         do: Callable[[HostTask, Callable[[], bool]], Iterator[AgentEvent]],
         prepare: Callable[[StartWorkers], None],
     ) -> None:
-        """`report` is the first task, and `do` carries out what the head asks for.
+        """`report` is the first task, and `do` carries out tasks for the head.
 
         `prepare` is called with the workers that the agent may get later, while it waits on a spare host.
         """
@@ -192,7 +192,7 @@ class WaitingForOrders(AgentState[Order]):
         super().__init__(link, loop, table, (check_head, self._flush))
         self._do = do
         self._prepare = prepare
-        self._wanted: Task[AgentEvent] | None = report  # what is to run next
+        self._wanted: Task[AgentEvent] | None = report  # the next task
         self._running: TaskThread[AgentEvent] | None = None
 
     def run(self) -> Order:
@@ -288,7 +288,7 @@ class Supervising(AgentState[Order]):
             super()._on_signal(signum)
 
     def _end_by_itself(self, end: Shutdown) -> None:
-        """Kill the workers at once: none sees the end of another and reports it as its own failure."""
+        """Kill the workers at once, so that none sees another's end and reports it as its own failure."""
         for signum in (signal.SIGSTOP, signal.SIGKILL):
             self._agent.signal_all(signum)
         super()._end_by_itself(end)

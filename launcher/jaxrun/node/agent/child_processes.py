@@ -1,4 +1,4 @@
-"""The processes that a rank has started, as /proc shows them: those that live, and those that have ended unnoticed."""
+"""The processes that a rank has started, as /proc shows them: live ones, and ended ones that it has not waited for."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from jaxrun.protocol.snapshot_messages import ChildProcess
 _STATE, _EXIT_CODE = 0, 49  # among the words of /proc/PID/stat after the name
 _MAX_CHILDREN = 16
 _MAX_COMMAND_LENGTH = 60  # characters
-_FORK_SERVER = "from multiprocessing.forkserver import main"  # its children are those of the program
+_FORK_SERVER = "from multiprocessing.forkserver import main"  # its children belong to the program
 _SPAWNED = "from multiprocessing.spawn import spawn_main"
 
 
 def describe_children(pid: int) -> tuple[ChildProcess, ...]:
-    """The children of a process, with those that it has not waited for, without the helpers of multiprocessing."""
+    """Return the children of a process, also those that it has not waited for, without multiprocessing's helpers."""
     found = sorted(_describe_children(pid, _command(pid)), key=lambda child: child.status is None)
     return tuple(found[:_MAX_CHILDREN])
 
@@ -40,7 +40,7 @@ def _describe_children(pid: int, own: str) -> Iterator[ChildProcess]:
 
 
 def _stat(pid: int) -> list[bytes]:
-    """The words after the name; empty for a process that is gone."""
+    """Return the words after the name; empty for a process that is gone."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     return []

@@ -1,4 +1,4 @@
-"""What there is on this host for NCCL's traffic with other hosts: NICs, net plugins, and variables that choose."""
+"""Finds this host's equipment for NCCL's traffic to other hosts: NICs, net plugins, and variables that select them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxrun.protocol.probe_messages import FabricFacts
 
 _NCCL = "libnccl.so.2"
 _PLUGIN_FILES = "lib[nr]ccl-net*.so*"
-_CACHED_PLUGIN = re.compile(rb"/[^\0]*/lib[nr]ccl-net[^/\0]*\.so[^/\0]*")  # in the loader's cache, a path as it stands
+_CACHED_PLUGIN = re.compile(rb"/[^\0]*/lib[nr]ccl-net[^/\0]*\.so[^/\0]*")  # a path in the loader's cache
 
 
 def collect_fabric_facts(environ: Mapping[str, str], gpus: tuple[str, ...], root: Path = Path("/")) -> FabricFacts:

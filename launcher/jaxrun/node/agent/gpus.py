@@ -1,6 +1,6 @@
 """The NVIDIA GPUs of an agent's workers: how busy they are, and whether the memory of an ended attempt is free again.
 
-The driver may take a second to answer, or never do so: nobody waits for it here beyond a limit.
+The driver may take a second to answer, or never do so: nobody waits for it beyond a limit.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from jaxrun.spec.job.devices import CUDA_VISIBLE_VARIABLE, visible_devices
 from jaxrun.spec.job.nvml import NvmlQuestion, NvmlReading, ask_nvml
 
 _INTERVAL_S = 2.0  # at least, between two questions
-_KNOWN_S = 10.0  # for which an answer is good, since the question
-_ANSWER_S = 5.0  # until the driver is taken to be stuck
+_KNOWN_S = 10.0  # how long an answer is valid, from the question on
+_ANSWER_S = 5.0  # after which the driver is considered stuck
 _SLACK = 0.02  # of a GPU's memory: its driver's own share varies
 _POLL_S = 0.05
-_NOTICE_S = 2.0  # until people are told what is waited for
-_LIMIT_S = 30.0  # then the next attempt is tried anyhow
+_NOTICE_S = 2.0  # before a notice says what we wait for
+_LIMIT_S = 30.0  # after which the next attempt is tried anyhow
 _GIB = 2**30
 
-GpuLoad = tuple[float, int]  # per cent, and bytes that are used; -1 where that is not known
+GpuLoad = tuple[float, int]  # (per cent, bytes in use); -1 if unknown
 
 
 class GpuWatch:
-    """How busy the GPUs of the workers of one agent are, while somebody asks; nothing is read where they have none."""
+    """The load of the GPUs of one agent's workers; nothing is read while nobody asks, or if there are no GPUs."""
 
     def __init__(self, setup: WorkerSetup) -> None:
         self._ordinals = {worker.rank: worker.local_device_ids for worker in setup.workers if worker.local_device_ids}
@@ -36,9 +36,9 @@ class GpuWatch:
         self._loads: dict[int, GpuLoad] = {}
 
     def load_by_rank(self) -> Mapping[int, GpuLoad]:
-        """Return what is known of each rank's GPUs: how busy they are on average, and all their used memory.
+        """Return the known load of each rank's GPUs: average use, and all their used memory.
 
-        The driver's answer is that to an earlier call.
+        It is the driver's answer to an earlier call.
         """
         if not self._ordinals:
             return {}
@@ -60,9 +60,9 @@ class GpuWatch:
 def loads_of_ranks(
     reading: NvmlReading, visible: str | None, ordinals: Mapping[int, Iterable[int]]
 ) -> dict[int, GpuLoad]:
-    """How busy the GPUs of each rank are, and how much of their memory is used.
+    """Return how busy the GPUs of each rank are, and how much of their memory is used.
 
-    visible:   the value of CUDA_VISIBLE_DEVICES; None where it is not set
+    visible:   the value of CUDA_VISIBLE_DEVICES; None if it is not set
     ordinals:  of each rank's GPUs among the visible ones
     """
     seen = [uuid for uuid, _ in visible_devices(reading.cards, visible)]
@@ -76,21 +76,21 @@ def loads_of_ranks(
 
 
 class GpuMemory:
-    """Waits between two attempts until the GPUs' memory is free: a driver takes it from killed processes by and by.
+    """Waits between attempts until the GPUs' memory is free: a driver frees the memory of killed processes gradually.
 
-    Free means as free as before the first attempt, so that what others hold on a GPU that is shared delays nobody.
+    Free means as free as before the first attempt, so other users of a shared GPU delay nobody.
     """
 
     def __init__(
         self, environ: Mapping[str, str], ask: Callable[[], NvmlReading] = lambda: ask_nvml(_ANSWER_S)
     ) -> None:
-        """Of the GPUs that `environ` leaves visible; what is used now is what others hold."""
+        """`environ` selects the GPUs; memory that is used now belongs to others."""
         self._visible = environ.get(CUDA_VISIBLE_VARIABLE)
         self._ask = ask
         self._before = {gpu: used for gpu, (used, _) in self._read().items()}
 
     def wait_until_free(self, notify: Callable[[str], None], is_stopped: Callable[[], bool]) -> None:
-        """Wait, at most half a minute, and not once the job is stopped; `notify` is called with what takes long."""
+        """Wait, at most half a minute, and not once the job is stopped; `notify` gets a text if it takes long."""
         began, told = time.monotonic(), False
         while self._before and (held := self._held()) and not is_stopped():
             waited = time.monotonic() - began
@@ -105,7 +105,7 @@ class GpuMemory:
             time.sleep(_POLL_S)
 
     def _held(self) -> str:
-        """What is not free yet: `12.3 GiB of GPU-…`; empty where all is."""
+        """Return what is not free yet: `12.3 GiB of GPU-…`; empty if everything is."""
         held: dict[str, int] = {}
         for gpu, (used, total) in self._read().items():
             more = used - self._before.get(gpu, used)
@@ -114,7 +114,7 @@ class GpuMemory:
         return ", ".join(f"{count / _GIB:.1f} GiB of {gpu}" for gpu, count in held.items())
 
     def _read(self) -> dict[str, tuple[int, int]]:
-        """The used and all bytes of each GPU; of none that does not tell them."""
+        """Return the used and all bytes of each GPU that reports them."""
         reading = self._ask()
         usages = {uuid: reading.usage[uuid] for uuid, _ in visible_devices(reading.cards, self._visible)}
         return {uuid: (usage.used_bytes, usage.all_bytes) for uuid, usage in usages.items() if usage.used_bytes >= 0}

@@ -1,10 +1,10 @@
-"""The guard: a small process that kills what a launcher or an agent has started, if that dies by kill -9.
+"""The guard: a small process that kills everything a launcher or an agent has started, if that dies by kill -9.
 
-Workers end by themselves when their agent is gone; what they have started does not, nor does an mpirun or srun. The
+Workers end by themselves when their agent is gone; processes that they have started do not, nor do mpirun and srun. The
 guard reads a pipe that only its owner holds: `b"."` disarms it; end-of-file means that the owner has died.
 
-What the owner has started is found by its environment, and by descent: from time to time the guard looks what the
-owner's descendants are.
+The owner's processes are found by their environment and by descent: from time to time the guard checks which
+descendants the owner has.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from jaxrun.protocol.names import JOB_ID, RANK
 _SWEEP_TIMEOUT_S = 2.0
 _SWEEP_PAUSE_S = 0.02
 _ADOPTION_TIMEOUT_S = 1.0  # for the kernel to give the owner's children another parent, once its files are closed
-_AGENTS_GRACE_S = 1.0  # for agents to notice that the head is gone, and to end what their ranks have started
+_AGENTS_GRACE_S = 1.0  # for agents to notice that the head is gone, and to end the processes of their ranks
 _TERM_GRACE_S = 1.5
 _NEXT_ATTEMPT_S = 60.0  # for another agent of the job to come, and hold the snapshots on this host
-_LOOK_PAUSE_S = 0.1  # between two looks at the owner's descendants
-_DESCENDANTS_SHARE = 0.005  # of one core at most, to look at all; else only at children, whom orphans have joined
+_LOOK_PAUSE_S = 0.1  # between two scans of the owner's descendants
+# Of one core at most, for scans of all; otherwise only children are scanned, which include orphans.
+_DESCENDANTS_SHARE = 0.005
 _DISARM_TIMEOUT_S = 1.0  # for a disarmed guard to end; it has nothing more to do, so one that is stopped is killed
 _DISARM = b"."
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -80,7 +81,7 @@ class Guard:
         self._write(b"%d\n" % group)
 
     def attach(self, loop: EventLoop, order: int, notify: Callable[[str], None]) -> None:
-        """Watch the guard: in the place of one that has ended another is started, and `notify` is called."""
+        """Watch the guard: if it ends, start another one and call `notify`."""
 
         def replace() -> None:
             loop.remove_reader(self._held)
@@ -89,10 +90,10 @@ class Guard:
             self.attach(loop, order, notify)
             notify("the guard, which cleans up after a kill -9 of jaxrun, has died; starting another")
 
-        loop.add_reader(self._held, order, replace)  # the end of a pipe that nobody reads any more is ready
+        loop.add_reader(self._held, order, replace)  # a pipe without a reader is ready
 
     def disarm(self) -> None:
-        """End the guard, which kills nothing then. May be called again."""
+        """End the guard, without killing anything. May be called again."""
         if self._held < 0:
             return
         self._write(_DISARM)
@@ -113,7 +114,7 @@ def job_marker(job_id: str) -> str:
 
 
 def find_marked(mark: str, *any_of: str) -> Iterable[int]:
-    """The processes of this user that were started with this variable in their environment, and one of the others."""
+    """Return the processes of this user that were started with this variable and one of the others."""
     wanted, others = mark.encode(), {other.encode() for other in any_of}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -127,11 +128,11 @@ def _watch(
     pipe: int, owner: int, mark: str, ranks: Sequence[int], launch_mark: str, sigterm: bool, job_id: str, snapshots: str
 ) -> NoReturn:
     try:
-        os.setsid()  # a terminal's Ctrl-C is for the owner alone
-        signal.set_wakeup_fd(-1)  # which one that replaces another would share with its owner
+        os.setsid()  # a terminal's Ctrl-C should reach only the owner
+        signal.set_wakeup_fd(-1)  # a replacement guard would inherit its parent's wakeup fd
         for number in _IGNORED:
             signal.signal(number, signal.SIG_IGN)
-        # Or whoever reads the owner's output would wait until the guard closes its copy of the pipe.
+        # Otherwise, readers of the owner's output would wait until the guard closes its copy of the pipe.
         os.dup2(pipe, 0)
         os.closerange(1, 4096)
         descent = Descendants(owner, but=os.getpid()) if mark else None
@@ -145,7 +146,7 @@ def _watch(
         groups = {int(group) for group in received.split()}
         if launch_mark:
             groups |= _orphans_beside(owner, launch_mark)
-            # An srun that ends first has Slurm kill the agents, and their guards, before they have done so.
+            # If srun ended first, Slurm would kill the agents, and their guards, before they have done so.
             _wait_for_end(groups, _AGENTS_GRACE_S)
             for group in groups if sigterm else ():
                 with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -163,8 +164,8 @@ def _watch(
 
 
 def _remove_socket(job_id: str) -> None:
-    """Remove the socket of the job if its launcher is gone; where an agent was the owner, the launcher may live."""
-    from jaxrun.records.rundir import job_sockets  # which no guard needs that is disarmed
+    """Remove the job's socket if its launcher is gone; if the owner was an agent, the launcher may be alive."""
+    from jaxrun.records.rundir import job_sockets  # not needed by a disarmed guard
 
     job_sockets.remove_abandoned(job_id, os.environ)
 
@@ -183,7 +184,7 @@ def _read(descent: Descendants | None) -> bytes:
 
 
 def _find(mark: str, ranks: Sequence[int]) -> set[int]:
-    """The processes that bear the mark, of these ranks alone if any are given."""
+    """Return the processes with the mark; if any ranks are given, only theirs."""
     return {*find_marked(mark, *(f"{RANK}={rank}" for rank in ranks))} - {os.getpid()}
 
 

@@ -16,23 +16,23 @@ from jaxrun.protocol.names import RESERVED_PREFIX
 from jaxrun.spec.job.environment import inherited_job_variables
 from jaxrun.text import format_status
 
-_LINE_BYTES = 4096  # of the end of the output, in which the last line is looked for
+_LINE_BYTES = 4096  # of the end of the output, which contains the last line
 _MAX_LINE = 300  # characters
 _POLL_S = 0.02
-_KILL_S = 2.0  # for what a sick driver holds in the kernel
+_KILL_S = 2.0  # for processes that a sick driver holds in the kernel
 
 
 def check_host(
     check: HostCheck, environ: Mapping[str, str], is_stopped: Callable[[], bool], *, host: str, rank: int, attempt: int
 ) -> str | None:
-    """Run the command to its end; nothing that it has started is left.
+    """Run the command to its end; no process that it has started is left.
 
-    Returns how it failed, "exited with status 3", with the last line of its output; empty if all is well, None if
-    `is_stopped` before. The command gets of `environ`, which is this process's own, what the ranks get; `rank` is the
-    first of the host.
+    Returns how it failed, "exited with status 3", with the last line of its output; empty if it succeeded, None if
+    `is_stopped` before. `environ` is this process's own; the command gets what the ranks get of it. `rank` is the first
+    rank of the host.
     """
     unset = inherited_job_variables(environ)
-    told = {"HOST": host, "RANK": str(rank), "ATTEMPT": str(attempt)}  # by the rank, guards find it
+    told = {"HOST": host, "RANK": str(rank), "ATTEMPT": str(attempt)}  # the rank lets guards find it
     env = {name: value for name, value in environ.items() if name not in unset} | dict(check.environment)
     env |= {f"{RESERVED_PREFIX}{name}": value for name, value in told.items()}
     before, until, ended = descendants(os.getpid()), time.monotonic() + check.timeout, 0

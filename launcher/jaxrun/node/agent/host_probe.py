@@ -1,6 +1,6 @@
-"""An agent's part in a job that asks for probes: what there is on its host, and which other hosts it can connect to.
+"""An agent's part in a job that asks for probes: facts about its host, and which other hosts it can connect to.
 
-Most jobs do not ask: this module is imported only then. Nothing here needs jax; a missing file or a failing command
+Most jobs do not ask, so this module is imported only then. Nothing here needs jax; a missing file or a failing command
 leaves its fact out.
 """
 
@@ -37,15 +37,15 @@ _PLUGINS = ("jax-cuda12-plugin", "jax-cuda13-plugin", "jax-rocm7-plugin", "libtp
 _PROXY_VARIABLES = ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy")
 _LIMITS = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC, "memlock": resource.RLIMIT_MEMLOCK}
 _SHARED_MEMORY = "/dev/shm"
-_TRIAL_BYTES = 2**20  # written to each disk, and deleted: statfs knows nothing of quotas
+_TRIAL_BYTES = 2**20  # written to each disk, and deleted, because statfs does not show quotas
 _NVML_TIMEOUT_S = 5.0
-_AT_ONCE = 64  # connections that are tried
+_AT_ONCE = 64  # connection attempts
 _POLL_S = 0.5
 _LOOKUP_TIMEOUT_S = 2.0
 
 
 def collect_facts(agent: AgentId, environ: Mapping[str, str], *, sees_run_dir: bool = True, port: int = 0) -> HostFacts:
-    """Return what there is on this host; takes less than a tenth of a second, but for slow drivers and disks."""
+    """Return facts about this host; takes less than a tenth of a second, except with slow drivers and disks."""
     disks, disk_errors = _try_disks(environ)
     gpus = ask_nvml(_NVML_TIMEOUT_S) if has_driver() else NvmlReading()
     limits = {name: resource.getrlimit(number)[0] for name, number in _LIMITS.items()}
@@ -89,7 +89,7 @@ def _versions() -> Iterator[tuple[str, str]]:
 
 
 def _name_addresses() -> tuple[str, ...]:
-    """To which the host's name leads, as Gloo, MPI and others look it up."""
+    """Return the addresses to which the host's name resolves for Gloo, MPI and others."""
     try:
         found = socket.getaddrinfo(os.uname().nodename, None, type=socket.SOCK_STREAM)
     except OSError:
@@ -115,7 +115,7 @@ def _memory() -> dict[str, int]:
 
 
 def _space(directory: str) -> tuple[int, int]:
-    """All bytes of the disk, and the free ones; 0 where the directory is not there."""
+    """Return all and the free bytes of the disk; 0 if the directory does not exist."""
     try:
         found = os.statvfs(directory)
     except OSError:
@@ -134,7 +134,7 @@ def _try_disks(environ: Mapping[str, str]) -> tuple[dict[str, int], dict[str, st
 
 
 def try_to_write(directory: str) -> str:
-    """Why nothing can be written there; empty if something can."""
+    """Return why nothing can be written there; empty if something can."""
     try:
         with tempfile.TemporaryFile(dir=directory) as file:
             file.write(bytes(_TRIAL_BYTES))
@@ -148,7 +148,7 @@ def try_to_write(directory: str) -> str:
 
 
 class PeerServer:
-    """Listens from its creation on; from `start` to `close` a thread lets in whoever proves to know the token."""
+    """Listens from its creation on; from `start` to `close`, a thread accepts peers that prove to know the token."""
 
     def __init__(self, token: str) -> None:
         """Raises UnavailableError if this host has no port left."""
@@ -158,7 +158,7 @@ class PeerServer:
         self._thread: threading.Thread | None = None
 
     def start(self, expected: int) -> None:
-        """Answer; `expected` is how many peers may come at the same moment."""
+        """Start answering; `expected` is how many peers may come at the same moment."""
         self._thread = threading.Thread(target=self._serve, args=(expected,), name="jaxrun-peers", daemon=True)
         self._thread.start()
 
@@ -180,7 +180,7 @@ class PeerServer:
 
 
 def probe_peers(agent: AgentId, token: str, order: ProbePeers) -> PeerResults:
-    """Connect from this agent to all others of the order, the next one first, as each has another next one."""
+    """Connect from this agent to all others of the order, starting with the next one, so all start differently."""
     names, interfaces, errors = _interface_by_address(), dict[AgentId, str](), dict[AgentId, str]()
     waiting = sorted(order.addresses.keys() - {agent}, key=lambda peer: (peer < agent, peer), reverse=True)
     attempts: dict[AgentId, ConnectionAttempt] = {}
@@ -207,7 +207,7 @@ def probe_peers(agent: AgentId, token: str, order: ProbePeers) -> PeerResults:
 
 
 def _find_unknown(hosts: Iterable[str]) -> tuple[str, ...]:
-    """Those of the hosts whose name leads nowhere here; by a process, as nothing else ends a lookup that hangs."""
+    """Return the hosts whose names do not resolve here; in a process, so that a lookup that hangs can be ended."""
     names = tuple(dict.fromkeys(hosts))
     try:
         done = subprocess.run(["getent", "hosts", *names], capture_output=True, text=True, timeout=_LOOKUP_TIMEOUT_S)

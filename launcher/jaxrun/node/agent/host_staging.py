@@ -1,4 +1,4 @@
-"""An agent's part in --stage: takes the copies that its host lacks, and gives them to other hosts."""
+"""An agent's part in --stage: receives the copies that its host lacks, and sends them to other hosts."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from jaxrun.protocol.staging_messages import CopyStaged, Stage, StagedCopied, us
 
 _CONNECT_S = 10.0
 _POLL_S = 0.1
-_BLAME_S = 5.0  # before a failure of another host is reported: that one reports it, or the head notices its loss
+_BLAME_S = 5.0  # before another host's failure is reported: that host reports it, or the head notices its loss
 
 
 class HostStaging:
-    """The copies that a job has on this host, in all its attempts."""
+    """The copies of a job on this host, in all its attempts."""
 
     def __init__(self, stage: Stage, agent: AgentId, token: str, head: Address) -> None:
-        """`agent` and `token` are this agent's, which has found the head at `head`."""
+        """`agent` and `token` belong to this agent, which has found the head at `head`."""
         self._stage, self._agent, self._token, self._head = stage, agent, token, head
         self._copies: Copies | None = None
 
@@ -39,7 +39,7 @@ class HostStaging:
         return listen_on_tcp((), peer_token(self._token), everywhere=True)
 
     def copy(self, order: CopyStaged, is_stopped: Callable[[], bool], listener: Listener) -> StagedCopied | None:
-        """Carry out the order, whose takers connect to `listener`; None if `is_stopped` before."""
+        """Execute the order, whose takers connect to `listener`; None if `is_stopped` before."""
 
         def check() -> None:
             if is_stopped():
@@ -86,7 +86,7 @@ class HostStaging:
             return pass_on(self._stage.contents, self._find_copies(), giver, takers)
 
     def start_from_copies(self, setup: WorkerSetup) -> WorkerSetup:
-        """The same with the copies in place of their sources. Raises UnavailableError where this host lacks one."""
+        """Return the setup with copies in place of their sources. Raises UnavailableError if this host lacks one."""
         try:
             staged = self._find_copies().by_source(self._stage)
         except OSError as error:

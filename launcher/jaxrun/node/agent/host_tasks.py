@@ -1,6 +1,6 @@
-"""What an agent does before its workers start: waits for GPUs, checks its host, reports, probes, copies directories.
+"""The tasks of an agent before its workers start: waits for GPUs, checks its host, reports, probes, copies directories.
 
-All of it blocks, so it runs in a thread (task_thread.py): each task yields what it has found as messages to the head.
+All of them block, so they run in a thread (task_thread.py): each task yields its results as messages to the head.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class HostServers:
     """Where other hosts reach this one until its workers start; None for what the job does not ask for.
 
     peers:   answers the probes of the other agents
-    copies:  where others connect to take copies of what is staged
+    copies:  where others connect to copy staged directories
     """
 
     peers: PeerServer | None
@@ -61,7 +61,7 @@ class HostTasks:
         self._token = token
         self._environ = environ
         self._report = report
-        self._turn = socket.socket(socket.AF_UNIX)  # to run --host-check, as one agent of each host does
+        self._turn = socket.socket(socket.AF_UNIX)  # the right to run --host-check, which one agent of each host has
         self._gpu_memory: GpuMemory | None = None  # as it was before the first attempt
         self._staging: HostStaging | None = None
         if job.stage is not None:
@@ -70,7 +70,7 @@ class HostTasks:
             self._staging = HostStaging(job.stage, agent, token, head)
 
     def start_from_copies(self, setup: WorkerSetup) -> WorkerSetup:
-        """The same with the copies in place of their sources, where something is staged. Raises UnavailableError."""
+        """Return the setup with copies in place of their sources, if something is staged. Raises UnavailableError."""
         return setup if self._staging is None else self._staging.start_from_copies(setup)
 
     @contextlib.contextmanager
@@ -87,7 +87,7 @@ class HostTasks:
             yield HostServers(peers, copies)
 
     def begin_check(self, attempt: int, ranks: Sequence[int]) -> Guard | None:
-        """Fork the guard of --host-check if this agent is to run it; another one of its host may do so.
+        """Fork the guard of --host-check if this agent must run it; another agent of its host may do so.
 
         `ranks` are the agent's. An agent that waits on a spare host, for attempt 0, runs no check.
         """
@@ -113,7 +113,7 @@ class HostTasks:
         *,
         runs_check: bool,
     ) -> Iterator[AgentEvent]:
-        """Wait for the GPUs' memory, check the host, report it, and send facts of it if the head asks for these."""
+        """Wait for the GPUs' memory, check the host, report it, and send facts about it if the head asks for them."""
         if self._gpu_memory is not None:
             self._gpu_memory.wait_until_free(partial(_log, ranks), is_stopped)
         failure = self._check_host(attempt, ranks, is_stopped) if runs_check else ""
@@ -131,7 +131,7 @@ class HostTasks:
             self._gpu_memory = GpuMemory(self._environ)
 
     def handle(self, task: HostTask, is_stopped: Callable[[], bool], servers: HostServers) -> Iterator[AgentEvent]:
-        """Do what the head asks for; yield nothing if it `is_stopped` before."""
+        """Do a task of the head; yield nothing if it `is_stopped` before."""
         if isinstance(task, ProbePeers):
             from jaxrun.node.agent.host_probe import probe_peers
 
@@ -144,7 +144,7 @@ class HostTasks:
                 yield copied
 
     def _check_host(self, attempt: int, ranks: Sequence[int], is_stopped: Callable[[], bool]) -> str | None:
-        """How --host-check has failed; empty if all is well, None if it is stopped before."""
+        """Return how --host-check failed; empty if it succeeded, None if it is stopped before."""
         from jaxrun.node.agent.host_check import check_host
 
         assert self._job.host_check is not None
@@ -153,6 +153,6 @@ class HostTasks:
 
 
 def _log(ranks: Sequence[int], text: str) -> None:
-    """Write to the log of the engine, as agents have no other screen between two attempts."""
-    with contextlib.suppress(OSError):  # of an engine that has ended
+    """Write to the log of the engine, because agents have no other screen between two attempts."""
+    with contextlib.suppress(OSError):  # the engine may have ended
         print(f"jaxrun: {format_ranks(ranks)} on {os.uname().nodename}: {text}", file=sys.stderr, flush=True)

@@ -1,8 +1,8 @@
-"""Asks NCCL's own service (RAS) what it knows of a job's communicators, without making the agent wait.
+"""Queries NCCL's own service (RAS) about a job's communicators, without making the agent wait.
 
-From NCCL 2.24 on each process of a job listens at NCCL_RAS_ADDR, localhost:28028 if that is not set, and each knows of
-all. Processes of one user share that port by SO_REUSEPORT: of two jobs, either might answer. So an agent gives its
-ranks a port of their own, unless the user has chosen one.
+Since NCCL 2.24, each process of a job listens at NCCL_RAS_ADDR (localhost:28028 by default), and each knows about all.
+Processes of one user share that port by SO_REUSEPORT: with two jobs, either might answer. So an agent gives its ranks
+a port of their own, unless the user has chosen one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from jaxrun.protocol.nccl_report import NcclReport
 RAS_ADDR, _RAS_ENABLE = "NCCL_RAS_ADDR", "NCCL_RAS_ENABLE"
 _DEFAULT_ADDR = "localhost:28028"
 _LOCALHOST = ("127.0.0.1", "::1")
-_WAIT_S = 2  # for which the service waits for processes on other hosts
+_WAIT_S = 2  # how long the service waits for processes on other hosts
 _PAUSE_S = 0.5  # between the two questions
 _POLL_S = 0.02
 _MAX_ANSWER_BYTES = 64 * 2**20
@@ -42,20 +42,20 @@ _CONNECTING = (errno.EINPROGRESS, errno.EAGAIN, errno.EALREADY)
 
 
 def own_address(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variable that gives the ranks of this agent a port of their own; none where the user has chosen."""
+    """Return the variable that gives the ranks of this agent a port of their own; empty if the user has chosen one."""
     chosen = {RAS_ADDR, _RAS_ENABLE} & {*environ, *_configured(environ)}
     return {} if chosen else {RAS_ADDR: _free_address()}
 
 
 @functools.cache
 def _free_address() -> str:
-    """The same for each attempt, so that these share a fork server. Where another takes it, NCCL only does without."""
+    """Return an address, equal for all attempts, so they share a fork server. NCCL does without if it is taken."""
     with socket.create_server((_LOCALHOST[0], 0)) as free:
         return f"{_LOCALHOST[0]}:{free.getsockname()[1]}"
 
 
 def _configured(environ: Mapping[str, str]) -> dict[str, str]:
-    """What NCCL reads from its files, where its variables do not say otherwise; the user's file comes first."""
+    """Return the settings in NCCL's files, which apply if its variables are not set; the user's file comes first."""
     own = environ.get("NCCL_CONF_FILE") or os.path.join(environ.get("HOME", ""), ".nccl.conf")
     values: dict[str, str] = {}
     for name in (own, "/etc/nccl.conf"):
@@ -66,7 +66,7 @@ def _configured(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def service_addresses(environ: Mapping[str, str]) -> tuple[tuple[str, int], ...]:
-    """Where the service of ranks with this environment may listen; none where it is off, or at a host's name."""
+    """Return where the service of ranks with this environment may listen; empty if it is off, or at a host's name."""
     known = {**_configured(environ), **environ}
     host, _, port = known.get(RAS_ADDR, _DEFAULT_ADDR).rpartition(":")
     if known.get(_RAS_ENABLE) == "0" or not port.isdecimal() or not 0 < int(port) < 2**16:
@@ -74,13 +74,13 @@ def service_addresses(environ: Mapping[str, str]) -> tuple[tuple[str, int], ...]
     hosts = _LOCALHOST if host in ("localhost", "") else (host.strip("[]"),)
     with contextlib.suppress(OSError):
         for one in hosts:
-            socket.getaddrinfo(one, None, flags=socket.AI_NUMERICHOST)  # to look up a name may take long
+            socket.getaddrinfo(one, None, flags=socket.AI_NUMERICHOST)  # a lookup of a name may take long
         return tuple((one, int(port)) for one in hosts)
     return ()
 
 
 def loaded_version(pid: int) -> Version | None:
-    """The version of the NCCL that this process has loaded, by the name of its file or of its wheel; else None.
+    """Return the version of NCCL that this process has loaded, by the name of its file or of its wheel; else None.
 
     Of several wheels the lowest counts.
     """
@@ -107,7 +107,7 @@ def _versions_of(library: str, root: Path) -> Iterator[Version]:
 
 
 class NcclInquiry:
-    """Asks the service of one rank twice, and keeps the differences that last. Times are of any clock."""
+    """Asks the service of one rank twice, and keeps the differences that last. Times may be of any clock."""
 
     def __init__(self, pid: int, environ: Mapping[str, str], now: float, *, whatever_it_costs: bool = False) -> None:
         """`whatever_it_costs`: also a version that may crash because it is asked; an unknown one is never asked."""
@@ -126,7 +126,7 @@ class NcclInquiry:
         return min(self._next, self._expires)
 
     def has_ended(self, now: float) -> bool:
-        """Go on as far as is possible without waiting, and return whether there is nothing more to come."""
+        """Proceed as far as possible without waiting, and return whether nothing more will come."""
         if now < self._next and now < self._expires:
             return False
         self._next = now + _POLL_S
@@ -140,7 +140,7 @@ class NcclInquiry:
             return False
         self.close()
         answer = parse_answer(text)
-        if answer is None and not self._answers:  # another process listens there, or none
+        if answer is None and not self._answers:  # another process is listening there, or none
             del self._addresses[0]
             return self.has_ended(self._next)
         self._answers.append(answer)
@@ -148,7 +148,7 @@ class NcclInquiry:
         return len(self._answers) > 1
 
     def report(self) -> NcclReport | None:
-        """What both answers say; None where there were not two."""
+        """Return what both answers say; None if there were not two."""
         return find_lasting(*self._answers) if len(self._answers) > 1 else None
 
     def close(self) -> None:
@@ -158,7 +158,7 @@ class NcclInquiry:
 
 
 class _Question:
-    """One connection to the service: everything is said at once, and the answer ends with the connection."""
+    """One connection to the service: the question is sent at once, and the answer ends with the connection."""
 
     def __init__(self, address: tuple[str, int], request: bytes) -> None:
         self._unsent = request
@@ -168,7 +168,7 @@ class _Question:
         self._failed = self._socket.connect_ex(address) not in (0, *_CONNECTING)
 
     def poll(self) -> str | None:
-        """Return the answer once it is complete, empty where there is none; until then None."""
+        """Return the answer once it is complete, empty if there is none; until then None."""
         try:
             if self._failed or self._exchange():
                 return self._received.decode(errors="replace")
@@ -177,7 +177,7 @@ class _Question:
         return None
 
     def _exchange(self) -> bool:
-        """Send and receive what is possible now; returns whether the other side has ended the connection."""
+        """Send and receive as much as possible now; returns whether the other side has closed the connection."""
         with contextlib.suppress(BlockingIOError):
             while self._unsent:
                 self._unsent = self._unsent[self._socket.send(self._unsent) :]

@@ -1,4 +1,4 @@
-"""Finds out whether the kernel has killed a process for want of memory, from its log and the memory cgroup.
+"""Finds out whether the kernel has killed a process because memory was short, from its log and the memory cgroup.
 
 The cgroup is of version 1 or 2, and says how much memory its processes may use.
 """
@@ -31,10 +31,10 @@ class OomWatch:
         self._cgroup = cgroup
         self._kill_count = _count_kills(cgroup)
         self._log = _open_at_end(log)
-        self._killed: dict[int, int] = {}  # pid → KiB that it held
+        self._killed: dict[int, int] = {}  # pid → KiB that the process held
 
     def explain(self, pid: int) -> str:
-        """Say what the kernel reports about the SIGKILL of `pid`; empty if it reports no lack of memory."""
+        """Return what the kernel reports about the SIGKILL of `pid`; empty if it reports no lack of memory."""
         for found in filter(None, map(_KILLED.search, self._records())):
             self._killed[int(found["pid"])] = int(found["kb"])
         counted = _count_kills(self._cgroup) > self._kill_count
@@ -56,7 +56,7 @@ class OomWatch:
             try:
                 record = os.read(self._log, _MAX_RECORD_BYTES)
             except BrokenPipeError:
-                continue  # an old message was overwritten while we read
+                continue  # an old message was overwritten while we were reading
             except OSError:
                 return
             if not record:
@@ -111,9 +111,9 @@ def own_memory_cgroup() -> Path | None:
 
 
 def memory_limit(cgroup: Path | None) -> int | None:
-    """The bytes that the processes of this cgroup may use together; None for no limit."""
+    """Return the bytes that the processes of this cgroup may use together; None for no limit."""
     for text in _read_files(cgroup, _LIMIT_FILES):
-        with contextlib.suppress(ValueError):  # "max" is no limit
+        with contextlib.suppress(ValueError):  # "max" means no limit
             limit = int(text)
             return limit if limit < _UNLIMITED_BYTES else None
     return None

@@ -1,6 +1,6 @@
 """The workers' stdout and stderr pipes, read in the order of the ranks and not while the screen is stuck.
 
-They are read into an OutputSink: Output shows what they hold (records/output), and Relay, on a host without the screen,
+They are read into an OutputSink: Output shows the output here (records/output); Relay, on a host without the screen,
 sends it to the head.
 """
 
@@ -23,9 +23,9 @@ from jaxrun.protocol.agent_messages import HeadToAgent, OutputChunk, StreamEnded
 from jaxrun.records.output.rank_logs import RankLogs
 
 READ_BYTES = 2**18
-COALESCE_BELOW_BYTES = 2**18  # where all pipes held less, it pays to let more come together
+COALESCE_BELOW_BYTES = 2**18  # if all pipes held less than this, it pays to wait for more
 COALESCE_S = 0.003
-WINDOW_BYTES = 2**20  # of which the head may not have said yet that it has taken them
+WINDOW_BYTES = 2**20  # that the head may not have acknowledged yet
 _MAX_BYTES_AFTER_EXIT = 2**21  # to read when a worker has ended: more than a pipe holds
 
 
@@ -39,27 +39,27 @@ class Pipe:
 
 
 class OutputSink(Protocol):
-    """Where the output of workers goes: this host's screen, or the way to it."""
+    """The destination of the workers' output: this host's screen, or the connection to it."""
 
     @property
     def logs(self) -> RankLogs:
-        """What is kept of it on this host."""
+        """The part of the output that is kept on this host."""
 
     @property
     def congested(self) -> bool:
-        """Whether no more can be taken: then the workers must not be read."""
+        """Whether no more can be accepted: then the workers must not be read."""
 
     def write(self, rank: int, stream: str, data: bytes) -> None:
-        """Take what was just read from the worker's "out" or "err"."""
+        """Accept bytes that were just read from the worker's "out" or "err"."""
 
     def end_stream(self, rank: int, stream: str) -> None:
         """The worker's "out" or "err" has ended."""
 
     def flush_due(self) -> float | None:
-        """Deliver what has waited long enough; returns the seconds until the next call, None if nothing waits."""
+        """Deliver output that has waited long enough; returns the seconds until the next call, if anything waits."""
 
     def print_line(self, text: str, *, status: bool = False) -> None:
-        """Print jaxrun's own words; `status`: only until the next line, where that is possible."""
+        """Print a line of jaxrun's own; `status`: only until the next line, if that is possible."""
 
 
 class OutputPipes:
@@ -89,7 +89,7 @@ class OutputPipes:
             self._remove_pipe(pipe)
 
     def read_ready(self) -> None:
-        """Hand over what has arrived; may rest for a moment, so that lines are read many at a time."""
+        """Deliver output that has arrived; may pause for a moment, so that many lines are read at a time."""
         ready: list[Pipe] = [key.data for key, _ in self._selector.select(0)]
         for pipe in [pipe for pipe in ready if pipe.rank in self._hidden]:
             ready.remove(pipe)
@@ -102,16 +102,16 @@ class OutputPipes:
             self._remove_pipe(pipe)
 
     def finish(self, rank: int) -> None:
-        """Hand over all that a worker that has ended left in its pipes, even while the screen is stuck.
+        """Deliver everything that an ended worker left in its pipes, even while the screen is stuck.
 
-        Processes that it started may hold the pipes open and go on writing.
+        Processes that it started may hold the pipes open and continue to write.
         """
         for pipe in list(self._open.get(rank, ())):
             if self._read_rest(pipe):
                 self._remove_pipe(pipe)
 
     def hide(self, rank: int) -> None:
-        """Show what this rank has written so far, and no more: the rest goes to its log alone."""
+        """Stop showing this rank's output: further output goes only to its log."""
         self.finish(rank)
         self._hidden.add(rank)
 
@@ -121,7 +121,7 @@ class OutputPipes:
         self._selector.close()
 
     def _read_rest(self, pipe: Pipe) -> bool:
-        """Read what is there now; returns whether that was the pipe's end."""
+        """Read the bytes that are available now; returns whether the pipe has ended."""
         total = 0
         while total < _MAX_BYTES_AFTER_EXIT:
             try:
@@ -154,7 +154,7 @@ def _holds_bytes(fd: int) -> bool:
 
 
 def drain_ready(ready: Iterable[Pipe], output: OutputSink, *, rest: Callable[[float], None] = time.sleep) -> list[Pipe]:
-    """Hand what these pipes hold to `output`; returns those that have ended.
+    """Deliver the content of these pipes to `output`; returns those that have ended.
 
     Rests for a moment if they held little, so that writers of single lines are read many lines at a time, which is
     cheaper for both sides.
@@ -173,7 +173,7 @@ def drain_ready(ready: Iterable[Pipe], output: OutputSink, *, rest: Callable[[fl
 
 
 def drain(pipe: Pipe, output: OutputSink, limit: int = 4 * READ_BYTES) -> int | None:
-    """Hand what one pipe holds, up to about `limit` bytes, to `output`; returns their number, None at the pipe's end.
+    """Deliver up to about `limit` bytes of one pipe to `output`; returns their number, None at the pipe's end.
 
     Nothing is read while `output` is congested.
     """
@@ -189,15 +189,15 @@ def drain(pipe: Pipe, output: OutputSink, limit: int = 4 * READ_BYTES) -> int | 
         output.write(pipe.rank, pipe.stream, data)
         total += len(data)
         if len(data) < READ_BYTES // 4:
-            break  # nearly empty: another read would only find out that nothing is left
+            break  # nearly empty: another read would only find nothing
     return total
 
 
 class Relay:
-    """The OutputSink of an agent on another host than the screen: logs there, where that can be, and sends to the head.
+    """The OutputSink of an agent on a host without the screen: logs there, if possible, and sends output to the head.
 
-    The head acknowledges what it has taken. No more than a window is ever unacknowledged, so that a stuck screen stops
-    the workers, as a full pipe would, and no other message waits behind its output.
+    The head acknowledges output that it has accepted. No more than a window is ever unacknowledged, so that a stuck
+    screen stops the workers, like a full pipe, and no other message waits behind their output.
     """
 
     def __init__(

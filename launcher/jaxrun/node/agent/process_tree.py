@@ -1,7 +1,7 @@
-"""The processes that workers have started, as /proc shows them, and how all of them are killed.
+"""The processes that workers have started, as /proc shows them, and how to kill them all.
 
-Nothing of a job may survive it. There are several ways to end what would, because each is for a fault that the others
-do not handle; a test of tests/process covers that fault:
+Nothing of a job may survive it. There are several ways to end such processes, because each is for a fault that the
+others do not handle; a test in tests/process covers that fault:
 
   subreaper, kill_all       The owner (an agent or the launcher) lives: it inherits daemons of ranks, in sessions of
                             their own, whose parents have ended. test_remote_agent
@@ -36,7 +36,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 _GROUP, _START_TIME = 2, 19  # among the words of /proc/PID/stat after the name; in ticks since the machine's start
-_MAX_ANCESTORS = 8  # that are examined; a wrapper script or two may stand among them
+_MAX_ANCESTORS = 8  # that are examined; there may be a wrapper script or two among them
 TRACKER_GRACE_S = 1.0  # for trackers to end by themselves, once the processes that they serve have been killed
 
 # Of multiprocessing and of loky: `from multiprocessing.resource_tracker import main;main(5)`
@@ -44,7 +44,7 @@ _TRACKER_CODE = re.compile(rb"^from [\w.]*resource_tracker import main", re.MULT
 
 
 def pid_in_namespace(pid: int) -> int:
-    """What a process calls itself: in a process namespace of its own, as containers have, it is another number."""
+    """Return a process's id in its own namespace; in a container, for example, it is a different number."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as file:
         for line in file:
             if line.startswith("NSpid:"):
@@ -53,7 +53,7 @@ def pid_in_namespace(pid: int) -> int:
 
 
 def children(pid: int) -> set[int]:
-    """The direct children, as the kernel lists them; empty where it does not."""
+    """Return the direct children, as the kernel lists them; empty if it does not."""
     found: set[int] = set()
     with contextlib.suppress(OSError):
         for task in os.listdir(f"/proc/{pid}/task"):
@@ -99,7 +99,7 @@ def is_tracker(pid: int) -> bool:
 
 
 def kill_group(group: int) -> None:
-    """Kill the process group of this leader but for its resource trackers; a group that has ended is left alone."""
+    """Kill this leader's process group except for its resource trackers; a group that has ended is left alone."""
     trackers = set(filter(is_tracker, descendants(group)))
     kill(group)
     if not trackers:
@@ -116,7 +116,7 @@ def kill(pid: int) -> None:
 
 
 def _stat_of_living(pid: int, word: int) -> int:
-    """One of the words of /proc/PID/stat after the name; 0 for a process that has ended."""
+    """Return one of the words of /proc/PID/stat after the name; 0 for a process that has ended."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
         words = file.read().rpartition(b")")[2].split()
         return 0 if words[0] in (b"Z", b"X") else int(words[word])
@@ -162,7 +162,7 @@ def kill_all(timeout: float = 5.0, *, keep: Collection[int] = ()) -> list[int]:
 
 
 class Descendants:
-    """The descendants of `root` but for the process `but`, as they were last seen, by process id and start time."""
+    """The descendants of `root` except the process `but`, as last seen, by process id and start time."""
 
     def __init__(self, root: int, but: int) -> None:
         self._root = root
@@ -170,7 +170,7 @@ class Descendants:
         self._known: dict[int, int] = {}
 
     def update(self) -> None:
-        """Add those that are new, and forget those that have ended. May come while `root` is dying: none is lost."""
+        """Add new ones, and forget those that have ended. May be called while `root` is dying: none is lost."""
         self._known = {pid: start for pid, start in self._known.items() if _stat_of_living(pid, _START_TIME) == start}
         self._add(descendants(self._root))
 
@@ -182,9 +182,9 @@ class Descendants:
         return {pid for pid, start in self._known.items() if _stat_of_living(pid, _START_TIME) == start}
 
     def freeze(self, find_others: Callable[[], set[int]]) -> None:
-        """Stop all but resource trackers, and add what they have started since: none can slip away or end meanwhile.
+        """Stop all except resource trackers, and add what they have started since: none can escape or end meanwhile.
 
-        So with what `find_others` returns, too.
+        The same is done with the result of `find_others`.
         """
         stopped: set[int] = set()
         while todo := (self.living() | find_others()) - stopped:

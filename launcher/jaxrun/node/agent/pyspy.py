@@ -1,7 +1,7 @@
-"""Reads the C frames of workers by py-spy, where it is installed; it runs while the agent goes on.
+"""Reads the C frames of workers with py-spy, if it is installed, while the agent continues.
 
-py-spy halts a process by ptrace while it reads: for a tenth of a second, or for a whole one where symbols of JAX's
-library are needed. Of a process that a signal has stopped it reads no C frames, nor in a process namespace.
+py-spy halts a process by ptrace while it reads: for a tenth of a second, or for a whole one if symbols of JAX's
+library are needed. It reads no C frames of a process that a signal has stopped, or that is in a process namespace.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _YAMA = "/proc/sys/kernel/yama/ptrace_scope"
 
 
 class PySpy:
-    """A dump of one process. The agent may reap py-spy, so its output says how it went, not its status."""
+    """A dump of one process. The agent may reap py-spy, so the result is judged by its output, not its status."""
 
     def __init__(self, pid: int, now: float, *, stopped: bool = False, program: str | None = None) -> None:
         """`stopped`: by a signal; `program`: by default the one of this Python or in PATH; `now`: of any clock."""
@@ -48,7 +48,7 @@ class PySpy:
             self._trouble = f"{program} could not be started: {error.strerror}"
 
     def has_ended(self, now: float) -> bool:
-        """Whether there is a text; at the deadline one that has not answered is given up."""
+        """Whether there is a text; at the deadline, a py-spy that has not answered is abandoned."""
         if self._process is None or self._process.poll() is not None:
             return True
         if now >= self.deadline:
@@ -56,7 +56,7 @@ class PySpy:
         return now >= self.deadline
 
     def text(self) -> str:
-        """Return the frames that it wrote, or why there are none; to be called once."""
+        """Return the frames, or why there are none; to be called once."""
         dump = format_dump(_content(self._out), _content(self._err), self._inner_pid, without_c=self._without_c)
         self.close()
         return f"  {self._trouble}" if self._trouble else dump
@@ -95,12 +95,12 @@ def format_dump(out: str, err: str, pid: int, *, without_c: str = "") -> str:
 
 
 def _is_shown(frame: Mapping[str, Any]) -> bool:
-    """Whether a frame is of Python code, and neither jaxrun's nor what Python puts around programs and threads."""
+    """Whether a frame is Python code, and neither jaxrun's nor part of what Python puts around programs and threads."""
     return not frame["module"] and not Frame(frame["filename"], frame["line"], frame["name"]).is_scaffold
 
 
 def _lines(frames: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The frames down to the program's outermost line; of frames without a name only the library is shown."""
+    """Return the frames down to the program's outermost line; for frames without a name, only the library is shown."""
     shown = [index for index, frame in enumerate(frames) if _is_shown(frame)]
     lines: list[str] = []
     for frame in frames[: shown[-1] + 1] if shown else frames:

@@ -54,7 +54,7 @@ class SignalPipe:
 
     @property
     def stop_requested(self) -> bool:
-        """Whether a signal that asks for the end has arrived, which `receive` will return."""
+        """Whether a stop signal has arrived, which `receive` will return."""
         try:
             return any(number in _STOPPING for number in self._reading.recv(4096, socket.MSG_PEEK))
         except BlockingIOError:
@@ -66,11 +66,11 @@ class SignalPipe:
             arrived = self._reading.recv(4096)
         except BlockingIOError:
             return []
-        # Python writes every signal that has a handler, also those of handlers that others have installed.
+        # Python writes every signal that has a handler, including handlers that others have installed.
         return [number for number in arrived if number in self._signums]
 
     def put_back(self, signums: Iterable[int]) -> None:
-        """Have `receive` return these again, after any that have arrived meanwhile."""
+        """Make `receive` return these again, after any that have arrived meanwhile."""
         with contextlib.suppress(BlockingIOError):  # thousands have arrived meanwhile
             self._writing.send(bytes(signums))
 

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from jaxrun.node.agent.nccl_service import NcclInquiry
     from jaxrun.node.agent.pyspy import PySpy
 
-# Which signals a worker gets for its stacks, and for how many seconds each may take. It answers the first within some
-# milliseconds, unless C++ code holds the GIL; it is given more time (signal 0 is none), before its fault handler is
-# asked, which needs no GIL.
+# The signals that a worker gets for its stacks, and the seconds that each may take. It answers the first within
+# milliseconds, unless C++ code holds the GIL. It gets more time (signal 0 is none) before its fault handler is asked,
+# which needs no GIL.
 _TRIES = ((STACKS_SIGNAL, 0.1), (0, 0.3), (FAULT_HANDLER_SIGNAL, 0.1))
 
 
@@ -31,7 +31,7 @@ _TRIES = ((STACKS_SIGNAL, 0.1), (0, 0.3), (FAULT_HANDLER_SIGNAL, 0.1))
 class _StacksRequest:
     """A worker's answer that is read at `due`, for all queries that have come by then.
 
-    time, kernel_wait:  when the worker was signalled, and in what its main thread then waited
+    time, kernel_wait:  when the worker was signalled, and the kernel function in which its main thread slept then
     """
 
     time: float
@@ -54,7 +54,7 @@ class SnapshotReader:
         self._gpus = GpuWatch(workers.setup)
 
     def request(self, rank: int, query: RankQuery) -> list[RankReply]:
-        """Begin to answer a query; stacks, and what NCCL says, are returned by `poll`, any other reply at once."""
+        """Begin to answer a query; `poll` returns stacks and NCCL's report, other replies are returned at once."""
         worker = self._workers[rank]
         match query.detail:
             case RankDetail.PROGRESS:
@@ -150,7 +150,7 @@ class SnapshotReader:
         return [(query, replace(reply, number=query.number)) for query in request.queries]
 
     def _read_progress(self, worker: WorkerProcess, query: RankQuery) -> RankReply:
-        """What can be read without a signal to the worker."""
+        """Return what can be read without a signal to the worker."""
         return RankReply(
             worker.rank,
             query.number,
@@ -162,7 +162,7 @@ class SnapshotReader:
         )
 
     def _read_vitals(self, worker: WorkerProcess, query: RankQuery) -> RankReply:
-        """What every process may know of others, and how far the flight recorder says that the rank has come."""
+        """Return its use of resources, and its progress according to the flight recorder."""
         gpu_percent, gpu_bytes = self._gpus.load_by_rank().get(worker.rank, (-1.0, -1))
         return RankReply(
             worker.rank,

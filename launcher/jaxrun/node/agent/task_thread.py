@@ -1,4 +1,4 @@
-"""Runs in a thread what blocks, such as a copy of a directory, while the event loop of its process goes on."""
+"""Runs a blocking task, such as a copy of a directory, in a thread, while the event loop of its process continues."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TaskThread(Generic[M]):
         return self._news
 
     def receive(self) -> list[M]:
-        """Return the messages that the task has yielded since the last call. Raises what the task has raised."""
+        """Return the messages that the task has yielded since the last call. Raises the task's exception."""
         with contextlib.suppress(BlockingIOError):  # nothing is new
             os.eventfd_read(self._news)
         arrived = [self._messages.popleft() for _ in range(len(self._messages))]
@@ -41,11 +41,11 @@ class TaskThread(Generic[M]):
         return arrived
 
     def stop(self) -> None:
-        """Ask the task to end; it may still yield what it has nearly done."""
+        """Ask the task to end; it may still yield a nearly finished result."""
         self._is_stopped.set()
 
     def close(self) -> None:
-        """Stop the task and wait for its end: a process with threads must not fork."""
+        """Stop the task and wait for it: a process with threads must not fork."""
         self.stop()
         self._thread.join()
         os.close(self._news)

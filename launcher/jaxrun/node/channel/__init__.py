@@ -1,1 +1,1 @@
-"""The control channel: how agents on other hosts and the head find, know and hear each other, over TCP."""
+"""The control channel over TCP, by which agents on other hosts and the head find each other and exchange messages."""

@@ -20,9 +20,9 @@ _RECEIVE_BYTES = 2**18
 _RETRY_S = 0.01
 _KEEPALIVE_IDLE_S = 3  # an agent sends nothing that early to a head that may be cut off (silence.py)
 _KEEPALIVE_INTERVAL_S = 1
-_KEEPALIVE_PROBES = 127  # the most that there are: silence.py decides earlier
+_KEEPALIVE_PROBES = 127  # the maximum: silence.py decides earlier
 _HEARD = struct.Struct("52xII")  # tcp_info.tcpi_last_data_recv and tcpi_last_ack_recv, in ms
-_WINDOW = slice(228, 232)  # tcp_info.tcpi_snd_wnd, since Linux 5.4: how many bytes the other host has room for
+_WINDOW = slice(228, 232)  # bytes of room at the other host: tcp_info.tcpi_snd_wnd, since Linux 5.4
 _LEAST_WINDOW = 2**14
 
 M = TypeVar("M")
@@ -34,7 +34,7 @@ _BEAT = encode(BEAT)
 
 
 class Connection(Generic[M]):
-    """Sends any message; receives those of the types `received`. `tags` are what its handshake has agreed on."""
+    """Sends any message; receives messages of the types `received`. `tags` come from its handshake."""
 
     def __init__(self, connection: socket.socket, received: Mapping[str, type[M]], tags: ConnectionTags | None) -> None:
         connection.setblocking(False)
@@ -47,8 +47,8 @@ class Connection(Generic[M]):
         self.peer: tuple[Any, ...] = ("", 0)  # the address of the other end, unless that has gone already
         with contextlib.suppress(OSError):
             self.peer = connection.getpeername()
-        self.lost_reason = ""  # why nothing more can come or go
-        self.is_silent = False  # whether that is because nothing was heard for long
+        self.lost_reason = ""  # why nothing more can be sent or received
+        self.is_silent = False  # whether the reason is a long silence
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -58,7 +58,7 @@ class Connection(Generic[M]):
         return len(self._unsent)
 
     def send(self, message: object) -> None:
-        """Send a message; keep for `flush` what cannot be sent now. Does nothing once the peer is lost."""
+        """Send a message; keep what cannot be sent now for `flush`. Does nothing once the peer is lost."""
         self.send_frame(encode(message))
 
     def send_frame(self, frame: bytes) -> None:
@@ -82,14 +82,14 @@ class Connection(Generic[M]):
             del self._unsent[:count]
 
     def flush_due(self) -> float | None:
-        """Send what waits; return the seconds until the next call, None if nothing waits any more."""
+        """Send waiting bytes; return the seconds until the next call, None if nothing waits any more."""
         self.flush()
         return _RETRY_S if self._unsent else None
 
     def receive(self) -> list[M]:
-        """Return what has arrived; afterwards `lost_reason` says whether that was the last. Raises ProtocolError."""
+        """Return new messages; afterwards `lost_reason` says whether they were the last. Raises ProtocolError."""
         arrived: list[M] = []
-        while True:  # also where nothing can be sent any more: what came before that still counts
+        while True:  # even if nothing can be sent any more: messages that came before that still count
             try:
                 data = self._socket.recv(_RECEIVE_BYTES)
             except BlockingIOError:
@@ -107,25 +107,25 @@ class Connection(Generic[M]):
 
     @property
     def queued_bytes(self) -> int:
-        """How many bytes were to be sent until now."""
+        """Return how many bytes were queued for sending so far."""
         return self._sent_bytes + len(self._unsent)
 
     def acknowledged_bytes(self) -> int:
-        """How many of those the other host's kernel has confirmed; all of them once the connection is closed."""
+        """Return how many of those the other host's kernel has confirmed; all of them once the connection is closed."""
         with contextlib.suppress(OSError):
             waiting = fcntl.ioctl(self._socket, termios.TIOCOUTQ, bytes(4))
             return self._sent_bytes - int.from_bytes(waiting, sys.byteorder)
         return self.queued_bytes
 
     def silence_s(self) -> float:
-        """For how many seconds nothing was heard from the other host's kernel; 0 once the connection is closed."""
+        """Return how long the other host's kernel has been silent, in seconds; 0 once the connection is closed."""
         with contextlib.suppress(OSError):
             info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _HEARD.size)
             return float(min(_HEARD.unpack(info)) / 1000)
         return 0.0
 
     def send_beat(self) -> bool:
-        """Send what the other kernel acknowledges, unless it has to anyway, or its process reads nothing any more.
+        """Send a message for the other kernel to acknowledge, unless one is pending or its process has stopped reading.
 
         Returns whether the other kernel has anything to acknowledge.
         """
@@ -138,7 +138,7 @@ class Connection(Generic[M]):
         return has_room
 
     def give_up(self, silence_s: float) -> None:
-        """Take the other host for lost, of which nothing was heard for so long."""
+        """Consider the other host lost, because it was silent for `silence_s` seconds."""
         self.is_silent = not self.lost_reason
         self.lost_reason = self.lost_reason or f"nothing was heard from its host for {silence_s:g} s"
 

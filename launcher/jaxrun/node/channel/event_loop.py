@@ -1,4 +1,4 @@
-"""The event loop of agents, servers and gangs: ready descriptors, deadlines, and work to be done before each wait."""
+"""The event loop of agents, servers and gangs: ready descriptors, deadlines, and work before each wait."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Handlers(NamedTuple):
 
 
 class EventLoop:
-    """Calls back for ready descriptors, those of the lowest order first, then for deadlines that have passed."""
+    """Calls back for ready descriptors, the lowest order first, then for deadlines that have passed."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` is what deadlines are compared with, in seconds."""
@@ -33,7 +33,7 @@ class EventLoop:
         self._selector.register(fd, selectors.EVENT_READ, _Handlers(order, callback))
 
     def remove_reader(self, fd: int) -> None:
-        """Stop listening to `fd`. A descriptor that has no reader, or is closed already, does no harm."""
+        """Stop listening to `fd`. A descriptor without a reader, or a closed one, does no harm."""
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(fd)
 
@@ -41,19 +41,19 @@ class EventLoop:
         return fd in self._selector.get_map()
 
     def set_writer(self, fd: int, callback: Callback | None) -> None:
-        """Also call back when `fd`, which has a reader, can be written to; None: no more."""
+        """Also call back when `fd`, which has a reader, is writable; None: no longer."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if callback is not None else 0)
-        with contextlib.suppress(KeyError, ValueError):  # has no reader, or is closed
+        with contextlib.suppress(KeyError, ValueError):  # it has no reader, or is closed
             key = self._selector.get_key(fd)
             if key.events != events or callback is not None:
                 self._selector.modify(fd, events, key.data._replace(write=callback))
 
     def add_timer(self, deadline: Callable[[], float | None], callback: Callback) -> None:
-        """Call `callback` whenever the time that `deadline` returns has passed; None is no deadline."""
+        """Call `callback` whenever the time that `deadline` returns has passed; None means no deadline."""
         self._timers.append((deadline, callback))
 
     def add_poller(self, poll: Callable[[], float | None]) -> None:
-        """Call `poll` before each wait; it returns the seconds until it wants the next call, None for any."""
+        """Call `poll` before each wait; it returns the seconds until it needs the next call, None for any."""
         self._pollers.append(poll)
 
     def run_once(self, limit: float | None = None) -> None:
@@ -62,7 +62,7 @@ class EventLoop:
             pass
 
     def steps(self, limit: float | None = None) -> Iterator[None]:
-        """As `run_once`, in steps: each has called back once, so that what follows from it can be done."""
+        """Do what `run_once` does, in steps: each has called back once, so that its consequences can be handled."""
         waits = [limit, *(poll() for poll in self._pollers)]
         first = min((at for deadline, _ in self._timers if (at := deadline()) is not None), default=None)
         if first is not None:

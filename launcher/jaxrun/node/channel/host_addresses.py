@@ -1,4 +1,4 @@
-"""The addresses of this host, and at which of them other hosts may connect."""
+"""The addresses of this host, and those to which other hosts may connect."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class HostAddress:
 
 
 def list_addresses() -> tuple[HostAddress, ...]:
-    """Return the addresses of all interfaces that are up, but those that are valid on one link only."""
+    """Return the addresses of all interfaces that are up, except those that are valid on one link only."""
     import psutil
 
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
@@ -37,8 +37,8 @@ def list_addresses() -> tuple[HostAddress, ...]:
 def select_addresses(there: Iterable[HostAddress], wanted: str = "") -> tuple[HostAddress, ...]:
     """Return the addresses that `wanted` names, by an interface, address or network; likeliest first.
 
-    If it is empty, these are all but the loopback ones: on another host, somebody else may listen at such an address.
-    Where there are no others, no other host can be meant.
+    If it is empty, these are all except the loopback addresses: on another host, they may belong to someone else. If
+    there are only loopback addresses, no other host takes part.
 
     Raises UsageError, with what there is, if `wanted` names none.
     """
@@ -55,7 +55,7 @@ def select_addresses(there: Iterable[HostAddress], wanted: str = "") -> tuple[Ho
 
 
 def describe_addresses(addresses: Sequence[AnyAddress], there: Iterable[HostAddress]) -> str:
-    """Return `ib0 10.1.0.4:40123, eth0 192.168.7.4:40123`."""
+    """Write `ib0 10.1.0.4:40123, eth0 192.168.7.4:40123`."""
     names = {one.ip: one.interface for one in there}
     return ", ".join(
         f"{names.get(address.ip, '') if isinstance(address, Address) else ''} {address}".strip()

@@ -1,7 +1,7 @@
 """Listens for agents, or for a gang's ranks, and authenticates them.
 
-A peer that says nothing, says too much, or cannot prove that it knows the token is dropped, and delays nobody else. The
-descriptors that such peers can hold are few, so that the job has all that it needs.
+A peer that says nothing, says too much, or cannot prove that it knows the token is dropped, and delays nobody else.
+Such peers can hold only few descriptors, so the job has all that it needs.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from jaxrun.protocol.message_tags import ConnectionTags
 
 _BACKLOG = 4096
 _HANDSHAKE_TIMEOUT_S = 10.0
-_MAX_UNPROVEN = 64  # peers whose handshake is under way, besides those that are expected
-_ACCEPTED_AT_ONCE = 32  # before those who have answered are heard
-_RESERVED_DESCRIPTORS = 32  # that no peer gets: logs, stacks and the verdict need some
+_MAX_UNPROVEN = 64  # peers with an unfinished handshake, in addition to the expected ones
+_ACCEPTED_AT_ONCE = 32  # before peers that have answered are served
+_RESERVED_DESCRIPTORS = 32  # no peer gets these: logs, stacks and the verdict need some
 _OUT_OF_DESCRIPTORS_PAUSE_S = 0.1
 
 
@@ -43,18 +43,19 @@ class Peer:
 
 
 class Listener:
-    """Listening sockets, and the peers whose handshake is under way."""
+    """Listening sockets, and the peers with an unfinished handshake."""
 
     def __init__(self, sockets: Sequence[socket.socket], addresses: Sequence[AnyAddress], token: str) -> None:
-        """`addresses`: those to be offered to clients."""
+        """`addresses`: the ones to offer to clients."""
         for listening in sockets:
             listening.setblocking(False)
         self.sockets = sockets
         self.addresses = tuple(addresses)
         self._token = token
-        self._pending: OrderedDict[int, tuple[ServerHandshake, float]] = OrderedDict()  # with deadline, the first first
+        # With deadlines, the oldest first.
+        self._pending: OrderedDict[int, tuple[ServerHandshake, float]] = OrderedDict()
         self._loop: EventLoop | None = None
-        self._paused_until: float | None = None  # while it accepts nobody, for lack of descriptors
+        self._paused_until: float | None = None  # accepts nobody until then, because descriptors are short
 
     def attach(
         self,
@@ -67,8 +68,8 @@ class Listener:
     ) -> None:
         """Let `loop` accept and authenticate peers.
 
-        `on_peer` is called with each that is let in, `on_dropped` with what became of another, for a log. `expected` is
-        how many may well come at the same time.
+        `on_peer` is called with each peer that is let in, `on_dropped` with a log text about any other. `expected` is
+        how many peers may come at the same time.
         """
         self._paused_until = None
         self._loop, self._order, self._on_peer, self._on_dropped = loop, order, on_peer, on_dropped
@@ -76,11 +77,11 @@ class Listener:
         loop.add_poller(self.drop_expired)
         loop.add_poller(self._end_pause)
         self._start_accepting()
-        for fd in self._pending:  # of an earlier loop
+        for fd in self._pending:  # left from an earlier loop
             loop.add_reader(fd, order, partial(self._advance, fd))
 
     def renew(self, token: str) -> None:
-        """Let in those who know this token, and no longer those who know the one before."""
+        """Let in peers who know this token, and no longer those who know the previous one."""
         self._token = token
         for fd in list(self._pending):
             self._drop(fd, "came for an earlier attempt")
@@ -126,7 +127,7 @@ class Listener:
     def _add(self, connection: socket.socket) -> None:
         assert self._loop is not None
         if connection.family != socket.AF_UNIX:
-            with contextlib.suppress(OSError):  # a peer that has gone is noticed when it is read from
+            with contextlib.suppress(OSError):  # reading notices a peer that has gone
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         fd = connection.fileno()
         self._pending[fd] = ServerHandshake(connection, self._token), time.monotonic() + _HANDSHAKE_TIMEOUT_S
@@ -171,7 +172,7 @@ class Listener:
         self._drop_unless_done(next(iter(self._pending)), "had proved nothing when others came")
 
     def _drop_unless_done(self, fd: int, why: str) -> None:
-        """Drop a peer, if its answer has not come meanwhile: among thousands that are served, it may wait for long."""
+        """Drop a peer, unless its answer has come meanwhile: among thousands that are served, it may wait for long."""
         self._advance(fd)
         if fd in self._pending:
             self._drop(fd, why)
@@ -189,7 +190,7 @@ class Listener:
 
 
 def descriptors_for_peers() -> int:
-    """From which number on a descriptor is none for a peer; the kernel gives out the lowest that is free."""
+    """Return the first descriptor number that peers may not get; the kernel always assigns the lowest free one."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 2**31 if soft == resource.RLIM_INFINITY else soft - min(_RESERVED_DESCRIPTORS, soft // 8)
 

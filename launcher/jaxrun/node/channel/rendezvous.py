@@ -1,9 +1,9 @@
-"""How the processes of a job that somebody else started find rank 0: by a file in a directory that all hosts share.
+"""How the processes of a job that someone else started find rank 0: by a file in a directory that all hosts share.
 
-Rank 0 writes what the others need, readable for its user alone; they look for it until what it says proves to be true.
-A file that an earlier job has left leads to nobody, or to somebody who does not know its token, and is looked at again;
-so is one that another user may have written, whose word is not taken. `jaxrun attach --check` looks whether a head can
-be reached at all.
+Rank 0 writes the values that the others need, readable only for its user; they look for it until the values prove to be
+right. A file that an earlier job has left leads to nobody, or to someone who does not know its token, and is read
+again; so is one that another user may have written, which is not trusted. `jaxrun attach --check` checks whether a head
+can be reached at all.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from jaxrun.spec.job.cluster_env import RankInfo
 
 _TEXTS = ("token", "head")
 _CHECK_TIMEOUT_S = 5.0
-_MAX_BYTES = 2**16  # a head with hundreds of addresses stays below
-# O_NONBLOCK, or to open a FIFO would wait for somebody who writes to it.
+_MAX_BYTES = 2**16  # enough for a head with hundreds of addresses
+# O_NONBLOCK: opening a FIFO would wait for a writer.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -41,7 +41,7 @@ class RendezvousFile:
     path: Path
 
     def write(self, token: str, head: str) -> None:
-        """All or nothing. UnavailableError where the directory cannot be written."""
+        """Write all or nothing. Raises UnavailableError if the directory is not writable."""
         content = json.dumps({"token": token, "head": head})
         try:
             write_whole_file(self.path, content.encode(), 0o600)
@@ -52,11 +52,11 @@ class RendezvousFile:
             ) from None
 
     def read(self) -> HeadAddress | None:
-        """What the file says now; None where there is none.
+        """Return the file's current content; None if there is no file.
 
-        Raises UnavailableError where another user may have written it, or where it is no rendezvous file.
+        Raises UnavailableError if another user may have written it, or if it is not a rendezvous file.
         """
-        # On a network file system, to list the directory is what makes a new file of another host appear.
+        # On a network file system, only listing the directory makes another host's new file appear.
         with contextlib.suppress(OSError):
             os.listdir(self.path.parent)
         try:
@@ -64,13 +64,13 @@ class RendezvousFile:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            # A link to a link is ELOOP as well, and no less a link.
+            # A link to a link causes ELOOP, too, and is a link as well.
             why = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
             raise self._refusal(str(why)) from None
         try:
             wrong = _describe_danger(os.fstat(file))
             data = b"" if wrong else os.read(file, _MAX_BYTES)
-        except OSError as error:  # a network file system: it has just been replaced
+        except OSError as error:  # on a network file system, it was replaced just now
             wrong, data = str(error.strerror), b""
         finally:
             os.close(file)
@@ -94,7 +94,7 @@ class RendezvousFile:
 
 
 def _describe_danger(status: os.stat_result) -> str:
-    """Why what is in this file may be another user's word; empty where it cannot."""
+    """Return why another user may have written this file; empty if none can have."""
     if not stat.S_ISREG(status.st_mode):
         return "it is not a regular file"
     if status.st_uid != os.geteuid():
@@ -105,7 +105,7 @@ def _describe_danger(status: os.stat_result) -> str:
 
 
 def _parse(data: bytes) -> dict[str, Any]:
-    """Raises ValueError or RecursionError."""
+    """Parse the content. Raises ValueError or RecursionError."""
     content = json.loads(data)
     if not isinstance(content, dict) or not all(isinstance(content.get(name), str) for name in _TEXTS):
         raise ValueError("no object of texts")
@@ -113,7 +113,7 @@ def _parse(data: bytes) -> dict[str, Any]:
 
 
 def rendezvous_file(place: RankInfo, directory: Path) -> RendezvousFile:
-    """Where the ranks of this job meet; `directory` must exist. UsageError."""
+    """Return the file of this job; `directory` must exist. Raises UsageError."""
     if not directory.is_dir():
         raise UsageError(f"--rendezvous {directory} is not a directory on {os.uname().nodename}")
     marks = json.dumps([value for name, value in sorted(asdict(place).items()) if name != "rank"])
@@ -121,7 +121,7 @@ def rendezvous_file(place: RankInfo, directory: Path) -> RendezvousFile:
 
 
 def check_reachable(text: str) -> int:
-    """Print at which of the addresses a head answers; return 0. Raises UnavailableError where there is none."""
+    """Print at which of the addresses a head answers; return 0. Raises UnavailableError if there is none."""
     reached, failed = [], []
     for address in parse_addresses(text):
         try:
@@ -129,7 +129,7 @@ def check_reachable(text: str) -> int:
         except (OSError, ProtocolError) as error:
             failed.append(f"{address}: {error}")
         else:
-            reached.append(f"a head of jaxrun answers at {address}, reached from {own}")
+            reached.append(f"a jaxrun head answers at {address}, reached from {own}")
     if not reached:
         raise UnavailableError(f"{os.uname().nodename} cannot reach a head; {'; '.join(failed)}")
     print("\n".join(reached))
@@ -150,4 +150,4 @@ def _probe(address: Address) -> str:
         while data := connection.recv(MAX_FRAME_BYTES):
             if decoder.feed(data):
                 return str(connection.getsockname()[0])
-        raise ProtocolError("something listens there, but it is not a head of jaxrun")
+        raise ProtocolError("something listens there, but it is not a jaxrun head")

@@ -1,13 +1,13 @@
-"""Whether a host is alive: its kernel answers whatever its processes do. A host that leaves probes unanswered is lost.
+"""Decides whether a host is alive: its kernel answers whatever its processes do. A host that ignores probes is lost.
 
-A probe is the first packet of a TCP connection to a port where nothing listens. The other kernel refuses it at once.
-Each probe is sent anew, as TCP repeats what is lost ever more slowly. How many stay unanswered is what counts, and not
-the time: a process, or a host, that stands still itself sends none meanwhile.
+A probe is the first packet of a TCP connection to a port at which nothing listens. The other kernel refuses it at once.
+Each probe is a new connection, because TCP repeats lost packets ever more slowly. The number of unanswered probes
+decides, not the time: a process, or a host, that stands still itself sends none meanwhile.
 
 The head sends beats, which the agents' kernels acknowledge, so that probes are rare. They cost the head some time, so
 many agents get them less often.
 
-Nothing else declares a host lost. Whoever must know at once whether a host is alive asks its watch, and waits until the
+Nothing else declares a host lost. Code that must know at once whether a host is alive asks its watch, and waits until
 host has answered or is lost.
 """
 
@@ -24,17 +24,17 @@ from jaxrun.node.channel.connection import Connection
 
 BEAT_INTERVAL_S = 0.5
 _MANY_AGENTS = 1000
-_LATE_S = 0.5  # by which beats, suspicions and losses come later where there are many agents
-LONGEST_SILENCE_S = 8.0  # of the connection, where probes do not tell
-GRACE_S = 0.1  # for what is late; a probe too many does no harm
+_LATE_S = 0.5  # by which beats, suspicions and losses come later with many agents
+LONGEST_SILENCE_S = 8.0  # of the connection, if probes are useless
+GRACE_S = 0.1  # for late answers; an extra probe does no harm
 _PROBE_INTERVAL_S = 0.2
 _SENT = (errno.EINPROGRESS, errno.ECONNREFUSED, errno.ENETUNREACH, errno.EHOSTUNREACH)
 _ANSWERED = (errno.ECONNREFUSED, errno.EISCONN, 0)
-_KERNEL_CLOCK_S = 0.02  # by which the kernel may be wrong about when it has last heard something
+_KERNEL_CLOCK_S = 0.02  # error of the kernel's time since it last received something
 
 
 def reserve_port() -> socket.socket:
-    """A socket that holds a TCP port of this host at which nothing listens. Raises OSError."""
+    """Return a socket that holds a TCP port of this host at which nothing listens. Raises OSError."""
     reserved = socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET)
     reserved.bind(("", 0))
     return reserved
@@ -42,7 +42,7 @@ def reserve_port() -> socket.socket:
 
 @dataclass(frozen=True, slots=True)
 class SilenceLimit:
-    """A host is probed `suspect_after` seconds after its last word, and lost after `timeout`."""
+    """A host is probed `suspect_after` seconds after its last packet, and lost after `timeout`."""
 
     timeout: float
     beat_interval: float = BEAT_INTERVAL_S
@@ -50,19 +50,19 @@ class SilenceLimit:
 
     @staticmethod
     def of_head(timeout: float, agents: int) -> SilenceLimit:
-        """What the head has for the hosts of so many agents."""
+        """Return the head's limit for the hosts of this many agents."""
         late_s = _LATE_S if agents > _MANY_AGENTS else 0.0
         interval = BEAT_INTERVAL_S + late_s
         return SilenceLimit(timeout + late_s, interval, interval + GRACE_S)
 
     @property
     def probes(self) -> int:
-        """How many probes it leaves unanswered if it is lost."""
+        """The number of unanswered probes after which a host is lost."""
         return max(1, round((self.timeout - self.suspect_after) / _PROBE_INTERVAL_S))
 
     @staticmethod
     def of_agent(timeout: float) -> SilenceLimit:
-        """What an agent has for the head's host."""
+        """Return an agent's limit for the head's host."""
         # A host whose link is down forgets its neighbours' addresses, and asks for one that it needs once a second. If
         # it begins while the link is cut, it can answer nobody for up to a second after: so an agent probes late.
         usual = SilenceLimit(timeout)
@@ -71,25 +71,25 @@ class SilenceLimit:
 
 @dataclass(frozen=True, slots=True)
 class Probes:
-    """How many probes of a host were left unanswered in a row, and whether it has ever answered one."""
+    """The number of probes of a host left unanswered in a row, and whether it has ever answered one."""
 
     unanswered: int = 0
     answers: bool = False
 
     def update(self, limit: SilenceLimit, silence_s: float, *, answered: bool) -> Probes:
-        """What is known now that the host's last word is so old; `answered`: the latest probe was."""
+        """Return the new state after `silence_s` seconds of silence; `answered`: the latest probe was."""
         return Probes(0, True) if answered or (self.answers and silence_s < limit.suspect_after) else self
 
     def is_due(self, limit: SilenceLimit, silence_s: float) -> bool:
-        """Whether to send another: to a host that is silent, and at first, to find out whether it answers."""
+        """Whether to send another probe: to a silent host, and at first, to find out whether it answers."""
         return silence_s >= limit.suspect_after if self.answers else not self.in_vain(limit)
 
     def in_vain(self, limit: SilenceLimit) -> bool:
-        """Whether probes do not tell: a firewall may drop them."""
+        """Whether probes are useless: a firewall may drop them."""
         return not self.answers and self.unanswered >= limit.probes
 
     def lost_after(self, limit: SilenceLimit, silence_s: float) -> float | None:
-        """The seconds of silence after which the host is lost, if it is."""
+        """Return the seconds of silence after which the host is lost, if it is."""
         if self.answers and self.unanswered >= limit.probes:
             return limit.timeout
         longest = max(LONGEST_SILENCE_S, limit.timeout)  # also if something else answers in its place
@@ -97,7 +97,7 @@ class Probes:
 
 
 class HostWatch:
-    """Probes one host, at a TCP address where nothing listens, whenever nothing is heard of it."""
+    """Probes one host, at a TCP address where nothing listens, whenever it is silent."""
 
     def __init__(self, limit: SilenceLimit, address: tuple[Any, ...], clock: Callable[[], float]) -> None:
         self.probes = Probes()
@@ -108,10 +108,10 @@ class HostWatch:
         self._next_check = 0.0
         self._answered_at = 0.0  # the latest answer to a probe
         self._asked_at = 0.0
-        self._to_confirm: dict[Connection[Any], int] = {}  # bytes, since the host was asked
+        self._to_confirm: dict[Connection[Any], int] = {}  # bytes sent when the host was asked
 
     def poll(self, connections: Sequence[Connection[Any]]) -> float:
-        """Do what is due; return the seconds until something is again. Gives all connections up if the host is lost."""
+        """Do what is due; return the seconds until the next call. Gives all connections up if the host is lost."""
         now = self._clock()
         if now < self._next_check:
             return self._next_check - now
@@ -127,7 +127,7 @@ class HostWatch:
         wait = max(self._limit.suspect_after - (0 if answered else silence_s), GRACE_S)
         if probes.is_due(self._limit, silence_s) and not answered:
             wait = _PROBE_INTERVAL_S
-            with contextlib.suppress(OSError):  # for want of descriptors
+            with contextlib.suppress(OSError):  # descriptors may be short
                 self._probe = socket.socket(socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET)
                 self._probe.setblocking(False)
                 is_sent = self._probe.connect_ex(self._address) in _SENT
@@ -136,12 +136,12 @@ class HostWatch:
         return self._next_check - now
 
     def ask(self, connections: Sequence[Connection[Any]]) -> None:
-        """Ask whether the host is alive now; `has_answered` says so as soon as it is known."""
+        """Ask whether the host is alive now; `has_answered` reports it as soon as it is known."""
         self._asked_at = self._clock()
         self._to_confirm = {one: one.queued_bytes for one in connections if one.send_beat()}
 
     def has_answered(self, connections: Sequence[Connection[Any]]) -> bool:
-        """Whether the host is known to have been alive after it was asked, by its kernel; also by what comes later."""
+        """Whether the host's kernel is known to have been alive after it was asked; a later packet shows it, too."""
         asked = self._to_confirm
         if any(one in asked and one.acknowledged_bytes() >= asked[one] for one in connections):
             return True

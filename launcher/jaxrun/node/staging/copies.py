@@ -1,12 +1,13 @@
-"""The copies on this host's disk, in a directory of this user's own: each is there as a whole, or not at all.
+"""The copies on this host's disk, in a directory of this user's own: each is complete, or does not exist.
 
     BASE/jaxrun-stage-UID/NAME/copy/…     the files
                               /paths      their paths, as programs may add others
                               /…          for each listing of a directory that was read, its hash
 
-While a copy is written, it has the name of a draft. Whoever writes or uses one holds a shared lock on its directory;
-what somebody has locked is not removed. A name appears, is locked for use and disappears under a lock on the directory
-of all copies, which is held for moments: so nobody sees a draft before it is locked, or a copy that is being removed.
+While a copy is being written, it has the name of a draft. Whoever writes or uses one holds a shared lock on its
+directory; a locked copy is not removed. A name appears, is locked for use and disappears under a lock on the directory
+of all copies, which is held only for moments: so nobody sees a draft before it is locked, or a copy that is being
+removed.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from pathlib import Path
 from jaxrun.files.own_files import check_way, draft_name, is_draft, open_private_directory, remove_directory
 from jaxrun.protocol.staging_messages import Stage
 
-STAGE_PREFIX = "jaxrun-stage-"  # of the directory of a user's copies; their number follows
-_KEPT = 8  # copies that nobody need use
-_FREE_BYTES = 2**26  # that are left on the disk
+STAGE_PREFIX = "jaxrun-stage-"  # of the directory of a user's copies, followed by the user's number
+_KEPT = 8  # unused copies that are kept
+_FREE_BYTES = 2**26  # left free on the disk
 _ALONE_TIMEOUT_S = 10.0  # for other processes to let go of the lock on all names
 _ALONE_POLL_S = 0.002
 
 
 class Copies:
-    """The copies below one directory of a local disk; those that were found or added are in use by this process."""
+    """The copies below one directory of a local disk; copies that were found or added are in use by this process."""
 
     def __init__(self, base: str = "") -> None:
-        """`base` is that of --stage-dir. Raises OSError, also where others could change or replace the copies."""
+        """`base` is the value of --stage-dir. Raises OSError, also if others could change or replace the copies."""
         self.path = f"{base or os.environ.get('TMPDIR') or '/tmp'}/{STAGE_PREFIX}{os.geteuid()}"
         self._locks: dict[str, int] = {}
         try:
@@ -45,7 +46,7 @@ class Copies:
             raise OSError(error.errno, error.strerror, self.path) from None
 
     def find(self, name: str) -> str | None:
-        """The directory of the copy of this name, if it is there. Raises OSError where that cannot be known."""
+        """Return the directory of the copy of this name, if it exists. Raises OSError if that cannot be found out."""
         if name not in self._locks:
             with self._alone():
                 try:
@@ -58,17 +59,17 @@ class Copies:
         return f"{self.path}/{name}"
 
     def find_listing(self, listing: str) -> str | None:
-        """The name of the copy of a directory whose listing has this hash, if it is there."""
+        """Return the name of the copy of a directory whose listing has this hash, if it exists."""
         marked = (name for name in self._names() if os.path.exists(f"{self.path}/{name}/{listing}"))
         return next(filter(self.find, marked), None)
 
     def by_source(self, stage: Stage) -> dict[str, str]:
-        """Where the copies of what is staged are that this host has."""
+        """Return the copies of staged directories that this host has, by source."""
         found = [(one, directory) for one in stage.contents if (directory := self.find(one.name))]
         return {source: f"{directory}/copy" for one, directory in found for source in one.sources}
 
     def add(self, nbytes: int, write: Callable[[str], str], listing: str = "") -> str:
-        """Make room for so many bytes, and have `write` fill a directory and return its name, that of a copy from then.
+        """Make room for `nbytes` bytes, and let `write` fill a directory and return its name, from then on a copy's.
 
         Raises OSError, and whatever `write` raises; then nothing is left.
         """
@@ -76,7 +77,7 @@ class Copies:
         draft, lock = self._make_draft()
         try:
             name = write(f"{self.path}/{draft}")
-            with self._alone(), contextlib.suppress(OSError):  # another process has made the same
+            with self._alone(), contextlib.suppress(OSError):  # another process has made the same copy
                 os.rename(draft, name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
                 self._locks[name], lock = lock, os.dup(lock)
             if self.find(name) is None:
@@ -89,7 +90,7 @@ class Copies:
             self._remove(draft)
 
     def remove_unused(self) -> tuple[int, int]:
-        """Remove all that nobody uses; returns how many copies there were, and how many are gone."""
+        """Remove all unused copies; returns how many copies there were, and how many are gone."""
         names = self._names()
         return len(names), sum(map(self._remove, names))
 
@@ -102,7 +103,7 @@ class Copies:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """No other process, and no other thread, changes or locks names meanwhile. Raises OSError."""
+        """Keep other processes and threads from changing or locking names in this block. Raises OSError."""
         own = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._directory)
         try:
             deadline = time.monotonic() + _ALONE_TIMEOUT_S
@@ -129,7 +130,7 @@ class Copies:
         return lock
 
     def _remove(self, name: str) -> bool:
-        """Remove a copy that nobody uses, or what is left of one; returns whether it is gone."""
+        """Remove an unused copy, or the rest of one; returns whether it is gone."""
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
             with self._alone():
                 stack.callback(os.close, self._lock(name, fcntl.LOCK_EX))
@@ -147,7 +148,7 @@ class Copies:
                 left -= self._remove(name)
 
     def _names(self) -> list[str]:
-        """The names that are there: drafts, then copies, those first that were not used for longest."""
+        """Return the existing names: drafts, then copies, the least recently used first."""
         used = dict[str, tuple[bool, int]]()
         with os.scandir(self.path) as there:
             for one in there:

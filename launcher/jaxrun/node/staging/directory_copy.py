@@ -1,7 +1,7 @@
-"""Reads a directory of a slow file system, into a draft of a copy.
+"""Reads a directory of a slow file system into a draft of a copy.
 
-Many files are read at a time, as opening them takes longest. Sockets, devices, .git, run directories and copies that
-jaxrun has made are left out. Links that lead out of the directory lead where they led, those within it to the copy.
+Many files are read at a time, because opening them takes longest. Sockets, devices, .git, run directories and jaxrun's
+own copies are left out. Links to places outside the directory keep their target, links within it lead to the copy.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ _THREADS = 16
 _PIECE_BYTES = 2**20
 _KINDS = (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)
 _LEFT_OUT = re.compile(rf"\.git|jaxrun-runs|{STAGE_PREFIX}\d+")
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # or to open what is now a FIFO would block
-Listed = tuple[str, os.stat_result]  # a path, and what its file system says of it
+# O_NONBLOCK: opening a file that has become a FIFO would block.
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+Listed = tuple[str, os.stat_result]  # a path, and its status in the file system
 
 
 def list_directory(source: str) -> tuple[list[Listed], str]:
-    """Return all that is in a directory, and a hash of that: where it is the same, so are the files. Raises OSError."""
+    """Return the content of a directory, and a hash of it: if that is equal, so are the files. Raises OSError."""
     found, folders = list[Listed](), [""]
     with ThreadPoolExecutor(_THREADS) as pool:
         while folders:
@@ -46,7 +47,7 @@ def list_directory(source: str) -> tuple[list[Listed], str]:
 
 
 def _identity(status: os.stat_result) -> tuple[int, ...]:
-    """What differs once a file has changed. A program may set the other time back, but not that of the inode."""
+    """Return values that differ once a file has changed. A program may reset st_mtime, but not st_ctime."""
     times = status.st_mtime_ns, status.st_ctime_ns
     return status.st_mode, status.st_dev, status.st_ino, status.st_size, *times
 
@@ -59,9 +60,9 @@ def _list_folder(source: str, folder: str) -> list[Listed]:
 
 
 def copy_directory(source: str, draft: str, listed: list[Listed]) -> str:
-    """Copy what is listed to a draft of a copy, and return the name of the copy.
+    """Copy the listed files to a draft of a copy, and return the name of the copy.
 
-    Raises OSError, and UnavailableError that names a file which changes meanwhile.
+    Raises OSError, and UnavailableError that names a file which changed meanwhile.
     """
     started = shown_at = time.monotonic()
     nbytes, done, is_over = sum(status.st_size for _, status in listed), 0, threading.Event()
@@ -75,7 +76,7 @@ def copy_directory(source: str, draft: str, listed: list[Listed]) -> str:
                 if time.monotonic() > shown_at + _NOTICE_INTERVAL_S:
                     shown_at = time.monotonic()
                     print_notice(f"reading {source}: {format_bytes(done)} of {format_bytes(nbytes)}")
-        finally:  # a Ctrl-C waits for no large file
+        finally:  # a Ctrl-C does not wait for a large file
             is_over.set()
     name = name_copy(draft, [path for path, _ in listed])
     took, path = time.monotonic() - started, f"{os.path.dirname(draft)}/{name}"
@@ -84,7 +85,7 @@ def copy_directory(source: str, draft: str, listed: list[Listed]) -> str:
 
 
 def _copy_file(source: str, copy: str, one: Listed, is_over: threading.Event) -> int:
-    """Copy a file or a symbolic link; return how many bytes it has."""
+    """Copy a file or a symbolic link; return its number of bytes."""
     path, copied, listed = f"{source}/{one[0]}", f"{copy}/{one[0]}", one[1]
     if stat.S_ISLNK(listed.st_mode):
         os.symlink(copied_link(source, one[0], os.readlink(path)), copied)
@@ -99,7 +100,7 @@ def _copy_file(source: str, copy: str, one: Listed, is_over: threading.Event) ->
                 pass
             status, nbytes = os.fstat(file.fileno()), os.fstat(new.fileno()).st_size
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO):  # it is a link now, or a socket
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # it has become a link, or a socket
             raise has_changed from None
         raise OSError(error.errno, error.strerror, f"{path} to {copied}") from None
     if _identity(status) != _identity(listed) or nbytes != listed.st_size:
@@ -110,7 +111,7 @@ def _copy_file(source: str, copy: str, one: Listed, is_over: threading.Event) ->
 
 
 def copied_link(source: str, path: str, target: str) -> str:
-    """The target of the copy of a link at `path` in `source`: of one that leads out of it, what it led to.
+    """Return the target of the copy of a link at `path` in `source`; a link to outside keeps its target.
 
     A link into `source`, by its absolute path or on a way through other directories, leads to the same in the copy.
     """

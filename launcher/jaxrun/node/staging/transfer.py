@@ -1,4 +1,4 @@
-"""Copies go along a tree of hosts: each takes what it lacks from its giver, and gives it to its takers as it comes.
+"""Sends copies along a tree of hosts: each host gets what it lacks from its giver, and passes it on as it arrives.
 
     taker                                     giver
     names that it lacks   ──────────▶                           (after the handshake, see protocol/auth.py)
@@ -22,12 +22,12 @@ from jaxrun.node.staging.copies import Copies
 from jaxrun.protocol.blocking_connection import BlockingConnection
 from jaxrun.protocol.staging_messages import StagedContent
 
-COPIED_MODE = 0o755  # what a copy keeps of a file's mode: nobody else writes to it, and it gives nobody's rights
-_PIECE_BYTES = 2**17  # tarfile copies as much for each small file
+COPIED_MODE = 0o755  # the only file mode in a copy: nobody else writes to it, and it grants no special rights
+_PIECE_BYTES = 2**17  # the copy buffer of tarfile, for each small file, too
 
 
 class _Archive(io.RawIOBase):
-    """An archive as a file: what is read comes from `giver`; that, or what is written, goes to `takers`."""
+    """An archive as a file: data that is read comes from `giver`; data that is read or written goes to `takers`."""
 
     def __init__(self, giver: BlockingConnection | None = None, takers: Sequence[BlockingConnection] = ()) -> None:
         self._giver, self._takers = giver, takers
@@ -57,9 +57,9 @@ def pass_on(
     giver: BlockingConnection | None,
     takers: Sequence[BlockingConnection],
 ) -> int:
-    """Have all contents on this host, from `giver` if there is one, and give the takers what they lack.
+    """Get all contents to this host, from `giver` if there is one, and send the takers what they lack.
 
-    Returns how many bytes have come. Raises ConnectionError or ProtocolError about another host, OSError of this one.
+    Returns how many bytes came. Raises ConnectionError or ProtocolError about another host, OSError about this one.
     """
     if giver is not None:
         giver.send_bytes(json.dumps([one.name for one in contents if copies.find(one.name) is None]).encode())
@@ -77,7 +77,7 @@ def pass_on(
 
 
 def name_copy(directory: str, paths: Sequence[str]) -> str:
-    """The name of a copy that was written below a directory, whose files are these."""
+    """Return the name of a copy that was written below a directory and consists of these files."""
     Path(directory, "paths").write_text(json.dumps(paths))
     _write_archive(directory, archive := _Archive())
     return archive.name
@@ -95,15 +95,16 @@ def _without_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = ""
     entry.mode &= COPIED_MODE
-    entry.mtime = int(entry.mtime) if entry.isreg() else 0  # by seconds Python knows its compiled modules
+    # Whole seconds, by which Python recognizes its compiled modules.
+    entry.mtime = int(entry.mtime) if entry.isreg() else 0
     return entry
 
 
 def _extract(file: _Archive, directory: str, name: str) -> str:
-    """Raises OSError, or ProtocolError if what comes is not the copy of this name."""
+    """Extract an archive. Raises OSError, or ProtocolError if it is not the copy of this name."""
     try:
         with tarfile.open(mode="r|", fileobj=file, bufsize=_PIECE_BYTES) as archive:
-            archive.extraction_filter = getattr(tarfile, "tar_filter", None)  # lets no path lead out
+            archive.extraction_filter = getattr(tarfile, "tar_filter", None)  # no path leads outside
             archive.extractall(f"{directory}/copy")
             Path(directory, "paths").write_text(json.dumps(archive.getnames()))
         while file.read():
@@ -111,9 +112,9 @@ def _extract(file: _Archive, directory: str, name: str) -> str:
     except tarfile.TarError as error:
         raise ProtocolError(f"an archive came that cannot be read: {error}") from None
     except OSError as error:
-        if error.errno and not error.filename:  # a disk that is full
+        if error.errno and not error.filename:  # a full disk
             error.filename = directory
         raise
     if file.name != name:
-        raise ProtocolError("what came is not what was read: a copy was changed; jaxrun clean --staged removes it")
+        raise ProtocolError("the received copy is not what was read: it was changed; jaxrun clean --staged removes it")
     return name
