@@ -26,6 +26,7 @@ Measured = Mapping[str, float]  # name → the median over the samples of one ro
 
 def compare(name: str, here: Path, other: Path, rounds: int, arguments: Sequence[str]) -> str:
     """Run the benchmark `name` of both checkouts for `rounds` rounds; returns the table."""
+    prepare(name, other)
     found: list[tuple[Measured, Measured]] = []
     for number in range(1, rounds + 1):
         order = (here, other) if number % 2 else (other, here)
@@ -33,6 +34,17 @@ def compare(name: str, here: Path, other: Path, rounds: int, arguments: Sequence
         found.append((measured[here], measured[other]))
         print(f"round {number} of {rounds} is done", file=sys.stderr, flush=True)
     return render(found)
+
+
+def prepare(name: str, checkout: Path) -> None:
+    """Make the environment of a checkout that has none yet. Raises SystemExit with a line where that does not work."""
+    install = checkout / "scripts" / "install"
+    if not (checkout / "scripts" / "bench.d" / f"{name}.py").exists() or not install.exists():
+        raise SystemExit(
+            f"--against {checkout}: no checkout with the benchmark {name!r}; name one, as of: git worktree"
+        )
+    if subprocess.run([install], stdout=sys.stderr).returncode:
+        raise SystemExit(f"--against {checkout}: {install} failed, for the reason above")
 
 
 def run_round(name: str, checkout: Path, arguments: Sequence[str]) -> Measured:

@@ -107,6 +107,20 @@ def test_measurements_of_two_checkouts_are_compared_by_name_within_their_rounds(
     assert psum.split()[-3:] == ["1.00", "1.00-1.00", "2"]
 
 
+def test_a_checkout_to_compare_with_gets_its_environment_first(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="no checkout with the benchmark 'lag'"):
+        against.prepare("lag", tmp_path)
+    (tmp_path / "scripts" / "bench.d").mkdir(parents=True)
+    (tmp_path / "scripts" / "bench.d" / "lag.py").touch()
+    install = tmp_path / "scripts" / "install"
+    install.write_text('#!/bin/sh\ncd "${0%/*}/.." && mkdir .venv\n')
+    install.chmod(0o755)
+    against.prepare("lag", tmp_path)
+    assert (tmp_path / ".venv").is_dir()
+    with pytest.raises(SystemExit, match="scripts/install failed"):  # the directory is there already
+        against.prepare("lag", tmp_path)
+
+
 @pytest.mark.extended
 @pytest.mark.parametrize(("mode", "wrong"), [("record", ""), extended("off", "rank 0 has no flight recorder")])
 def test_a_job_is_measured_and_what_it_recorded_is_looked_at(mode: str, wrong: str, monkeypatch) -> None:
