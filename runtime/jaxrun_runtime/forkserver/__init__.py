@@ -12,7 +12,7 @@ a copy, which ends by itself; the server stays as it was, with what it has impor
 
   the server, before the command line is read    start-up of a small job 0.82 x the time
   the copy                                       failure to next step 0.6 s instead of 2.9 s (4 ranks, nothing imported)
-  the launcher as a fork                         a gang 0.15 CPU s instead of 0.65, at once after another 0.3 x the time
+  the launcher as a fork                         a gang 0.15 CPU s instead of 0.65, its start 0.3 to 0.6 x the time
 
 Before it forks, a server imports what the program imports first, as far as that is safe (preload). A module that is not
 safe, or fails, makes it start again by exec, as the same process, without that module (again). The server of a Python
