@@ -50,12 +50,29 @@ def is_server(process: Process) -> bool:
 
 
 def _client_config(place: Place) -> str:
-    return f"""IdentityFile {place.ssh}/user_key
-IdentitiesOnly yes
-UserKnownHostsFile {place.ssh}/known_hosts
+    return f"""UserKnownHostsFile {place.ssh}/known_hosts
 GlobalKnownHostsFile none
 StrictHostKeyChecking ask
 User root
+
+# Hosts that fail, each in its own way, and one behind a login node.
+Host h3-through-h2
+    HostName h3
+    HostKeyAlias h3
+    ProxyJump h2
+Host h3-unknown
+    HostName h3
+    HostKeyAlias h3-unknown
+Host h3-closed
+    HostName h3
+    Port 9
+Host h3-denied
+    HostName h3
+    HostKeyAlias h3
+    IdentityFile none
+Match host *,!h3-denied originalhost *,!h3-denied
+    IdentityFile {place.ssh}/user_key
+    IdentitiesOnly yes
 """
 
 

@@ -59,7 +59,7 @@ class Peer:
     queued_bytes = 7
 
     def __init__(self):
-        self.silence, self.given_up = 0.0, []
+        self.silence, self.data_silence, self.given_up = 0.0, 0.0, []
 
     def send_beat(self):
         return True
@@ -67,8 +67,8 @@ class Peer:
     def acknowledged_bytes(self):
         return 0
 
-    def silence_s(self):
-        return self.silence
+    def silence_s(self, *, only_data=False):
+        return self.data_silence if only_data else self.silence
 
     def give_up(self, silence_s):
         self.given_up.append(silence_s)
@@ -123,6 +123,17 @@ def test_a_host_that_answers_no_more_is_given_up_on_all_its_connections():
         watch.close()
     assert [peer.given_up for peer in peers] == [[2.0], [2.0]]
     assert clock.now - began == pytest.approx(1.4, abs=0.11)
+
+
+def test_behind_a_tunnel_only_data_shows_that_a_host_lives():
+    clock, peer = Clock(), Peer()
+    watch = HostWatch(LIMIT, None, clock)
+    peer.data_silence = 7.9  # while the tunnel acknowledges everything at once
+    turns(watch, clock, peer, count=50)
+    assert watch.probes == Probes() and not peer.given_up
+    peer.data_silence = 8.1
+    turns(watch, clock, peer, count=1)
+    assert peer.given_up == [8.0]
 
 
 def test_probes_that_this_host_cannot_send_say_nothing_about_another(monkeypatch):

@@ -38,6 +38,10 @@ JOBS = {
     ),
     "a gang may wait for days": (FULL, {"env": {"A": "1=2", "B": ""}, "stall_timeout": 0}),
     "hosts of a cluster": (GangSpec(hosts=3, backend="slurm"), {"backend": "slurm", "hosts": 3, "simulated_hosts": 0}),
+    "hosts by name": (
+        GangSpec(hosts=2, options="-H h1:2,h2:2"),
+        {"host_list": "h1:2,h2:2", "hosts": 2, "simulated_hosts": 0},
+    ),
     "options take precedence": (
         GangSpec(processes=2, options=OPTIONS, backend="slurm"),
         {"partition": "debug", "grace": 7.0, "tag": "a b"},
@@ -77,6 +81,7 @@ FORKS = {
     "cuda": (GangSpec(platform="cuda"), True),
     "a platform that has not been tried after a fork": (GangSpec(platform="rocm"), False),
     "another backend": (GangSpec(backend="mpirun"), False),
+    "hosts by name": (GangSpec(options="-H h1,h2"), False),
     "on request": (GangSpec(options=("--no-fork",)), False),
 }
 

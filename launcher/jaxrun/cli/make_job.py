@@ -24,7 +24,7 @@ _UNATTENDED_STALL_TIMEOUT_S = 300.0
 _POD_INIT_TIMEOUT_S = 600.0
 _NAMED_HOSTS = {"host_list", "hostfile"}
 # Options that only one of the backends for named hosts has.
-_OPTIONS_OF = {"mpirun": {"mpirun", "mpi_args"}, "ssh": {"remote_python"}}
+_OPTIONS_OF = {"mpirun": {"mpirun", "mpi_args"}, "ssh": {"remote_python", "tunnel"}}
 # Options that exclude each other: the command line's one overrides a default of the other.
 _ALTERNATIVES = (("run_dir", "no_run_dir"), ("quiet_ranks", "only_ranks"), ("host_list", "hostfile"))
 
@@ -43,8 +43,8 @@ def make_job(
         if given.get("backend", "local") != "local":
             raise UsageError(f"--host-rank is for hosts without --backend {given['backend']}; leave one of them out")
         given["backend"] = HOSTS
-    if "backend" not in given and given.keys() & _NAMED_HOSTS:
-        given["backend"] = _backend_for_hosts(given, environ)
+    if "backend" not in given and (backend := _backend_for_hosts(given, environ)):
+        given["backend"] = backend
     _resolve_processes_per_node(given)
     given["env"] = {
         **(default_env or {}),
@@ -73,9 +73,9 @@ def without_effect(values: Mapping[str, Any], defaults: Collection[str], environ
     given = _given(values)
     has_host_rank = "host_rank" in given or given.get("hosts") == HOSTS_AUTO
     backend = HOSTS if has_host_rank else given.get("backend", Job.__dataclass_fields__["backend"].default)
-    typed = given.keys() - set(defaults)
-    if "backend" not in given and not has_host_rank and typed & _NAMED_HOSTS:
-        backend = _backend_for_hosts(typed, environ)
+    if "backend" not in given and not has_host_rank:
+        typed = {name: value for name, value in given.items() if name not in defaults}
+        backend = _backend_for_hosts(typed, environ) or backend
     ignored = {field.name for field, option in options_of(Job) if not understands(backend, option)}
     found = ignored & given.keys() & set(defaults)
     if "host_rank" in given and "host_rank" not in defaults:
@@ -106,9 +106,14 @@ def _resolve_hosts(given: dict[str, Any], environ: Mapping[str, str]) -> None:
         given["processes_per_host"] = found.processes
 
 
-def _backend_for_hosts(given: Collection[str], environ: Mapping[str, str]) -> str:
-    """Return the backend for hosts that people name, with these options: mpirun if there is one, else ssh."""
-    if own := [name for name, options in _OPTIONS_OF.items() if options.intersection(given)]:
+def _backend_for_hosts(given: Mapping[str, Any], environ: Mapping[str, str]) -> str:
+    """Return the backend for hosts that people name: mpirun if there is one, else ssh; empty if they name none.
+
+    An option that only one of the two has decides.
+    """
+    if not any(map(given.get, _NAMED_HOSTS)):
+        return ""
+    if own := [name for name, options in _OPTIONS_OF.items() if any(map(given.get, options))]:
         return own[0]
     from jaxrun.spec.backends.mpirun import find_mpirun
 

@@ -23,6 +23,10 @@ _ADVICE = (
         r"Permission denied|Too many authentication failures",
         "it must let you in without a question: ssh-copy-id {host}, or ssh-add; then ssh -o BatchMode=yes {host} true",
     ),
+    (
+        r"remote port forwarding failed",
+        "its sshd must allow it (AllowTcpForwarding); or --tunnel off, where hosts reach this one directly",
+    ),
     (r"Could not resolve hostname", "is the name right? HostName in ~/.ssh/config gives it an address"),
     (r"Connection refused", "does sshd run there? systemctl start ssh; for another port: Port in ~/.ssh/config"),
     (

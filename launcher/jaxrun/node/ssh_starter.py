@@ -10,6 +10,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
+import select
 import selectors
 import sys
 import time
@@ -31,9 +33,19 @@ from jaxrun.node.ssh_failures import (
     ssh_failed,
 )
 from jaxrun.node.ssh_session import SshSession
+from jaxrun.protocol.addresses import parse_addresses
 from jaxrun.protocol.agent_id import AgentId
-from jaxrun.protocol.names import VERSION
-from jaxrun.protocol.ssh_start import AGENT_RANKS, FOUND, format_failed_agents
+from jaxrun.protocol.names import GANG_ADDRESS, RESERVED_PREFIX, VERSION
+from jaxrun.protocol.ssh_start import (
+    AGENT_RANKS,
+    FOUND,
+    GANG_TUNNEL,
+    HEAD_TUNNEL,
+    TUNNEL_MODES,
+    TUNNEL_OFF,
+    TUNNEL_ON,
+    format_failed_agents,
+)
 from jaxrun.spec.backends.forwarded_variables import forwarded_variables
 from jaxrun.spec.job.plan import AGENT_ARGV
 from jaxrun.text import parse_ranks
@@ -43,6 +55,11 @@ _SHELL_S = 20.0  # for a login shell to begin the interpreter, once ssh must hav
 _FIRST_NUDGE_S, _NUDGE_S = 2.0, 1.0  # until an empty line is sent to a start-up file that may wait for one
 _SETTLE_S = 0.5  # for the agents that were started last to report, before the hosts that failed are named
 _READ_BYTES = 65536
+_HEAD = f"{RESERVED_PREFIX}HEAD"
+# What ssh says of a port that the other side has chosen: the port, and to where it leads.
+_ALLOCATED = re.compile(r"Allocated port (\d+) for remote forward to (\S+)")
+# A tunnel has no probe of its own: ssh notices that a host is silent after 15 s.
+_ALIVE_S, _ALIVE_COUNT = 5, 3
 
 
 class StartStep(Enum):
@@ -63,6 +80,8 @@ class StartRequest:
     python:    the path of the interpreter on the hosts
     words:     what is run there; those that are this interpreter's path become `python`
     limit_s:   until a host that has not begun `python` has failed
+    tunnels:   the variable that names a forwarded port to an agent, by where the port leads, "10.1.0.4:40123"
+    only_tunnels:  agents use nothing but the tunnels
     """
 
     ssh: tuple[str, ...]
@@ -71,6 +90,8 @@ class StartRequest:
     words: tuple[str, ...]
     env: Mapping[str, str] = field(repr=False)
     limit_s: float
+    tunnels: Mapping[str, str] = field(default_factory=dict)
+    only_tunnels: bool = False
 
     @property
     def starts_agents(self) -> bool:
@@ -162,13 +183,22 @@ class StartedHost:
         if tuple(parse_version(version)) < OLDEST_PYTHON:
             self.fail(other_python(version))
             return
-        request = self._request
+        request, env = self._request, {**self._env, **self._find_tunnels()}
+        if request.only_tunnels and HEAD_TUNNEL in env:
+            env[_HEAD] = env[HEAD_TUNNEL]
         self.step = StartStep.CHECKING
-        self.session.send(
-            start_message(self._mark, request.words, sys.executable, request.directory, VERSION, self._env)
-        )
+        self.session.send(start_message(self._mark, request.words, sys.executable, request.directory, VERSION, env))
         if not self.gets_stdin:
             self.session.end_input()
+
+    def _find_tunnels(self) -> dict[str, str]:
+        """The ports of the host that lead here; ssh has named them before it began the session."""
+        while self._request.tunnels and select.select([self.session.stderr], [], [], 0)[0]:
+            if not (data := os.read(self.session.stderr, _READ_BYTES)):
+                break
+            self.on_errors(data)
+        found = {target: f"127.0.0.1:{port}" for port, target in _ALLOCATED.findall(self._said)}
+        return {name: found[target] for target, name in self._request.tunnels.items() if target in found}
 
     def _on_check(self, answer: str) -> None:
         import json
@@ -291,6 +321,7 @@ def _parse(words: Sequence[str]) -> tuple[dict[str, str], StartRequest]:
     parser.add_argument("--connect-timeout", type=int, required=True)
     parser.add_argument("--directory", required=True)
     parser.add_argument("--remote-python", default=sys.executable)
+    parser.add_argument("--tunnel", choices=TUNNEL_MODES, default=TUNNEL_OFF)
     parser.add_argument("hosts", nargs="+")
     given = parser.parse_args(words[:end])
     options = {
@@ -299,20 +330,38 @@ def _parse(words: Sequence[str]) -> tuple[dict[str, str], StartRequest]:
         "RemoteCommand": "none",  # nor what else the user's configuration does for a person at a terminal
         "PermitLocalCommand": "no",
         "ControlMaster": "no",
-        "ClearAllForwardings": "yes",
         "LogLevel": "INFO",
+        **_tunnel_options(given.tunnel),
     }
+    tunnels = _tunnels(os.environ) if given.tunnel != TUNNEL_OFF else {}
+    forwards = [word for target in tunnels for word in ("-R", f"127.0.0.1:0:{target}")]
     ssh = (given.ssh, "-T", "-x", *(word for name, value in options.items() for word in ("-o", f"{name}={value}")))
     names = forwarded_variables(os.environ, {})
     request = StartRequest(
-        ssh=(*ssh, "--"),
+        ssh=(*ssh, *forwards, "--"),
         python=given.remote_python,
         directory=given.directory,
         words=tuple(words[end + 1 :]),
         env={name: os.environ[name] for name in names if name in os.environ},
         limit_s=given.connect_timeout + _SHELL_S,
+        tunnels=tunnels,
+        only_tunnels=given.tunnel == TUNNEL_ON,
     )
     return dict(word.split("=", 1) for word in given.hosts), request
+
+
+def _tunnel_options(mode: str) -> dict[str, object]:
+    """What ssh does about forwarded ports: a user's own may be in use already, and those of a tunnel must be there."""
+    if mode == TUNNEL_OFF:
+        return {"ClearAllForwardings": "yes"}
+    alive: dict[str, object] = {"ServerAliveInterval": _ALIVE_S, "ServerAliveCountMax": _ALIVE_COUNT}
+    return alive | ({"ExitOnForwardFailure": "yes", "ControlPath": "none"} if mode == TUNNEL_ON else {})
+
+
+def _tunnels(environ: Mapping[str, str]) -> dict[str, str]:
+    """What is forwarded: the head's port, and that of the process that owns a gang."""
+    named = {HEAD_TUNNEL: environ.get(_HEAD, ""), GANG_TUNNEL: environ.get(GANG_ADDRESS, "")}
+    return {str(parse_addresses(text)[0]): name for name, text in named.items() if text}
 
 
 def main() -> int:

@@ -16,6 +16,9 @@ from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.names import RESERVED_PREFIX
 
 AGENT_RANKS = f"{RESERVED_PREFIX}AGENT_RANKS"  # an agent's ranks and the size of the job, "0-3 8"
+HEAD_TUNNEL = f"{RESERVED_PREFIX}HEAD_TUNNEL"  # where ssh forwards to the head, "127.0.0.1:40123", on the agent's host
+GANG_TUNNEL = f"{RESERVED_PREFIX}GANG_TUNNEL"  # the same for the process that owns a gang
+TUNNEL_AUTO, TUNNEL_ON, TUNNEL_OFF = TUNNEL_MODES = ("auto", "on", "off")
 FOUND = "jaxrun-agent-found-head"  # what an agent with AGENT_RANKS prints once it is connected
 _FAILED_AGENTS = "jaxrun-failed-agents"
 

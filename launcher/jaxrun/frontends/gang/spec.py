@@ -14,6 +14,8 @@ from jaxrun.protocol.names import RUNTIME
 from jaxrun.spec.job.options import PRELOAD_AUTO, PRELOAD_NONE, check_preload
 
 _RANK_PROGRAM = f"{RUNTIME}.gang"
+_LOCAL = "local"
+_OF_HOSTS = "mpirun or ssh"  # the launcher chooses
 _GRACE_S = 1.0  # between SIGTERM and SIGKILL; a gang that is told to end has nothing to save
 
 
@@ -24,7 +26,7 @@ class GangSpec:
     processes: int | None = None
     devices: int | None = None
     hosts: int | None = None
-    backend: str = "local"
+    backend: str = _LOCAL
     platform: str = "auto"
     env: Mapping[str, str] | None = field(default=None, repr=False)
     lockstep: str = LOCKSTEP_RECORD
@@ -44,6 +46,8 @@ class GangSpec:
             raise UsageError(f"a variable's name must not be empty, nor contain '=': env of a gang has {wrong[0]!r}")
         object.__setattr__(self, "env", env)
         object.__setattr__(self, "options", split_options(self.options))
+        if self.backend == _LOCAL and any(map(_names_hosts, self.options)):
+            object.__setattr__(self, "backend", _OF_HOSTS)
         object.__setattr__(self, "preload", _join_modules(self.preload))
         if self.run_dir is not None:
             object.__setattr__(self, "run_dir", Path(self.run_dir).absolute())
@@ -51,7 +55,7 @@ class GangSpec:
     @property
     def may_fork(self) -> bool:
         """Whether the ranks may be forked from a process that has imported jax; the launcher decides."""
-        return self.backend == "local" and self.platform not in ("rocm", "tpu") and "--no-fork" not in self.options
+        return self.backend == _LOCAL and self.platform not in ("rocm", "tpu") and "--no-fork" not in self.options
 
     @property
     def interface(self) -> str:
@@ -69,9 +73,9 @@ class GangSpec:
 
     def command_line(self, run_dir: Path, modules: Sequence[str] = ()) -> tuple[str, ...]:
         """Return the launcher's words; `modules` are those that its fork server has to import."""
-        hosts = "--simulate-hosts" if self.backend == "local" else "--hosts"
+        hosts = "--simulate-hosts" if self.backend == _LOCAL else "--hosts"
         given = (
-            ("--backend", self.backend),
+            ("--backend", None if self.backend == _OF_HOSTS else self.backend),
             ("--processes", self.processes),
             ("--devices-per-process", self.devices),
             (hosts, self.hosts),
@@ -90,8 +94,13 @@ class GangSpec:
     def __str__(self) -> str:
         size = "" if self.processes is None else f" of {self.processes}"
         devices = "" if self.devices is None else f" x {self.devices} devices"
-        where = "" if self.backend == "local" else f" by {self.backend}"
+        where = "" if self.backend == _LOCAL else f" by {self.backend}"
         return f"gang{size}{devices}{where}"
+
+
+def _names_hosts(word: str) -> bool:
+    """Whether this word of jaxrun's command line is an option that names hosts."""
+    return word.startswith(("-H", "--host=", "--hostfile")) or word == "--host"
 
 
 def _join_modules(preload: str | Sequence[str]) -> str:

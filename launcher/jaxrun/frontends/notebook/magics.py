@@ -2,6 +2,7 @@
 
 %load_ext jaxrun
 %gang -n 4 -d 2         start such a gang, in place of another one;  %gang: its state;  %gang stop;  %gang restart
+%gang -H h1:4,h2:4      start it on these hosts, by mpirun or ssh
 %gang --platform cuda   start one process for each GPU
 %%gang --timeout 60     run this cell on all ranks, each in one namespace that lasts;  --rank 0,2-3: on these only
 gang["x"]               the value of x on each rank;  gang["x"] = value  gives all ranks the value

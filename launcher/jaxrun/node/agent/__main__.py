@@ -15,8 +15,13 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from jaxrun.errors import EXIT_SIGNAL_BASE, EXIT_UNAVAILABLE, JaxrunError, UnavailableError, describe_shortage
+
+if TYPE_CHECKING:
+    from jaxrun.protocol.addresses import Address
 
 _parent = os.getppid()  # before all that takes time
 _PR_SET_PDEATHSIG = 1
@@ -27,13 +32,14 @@ def main() -> int:
     from jaxrun.protocol.addresses import parse_addresses
     from jaxrun.protocol.connect import HeadAddress
     from jaxrun.protocol.env import AgentEnv
-    from jaxrun.protocol.ssh_start import AGENT_RANKS
+    from jaxrun.protocol.ssh_start import AGENT_RANKS, HEAD_TUNNEL
     from jaxrun.spec.job import cluster_env
     from jaxrun.text import parse_ranks
 
     try:
         env = AgentEnv.from_env(os.environ)
-        address = HeadAddress(env.token, parse_addresses(env.head))
+        tunnel = parse_addresses(os.environ[HEAD_TUNNEL]) if HEAD_TUNNEL in os.environ else ()
+        addresses = _addresses_by_round(parse_addresses(env.head), tunnel)
         words = sys.argv[1:] or os.environ.get(AGENT_RANKS, "").split()
         if len(words) == 2:
             ranks = [rank for part in parse_ranks(words[0], "an agent") for rank in part]
@@ -43,13 +49,14 @@ def main() -> int:
             ranks, size = [info.rank], info.size
         timeout = env.init_timeout
         end = agent_process.run(
-            lambda: address,
+            lambda: HeadAddress(env.token, next(addresses)),
             ranks,
             size,
             timeout,
             os.environ,
             check=_check_parent,
             on_found=lambda: _on_found(leaves_place=env.stays),
+            tunnel=tunnel[0] if tunnel else None,
         )
         return end.status
     except JaxrunError as error:
@@ -61,6 +68,13 @@ def main() -> int:
             raise
         print(f"jaxrun: on {os.uname().nodename}: {text}", file=sys.stderr)
         return EXIT_UNAVAILABLE
+
+
+def _addresses_by_round(head: tuple[Address, ...], tunnel: tuple[Address, ...]) -> Iterator[tuple[Address, ...]]:
+    """Yield where to look for the head: directly at first, then through the tunnel as well."""
+    yield head
+    while True:
+        yield tuple(dict.fromkeys((*head, *tunnel)))
 
 
 def _on_found(*, leaves_place: bool) -> None:

@@ -16,7 +16,7 @@ from jaxrun.clock import Clock
 from jaxrun.errors import UnavailableError
 from jaxrun.files.shared_memory import remove_shared_directory, snapshot_directory
 from jaxrun.node.agent.agent import SIGNALS, Agent
-from jaxrun.node.agent.agent_report import make_report, plain_address
+from jaxrun.node.agent.agent_report import make_report, plain_address, ssh_address
 from jaxrun.node.agent.agent_states import (
     HEAD_LOST,
     CheckHead,
@@ -75,6 +75,7 @@ def run(
     check: Callable[[], None] = lambda: None,
     on_found: Callable[[], None] = lambda: None,
     on_failed_round: Callable[[str], None] = lambda why: None,
+    tunnel: Address | None = None,
 ) -> Shutdown:
     """Be the agent of `ranks` of a job of this size, at first; returns the head's last order, which has the status.
 
@@ -83,7 +84,7 @@ def run(
     `command` is the program with which a person has started this agent; `by_terminal`: a second Ctrl-C ends it at once.
     `on_lost` is called with a sentence where the head is lost before it has said that the job is over.
     `check` is called now and then until a head is found, and may raise UnavailableError; then `on_found`, once.
-    `on_failed_round` is called as by `connect`.
+    `on_failed_round` is called as by `connect`. `tunnel` is an address of this host that ssh forwards to the head.
     """
     agent = AgentId(ranks[0])  # which is another agent's in no job, as each rank is in one place
     name = format_ranks(ranks)
@@ -96,14 +97,14 @@ def run(
             connection.send(AgentConnected(agent, os.uname().nodename))  # what it reports takes a while to find out
             link = HeadLink(agent, connection, signals, by_terminal=by_terminal)
             address = plain_address(connection.peer[0])
-            report = partial(
-                make_report, size, plain_address(head.connection.getsockname()[0]), address, environ, tuple(command)
-            )
+            is_tunnelled = Address(address, connection.peer[1]) == tunnel
+            own = ssh_address(environ) if is_tunnelled else plain_address(head.connection.getsockname()[0])
+            report = partial(make_report, size, own, address, environ, tuple(command))
             with contextlib.closing(EventLoop()) as loop:
                 info = Connecting(link, loop).run()
             if isinstance(info, JobInfo):
                 tasks = HostTasks(agent, info, Address(address, connection.peer[1]), head.token, environ, report)
-                end = _AgentJob(link, info, tasks, head.token, environ).run(ranks)
+                end = _AgentJob(link, info, tasks, head.token, environ, probes_head=not is_tunnelled).run(ranks)
             else:
                 end = info
             if end is HEAD_LOST:
@@ -116,14 +117,23 @@ def run(
 class _AgentJob:
     """What an agent does for one job, attempt by attempt."""
 
-    def __init__(self, link: HeadLink, info: JobInfo, tasks: HostTasks, token: str, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        link: HeadLink,
+        info: JobInfo,
+        tasks: HostTasks,
+        token: str,
+        environ: Mapping[str, str],
+        *,
+        probes_head: bool,
+    ) -> None:
         self._link = link
         self._info = info
         self._tasks = tasks
         self._token = token
         self._environ = environ
         peer = link.connection.peer
-        closed = (peer[0], info.closed_port, *peer[2:])
+        closed = (peer[0], info.closed_port, *peer[2:]) if probes_head else None
         watch = HostWatch(SilenceLimit.of_agent(info.host_timeout), closed, time.monotonic)
         self._check_head: CheckHead = partial(watch.poll, (link.connection,))
         self._fork_server = OwnForkServer()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from jaxrun.files.own_files import open_own_directory
 from jaxrun.node.agent.fabric_probe import collect_fabric_facts
+from jaxrun.protocol.addresses import LOOPBACK
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import AgentReport, JobInfo
 from jaxrun.protocol.names import VERSION
@@ -54,6 +55,12 @@ def make_report(
 def plain_address(ip: str) -> str:
     """Write an IPv4 address in its usual form, if a socket for both families shows it as an IPv6 address."""
     return ip.removeprefix("::ffff:")
+
+
+def ssh_address(environ: Mapping[str, str]) -> str:
+    """Return the address of this host to which the ssh connected that has started this agent."""
+    words = environ.get("SSH_CONNECTION", "").split()  # client's address and port, server's address and port
+    return words[2] if len(words) == 4 else LOOPBACK
 
 
 def _is_of_job(run_dir: Path, job_id: str) -> bool:

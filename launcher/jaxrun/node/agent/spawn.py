@@ -24,8 +24,9 @@ from jaxrun.protocol.codec import encode
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF, TEXT_OFFSET, flight_file_name
 from jaxrun.protocol.forkserver_messages import FORK_DESCRIPTORS, ForkWorker
-from jaxrun.protocol.names import JOB_ID
+from jaxrun.protocol.names import GANG_ADDRESS, JOB_ID
 from jaxrun.protocol.settings import STDIN_RANK_0
+from jaxrun.protocol.ssh_start import GANG_TUNNEL
 from jaxrun.protocol.worker_command import worker_argv
 from jaxrun.protocol.worker_messages import RankSecret
 from jaxrun.spec.job.environment import PLATFORMS_VARIABLE, inherited_job_variables
@@ -108,12 +109,19 @@ def setup_of_orders(starts: Sequence[StartWorker], environ: Mapping[str, str], r
     kept = {name: value for name, value in environ.items() if name not in unset}
     return WorkerSetup(
         argv=worker_argv(sys.executable, first.program),
-        environ=with_own_variables({**kept, **first.environment, JOB_ID: first.worker.job_id}),
+        environ=with_own_variables(_reach_gang({**kept, **first.environment, JOB_ID: first.worker.job_id}, environ)),
         workers=tuple(replace(start.worker, rank_token=rank_token) for start in starts),
         flight_dir=_make_log_dir(first.log_dir),
         wrap=first.wrap,
         preload=first.preload,
     )
+
+
+def _reach_gang(environ: Mapping[str, str], own: Mapping[str, str]) -> Mapping[str, str]:
+    """Add the way through ssh to the process that owns the gang, if this agent, whose environment is `own`, has one."""
+    if GANG_ADDRESS not in environ or GANG_TUNNEL not in own:
+        return environ
+    return {**environ, GANG_ADDRESS: f"{environ[GANG_ADDRESS]},{own[GANG_TUNNEL]}"}
 
 
 def with_own_variables(environ: Mapping[str, str]) -> Mapping[str, str]:

@@ -117,11 +117,15 @@ class Connection(Generic[M]):
             return self._sent_bytes - int.from_bytes(waiting, sys.byteorder)
         return self.queued_bytes
 
-    def silence_s(self) -> float:
-        """Return how long the other host's kernel has been silent, in seconds; 0 once the connection is closed."""
+    def silence_s(self, *, only_data: bool = False) -> float:
+        """Return how long the other host's kernel has been silent, in seconds; 0 once the connection is closed.
+
+        only_data:  acknowledgements do not count, since a tunnel acknowledges what it cannot deliver
+        """
         with contextlib.suppress(OSError):
             info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _HEARD.size)
-            return float(min(_HEARD.unpack(info)) / 1000)
+            data_ms, acknowledgement_ms = _HEARD.unpack(info)
+            return float(data_ms if only_data else min(data_ms, acknowledgement_ms)) / 1000
         return 0.0
 
     def send_beat(self) -> bool:

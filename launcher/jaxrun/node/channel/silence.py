@@ -97,9 +97,13 @@ class Probes:
 
 
 class HostWatch:
-    """Probes one host, at a TCP address where nothing listens, whenever it is silent."""
+    """Probes one host, at a TCP address where nothing listens, whenever it is silent.
 
-    def __init__(self, limit: SilenceLimit, address: tuple[Any, ...], clock: Callable[[], float]) -> None:
+    Without an address, as for a host behind a tunnel, there are no probes: the host is lost once no data has come from
+    it for LONGEST_SILENCE_S.
+    """
+
+    def __init__(self, limit: SilenceLimit, address: tuple[Any, ...] | None, clock: Callable[[], float]) -> None:
         self.probes = Probes()
         self._limit = limit
         self._clock = clock
@@ -115,8 +119,9 @@ class HostWatch:
         now = self._clock()
         if now < self._next_check:
             return self._next_check - now
-        silence_s = min(connection.silence_s() for connection in connections)
-        answered = self._probe is not None and self._probe.connect_ex(self._address) in _ANSWERED
+        address, only_data = self._address, self._address is None
+        silence_s = min(connection.silence_s(only_data=only_data) for connection in connections)
+        answered = self._probe is not None and address is not None and self._probe.connect_ex(address) in _ANSWERED
         self._answered_at = now if answered else self._answered_at
         self.close()
         probes = self.probes.update(self._limit, silence_s, answered=answered)
@@ -125,12 +130,12 @@ class HostWatch:
                 connection.give_up(lost_after)
             return 0.0
         wait = max(self._limit.suspect_after - (0 if answered else silence_s), GRACE_S)
-        if probes.is_due(self._limit, silence_s) and not answered:
+        if address is not None and probes.is_due(self._limit, silence_s) and not answered:
             wait = _PROBE_INTERVAL_S
             with contextlib.suppress(OSError):  # descriptors may be short
-                self._probe = socket.socket(socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET)
+                self._probe = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
                 self._probe.setblocking(False)
-                is_sent = self._probe.connect_ex(self._address) in _SENT
+                is_sent = self._probe.connect_ex(address) in _SENT
                 probes = Probes(probes.unanswered + is_sent, probes.answers)
         self.probes, self._next_check = probes, max(self._next_check + wait, now + GRACE_S)
         return self._next_check - now

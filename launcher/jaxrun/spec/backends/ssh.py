@@ -1,7 +1,7 @@
 """The ssh backend: OpenSSH's client starts one agent on each of the hosts that -H or --hostfile name.
 
 One local process, the starter (node/ssh_starter.py), keeps a connection to each host. Each agent then has a connection
-of its own to the head, so the agents of the other hosts survive the loss of a host.
+of its own to the head, directly or through its host's ssh, so the agents survive the loss of another host.
 """
 
 from __future__ import annotations
@@ -74,6 +74,7 @@ def _starter_words(job: Job, ssh: str, ranks_of: Mapping[str, Sequence[int]]) ->
     """What the starter is told on its command line, which others can read: no value of a variable, and no secret."""
     connect_s = max(1, min(_LONGEST_CONNECT_S, int(job.init_timeout / 2)))
     words = ["--ssh", ssh, "--connect-timeout", str(connect_s), "--directory", os.getcwd()]
+    words += ["--tunnel", job.tunnel]
     words += ["--remote-python", job.remote_python] if job.remote_python else []
     hosts = [f"{host}={ranks[0]}-{ranks[-1]}" for host, ranks in ranks_of.items()]
     return (*words, *hosts)

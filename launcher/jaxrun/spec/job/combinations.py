@@ -88,7 +88,7 @@ def check_options(job: JobOptions) -> None:
     for field, option in options_of(job):
         if understands(job.backend, option) or (field.name == "hosts" and job.hosts == 1):
             continue
-        if getattr(job, field.name) not in (None, "", 0, False, ()):
+        if getattr(job, field.name) not in (None, "", 0, False, (), field.default):
             fitting = [f"--backend {name}" for name in backends_with(option)]
             if understands(HOSTS, option):
                 fitting.append("--host-rank on each host")

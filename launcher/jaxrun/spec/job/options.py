@@ -20,6 +20,7 @@ from jaxrun.protocol.settings import (
     TLS_MODES,
     WorkerSettings,
 )
+from jaxrun.protocol.ssh_start import TUNNEL_AUTO, TUNNEL_MODES
 from jaxrun.spec.backends import BACKENDS
 from jaxrun.spec.job.binding import BIND_AUTO, BIND_MODES
 from jaxrun.spec.job.option_declaration import (
@@ -326,6 +327,13 @@ class JobOptions(WorkerSettings):
         "The Python with jaxrun on the hosts. [default: the path of this one]",
         default="",
         metavar="PATH",
+    )
+    tunnel: str = _ssh(
+        "--tunnel",
+        "Let the hosts reach jaxrun through ssh: on, off, or where they do not reach it directly (auto). "
+        "[default: {default}]",
+        default=TUNNEL_AUTO,
+        choices=TUNNEL_MODES,
     )
     interface: str = option(
         "--interface",

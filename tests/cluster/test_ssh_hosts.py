@@ -1,0 +1,84 @@
+"""Hosts by a real sshd: those that fail, each in its own way, and a laptop that the hosts cannot reach."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import processes
+import pytest
+import sshd
+from cluster_fixture import READY, RUNS, Bed, Job
+from harness import write_fake_runtime
+from launch_modes import PYTHON
+
+pytestmark = pytest.mark.extended
+
+OPENSSH = {sshd.REAL: "1"}
+# A worker by hand that waits in its first attempt, and ends well in the second.
+AGAIN = f"""
+if os.environ["JAXRUN_ATTEMPT"] == "2":
+    run(); print("again", flush=True); done()
+{RUNS}{READY}
+"""
+LAPTOP = "10.99.0.1"  # an address to which no host has a route
+
+
+@pytest.fixture
+def laptop(bed: Bed) -> Iterator[str]:
+    """A host that others do not reach at this address."""
+    bed.inside("ctl", "ip", "link", "add", "lap0", "type", "veth", "peer", "name", "lap1")
+    bed.inside("ctl", "ip", "address", "add", f"{LAPTOP}/32", "dev", "lap0")
+    for end in ("lap0", "lap1"):
+        bed.inside("ctl", "ip", "link", "set", end, "up")
+    yield "ctl"
+    bed.inside("ctl", "ip", "link", "del", "lap0")
+
+
+def test_doctor_names_all_hosts_that_ssh_does_not_reach_in_its_words(bed: Bed, tmp_path: Path) -> None:
+    hosts = "h2,h3-unknown,h3-closed,h3-denied,nowhere"
+    words = (PYTHON, "-m", "jaxrun", "doctor", "--backend", "ssh", "-H", hosts)
+    with bed.typed("h1", *words, directory=tmp_path, env=OPENSSH) as job:
+        result = job.result()
+        job.gone()
+    assert result.code == 69 and "4 of 5 hosts cannot be used by ssh" in result.out, result
+    for said in (
+        "h3-unknown: Host key verification failed.",
+        "h3-closed: ssh: connect to host h3 port 9: Connection refused",
+        "h3-denied: root@h3: Permission denied",
+        "nowhere: ssh: Could not resolve hostname nowhere",
+        "ssh-copy-id h3-denied",
+    ):
+        assert said in result.out, result
+    assert "leads nowhere" not in result.out  # the names are ssh's
+
+
+def test_a_laptop_that_slept_goes_on_with_the_same_hosts_through_a_login_node(
+    bed: Bed, laptop: str, tmp_path: Path
+) -> None:
+    options = ("--backend", "ssh", "--interface", LAPTOP, "--max-restarts", "1", "-H", "h2,h3-through-h2")
+    words = (PYTHON, "-m", "jaxrun", *options, "--run-dir", str(tmp_path / "run"), "by_hand.py", AGAIN, AGAIN)
+    env = {**OPENSSH, **write_fake_runtime(tmp_path)}
+    with bed.typed(laptop, *words, directory=tmp_path, env=env) as job:
+        job.wait_for_output("ready", count=2)
+        assert {event["head_address"] for event in job.events("AgentReport")} == {"127.0.0.1"}
+        sleep_until_nothing_runs(bed, job)
+        result = job.result()
+        job.gone()
+    assert result.code == 0 and result.out.count("again") == 2, result
+
+
+def sleep_until_nothing_runs(bed: Bed, job: Job) -> None:
+    """Stop all that runs on the laptop until no rank is left on any host."""
+    network = processes.inspect(job.launcher())
+    assert network is not None
+    own = [found.pid for found in bed.job_processes() if found.network == network.network]
+    for pid in own:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        job.wait_until(lambda: not job.workers(), "end of the ranks")
+    finally:
+        for pid in own:
+            os.kill(pid, signal.SIGCONT)
