@@ -1,4 +1,4 @@
-"""Writes docs/api.md, what programs and tools may rely on, from the docstrings: `scripts/api`."""
+"""Writes docs/api.md, the API on which programs and tools may rely, from the docstrings: `scripts/api`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PARAMETERS = re.compile(r"[\w, ]+: .*:  |[\w, ]+:  ", re.DOTALL)  # a block of 
 _HEAD = """# The API
 
 Use `jaxrun` in your own Python process to run functions on many others, and `jaxrun_runtime` in programs that jaxrun
-runs. Your programs and tools may rely on all that is on this page.
+runs. Your programs and tools may rely on everything on this page.
 
 ```python
 import jaxrun
@@ -43,7 +43,7 @@ page from the docstrings.
 
 
 def make_page() -> str:
-    """The whole text."""
+    """Return the whole text."""
     return "\n".join([_HEAD, *_launcher(), *_runtime(), *_pytest()]).rstrip("\n") + "\n"
 
 
@@ -70,7 +70,7 @@ def _pytest() -> Iterator[str]:
 
 
 def _describe(thing: Any, name: str) -> Iterator[str]:
-    """A class with its public methods and properties, or a function."""
+    """Yield the text about a class with its public methods and properties, or about a function."""
     yield f"### `{name}{_signature(thing)}`\n\n{_text(inspect.getdoc(thing))}"
     if not inspect.isclass(thing):
         return
@@ -85,7 +85,7 @@ def _describe(thing: Any, name: str) -> Iterator[str]:
 
 
 def _signature(thing: Any) -> str:
-    """The names and defaults of the parameters, without their types."""
+    """Return the names and defaults of the parameters, without their types."""
     try:
         signature = inspect.signature(thing)
     except ValueError:
@@ -103,7 +103,7 @@ def _is_error(thing: Any) -> bool:
 
 
 def _text(docstring: str | None) -> str:
-    """A docstring as Markdown: blocks of "name:  what it is" are set as they stand."""
+    """Return a docstring as Markdown. Blocks of "name:  meaning" stay as they are."""
     blocks = textwrap.dedent(docstring or "").strip().split("\n\n")
     return "\n\n".join(f"```text\n{block}\n```" if _PARAMETERS.match(block) else block for block in blocks) + "\n"
 

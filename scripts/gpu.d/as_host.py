@@ -8,6 +8,6 @@ named = os.uname_result((machine.sysname, name, *machine[2:]))
 os.uname = lambda: named
 sys.argv[:2] = ["jaxrun"]
 
-from jaxrun.__main__ import entry  # noqa: E402 - it asks for the name
+from jaxrun.__main__ import entry  # noqa: E402 - reads the host's name
 
 entry()

@@ -1,4 +1,4 @@
-"""What scripts/gpu tries, one function each: it returns what was seen, and raises Failed where that is wrong."""
+"""The checks of scripts/gpu, one function each: it returns what was seen, and raises Failed if that is wrong."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from machine import PROGRAMS, Done, Failed, Machine, run, used_memory
 
 from jaxrun.analysis.verdict.error_lookup import explain_unavailable
 
-_STALL = 10  # seconds without progress, after which the job is to be stopped
+_STALL = 10  # --stall-timeout in seconds
 _STARTS = 3  # of each kind
 _COMPUTES = 10  # seconds, until Ctrl-C
 _LEFT = 0.02  # of a GPU's memory: its driver's own share
@@ -28,7 +28,12 @@ _BY_PCI = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # as nvidia-smi counts
 
 @dataclass(frozen=True)
 class Check:
-    """`gpus` is how many it needs at least, `on_cpus` whether it runs with --platform cpu; `shows` is its line."""
+    """One check.
+
+    gpus:     the least number of GPUs that it needs
+    shows:    its line in the table
+    on_cpus:  whether it runs with --platform cpu
+    """
 
     name: str
     gpus: int
@@ -49,7 +54,7 @@ def regression(machine: Machine) -> str:
 
 
 def counts(machine: Machine) -> str:
-    """Without -n there is a rank for each GPU that nvidia-smi lists; one too many is refused."""
+    """Check that there is a rank for each GPU of nvidia-smi without -n, and that one more rank is refused."""
     _expect_gpus(machine.jaxrun(PROGRAMS / "ordinals.py", env=_BY_PCI), [gpu.uuid for gpu in machine.gpus])
     more = str(len(machine.gpus) + 1)
     machine.jaxrun("-n", more, PROGRAMS / "ordinals.py").expect(2, r"takes \d+ GPUs, but \d+ (is|are) visible")
@@ -57,7 +62,7 @@ def counts(machine: Machine) -> str:
 
 
 def visible(machine: Machine) -> str:
-    """CUDA_VISIBLE_DEVICES chooses GPUs and their order."""
+    """Check that CUDA_VISIBLE_DEVICES chooses GPUs and their order."""
     order = list(reversed(range(len(machine.gpus))))
     chosen = {**_BY_PCI, "CUDA_VISIBLE_DEVICES": ",".join(map(str, order))}
     _expect_gpus(machine.jaxrun(PROGRAMS / "ordinals.py", env=chosen), [machine.gpus[index].uuid for index in order])
@@ -78,10 +83,10 @@ def no_gpu(machine: Machine) -> str:
 
 
 def fallback(machine: Machine) -> str:
-    """A rank whose JAX finds no GPU must not compute on its CPU: sitecustomize.py takes the GPU away from the last."""
+    """Check that a rank without a GPU does not compute on its CPU. sitecustomize.py hides the GPU of the last rank."""
     hidden = {"PYTHONPATH": _path_with("hide_gpu"), "HIDE_GPU_OF_RANK": str(machine.ranks - 1)}
     words = [word for name, value in hidden.items() for word in ("--env", f"{name}={value}")]
-    # Not forked, so that sitecustomize.py runs in each rank.
+    # Without a fork, sitecustomize.py runs in each rank.
     done = machine.jaxrun("-n", str(machine.ranks), "--no-fork", *words, PROGRAMS / "ordinals.py")
     if done.status == 0 or re.search(r"rank \d+ has", done.output):
         raise Failed(f"exit {done.status}: the program ran", done.output)
@@ -93,7 +98,7 @@ def _path_with(directory: str) -> str:
 
 
 def names(machine: Machine) -> str:
-    """nvidia-smi shows the ranks by name; in a container it may list no process at all."""
+    """Check that nvidia-smi shows the ranks by name. In a container it may list no process at all."""
     done = machine.jaxrun("-n", str(machine.ranks), PROGRAMS / "listed.py").expect(0)
     listed = done.find(r"listed:.*").removeprefix("listed:").strip()
     if not listed:
@@ -104,7 +109,7 @@ def names(machine: Machine) -> str:
 
 
 def late_variable(machine: Machine) -> str:
-    """What the program sets of the memory of GPUs comes too late, and is told."""
+    """Check that variables for the memory of GPUs that the program sets are reported as too late."""
     done = machine.jaxrun("-n", str(machine.ranks), PROGRAMS / "listed.py").expect(0)
     return done.find(r"listed.py:\d+ sets .* too late here: use --env XLA_PYTHON_CLIENT_MEM_FRACTION=.5")
 
@@ -115,7 +120,7 @@ def out_of_memory(machine: Machine) -> str:
 
 
 def one_gpu_for_two(machine: Machine) -> str:
-    """What NCCL says of two processes of plain JAX on one GPU, and what jaxrun says of that text."""
+    """Check that jaxrun explains NCCL's error for two processes of plain JAX on one GPU."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     words = [sys.executable, str(PROGRAMS / "one_gpu.py"), f"127.0.0.1:{port}"]
@@ -133,25 +138,25 @@ def one_gpu_for_two(machine: Machine) -> str:
             rank.wait()
     explained = explain_unavailable("", output)
     if not explained.means:
-        raise Failed("what NCCL says is explained by no entry of the known errors", output)
+        raise Failed("no known error explains NCCL's text", output)
     return explained.means
 
 
 def waits_for_device(machine: Machine) -> str:
-    """A rank that waits for a computation which never ends, as for a collective: that wait may spin."""
+    """Check a rank that waits for a computation without end, as for a collective. The wait may spin."""
     words = ("-n", "1", "--stall-timeout", str(_STALL), PROGRAMS / "endless.py", "device")
     return f"exit 124: {machine.jaxrun(*words, limit=120).expect(124).find(r'.*endless.py:[0-9]+.*')}"
 
 
 def waits_for_rank(machine: Machine) -> str:
-    """All ranks but one wait in a collective on their GPUs; the last sleeps, and is to be named."""
+    """Check that the last rank, which sleeps, is named while all others wait in a collective on their GPUs."""
     words = ("-n", str(machine.ranks), "--stall-timeout", str(_STALL), PROGRAMS / "endless.py", "collective")
     blamed = rf"1 rank +{machine.ranks - 1}\b.*"
     return f"exit 124: {machine.jaxrun(*words, limit=120).expect(124).find(blamed)}"
 
 
 def start_up(machine: Machine) -> str:
-    """Seconds until the program begins: in forks of one process that has imported jax, or in fresh interpreters."""
+    """Measure seconds until the program begins, in forks of a process that imported jax and in fresh interpreters."""
     kinds = {"forked": (), "fresh": ("--no-fork",)}
     taken: dict[str, list[float]] = {kind: [] for kind in kinds}
     for _ in range(_STARTS):
@@ -163,14 +168,14 @@ def start_up(machine: Machine) -> str:
 
 
 def cuda_before_fork(machine: Machine) -> str:
-    """Where something has started CUDA in the process that would fork, the workers are fresh interpreters."""
+    """Check that workers are fresh interpreters if something has started CUDA in the process that would fork."""
     started = {"PYTHONPATH": _path_with("start_cuda")}
     machine.jaxrun("-n", str(machine.ranks), PROGRAMS / "parent.py", env=started).expect(0, "rank 0 fresh")
     return "cuInit in sitecustomize.py: fresh interpreters"
 
 
 def killed(machine: Machine) -> str:
-    """A rank that is killed gives its GPU's memory back before jaxrun ends, so that another job can start at once."""
+    """Check that the GPU memory of a killed rank is free before jaxrun ends, so that another job can start at once."""
     done = machine.jaxrun("-n", str(machine.ranks), PROGRAMS / "killed.py").expect(137)
     held, left = max(map(float, re.findall(r"holds (\d+) MiB", done.output))), max(used_memory())
     if not left < _LEFT * held:
@@ -179,7 +184,7 @@ def killed(machine: Machine) -> str:
 
 
 def restarted(machine: Machine) -> str:
-    """A job that lost a rank is started again once the GPU's memory is free."""
+    """Check that a job that lost a rank restarts once the GPU's memory is free."""
     words = ("-n", str(machine.ranks), "--max-restarts", "1", "--no-run-dir")
     done = machine.jaxrun(*words, PROGRAMS / "restarted.py").expect(0, r"attempt 1 of 2 failed: rank 0 .*SIGKILL")
     if "still not free" in done.output:
@@ -188,20 +193,20 @@ def restarted(machine: Machine) -> str:
 
 
 def interrupted(machine: Machine) -> str:
-    """Ctrl-C reaches no Python while a rank waits for its device; it is killed after the grace time."""
+    """Check Ctrl-C while a rank waits for its device: Python does not see it, and the rank is killed after the grace."""
     job = (sys.executable, "-m", "jaxrun", "--platform", machine.platform, "-n", "1", PROGRAMS / "endless.py", "device")
     done = run("timeout", "--foreground", "--preserve-status", "-s", "INT", str(_COMPUTES), *job).expect(130)
     return f"exit 130 {done.seconds - _COMPUTES:.1f} s later: {done.find(r'stuck at [^)]*')}"
 
 
 def gang(machine: Machine) -> str:
-    """A gang starts, computes, loses a rank and starts anew."""
+    """Check that a gang starts, computes, loses a rank and starts again."""
     done = run(sys.executable, PROGRAMS / "gang.py", machine.platform, str(machine.ranks)).expect(0)
     return done.find(r"started in.*")
 
 
 def record_cost(machine: Machine) -> str:
-    """What recording adds to a call, by scripts/bench lockstep."""
+    """Measure what recording adds to a call, with scripts/bench lockstep."""
     words = ("-n", str(machine.ranks), "--only", "record", "--rounds", "2", "--out", ".")
     done = run(sys.executable, _BENCH, *words, limit=900).expect(0)
     rows = [done.find(rf"^{kind} .* record .*").split() for kind in ("global jit, no collective", "psum")]
@@ -209,7 +214,7 @@ def record_cost(machine: Machine) -> str:
 
 
 def pair(machine: Machine) -> str:
-    """Two ranks meet over two host names, over NCCL where they have GPUs; by which network, rank 0 says."""
+    """Check that two ranks with two host names meet, on GPUs over NCCL, and that rank 0 names the network."""
     done = machine.pair(fate="nothing").expect(0)
     if machine.platform == "cpu":
         return done.find(r"done in .*")
@@ -231,7 +236,7 @@ def another_shape(machine: Machine) -> str:
 
 
 def _diverges(machine: Machine, fate: str) -> str:
-    """Rank 1 calls another program: on GPUs its compiler waits for rank 0, and that is told before it ends."""
+    """Check that another program in rank 1 is reported before its compilation ends: on GPUs it waits for rank 0."""
     done = machine.pair("--lockstep", "fail", "--stall-timeout", "60", fate=fate)
     if done.status in (0, 124):
         raise Failed(f"exit {done.status}: the ranks were not found out of step", done.output)
@@ -251,7 +256,7 @@ def pair_killed(machine: Machine) -> str:
 
 
 def pair_restarted(machine: Machine) -> str:
-    """The next attempt goes on from a snapshot in the hosts' memory; NCCL connects again."""
+    """Check that the next attempt continues from a snapshot in the hosts' memory, and that NCCL connects again."""
     done = machine.pair("--max-restarts", "1", fate="restart").expect(0, "attempt 1 of 2 failed")
     return done.find(r"went on from step [23], computes [\d.]+ s later")
 
@@ -261,7 +266,7 @@ def straggler(machine: Machine) -> str:
 
 
 def pair_cost(machine: Machine) -> str:
-    """A call of two ranks with and without recording, the least of two jobs each."""
+    """Measure a call of two ranks with and without recording; the least of two jobs each."""
     least: dict[str, int] = {}
     for mode in ("record", "off") * 2:
         done = machine.pair("--lockstep", mode, fate="cost").expect(0)
@@ -279,7 +284,7 @@ def coordinator_tls(machine: Machine) -> str:
 
 
 def left_out(machine: Machine) -> str:
-    """All ranks wait at one line, and only NCCL knows that one lacks: there are no recorders."""
+    """Check that NCCL's answer names the missing rank if all ranks wait at one line, without recorders."""
     done = machine.pair("--lockstep", "off", "--stall-timeout", str(_STALL), fate="left-out").expect(124)
     return f"exit 124: {done.find_sentence(r'rank 1 [(]gb[)] has launched [^:]*')}"
 

@@ -16,14 +16,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-HOSTS = ("ga", "gb")  # by which this machine plays two
+HOSTS = ("ga", "gb")  # the names of the two hosts that this machine simulates
 PROGRAMS = Path(__file__).with_name("programs")
 _SMI = ("nvidia-smi", "--query-gpu=uuid,name", "--format=csv,noheader")
 _SMI_MEMORY = ("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits")
 
 
 class Failed(Exception):
-    """A check has not shown what it should; `output` is what the job has printed."""
+    """Raised if a check fails. `output`: the output of the job."""
 
     def __init__(self, text: str, output: str = "") -> None:
         super().__init__(text)
@@ -40,14 +40,14 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Done:
-    """A command that has ended, and how many seconds that took."""
+    """A command that has ended, with the seconds that it took."""
 
     status: int
     output: str
     seconds: float
 
     def expect(self, status: int, *patterns: str) -> Done:
-        """Return itself. Raises Failed for another exit status, or a regular expression that the output lacks."""
+        """Return self. Raises Failed for another exit status, or if the output does not match `pattern`."""
         if self.status != status:
             raise Failed(f"exit {self.status} instead of {status}", self.output)
         for pattern in patterns:
@@ -55,38 +55,37 @@ class Done:
         return self
 
     def find(self, pattern: str) -> str:
-        """Return what the regular expression matches first, blanks as one each. Raises Failed."""
+        """Return the first match of the regular expression, with single spaces. Raises Failed if there is none."""
         found = re.search(pattern, self.output, re.MULTILINE)
         if found is None:
             raise Failed(f"no text like {pattern!r}", self.output)
         return " ".join(found[0].split())
 
     def find_sentence(self, pattern: str) -> str:
-        """As `find`, in the output without its line breaks. Raises Failed."""
+        """Return the first match in the output without its line breaks. Raises Failed if there is none."""
         return Done(self.status, " ".join(self.output.split()), self.seconds).find(pattern)
 
 
 @dataclass(frozen=True)
 class Machine:
-    """`platform` is cuda or, to try the script itself, cpu."""
+    """The machine. `platform`: cuda, or cpu to try the script itself."""
 
     platform: str
     gpus: tuple[Gpu, ...]
 
     @property
     def ranks(self) -> int:
-        """A job with one rank for each GPU; on a CPU of two."""
+        """The number of ranks of a job: one for each GPU; 2 on CPUs."""
         return len(self.gpus) or 2
 
     def jaxrun(self, *words: str | Path, env: Mapping[str, str] | None = None, limit: float = 180) -> Done:
-        """Run `jaxrun WORDS` on this platform, in a directory of its own, for at most `limit` seconds."""
+        """Run `jaxrun WORDS` on this platform, in a new directory, for at most `limit` seconds."""
         return run(sys.executable, "-m", "jaxrun", "--platform", self.platform, *words, env=env, limit=limit)
 
     def pair(self, *words: str | Path, fate: str, limit: float = 120) -> Done:
-        """Run pair.py as two ranks on two hosts, which are this machine under two names; status: of the first host.
+        """Run pair.py as two ranks on two hosts, which are this machine under two names. Returns the first's status.
 
-        Both use the first GPU: NCCL connects two ranks on one if it takes their hosts to be different ones, and sends
-        by sockets then.
+        Both use the first GPU. NCCL connects two ranks on one GPU, by sockets, if it takes their hosts to be different.
         """
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
@@ -129,7 +128,7 @@ def run(*words: str | Path, env: Mapping[str, str] | None = None, limit: float =
 
 @functools.cache
 def host_command() -> tuple[str, ...]:
-    """How a command gets another name for its machine: the words before the name and the command's."""
+    """Return the words that run a command under another host name; the name and the command follow them."""
     rename = ("bash", "-c", 'hostname "$0" && exec "$@"')
     for unshare in (("unshare", "--uts"), ("unshare", "--user", "--map-root-user", "--uts")):
         with contextlib.suppress(OSError):
@@ -139,14 +138,14 @@ def host_command() -> tuple[str, ...]:
 
 
 def as_host(name: str) -> tuple[str, ...]:
-    """`jaxrun` on a machine of this name, as far as jaxrun sees; where namespaces are not allowed, Python pretends."""
+    """Return the words for `jaxrun` under this host name. If namespaces are not allowed, Python simulates the name."""
     if words := host_command():
         return (*words, name, sys.executable, "-m", "jaxrun")
     return (sys.executable, str(Path(__file__).with_name("as_host.py")), name)
 
 
 def run_together(commands: Sequence[tuple[Sequence[str | Path], Mapping[str, str]]], limit: float) -> Done:
-    """Run commands in one temporary directory; the status is the first one's. Raises Failed after `limit` seconds."""
+    """Run commands in one temporary directory. Returns the status of the first. Raises Failed after `limit` seconds."""
     with tempfile.TemporaryDirectory(prefix="jaxrun-gpu-") as directory, contextlib.ExitStack() as stack:
         began, running, outputs = time.monotonic(), [], []
         for number, (words, env) in enumerate(commands):
@@ -173,13 +172,13 @@ def run_together(commands: Sequence[tuple[Sequence[str | Path], Mapping[str, str
 
 
 def used_memory() -> list[float]:
-    """The MiB of memory in use on each GPU of nvidia-smi."""
+    """Return the MiB of memory in use on each GPU of nvidia-smi."""
     listed = subprocess.run(_SMI_MEMORY, capture_output=True, text=True, timeout=60, check=True).stdout
     return [float(line) for line in listed.splitlines()]
 
 
 def list_gpus() -> tuple[Gpu, ...]:
-    """Return the GPUs of this machine, by nvidia-smi's index; none where it is not there or does not answer."""
+    """Return the GPUs of this machine, by nvidia-smi's index; none if nvidia-smi is missing or does not answer."""
     try:
         listed = subprocess.run(_SMI, capture_output=True, text=True, timeout=60, check=True).stdout
     except (OSError, subprocess.SubprocessError):

@@ -1,4 +1,4 @@
-"""Runs the checks of scripts/gpu, and prints the table of what each has shown."""
+"""Runs the checks of scripts/gpu, and prints a table of their results."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def run(check: Check, machine: Machine) -> tuple[str, str, str, float]:
-    """Name, result, what was seen, seconds. A check that needs more GPUs than there are is not run, and says so."""
+    """Run a check. Returns its line, result, what was seen, and seconds; "not run" if it needs more GPUs."""
     if check.gpus > len(machine.gpus) and not (check.on_cpus and machine.platform == "cpu"):
         have = f"{len(machine.gpus)} GPU{'s' if len(machine.gpus) != 1 else ''}"
         return check.shows, "not run", f"needs {check.gpus} GPUs, this machine has {have}", 0.0
@@ -53,7 +53,7 @@ def run(check: Check, machine: Machine) -> tuple[str, str, str, float]:
 
 
 def render(machine: Machine, rows: Sequence[tuple[str, str, str, float]]) -> str:
-    """The table, in Markdown."""
+    """Return the table, in Markdown."""
     versions = f"JAX {importlib.metadata.version('jax')} on Python {platform.python_version()}"
     lines = [f"On {machine}, with {versions}:", "", "| check | result | seen |", "| --- | --- | --- |"]
     lines += [f"| {shows} | {result} | {seen.replace('|', '/')} |" for shows, result, seen, _ in rows]

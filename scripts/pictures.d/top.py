@@ -1,4 +1,4 @@
-"""Makes the pictures of `jaxrun top`: top.py RUN_DIR DOCS. One of the job that runs there, one of 4,096 ranks."""
+"""Makes the pictures of `jaxrun top`: top.py RUN_DIR DOCS. One shows the job that runs there, one shows 4,096 ranks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def draw(view: View, last_line: LastLine, file: Path) -> None:
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
     console.print(join_lines(render(view, WIDTH, HEIGHT, last_line)))
     svg = console.export_svg(title="jaxrun top")
-    # Without fonts from elsewhere, and with the same names each time.
+    # Remove fonts from other sites, and names that differ each time.
     svg = re.sub(r"\s*@font-face \{.*?\}\n", "\n", svg, flags=re.DOTALL)
     svg = re.sub(r"terminal-\d+", "terminal", svg).replace("Fira Code", "DejaVu Sans Mono, Menlo, Consolas")
     file.write_text("\n".join(line.rstrip() for line in svg.splitlines()) + "\n")
@@ -37,7 +37,7 @@ def draw(view: View, last_line: LastLine, file: Path) -> None:
 
 
 def look(job: RunningJob) -> Feed:
-    """Look at the job until a rank is known to hold the others up, and for some seconds."""
+    """Follow the job until it has a straggler, and for some seconds more."""
     feed = Feed(job)
     for _ in range(LOOKS):
         feed.update()
@@ -46,7 +46,7 @@ def look(job: RunningJob) -> Feed:
 
 
 def made_up() -> View:
-    """A job of 4,096 ranks, of which one sleeps in a call's way."""
+    """Return a view of a job with 4,096 ranks, one of which sleeps while the others wait in a call."""
     now, group = 1000.0, f"0-{RANKS - 1}"
     programs = {1: ProgramInfo("train_step", "", "")}
 

@@ -1,6 +1,6 @@
 """Compares what a program sees with `--preload none` and with `--preload auto`, for each package of the table.
 
-A package counts as the same if a program that imports and uses it sees the same process either way; see compare.py.
+A package is "same" if a program that imports and uses it sees the same process either way; see compare.py.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def check(package: str, home: Path, most: int) -> tuple[str, list[str]]:
-    """One package: how it came out, and why."""
+    """Check one package. Returns the result and the reasons."""
     entry, use = PRELOADABLE.get(package), USES.get(package)
     if entry is not None and not entry.safe:
         return _NOT_TRIED, [f"is never preloaded: {entry.reason}"]
@@ -63,7 +63,7 @@ def version(package: str) -> str:
 
 
 def look(packages: Sequence[str]) -> int:
-    """What an import in a bare process changes, as JSON; for a package that is not in the table yet."""
+    """Print as JSON what an import changes in a process that has imported jax, for packages outside the table."""
     script = str(Path(__file__).with_name("look.py"))
     return max(subprocess.run([sys.executable, script, package]).returncode for package in packages)
 

@@ -1,7 +1,8 @@
-"""Compares what ranks see of their processes with and without preloading: pure, over the states of process_state.
+"""Compares what ranks see of their processes with and without preloading. Pure functions over states of process_state.
 
-A state varies from run to run by itself (addresses, times, generators), so there are two runs without preloading. What
-is the same in all of their ranks must be the same with it. What differs from rank to rank must differ with it too.
+A state varies from run to run (addresses, times, generators), so there are two runs without preloading. A value that is
+equal in all of their ranks must be equal with preloading. A value that differs from rank to rank must also differ with
+preloading.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from typing import Any
 State = Mapping[str, Any]
 Ranks = Sequence[State]  # one run: the state of each rank
 
-# Values that jaxrun keeps for itself, and modules that only one of the two ways needs.
+# Values that jaxrun keeps for itself, and modules that are needed only with or only without preloading.
 _OURS = re.compile(r"(jaxrun|jaxrun_runtime)(\.|:|$)")
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 MOST_SHOWN = 4
-# What is not the same, and may be otherwise: the part of the state, the name, and why.
+# Differences that are allowed: the part of the state, the name, and the reason.
 _WHEN = "when it was imported, which is earlier and the same for all ranks"
 _ADDRESSES = "addresses, which are the same in forks"
 _COMPARED = "a process id, which is compared with the process's own before each use"
@@ -55,9 +56,9 @@ ACCEPTED = (
 
 
 def differences(without: Sequence[Ranks], preloaded: Ranks, most: int = MOST_SHOWN) -> list[str]:
-    """What a program sees with preloading that it does not see in either run `without` it, a line each.
+    """Return a line for each thing that a program sees with preloading, and in neither run `without` it.
 
-    most: how many lines at most for each part of the state
+    most: the most lines for each part of the state
     """
     found = []
     in_all = set.intersection(*(set(state["sys.modules"]) for ranks in (*without, preloaded) for state in ranks))
@@ -86,7 +87,7 @@ def is_accepted(part: str, name: str) -> bool:
 
 
 def flatten(part: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Names and texts: members of mappings by their keys, members of lists by how often they occur."""
+    """Yield names and texts: members of mappings by key, members of lists with the number of times that they occur."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             if part == "values" and _OURS.match(key):
@@ -109,7 +110,7 @@ def flatten(part: str, value: Any) -> Iterator[tuple[str, str]]:
 def _compare_values(
     without: Sequence[Sequence[Mapping[str, str]]], preloaded: Sequence[Mapping[str, str]]
 ) -> Iterator[tuple[str, str]]:
-    """The names that differ, each with a sentence."""
+    """Yield the names that differ, each with a sentence."""
     plain = [rank for ranks in without for rank in ranks]
     names = dict.fromkeys(name for rank in (*plain, *preloaded) for name in rank)
     for name in names:
@@ -140,7 +141,7 @@ def _show(value: str | None) -> str:
 
 
 def _compare_modules(without: Sequence[Ranks], preloaded: Ranks) -> list[str]:
-    """Modules that are there only in one way, and the first two that come in another order."""
+    """Return lines about modules that are imported only with or without preloading, and about the order of modules."""
     plain = [module for module in without[0][0]["sys.modules"] if not _OURS.match(module)]
     varying = {module for ranks in without for state in ranks for module in set(plain) ^ set(state["sys.modules"])}
     other = [module for module in preloaded[0]["sys.modules"] if not _OURS.match(module)]

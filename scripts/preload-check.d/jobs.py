@@ -48,10 +48,10 @@ with open(directory + ".json", "w") as file:
 
 @dataclass(frozen=True)
 class Run:
-    """What the ranks saw; `failed` says why they did not, empty if they did.
+    """The states of the ranks of one job. `failed`: why there are none; empty if the job ran.
 
-    preloaded:  the modules that the fork server has imported for the program
-    left_out:   why it has not imported others
+    preloaded:  the modules that the fork server imported for the program
+    left_out:   modules that it did not import, with the reasons
     """
 
     ranks: Sequence[dict[str, Any]]
@@ -61,7 +61,7 @@ class Run:
 
 
 def run(use: Use, python: str, words: Sequence[str], home: Path) -> Run:
-    """One job of `jaxrun WORDS`. The directory and the temporary directory are new, and the same for all runs."""
+    """Run a job of `jaxrun WORDS`. Its directory and temporary directory are empty, with the same paths in all runs."""
     with tempfile.TemporaryDirectory(prefix="preload-check-") as name:
         top = Path(name)
         work, temporary, out = (top / part for part in ("work", "tmp", "out"))
@@ -98,7 +98,7 @@ def run(use: Use, python: str, words: Sequence[str], home: Path) -> Run:
 
 
 def _preloaded(run_directory: Path) -> tuple[list[str], list[str]]:
-    """What the fork server imported for the program, and why it left the rest to it, from the event log."""
+    """Return the modules that the fork server imported, and those that it left out with reasons, from the event log."""
     names: list[str] = []
     left_out: list[str] = []
     for line in (run_directory / "events.jsonl").read_text().splitlines():
@@ -110,5 +110,5 @@ def _preloaded(run_directory: Path) -> tuple[list[str], list[str]]:
 
 
 def _lines_of(output: str) -> list[str]:
-    """What ranks and other processes printed, without jaxrun's own lines; numbers differ from run to run."""
+    """Return the output of ranks and other processes, without jaxrun's own lines and without numbers, which vary."""
     return [_NUMBER.sub("#", line) for line in output.splitlines() if line and not line.startswith("jaxrun:")]

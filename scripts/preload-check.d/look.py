@@ -2,8 +2,8 @@
 
     python look.py MODULE[,MODULE...] [FILE]
 
-FILE is a program that uses them: it runs in a fork of this process, once before and once after the fork's own backend.
-By this one looks at a package before it gets a line in the table: jaxrun itself takes no part.
+FILE is a program that uses them. It runs in a fork of this process, before and after the fork makes a backend.
+Use it to examine a package before it gets a line in the table; jaxrun itself is not involved.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _AUDITED = {
 
 
 class Watch:
-    """What the code of other modules calls and reads, from `start` on: texts by kind, with the caller's module."""
+    """Records calls and reads by code of other modules, from `start` on: texts by kind, with the caller's module."""
 
     def __init__(self) -> None:
         self.found: dict[str, dict[str, None]] = {}
@@ -97,7 +97,7 @@ class Watch:
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """What is new and what has gone, for each part of the state that differs."""
+    """Return what is new and what is gone, for each part of the state that differs."""
     found = {}
     for part, old in before.items():
         new = after[part]
@@ -151,7 +151,7 @@ def main(argv: list[str]) -> int:
 
 
 def use_in_fork(program: str) -> str:
-    """How the program fared in a fork of this process; empty if it ended with 0."""
+    """Run the program in a fork of this process. Returns its status and output; empty if it ended with 0."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -1,6 +1,6 @@
-"""Every plain value that a module keeps: in its globals, in its classes, in objects and containers, some levels deep.
+"""Reads every plain value that a module keeps: in globals, in classes, in objects and containers, to some depth.
 
-By these one sees what a module remembers from its import: a process id, a time, a random id, a directory, a variable.
+The values show what a module remembers from its import: a process id, a time, a random id, a directory, a variable.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MOST_MEMBERS = 400  # of one container or class
 _MOST_CHARS = 300
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
-_LEFT_OUT = ("module_values", "process_state", "__main__", "sys")  # process_state reads what counts of the last two
+_LEFT_OUT = ("module_values", "process_state", "__main__", "sys")  # process_state reads parts of the last two
 # Attributes that Python itself keeps, and that say nothing about what the module did.
 _SKIPPED = frozenset(
     (
@@ -38,7 +38,7 @@ Values = dict[str, str]
 
 
 def read_values() -> tuple[Values, list[str], list[str]]:
-    """The values by name, as text; the locks that are held; the names of the integers that are this process's id."""
+    """Return the values by name, as text; the locks that are held; the names of integers equal to the process id."""
     reader = _Reader()
     for module_name, module in sorted(sys.modules.items()):
         if isinstance(module, types.ModuleType) and module_name not in _LEFT_OUT:
@@ -52,7 +52,7 @@ class _Reader:
         self.held_locks: list[str] = []
         self.process_ids: list[str] = []
         self._seen: set[int] = {id(self.__dict__)}
-        self._alive: list[Any] = []  # lest a temporary object's address is met again
+        self._alive: list[Any] = []  # keeps temporary objects alive, so that their addresses are not reused
         self._pid = os.getpid()
 
     def read(self, name: str, value: Any, depth: int) -> None:
@@ -78,7 +78,7 @@ class _Reader:
 
 
 def _members(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """The members of a container, of a class of this module, or of an object; nothing of what cannot be read."""
+    """Return the members of a container, of a class of this module, or of an object, as far as they can be read."""
     try:
         if isinstance(value, dict):
             pairs = list(value.items())[:_MOST_MEMBERS]
@@ -95,7 +95,7 @@ def _members(value: Any, name: str) -> Iterator[tuple[str, Any]]:
             members = [(f".{key}", one) for key, one in list(vars(value).items())[:_MOST_MEMBERS]] if is_own else []
         else:
             members = [(f".{key}", one) for key, one in list(vars(value).items())[:_MOST_MEMBERS]]
-    except Exception:  # an object without a __dict__, or one that answers with something else
+    except Exception:  # an object without a __dict__, or with another kind of __dict__
         return
     for member, one in members:
         if member.lstrip(".") not in _SKIPPED:

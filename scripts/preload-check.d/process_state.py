@@ -1,6 +1,6 @@
-"""What a program can see of its own process, as a JSON value: the state of two processes is compared name by name.
+"""Reads what a program can see of its own process, as a JSON value, so that two processes can be compared name by name.
 
-Uses the standard library only, and imports nothing that a program which has imported jax would not have.
+Uses only the standard library, and imports only modules that importing jax imports, too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SIGNAL_MASKS = ("SigBlk", "SigIgn", "SigCgt")
 
 
 def read_state() -> dict[str, Any]:
-    """All of it; each value is a mapping, a list or a scalar of JSON."""
+    """Return the whole state. Each value is a mapping, a list or a scalar of JSON."""
     state: dict[str, Any] = {
         "sys.modules": list(sys.modules),
         "import hooks": _import_hooks(),
@@ -80,7 +80,7 @@ def _umask() -> int:
 
 
 def _logging() -> dict[str, str]:
-    """The root logger and all that have a level, a handler or a switch of their own; what is global."""
+    """Return the root logger, all loggers with their own level, handler or switch, and global settings."""
     found = {
         "disabled below": str(logging.root.manager.disable),
         "logger class": logging.getLoggerClass().__qualname__,
@@ -96,7 +96,7 @@ def _logging() -> dict[str, str]:
 
 
 def _generators() -> dict[str, str]:
-    """A digest of the state of each global generator."""
+    """Return a digest of the state of each global generator."""
     found = {"random": _digest(random.getstate())}
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None:
@@ -113,7 +113,7 @@ def _digest(value: Any) -> str:
 
 
 def _open_files() -> list[str]:
-    """What the descriptors lead to, without the numbers by which the kernel tells pipes and sockets apart."""
+    """Return the targets of the descriptors, without the kernel's numbers of pipes and sockets."""
     found = []
     for descriptor in os.listdir("/proc/self/fd"):
         with suppress(OSError):  # the descriptor of the listing itself

@@ -1,7 +1,7 @@
-"""A small real use of each package: the lines by which a program imports it, and what it does then.
+"""A small real use of each package: the lines that import it, and the code that uses it.
 
-The programs print what does not depend on the run, so that two runs can be compared. In a job every rank runs them
-alone, on its own device and in a directory of its own, the current one.
+The programs print only values that do not depend on the run, so that two runs can be compared. In a job every rank runs
+them alone, on its own device and in its own current directory.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Use:
-    """`imports` is the leading block of imports of a program, `code` the rest of it."""
+    """A program. `imports`: its leading block of imports; `code`: the rest."""
 
     imports: str
     code: str

@@ -151,7 +151,7 @@ class Simulation:
         return self
 
     def wait(self, seconds):
-        """Let time pass: ticks when the head wants them, exits of what was killed, answers to TakeStacks."""
+        """Let time pass: ticks when the head wants them, exits of killed workers, answers to RankQuery."""
         until = self.now + seconds
         while True:
             alarm = self.head.deadline()

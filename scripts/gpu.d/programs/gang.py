@@ -1,4 +1,4 @@
-"""A gang, and one more after a rank has been killed: `gang.py PLATFORM RANKS`."""
+"""Starts a gang, kills a rank, and starts the gang again: `gang.py PLATFORM RANKS`."""
 
 import sys
 import time

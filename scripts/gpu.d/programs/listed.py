@@ -1,4 +1,4 @@
-"""Sets a variable that JAX has read before, and prints how nvidia-smi lists the processes of the job."""
+"""Sets a variable that JAX has already read, and prints how nvidia-smi lists the processes of the job."""
 
 import os
 import subprocess

@@ -1,16 +1,16 @@
-"""Two ranks on two hosts, and what may go wrong in rank 1: `pair.py FATE`.
+"""Two ranks on two hosts, with a fault in rank 1: `pair.py FATE`.
 
 lag         rank 1 sleeps while rank 0 waits for it
 function    rank 1 calls another function where rank 0 repeats a known one
 shape       the same function, with another shape
 early       rank 1 ends early, with status 0
 kill        rank 1 is killed
-restart     in the first attempt rank 1 is killed after a snapshot, and the next one goes on from there
+restart     in the first attempt rank 1 is killed after a snapshot, and the next attempt continues from there
 straggler   rank 1 comes late to every step
 cost        prints how long one call takes
 tls         prints whether JAX's coordinator speaks TLS
-nothing     all is well
-left-out    rank 1 computes for ever on its own device, at the line where rank 0 waits for a collective
+nothing     no fault
+left-out    rank 1 computes forever on its own device, at the line where rank 0 waits for a collective
 """
 
 import os
@@ -44,7 +44,7 @@ def step():
 
 
 def speaks_tls(address):
-    """Whether the server begins a TLS handshake; that it then wants a certificate of ours does not matter."""
+    """Whether the server begins a TLS handshake. It may then refuse us for lack of a certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])

@@ -1,4 +1,4 @@
-"""Killed in its first attempt, while it holds the GPU's memory; says how long the second took to compute."""
+"""Is killed in its first attempt, while it holds the GPU's memory; prints when the second attempt computes."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from jax.experimental.multihost_utils import sync_global_devices
 
 import jaxrun_runtime as jr
 
-held = jax.numpy.ones((2**28,)) + 1  # a GiB; on a GPU XLA holds three quarters of all memory besides
+held = jax.numpy.ones((2**28,)) + 1  # 1 GiB; on a GPU, XLA also holds three quarters of all memory
 held.block_until_ready()
 if os.environ["JAXRUN_ATTEMPT"] == "1":
     sync_global_devices("all hold it")
