@@ -193,7 +193,7 @@ def restarted(machine: Machine) -> str:
 
 
 def interrupted(machine: Machine) -> str:
-    """Check Ctrl-C while a rank waits for its device: Python does not see it, and the rank is killed after the grace."""
+    """Check Ctrl-C while a rank waits for its device: Python does not see it; the rank is killed after the grace."""
     job = (sys.executable, "-m", "jaxrun", "--platform", machine.platform, "-n", "1", PROGRAMS / "endless.py", "device")
     done = run("timeout", "--foreground", "--preserve-status", "-s", "INT", str(_COMPUTES), *job).expect(130)
     return f"exit 130 {done.seconds - _COMPUTES:.1f} s later: {done.find(r'stuck at [^)]*')}"

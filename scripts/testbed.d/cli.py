@@ -31,7 +31,7 @@ JAXRUN_TESTBED_DIR (now {{root}}) holds all files; with another one, a second te
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run one command; its exit status."""
+    """Run one command. Returns its exit status."""
     try:
         place = Place(Path(os.environ.get("JAXRUN_TESTBED_DIR") or DEFAULT_ROOT))
         # Like ssh itself, everything after the word belongs to it, options too.
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run(place: Place, options: argparse.Namespace, words: list[str]) -> int:
-    """Carry out a command other than ssh; `words` are what exec is to run."""
+    """Execute a command other than ssh. `words`: the command of exec."""
     os.environ["PATH"] = f"{os.environ.get('PATH', '')}:{hosts.SYSTEM_PATH}"
     requirements.require_root(os.geteuid())
     match options.command:
@@ -74,7 +74,7 @@ def run(place: Place, options: argparse.Namespace, words: list[str]) -> int:
 
 
 def change(place: Place, options: argparse.Namespace) -> None:
-    """Carry out a command that changes the testbed, which must be locked."""
+    """Execute a command that changes the testbed, which must be locked."""
     match options.command:
         case "up":
             testbed.up(place, options.hosts)
@@ -89,7 +89,7 @@ def change(place: Place, options: argparse.Namespace) -> None:
 
 
 def install() -> None:
-    """Install the packages that are missing, and see that the machine has what is needed."""
+    """Install the missing packages, and check that the machine can run a testbed."""
     packages = requirements.missing_packages(shutil.which)
     if packages:
         print(f"installing {' '.join(packages)}; their services are not started ...")
@@ -99,7 +99,7 @@ def install() -> None:
 
 
 def execute(place: Place, name: str, command: list[str]) -> NoReturn:
-    """Become this command in the host, in the same directory, with the caller's environment and descriptors."""
+    """Replace this process by the command in the host, in the same directory, with its environment and descriptors."""
     argv = testbed.command_inside(place, name, os.getcwd(), command)
     os.execvpe(argv[0], argv, hosts.environment(place, os.environ))
 
@@ -121,7 +121,7 @@ def ssh(place: Place, arguments: Sequence[str]) -> int:
 
 
 def show(rows: Sequence[testbed.Row]) -> int:
-    """Print the status; 1 where no testbed is up."""
+    """Print the status. Returns 1 if no testbed is up."""
     if not rows:
         print("no testbed is up; start one with: scripts/testbed up")
         return 1

@@ -18,12 +18,12 @@ import processes
 from processes import Process
 from state import Place, Refusal
 
-# Every process of a testbed inherits it: so those are found that have lost their host's keeper.
+# Every process of a testbed inherits it, so processes that have lost their host's keeper can be found.
 MARK = "JRTB_ROOT"
 PATIENCE = 10.0
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-# A fresh /sys shows the host's own devices; but Slurm needs the machine's cgroups, which are mounted in the old one.
+# A fresh /sys shows the host's own devices. Slurm needs the machine's cgroups, which are mounted in the old /sys.
 _KEEPER = """
 set -e
 home=$1
@@ -54,12 +54,12 @@ exec "$@"
 
 
 def marker(place: Place, name: str) -> str:
-    """The argument by which the keeper of a host is known."""
+    """Return the argument that identifies the keeper of a host."""
     return f"jrtb-{name}:{place.root}"
 
 
 def environment(place: Place, base: Mapping[str, str]) -> dict[str, str]:
-    """`base`, with what a process inside the testbed needs."""
+    """Return `base` with the variables that a process inside the testbed needs."""
     path = f"{place.commands}:{base.get('PATH') or SYSTEM_PATH}"
     added = {MARK: str(place.root), "SLURM_CONF": str(place.slurm_conf), "PATH": path}
     return {key: value for key, value in base.items() if key != "HOSTNAME"} | added
@@ -72,13 +72,13 @@ def fresh_environment(place: Place) -> dict[str, str]:
 
 
 def enter(keeper: int, directory: str, command: Sequence[str]) -> list[str]:
-    """The argv that runs `command` inside the host of this keeper, in this directory as the host sees it."""
+    """Return the argv that runs `command` inside the host of this keeper, in this directory as the host sees it."""
     namespaces = ["nsenter", f"--target={keeper}", "--net", "--uts", "--mount", "--"]
     return [*namespaces, "/bin/sh", "-c", _ENTER, directory, *command]
 
 
 def run_inside(place: Place, keeper: int, command: Sequence[str], text: str = "") -> str:
-    """Run a command of the testbed's own in a host; its output. Refusal with its last words if it fails."""
+    """Run a command of the testbed in a host. Returns its output; raises Refusal with it if the command fails."""
     done = subprocess.run(
         enter(keeper, "/", command), input=text, env=fresh_environment(place), capture_output=True, text=True
     )
@@ -89,7 +89,7 @@ def run_inside(place: Place, keeper: int, command: Sequence[str], text: str = ""
 
 
 def keeper(place: Place, name: str, state: str = "on") -> Process | None:
-    """The process that holds the host; None where the host is off or has not been linked yet (state "booted")."""
+    """Return the process that holds the host; None if the host is off or has no link yet (state "booted")."""
     with contextlib.suppress(FileNotFoundError, ValueError):
         found = processes.inspect(int((place.host(name) / state).read_text()))
         if found and marker(place, name) in found.argv:
@@ -98,7 +98,7 @@ def keeper(place: Place, name: str, state: str = "on") -> Process | None:
 
 
 def boot(place: Place, names: Sequence[str]) -> dict[str, int]:
-    """Start these hosts, which must be off, without a link yet; their keepers' process ids."""
+    """Start these hosts, which must be off, without links. Returns their keepers' process ids."""
     starting = {name: _start_keeper(place, name) for name in names}
     deadline = time.monotonic() + PATIENCE
     for name, starter in starting.items():
@@ -110,13 +110,13 @@ def boot(place: Place, names: Sequence[str]) -> dict[str, int]:
 
 
 def booted(place: Place, names: Sequence[str]) -> None:
-    """Note that these hosts have their links, and are on."""
+    """Note that these hosts have links and are on."""
     for name in names:
         (place.host(name) / "booted").rename(place.host(name) / "on")
 
 
 def members(place: Place, name: str) -> list[Process]:
-    """The processes of a host, without its keeper."""
+    """Return the processes of a host, without its keeper."""
     holder = keeper(place, name)
     if not holder:
         return []
@@ -124,7 +124,7 @@ def members(place: Place, name: str) -> list[Process]:
 
 
 def power_off(place: Place, name: str) -> None:
-    """End all processes of one host, of a half-started one too."""
+    """End all processes of one host, even if it has only half started."""
     holders = {found.network for state in ("on", "booted") if (found := keeper(place, name, state))}
     if holders:
         processes.end(lambda process: process.network in holders, name)
@@ -133,9 +133,9 @@ def power_off(place: Place, name: str) -> None:
 
 
 def power_off_all(place: Place) -> None:
-    """End all processes of the testbed, whatever its files say."""
+    """End all processes of the testbed, whatever its files contain."""
     outside = os.stat("/proc/self/ns/net").st_ino
-    # Twice: what a killed `up` had started a moment ago may not have shown its mark in the first round.
+    # Twice: a process that a killed `up` has just started may not have its mark in the first round.
     for _ in range(2):
         networks: set[int] = set()
 

@@ -1,6 +1,6 @@
 """The wires: a bridge in the controller's namespace, and a veth pair from it to each host.
 
-The controller's end of a pair is called like the host (h2), the host's end is eth0.
+The controller's end of a pair has the host's name (h2); the host's end is eth0.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def connect_controller(place: Place, controller: int) -> None:
 
 
 def connect(place: Place, controller: int, name: str, keeper: int) -> None:
-    """Give a host its link, in place of one that it had; with the same MAC, so that the others find it at once."""
+    """Give a host a link, replacing an earlier one. The MAC stays the same, so that others find the host at once."""
     disconnect(place, controller, name)
     pair = f"link add {name} type veth peer name eth0 netns {keeper}\n"
     _ip(place, controller, f"{pair}link set {name} master {BRIDGE}\nlink set {name} up\n")
@@ -34,7 +34,7 @@ def connect(place: Place, controller: int, name: str, keeper: int) -> None:
 
 
 def disconnect(place: Place, controller: int, name: str) -> None:
-    """Take the link of a host away for good, if it has one."""
+    """Remove the link of a host, if it has one."""
     if name in _devices(place, controller):
         _ip(place, controller, f"link del {name}\n")
 
@@ -62,7 +62,7 @@ def settle(place: Place, controller: int, names: Sequence[str]) -> None:
 
 
 def states(place: Place, controller: int, names: Sequence[str]) -> dict[str, str]:
-    """How each host is linked: "up", "cut" or "off"."""
+    """Return the state of each host's link: "up", "cut" or "off"."""
     devices = _devices(place, controller)
     return {name: _state(devices.get(name)) for name in names}
 

@@ -1,4 +1,4 @@
-"""Processes as /proc shows them, and ending them by id: only those that a rule claims, asked again just before."""
+"""Reads processes from /proc, and ends processes by id, after checking again that they belong to the testbed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PATIENCE = 10.0
 
 @dataclass(frozen=True)
 class Process:
-    """A living process; `network` is the identity of its network namespace."""
+    """A living process. `network`: the identity of its network namespace."""
 
     pid: int
     network: int
@@ -25,14 +25,14 @@ class Process:
 
     @property
     def command(self) -> str:
-        """The name of what runs, "ssh" for what stands in for it."""
+        """The name of the program; "ssh" for its stand-in."""
         if self.argv[3:4] == ("ssh",) and os.path.basename(self.argv[2]) == "cli.py":
             return "ssh"
         return os.path.basename(self.argv[0]) if self.argv else ""
 
 
 def inspect(pid: int) -> Process | None:
-    """The process with this id; None where there is none, or where it has ended and was not reaped yet."""
+    """Return the process with this id; None if there is none, or if it has ended and was not reaped yet."""
     try:
         network = os.stat(f"/proc/{pid}/ns/net").st_ino
         argv = Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -42,7 +42,7 @@ def inspect(pid: int) -> Process | None:
 
 
 def scan() -> list[Process]:
-    """All living processes of the machine."""
+    """Return all living processes of the machine."""
     found = (inspect(int(entry)) for entry in os.listdir("/proc") if entry.isdecimal())
     return [process for process in found if process]
 
@@ -57,7 +57,7 @@ def started_with(pid: int, variable: str, value: str) -> bool:
 
 
 def end(belongs: Callable[[Process], bool], whose: str) -> None:
-    """Kill what belongs, and what it starts meanwhile, until nothing is left."""
+    """Kill all processes for which `belongs` is true, and processes that they start meanwhile, until none is left."""
     deadline = time.monotonic() + PATIENCE
     while left := [process.pid for process in scan() if belongs(process)]:
         if time.monotonic() > deadline:

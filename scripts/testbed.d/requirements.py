@@ -1,4 +1,4 @@
-"""What a testbed needs of the machine: root, namespaces, and a few Debian packages, which it can install."""
+"""Checks that the machine can run a testbed: root, namespaces, and a few Debian packages, which it can install."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from state import Refusal
 
-# The commands that are run, and the package that has them.
+# The commands that a testbed runs, and their packages.
 PACKAGES = {
     "unshare": "util-linux",
     "nsenter": "util-linux",
@@ -30,7 +30,7 @@ PACKAGES = {
     "tcsh": "tcsh",
 }
 _POLICY = "#!/bin/sh\nexit 101\n"
-# Debian's packages start their services unless this file forbids it: it does, but for this one installation only.
+# Debian's packages start their services unless this file forbids it. It does so for this one installation.
 _INSTALL = """
 set -e
 policy=/usr/sbin/policy-rc.d
@@ -43,7 +43,7 @@ apt-get --quiet=2 install --yes --no-install-recommends "$@"
 
 
 def missing_packages(which: Callable[[str], str | None]) -> list[str]:
-    """The packages whose commands `which` does not find."""
+    """Return the packages whose commands `which` does not find."""
     return sorted({package for command, package in PACKAGES.items() if not which(command)})
 
 
@@ -64,7 +64,7 @@ def require_packages(packages: Sequence[str]) -> None:
 
 
 def require_namespaces() -> None:
-    """Refusal where even root may not make them, as in most containers."""
+    """Raise Refusal if even root may not make namespaces, as in most containers."""
     tried = subprocess.run(
         ["unshare", "--net", "--uts", "--mount", "--propagation", "slave", "mount", "-t", "sysfs", "none", "/sys"],
         capture_output=True,
@@ -78,7 +78,7 @@ def require_namespaces() -> None:
 
 
 def install(packages: Sequence[str]) -> None:
-    """Install Debian packages, and keep what they bring from running as a service of the machine."""
+    """Install Debian packages, without starting their services on the machine."""
     if not shutil.which("apt-get"):
         raise Refusal(f"can only install with apt-get, which is not here; install by hand: {' '.join(packages)}")
     with tempfile.TemporaryDirectory() as folder:

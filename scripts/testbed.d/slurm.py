@@ -1,4 +1,4 @@
-"""Slurm on the hosts: the texts of its configuration, and munged, slurmctld and slurmd, each started where it lives."""
+"""Slurm on the hosts: its configuration, and the daemons munged, slurmctld and slurmd, each started on its hosts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import hosts
 from state import CONTROLLER, Place, Refusal, address
 
-# More than a small machine has: SlurmdParameters=config_overrides makes Slurm believe it.
+# More than a small machine has; with SlurmdParameters=config_overrides Slurm accepts it.
 CPUS_PER_HOST = 4
-# Seconds of silence after which Slurm takes a host for lost and ends its jobs; the default, 300, makes long tests.
+# Seconds of silence after which Slurm counts a host as lost and ends its jobs; the default, 300, makes tests long.
 SLURMD_TIMEOUT = 10
 # Seconds that slurmctld waits for one answer; with Slurm's default of 10, a lost host is noticed after 28 s, not 18.
 MESSAGE_TIMEOUT = 5
@@ -28,7 +28,7 @@ PATIENCE = 90.0  # seconds; on a busy machine Slurm needs 40 to end what ran on 
 
 
 def slurm_conf(place: Place, hosts_up: int, memory: int) -> str:
-    """The text of slurm.conf; `memory` is that of each host in MB."""
+    """Return the text of slurm.conf. `memory`: of each host, in MB."""
     return f"""ClusterName=testbed
 SlurmctldHost={CONTROLLER}({address(CONTROLLER)})
 SlurmUser=root
@@ -66,7 +66,7 @@ CGROUP_CONF = "CgroupPlugin=autodetect\n"
 
 
 def configure(place: Place, hosts_up: int) -> None:
-    """Write everything that the daemons read, with a key of their own for munge."""
+    """Write all files that the daemons read, with a new key for munge."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20
     for folder in (place.etc, place.munge, place.logs, place.root / "slurm"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -95,7 +95,7 @@ def start(place: Place, names: Sequence[str]) -> None:
 
 
 def node_states(place: Place, controller: int) -> dict[str, str]:
-    """What slurmctld says of each node ("idle", "mixed", "down*", ...); empty while it does not answer."""
+    """Return slurmctld's state of each node ("idle", "mixed", "down*", ...); empty while it does not answer."""
     with contextlib.suppress(Refusal):
         lines = hosts.run_inside(place, controller, ["sinfo", "--noheader", "--Node", "--format=%N %T"]).splitlines()
         return {name: state for name, state in (line.split() for line in lines)}
@@ -139,12 +139,12 @@ def _wait(place: Place, names: Sequence[str]) -> None:
         if time.monotonic() > deadline:
             seen = ", ".join(f"{name} {states.get(name, 'unknown')}" for name in missing)
             words = _last_words(place, f"slurmd-{missing[0]}" if states else "slurmctld")
-            raise Refusal(f"after {PATIENCE:g} s Slurm does not say idle of all hosts ({seen}): {words}")
+            raise Refusal(f"after {PATIENCE:g} s not all hosts are idle in Slurm ({seen}): {words}")
         time.sleep(0.05)
 
 
 def _last_words(place: Place, daemon: str) -> str:
-    """The end of a daemon's log, and where the rest is."""
+    """Return the end of a daemon's log, and where the rest is."""
     logs = sorted(place.logs.glob(f"{daemon}*"))
     lines = [line for log in logs for line in log.read_text(errors="replace").splitlines()]
     return " / ".join(lines[-3:] or ["no word"]) + f" (logs: {place.logs})"

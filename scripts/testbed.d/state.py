@@ -1,7 +1,7 @@
-"""Where a testbed keeps its files, and who may change it: one directory, of which it is the only owner.
+"""The directory with a testbed's files, and the lock that allows one process to change the testbed.
 
-Everything else of a testbed lives in its hosts' namespaces, and those exist only as long as processes in them do. So a
-testbed is gone once its processes have ended and this directory is deleted.
+Everything else of a testbed is in its hosts' namespaces, which exist only as long as processes in them do. So a testbed
+is gone once its processes have ended and this directory is deleted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ USAGE, UNAVAILABLE = 2, 69
 
 
 class Refusal(Exception):
-    """An expected failure: what was wrong and what to do next, and the exit status that says so."""
+    """Raised for an expected failure, with what was wrong, what to do next, and the exit status."""
 
     def __init__(self, message: str, status: int = UNAVAILABLE) -> None:
         super().__init__(message)
@@ -69,7 +69,7 @@ class Place:
 
     @property
     def commands(self) -> Path:
-        """What the hosts find first on their PATH: ssh."""
+        """The directory that is first on the hosts' PATH; it has ssh."""
         return self.root / "bin"
 
     @property
@@ -81,7 +81,7 @@ class Place:
         return self.root / "hosts" / name
 
     def hosts(self) -> int | None:
-        """The number of hosts, None where no `up` has finished."""
+        """The number of hosts; None if no `up` has finished."""
         try:
             return int(json.loads(self.record.read_text())["hosts"])
         except FileNotFoundError:
@@ -94,18 +94,18 @@ class Place:
 
     @property
     def stamp(self) -> Path:
-        """Says that everything in the directory is the testbed's, and may be deleted."""
+        """The file that marks everything in the directory as the testbed's, which may be deleted."""
         return self.root / ".jaxrun-testbed"
 
     def claim(self) -> None:
-        """Make the directory the testbed's own. Refusal where it holds anything else."""
+        """Mark the directory as the testbed's. Raises Refusal if it has other files."""
         if not self.stamp.exists():
             if any(self.root.iterdir()):
                 raise Refusal(f"{self.root} holds other files; let JAXRUN_TESTBED_DIR name a new directory", USAGE)
             self.stamp.touch()
 
     def clear(self) -> None:
-        """Delete what the testbed wrote, the directory itself excepted; the stamp last, as it allows to delete."""
+        """Delete the testbed's files, except the directory; the stamp last, because it allows the deletion."""
         if self.stamp.exists():
             for entry in [entry for entry in self.root.iterdir() if entry != self.stamp]:
                 shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
@@ -114,7 +114,7 @@ class Place:
 
 @contextlib.contextmanager
 def locked(place: Place) -> Iterator[None]:
-    """Hold the testbed for oneself. The root directory is made, and removed again if it is empty in the end."""
+    """Lock the testbed. Makes the root directory, and removes it at the end if it is empty."""
     while True:
         place.root.mkdir(mode=0o755, parents=True, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):
@@ -143,12 +143,12 @@ def host_names(hosts: int) -> tuple[str, ...]:
 
 
 def address(name: str) -> str:
-    """The address of a host; only the testbed's own namespaces ever see it."""
+    """Return the address of a host, which only the testbed's namespaces see."""
     return f"10.77.0.{254 if name == CONTROLLER else int(name.removeprefix('h'))}"
 
 
 def hosts_file(hosts: int) -> str:
-    """The text of /etc/hosts inside the testbed."""
+    """Return the text of /etc/hosts inside the testbed."""
     names = (*host_names(hosts), CONTROLLER)
     return "127.0.0.1 localhost\n::1 localhost ip6-localhost\n" + "".join(f"{address(name)} {name}\n" for name in names)
 

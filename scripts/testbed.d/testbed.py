@@ -1,4 +1,4 @@
-"""The testbed as a whole: bring it up, change one host, say how it is, take it down."""
+"""The testbed as a whole: start it, change one host, show its state, end it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HERE = Path(__file__).parent
 
 
 def up(place: Place, wanted: int | None) -> None:
-    """Start what does not run. What runs stays as it is, cut links too."""
+    """Start hosts and daemons that do not run. Others stay as they are, even cut links."""
     existing, controller = place.hosts(), hosts.keeper(place, CONTROLLER)
     if existing and controller and wanted not in (None, existing):
         raise Refusal(
@@ -45,13 +45,13 @@ def up(place: Place, wanted: int | None) -> None:
 
 
 def down(place: Place) -> None:
-    """End every process of the testbed, with which its namespaces go, and delete its files."""
+    """End every process of the testbed, and so its namespaces, and delete its files."""
     hosts.power_off_all(place)
     place.clear()
 
 
 def cut(place: Place, name: str) -> None:
-    """Take a host's link down; its processes go on, and its connections stay open in silence."""
+    """Take a host's link down. Its processes continue, and its connections stay open without traffic."""
     links.cut(place, _on(place, name), name)
 
 
@@ -60,7 +60,7 @@ def mend(place: Place, name: str) -> None:
 
 
 def off(place: Place, name: str) -> None:
-    """Pull the plug: the link first, so that nobody hears of the processes' end."""
+    """Turn a host off as if it lost power: the link first, so that no other host sees the end of its processes."""
     controller = _known(place, name)
     _only_hosts(name)
     links.disconnect(place, controller, name)
@@ -68,7 +68,7 @@ def off(place: Place, name: str) -> None:
 
 
 def status(place: Place) -> list[Row]:
-    """A header and one row per host, the controller first; empty where no testbed is up."""
+    """Return a header and one row per host, the controller first; empty if no testbed is up."""
     controller, count = hosts.keeper(place, CONTROLLER), place.hosts()
     if not controller or not count:
         return []
@@ -81,7 +81,7 @@ def status(place: Place) -> list[Row]:
 
 
 def command_inside(place: Place, name: str, directory: str, command: list[str]) -> list[str]:
-    """The argv that runs a command in a host."""
+    """Return the argv that runs a command in a host."""
     _known(place, name)
     keeper = hosts.keeper(place, name)
     if not keeper:
@@ -119,7 +119,7 @@ def _lay_out(place: Place, count: int) -> Process:
 
 
 def _known(place: Place, name: str) -> int:
-    """The process id of the controller's keeper, if the testbed is up and has this host."""
+    """Return the process id of the controller's keeper. Raises Refusal unless the testbed is up and has this host."""
     count, controller = place.hosts(), hosts.keeper(place, CONTROLLER)
     if not count or not controller:
         raise Refusal("no testbed is up; start one with: scripts/testbed up")
