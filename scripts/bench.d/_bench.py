@@ -60,6 +60,7 @@ class Bench:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             print(this_machine(), flush=True)
+            _against.compile_sources(ROOT)
             if options.against is not None:
                 others = self._shared.parse_known_args(argv)[1]
                 arguments = [*others, *(() if "--only" in others else self.mine)]

@@ -107,16 +107,20 @@ def test_measurements_of_two_checkouts_are_compared_by_name_within_their_rounds(
     assert psum.split()[-3:] == ["1.00", "1.00-1.00", "2"]
 
 
-def test_a_checkout_to_compare_with_gets_its_environment_first(tmp_path: Path) -> None:
+def test_a_checkout_to_compare_with_gets_its_environment_first(tmp_path: Path, monkeypatch) -> None:
     with pytest.raises(SystemExit, match="no checkout with the benchmark 'lag'"):
         against.prepare("lag", tmp_path)
     (tmp_path / "scripts" / "bench.d").mkdir(parents=True)
     (tmp_path / "scripts" / "bench.d" / "lag.py").touch()
     install = tmp_path / "scripts" / "install"
     install.write_text('#!/bin/sh\ncd "${0%/*}/.." && mkdir .venv\n')
+    (tmp_path / "launcher").mkdir()
+    (tmp_path / "launcher" / "x.py").touch()
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     install.chmod(0o755)
     against.prepare("lag", tmp_path)
     assert (tmp_path / ".venv").is_dir()
+    assert list(tmp_path.glob("launcher/__pycache__/x.*.pyc"))  # as what pip installs
     with pytest.raises(SystemExit, match="scripts/install failed"):  # the directory is there already
         against.prepare("lag", tmp_path)
 
