@@ -16,6 +16,7 @@ from jaxrun.frontends.pytest_plugin.plugin import MARKER
 
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"
 _FIXTURES = ("gang", "process_index", "process_count", "shared_tmp_path", "gangs")
+_INTERNAL = ("mark_broken", "ensure_usable", "from_verdict")  # public methods that only jaxrun itself calls
 _PARAMETERS = re.compile(r"[\w, ]+: .*:  |[\w, ]+:  ", re.DOTALL)  # a block of "name:  what it is"
 _HEAD = """# The API
 
@@ -74,7 +75,7 @@ def _describe(thing: Any, name: str) -> Iterator[str]:
     yield f"### `{name}{_signature(thing)}`\n\n{_text(inspect.getdoc(thing))}"
     if not inspect.isclass(thing):
         return
-    for member in (member for member in vars(thing) if not member.startswith("_")):
+    for member in (member for member in vars(thing) if not member.startswith("_") and member not in _INTERNAL):
         found = inspect.getattr_static(thing, member)
         if not inspect.getdoc(found):
             continue

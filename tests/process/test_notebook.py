@@ -193,6 +193,10 @@ def test_a_cell_shows_the_figures_of_its_first_rank_folds_other_ranks_and_starts
     assert notebook["as it is"].text == "1"
 
 
+def test_a_command_of_the_shell_forks_no_rank(notebook):
+    assert "os.fork() was called" not in notebook["shell"].text
+
+
 def test_no_error_shows_frames_of_ours(notebook):
     for package in (jaxrun, jaxrun_runtime):
         directory = str(Path(package.__file__).parent)

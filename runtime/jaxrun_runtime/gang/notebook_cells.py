@@ -10,6 +10,7 @@ import inspect
 import linecache
 import os
 import selectors
+import subprocess
 import sys
 from collections.abc import Collection, Coroutine, Mapping, Sequence
 from types import CodeType, ModuleType, TracebackType
@@ -197,7 +198,30 @@ def _make_shell(main: ModuleType) -> Any:
         def enable_gui(self, gui: str | None = None) -> None:
             """A rank has no event loop of a window system."""
 
+        def system(self, cmd: str) -> None:
+            """Run a `!command` and print its output as it comes.
+
+            IPython would fork, to give the command a terminal, and JAX warns of each fork on every rank.
+            """
+            expand: Any = self.var_expand
+            self.user_ns["_exit_code"] = _run_command(expand(cmd, depth=1))
+
     config = Config({"HistoryManager": {"enabled": False}})  # all ranks would share its database
     return RankShell.instance(
         config=config, display_pub_class=Publisher, user_module=main, user_ns=vars(main), colors="NoColor"
     )
+
+
+def _run_command(command: str) -> int:
+    """Run a command of the shell, and return its exit status. An interrupt ends it."""
+    with subprocess.Popen(
+        command, shell=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                print(line, end="", flush=True)
+        except BaseException:
+            process.terminate()
+            raise
+    return process.returncode
