@@ -4,7 +4,7 @@
     ├── UsageError       2    the request cannot be carried out as it was typed
     ├── NotUniformError  65   the processes are not the job that was asked for
     ├── UnavailableError 69   something that the job needs is missing or could not start
-    └── ProtocolError    70   a peer broke the contract; a bug of ours, or somebody else's program on our socket
+    └── ProtocolError    70   a peer broke the contract; a bug of ours, or someone else's program on our socket
 
 Anything else that escapes is a bug and keeps its traceback, save where the machine has run out of something. A message
 says what was wrong, which value was received, and what to do next.
@@ -68,7 +68,7 @@ _NO_THREAD = "can't start new thread"  # how Python words it, as a RuntimeError
 
 
 def describe_shortage(error: Exception) -> str:
-    """What this machine has run out of, and what to do; empty for an error of another kind."""
+    """Describe the resource that this machine has run out of, and what to do; empty for an error of another kind."""
     if isinstance(error, RuntimeError) and _NO_THREAD in str(error):
         return f"no more threads can be started here; {_PROCESSES}; where memory is limited (ulimit -v), raise that"
     if not isinstance(error, OSError) or error.errno not in _SHORTAGES:

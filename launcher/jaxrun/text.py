@@ -103,7 +103,7 @@ def format_seconds(value: float) -> str:
 
 
 def format_sizes(sizes: Iterable[tuple[int, float]], *, is_over: bool = True) -> str:
-    """Write `size: 3 hosts 2 min 10 s, 2 hosts 14 min 0 s, 3 hosts since`; empty where the number was always the same.
+    """Write `size: 3 hosts 2 min 10 s, 2 hosts 14 min 0 s, 3 hosts since`; empty if the number was always the same.
 
     The last size has a time, too, if all is over.
     """
@@ -118,7 +118,7 @@ def format_sizes(sizes: Iterable[tuple[int, float]], *, is_over: bool = True) ->
 
 
 def parse_seconds(text: str) -> float | None:
-    """Parse 90, 1.5, 90s, 5m or 1h30m as seconds; None where it is no time. A sign, inf and nan are numbers, too."""
+    """Parse 90, 1.5, 90s, 5m or 1h30m as seconds; None if it is no time. A sign, inf and nan are numbers, too."""
     with contextlib.suppress(ValueError):
         return float(text)
     parts = re.findall(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(ms|min|s|m|h|d)\s*", text)

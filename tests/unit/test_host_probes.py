@@ -204,7 +204,7 @@ def test_where_a_rank_has_no_key_no_rank_gets_a_certificate(monkeypatch):
 def test_a_value_that_is_not_a_key_is_refused(key):
     job = with_keys({"r1": {"public_key": key}})
     assert given(job) == {} and job.verdict.exit_code == 65
-    assert "rank 1 sent a key that is none" in str(job.verdict)
+    assert "rank 1 sent an invalid key" in str(job.verdict)
 
 
 def test_a_launcher_without_the_package_says_so(monkeypatch):

@@ -26,14 +26,14 @@ def cache_directory(choice: str, environ: Mapping[str, str]) -> Path:
 
 
 def make_cache_directory(path: Path) -> None:
-    """Make the directory unless it is there. Raises OSError, which says so, if others can put something into it."""
+    """Make the directory unless it exists. Raises OSError, which says so, if others can put something into it."""
     check_way(path)
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.close(open_cache_directory(path))
 
 
 def open_cache_directory(path: Path) -> int:
-    """Return a descriptor of the directory, which is there.
+    """Return a descriptor of the existing directory.
 
     Raises OSError if others can put something into it, or another directory in its place.
     """

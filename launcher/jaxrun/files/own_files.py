@@ -32,7 +32,7 @@ _MAX_LINKS = 40  # as many as the kernel follows
 def open_own_directory(path: str | Path, dir_fd: int | None = None) -> int:
     """Return a descriptor of the directory `path`, of this user or of root; `path` may be relative to `dir_fd`.
 
-    Raises OSError, whose text says so, where it is a link or belongs to somebody else.
+    Raises OSError, whose text says so, where it is a link or belongs to someone else.
     """
     try:
         directory = os.open(path, _DIRECTORY, dir_fd=dir_fd)
@@ -48,7 +48,7 @@ def open_own_directory(path: str | Path, dir_fd: int | None = None) -> int:
 
 
 def open_private_directory(path: str | Path, dir_fd: int | None = None) -> int:
-    """The same for a directory of this user's, not of root's, that nobody else may enter (mode 0700)."""
+    """Do the same for a directory of this user's, not of root's, that nobody else may enter (mode 0700)."""
     directory = open_own_directory(path, dir_fd)
     status = os.fstat(directory)
     if status.st_uid == os.geteuid() and not status.st_mode & _OTHERS:
@@ -60,7 +60,7 @@ def open_private_directory(path: str | Path, dir_fd: int | None = None) -> int:
 
 
 def open_own_or_linked_directory(path: Path) -> int:
-    """The same, but `path` may be a link of this user's own that leads to a directory of this user's own.
+    """Do the same, but `path` may be a link of this user's own that leads to a directory of this user's own.
 
     Raises OSError, whose text says what is wrong.
     """
@@ -115,7 +115,7 @@ def _follow(stack: contextlib.ExitStack, at: int, path: str, *, is_checked: bool
 
 
 def _refuse_writable(directory: int) -> None:
-    """Raise OSError where everybody can replace what is in this directory."""
+    """Raise OSError if everybody can replace what is in this directory."""
     mode = os.fstat(directory).st_mode
     if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
         name = os.readlink(f"/proc/self/fd/{directory}")
@@ -131,7 +131,7 @@ def _open_path(stack: contextlib.ExitStack, path: str | Path, at: int | None = N
 
 
 def _squashed(owner: int) -> str:
-    """What explains this owner of what root has made."""
+    """Return what explains this owner of something that root has made."""
     if os.geteuid() != _ROOT or owner not in _SQUASHED:
         return ""
     return " (a file server that trusts no root, root_squash, gives all that root makes to that user)"
@@ -158,7 +158,7 @@ def remove_directory(path: str | Path, dir_fd: int | None = None, *, private: bo
 
     private:  whether only one that nobody else may enter is removed
 
-    Raises FileNotFoundError where it is not there, and another OSError if it is not this user's own or some of it
+    Raises FileNotFoundError if it is not there, and another OSError if it is not this user's own or some of it
     cannot be removed; then the rest of it is.
     """
     with _open_parent(path, dir_fd) as (parent, name):
@@ -243,10 +243,10 @@ def _unlink_files(directory: int, failures: list[OSError]) -> list[str]:
 
 @contextlib.contextmanager
 def _noted(failures: list[OSError]) -> Iterator[None]:
-    """Note an error for the end, and go on; that something is gone already is none."""
+    """Note an error for the end, and continue; if something is gone already, that is not an error."""
     try:
         yield
-    except FileNotFoundError:  # somebody else of this user was faster
+    except FileNotFoundError:  # someone else of this user was faster
         pass
     except OSError as error:
         failures.append(error)

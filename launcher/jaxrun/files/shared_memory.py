@@ -40,7 +40,7 @@ _held: dict[str, int] = {}
 
 
 def hold_directory(name: str) -> None:
-    """Keep the directory, if it is there, from being taken for an abandoned one, for as long as this process lives."""
+    """Keep the directory, if it exists, from being taken for an abandoned one, for as long as this process lives."""
     if name not in _held:
         with contextlib.suppress(OSError), _own() as own:
             directory = open_private_directory(name, own)
@@ -63,7 +63,7 @@ def open_shared_directory(name: str) -> int:
 
 
 def _open_below(own: int, name: str) -> int:
-    """Raises FileNotFoundError or BlockingIOError where another process removes the directory."""
+    """Lock the directory. Raises FileNotFoundError or BlockingIOError if another process removes the directory."""
     is_first = True
     try:
         os.mkdir(name, 0o700, dir_fd=own)
@@ -83,7 +83,7 @@ def _open_below(own: int, name: str) -> int:
 
 
 def _share(directory: int) -> None:
-    """Mark it as in use for as long as this rank has it open. Raises BlockingIOError where it is being removed."""
+    """Mark it as in use for as long as this rank has it open. Raises BlockingIOError if it is being removed."""
     try:
         fcntl.flock(directory, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -103,7 +103,7 @@ def _remove_unused(own: int, job_id: str) -> None:
 
 @contextlib.contextmanager
 def _unused(name: str, own: int) -> Iterator[None]:
-    """Nobody comes to use it meanwhile. Raises BlockingIOError where a process does, FileNotFoundError without it."""
+    """Keep others from using it meanwhile. Raises BlockingIOError if a process does, FileNotFoundError without it."""
     directory = open_private_directory(name, own)
     try:
         fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -119,7 +119,7 @@ def _is_recent(name: str, own: int) -> bool:
 
 
 def remove_shared_directory(name: str) -> None:
-    """Remove the directory with all that is in it, if it is there, and the one above it if no other job uses it."""
+    """Remove the directory with all its content, if it exists, and its parent if no other job uses that."""
     with contextlib.suppress(OSError), _own() as own:
         _remove(name, own)
 
@@ -133,7 +133,7 @@ def remove_all_of_job(job_id: str, *, snapshots: bool = True) -> None:
 
 
 def remove_unless_held(name: str, seconds: float) -> None:
-    """Remove the directory, if it is there, unless a process holds it now, or comes to do so within `seconds`."""
+    """Remove the directory, if it exists, unless a process holds it now, or begins to within `seconds`."""
     until = time.monotonic() + seconds
     with contextlib.suppress(BlockingIOError, FileNotFoundError), _own() as own:
         while time.monotonic() < until:

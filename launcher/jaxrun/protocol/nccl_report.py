@@ -43,7 +43,7 @@ class LaunchCount:
 class OperationCounts:
     """A kind of operation that ranks of a communicator have launched different numbers of times, the highest first.
 
-    operation:  "AllReduce"; empty where NCCL counts all kinds together (2.24 and 2.25)
+    operation:  "AllReduce"; empty if NCCL counts all kinds together (2.24 and 2.25)
     """
 
     operation: str

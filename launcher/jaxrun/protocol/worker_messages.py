@@ -10,7 +10,7 @@
                         ◀──────────    Run
     Call                ──────────▶    (a cross-process call is about to start, or to be compiled first)
                         ◀──────────    Proceed | CallMismatch   (if the call waits for it)
-    ThreadFailed        ──────────▶    (a thread of the program died; the program goes on)
+    ThreadFailed        ──────────▶    (a thread of the program died; the program continues)
     SignalHandlers      ──────────▶    (the program handles SIGINT or SIGTERM itself, or no longer)
     Interrupted         ──────────▶    (KeyboardInterrupt is raised in it)
     MpiImported         ──────────▶    (the program, whose ranks an MPI has started, uses it)

@@ -64,7 +64,7 @@ class Overview:
     ends:       how ranks have ended
     calls_per_step:  number of calls after which the sequence of calls repeats itself; 0 if unknown
     straggler:  the rank or host that slows the others down, if there is one
-    awaited:    the lost hosts for which the job waits, and how long still, in words; empty if there are none
+    awaited:    the lost hosts for which the job waits, and how long it still will, in words; empty if there are none
     """
 
     time: float

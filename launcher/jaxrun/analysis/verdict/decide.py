@@ -100,7 +100,7 @@ def _describe_divergence(outcome: JobOutcome) -> str:
 
 
 def format_divergences(outcome: JobOutcome, hosts: Mapping[int, str], but: Collection[Divergence] = ()) -> str:
-    """The divergences of a job, but for these and those that the traceback of its culprit tells."""
+    """Return the divergences of a job, except `but` and those that the traceback of its culprit describes."""
     but = [*but, *_raised_divergences(outcome)]
     return "\n".join(
         divergence_text.format_divergence(found, hosts) for found in outcome.divergences if found not in but

@@ -160,7 +160,7 @@ def _describe_error(worker: WorkerOutcome) -> str:
 
 
 def _raised_at(traceback: str) -> str:
-    """Return ` at train.py:88`, the innermost line of the program in a traceback; empty where it has none."""
+    """Return ` at train.py:88`, the innermost line of the program in a traceback; empty if it has none."""
     places = _FRAME.findall(traceback)[::-1]
     index = next(iter(find_program_frames([file for file, _ in places])), None)
     return f" at {strip_directory(places[index][0])}:{places[index][1]}" if index is not None else ""

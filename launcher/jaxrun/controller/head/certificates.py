@@ -52,7 +52,7 @@ class CertificateAuthority:
         try:
             key = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), bytes.fromhex(hello.public_key))
         except ValueError:
-            raise NotUniformError(f"rank {hello.rank} sent a key that is none: {hello.public_key!r:.80}") from None
+            raise NotUniformError(f"rank {hello.rank} sent an invalid key: {hello.public_key!r:.80}") from None
         names = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(f"{self._peers}{hello.rank}")])
         builder = self._builder(x509.Name([]), key, 2 + hello.rank)
         chain = self._sign(builder.add_extension(names, critical=True))

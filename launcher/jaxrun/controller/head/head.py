@@ -92,7 +92,7 @@ class Head:
         awaited: Mapping[AgentId, str] | None = None,
     ) -> None:
         """`hosts` maps each rank to its host; `interface` is the address on rank 0's host for the coordinator;
-        `agents` maps each agent to its ranks; `lockstep`, `no_terminal` and `requeue` are those of HeadState;
+        `agents` maps each agent to its ranks; `lockstep`, `no_terminal` and `requeue` are HeadState's;
         `awaited` are the agents that are missing at first, and are waited for, with the names of their hosts.
 
         With a `registry`, hosts, `expected` and `interface` are only known once all agents have reported to it.

@@ -61,7 +61,7 @@ class HostWait:
         return bool(self._hosts)
 
     def describe(self, now: float) -> str:
-        """`waiting for h2 (rank 1), 9 min 50 s more`; empty where no host is awaited."""
+        """`waiting for h2 (rank 1), 9 min 50 s more`; empty if no host is awaited."""
         if not self._hosts:
             return ""
         return f"waiting for {self._names()}, {format_seconds(self._until - now)} more (--wait-hosts)"
@@ -78,7 +78,7 @@ class HostWait:
         return True
 
     def handle_report(self, report: AgentReport, now: float) -> list[Action]:
-        """An agent is there: it may have been awaited, on the same host or another one."""
+        """Handle an agent's report: the agent may have been awaited, on the same host or another one."""
         host = self._hosts.pop(report.agent, None)
         if host is None:
             return []

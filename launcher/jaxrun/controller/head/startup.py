@@ -1,6 +1,6 @@
 """Starts a job up: from the reports of agents to the first line of the program.
 
-AgentConnected of an agent      ──▶ nothing yet                   but its host is known, and its end would be noticed
+AgentConnected of an agent      ──▶ nothing yet                   only its host is known, and its end is noticed
 AgentReport of every agent      ──▶ StartWorkers to all           only with agents on other hosts (agent_registry.py);
                                                                   where the job asks for it, HostProbes and
                                                                   StagingRound (staging_round.py) come before

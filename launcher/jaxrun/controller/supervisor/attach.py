@@ -72,7 +72,7 @@ def attach(
     head: str = "",
     directory: Path | None = None,
 ) -> int:
-    """Make this process one rank of a job that somebody else started; returns the exit status.
+    """Make this process one rank of a job that someone else started; returns the exit status.
 
     rank, size:  --rank and --size, if mpirun or srun does not provide them
     head:        "host:port", where rank 0 listens

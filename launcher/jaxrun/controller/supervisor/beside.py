@@ -25,7 +25,7 @@ _BACKLOG = 16
 def start_beside(command: Sequence[str], fd: int, *, has_stdin: bool = False) -> None:
     """Start a process that the end of the launcher does not end; it inherits the descriptor `fd`, by its number.
 
-    To be called before the guard is there, which would end it.
+    To be called before the guard exists, which would end it.
     """
     import subprocess  # takes 5 ms
 
@@ -37,7 +37,7 @@ def start_beside(command: Sequence[str], fd: int, *, has_stdin: bool = False) ->
 def listen_for_metrics(job: Job) -> socket.socket | None:
     """Open the port of --metrics; None without the option.
 
-    Raises UsageError and UnavailableError where it cannot be opened or served.
+    Raises UsageError and UnavailableError if it cannot be opened or served.
     """
     if not job.metrics:
         return None

@@ -19,7 +19,7 @@ CHECK_INTERVAL_S = 0.05  # between two looks at whether the earlier agent is ali
 
 
 class Claim(enum.Enum):
-    """What is known of the place that an agent claims."""
+    """What is known about an agent's claim to its place."""
 
     OPEN = enum.auto()
     FREE = enum.auto()

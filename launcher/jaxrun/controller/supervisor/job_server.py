@@ -267,7 +267,7 @@ class JobServer:
         self._handle(ParentExited(reason))
 
     def _on_message(self, client: Client, message: FromClient) -> None:
-        """Raises ProtocolError where no client can mean this."""
+        """Raise ProtocolError if no client can mean this."""
         if isinstance(message, Greeting):
             if message.version != SOCKET_VERSION:
                 raise ProtocolError(f"it speaks version {message.version} of this socket, not {SOCKET_VERSION}")
@@ -296,7 +296,7 @@ class JobServer:
 
 
 def open_server(job_id: str, environ: Mapping[str, str], *, is_named: bool) -> tuple[JobServer, str, str]:
-    """Make the server; returns the path at which it listens, empty for none, and why there is none.
+    """Make the server; returns the path at which it listens, empty for none, and why it is empty.
 
     is_named:  whether there is a job.json, without which nobody would find the socket
 

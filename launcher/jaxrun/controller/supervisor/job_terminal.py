@@ -44,7 +44,7 @@ def resolve_stdin(job: Job, command: LaunchCommand | None) -> Job:
 
 
 def why_no_terminal(plan: Plan) -> str:
-    """Why nobody can type anything for a debugger, to complete "it cannot be debugged: …"; empty if somebody can."""
+    """Why nobody can type anything for a debugger, to complete "it cannot be debugged: …"; empty if someone can."""
     stdin = plan.job.stdin
     if plan.job.live:
         return "--live has the terminal"
@@ -90,7 +90,7 @@ _STREAMS = ("standard input", "stdout", "stderr")
 
 
 def check_live(job: Job) -> None:
-    """Raise UsageError where there is no terminal to show the screen on."""
+    """Raise UsageError if there is no terminal to show the screen on."""
     for fd, name in enumerate(_STREAMS):
         if not os.isatty(fd):
             raise UsageError(f"--live needs a terminal, and {name} is not one; leave --live out")
@@ -101,7 +101,7 @@ def check_live(job: Job) -> None:
 
 
 def start_screen(directory: RunDir) -> HeldScreen:
-    """Start it: to be called before the guard is there, which would end it with the launcher."""
+    """Start it; to be called before the guard exists, which would end it with the launcher."""
     from jaxrun.records.output.screen import HeldScreen
 
     ended, holds = os.pipe()

@@ -102,7 +102,7 @@ def _plan_to_wait(plan: Plan, outcome: JobOutcome, left: AgentsLeft) -> Plan | N
 
 
 def _await_host_agents(plan: Plan, there: Mapping[AgentId, str], gone: Sequence[AgentId]) -> Plan | None:
-    """The same for agents that an engine starts: one agent of a lost host takes all of its ranks."""
+    """Do the same for agents that an engine starts: one agent of a lost host gets all of its ranks."""
     first: dict[str, AgentId] = {}
     for agent in gone:
         first.setdefault(plan.host_of[plan.agents[agent][0]], agent)
@@ -131,7 +131,7 @@ def _plan_by_hand(plan: Plan, outcome: JobOutcome, left: AgentsLeft) -> Plan | S
 
 
 def plan_new_agents(plan: Plan, environ: Mapping[str, str]) -> Plan:
-    """The same plan for agents that a launch command starts anew: each gets the ranks that this command gives it."""
+    """Return the plan for agents that a launch command starts anew: each gets the ranks that this command gives it."""
     if fits_launch_command(plan):
         return plan
     return replan(plan, [worker.host for worker in plan.workers], plan.spare_hosts, environ)

@@ -1,4 +1,4 @@
-"""Runs the command of --notify at the events of a job that somebody who does not watch it wants to hear of.
+"""Runs the command of --notify at the events of a job that matter to someone who is not watching it.
 
 The command gets the event as JSON by its standard input and its name in JAXRUN_EVENT. It never holds up the job: it
 runs beside it, and is killed when its time is over. Only the end of the job waits for it, as long as that takes.
@@ -81,11 +81,11 @@ class Notifier:
         return {pid for one in self._running for pid in (one.pid, *descendants(one.pid))}
 
     def deadline(self) -> float | None:
-        """When `poll` is to be called at the latest."""
+        """The latest time at which to call `poll`."""
         return min((one.until for one in self._running), default=None)
 
     def on_event(self, event: LoggedEvent) -> None:
-        """Run the command if this event of the log is one to notify somebody of."""
+        """Run the command if this event of the log is one to notify someone of."""
         match event.message:
             case AttemptStarted(reason=reason, hosts=hosts):
                 before, self._hosts = self._hosts, hosts

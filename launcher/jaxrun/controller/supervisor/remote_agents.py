@@ -96,7 +96,7 @@ class Entrance:
 
 @dataclass(frozen=True, slots=True)
 class LaunchedAgents:
-    """What has started agents: the launch command, and the commands of agents that wait on spare hosts."""
+    """The commands that have started agents: the launch command, and the commands of agents on spare hosts."""
 
     launch: LaunchProcess
     spares: SpareAgents
@@ -120,7 +120,7 @@ class RemoteAgents:
         """Serve agents in the loop of the attempt from now on.
 
         registry:  where the agents with ranks report
-        search:    for hosts that have no agent; None where people start agents
+        search:    for hosts that have no agent; None if people start agents
         earlier:   agents of the attempt before that stay
         """
         self._attempt = attempt
@@ -132,7 +132,7 @@ class RemoteAgents:
         self._search = search
         self.launched = launched
         self._launch, self._spares = launched.launch, launched.spares
-        # Somebody else started this process beside the agents, and sends it the signals that they get.
+        # Someone else started this process beside the agents, and sends it the signals that they get.
         self._attached = bool(self._launch.command.attached_to)
         self.connections = AgentConnections(attempt.loop, plan.agents)
         limit = SilenceLimit.of_head(entrance.job_info.host_timeout, len(plan.agents))
@@ -140,7 +140,7 @@ class RemoteAgents:
         self._remote_output = RemoteOutput(output, self.connections)
         self._losses = LossWatch(self._launch, self.connections, self._watches, clock, attached=self._attached)
         self._dropped_peers = DroppedPeers(clock)
-        self._stale: set[AgentConnection] = set()  # on which nothing but the end of the earlier attempt counts
+        self._stale: set[AgentConnection] = set()  # for these connections, only the end of the earlier attempt counts
         self._waits = plan.job.host_wait > 0  # for lost hosts, so that an agent may come in the place of another
         self._contests = Contests()
         self._contest_due: float | None = None
@@ -181,7 +181,7 @@ class RemoteAgents:
         return self._search.close() if self._search is not None else []
 
     def left(self) -> AgentsLeft:
-        """What another attempt can have of these agents."""
+        """Return those of these agents that another attempt can use."""
         command, spares = self._launch.command, self._spares
         uses_mpi = self._outcome is not None and self._outcome.uses_mpi  # then another attempt needs its MPI, too
         stay, runs = command.agents_stay and not uses_mpi, not self._launch.reap()
@@ -197,7 +197,7 @@ class RemoteAgents:
         )
 
     def heard(self) -> HostsHeard:
-        """What was heard in this attempt, and from which hosts."""
+        """Return what was received in this attempt, and from which hosts."""
         hosts, agents = self._plan.host_of, self._plan.agents
         reports = {**self._spares.reported}
         reports |= {hosts[agents[agent][0]]: report for agent, report in self._registry.reports.items()}
@@ -364,13 +364,13 @@ class RemoteAgents:
         self._contest_due = self._clock() + CHECK_INTERVAL_S if self._contests.are_open else None
 
     def _turn_away(self, agent: AgentId, connection: AgentConnection, reason: str = "") -> None:
-        """Refuse an agent that has connected, and go on without it."""
+        """Refuse an agent that has connected, and continue without it."""
         self._attempt.loop.remove_reader(connection.fileno())
         self.connections.remove(agent, connection)
         self._refuse(agent, connection, reason)
 
     def _refuse_unfit(self, connection: AgentConnection, report: AgentReport) -> bool:
-        """Refuse an agent that has come in the place of another, but is not as the job needs it; returns whether so."""
+        """Refuse an agent that replaces another, but does not fit the job; returns whether it was refused."""
         if not self._waits or not (self._is_closed or self._plan.attempt > 1):
             return False
         try:
@@ -413,7 +413,7 @@ class RemoteAgents:
                 self._on_lost(agent, connection)
 
     def _receive(self, agent: AgentId, connection: AgentConnection) -> Sequence[AgentToHead]:
-        """What has arrived and belongs to this attempt; nonsense ends the connection."""
+        """Return messages of this attempt that have arrived; an invalid message ends the connection."""
         try:
             messages = connection.receive()
             if connection in self._stale:  # in the earlier attempt it may have had other ranks
@@ -541,7 +541,7 @@ class RemoteAgents:
         elif signum in (signal.SIGUSR1, signal.SIGUSR2):
             self.connections.send((0,), SignalWorker(signum))  # the agents of the other ranks have got it as well
         elif self._signalled:
-            self._attempt.handle(LauncherSignalled(signum))  # somebody insists
+            self._attempt.handle(LauncherSignalled(signum))  # a second signal
         else:
             self._signalled = True
             self._losses.hold(AgentSignalled(self.connections.agent_of(0), signum), ask=True)

@@ -112,7 +112,7 @@ class RemoteJob:
         return self._port.description
 
     def run_attempt(self, plan: Plan, began: float) -> AttemptResult:
-        """Serve the agents until the head says that the attempt is over: those that are there, or others, started now.
+        """Serve the agents until the head decides that the attempt is over: existing ones, or others, started now.
 
         All of them are started anew where one that is needed is gone, or what has started them.
 

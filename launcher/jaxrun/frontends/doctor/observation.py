@@ -89,7 +89,7 @@ class Observation:
 
     @property
     def errors(self) -> dict[Pair, str]:
-        """Why a host cannot connect to another."""
+        """The reason why a host cannot connect to another."""
         return self._by_hosts({agent: results.errors for agent, results in self.peers.items()})
 
     def _by_hosts(self, values: Mapping[AgentId, Mapping[AgentId, str]]) -> dict[Pair, str]:

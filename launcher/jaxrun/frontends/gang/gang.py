@@ -333,7 +333,7 @@ class Gang:
         return self._job.stacks(full=full)
 
     def snapshot(self) -> Snapshot:
-        """The same as a value. Raises JaxrunError if the ranks cannot be asked."""
+        """Return the same as a value. Raises JaxrunError if the ranks cannot be asked."""
         return self._job.snapshot()
 
     def fault(self, kind: str, rank: int) -> None:

@@ -90,7 +90,7 @@ def pool(processes: int | None = None, *, jax: bool = True, **gang: Any) -> Pool
                 processes
     jax:        False calls functions as plain Python, item by item
 
-    The other arguments are those of Gang, except devices. Over several hosts each has one process with devices.
+    The other arguments are Gang's, except devices. With several hosts, each has one process with devices.
     """
     if processes is not None and (isinstance(processes, bool) or not isinstance(processes, int) or processes < 1):
         raise UsageError(f"processes of a pool must be a whole number from 1, not {processes!r}")

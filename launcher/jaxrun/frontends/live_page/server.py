@@ -45,7 +45,7 @@ _FILES = {"": "text/html", "live.css": "text/css", "live.js": "text/javascript"}
 
 
 class LivePage:
-    """What the page shows of one job; the methods may be called from any thread."""
+    """The content of the page of one job; the methods may be called from any thread."""
 
     def __init__(self, job: RunningJob, clock: Callable[[], float] = time.monotonic) -> None:
         self._job = job
@@ -56,7 +56,7 @@ class LivePage:
         self._lock = threading.Lock()
 
     def data(self) -> dict[str, Any]:
-        """What data.json holds: the document of `jaxrun top --json`, the rates so far, and how the job has ended."""
+        """The content of data.json: the document of `jaxrun top --json`, the rates so far, and how the job ended."""
         with self._lock:
             now = self._clock()
             is_running = self._feed.is_running
@@ -80,7 +80,7 @@ class LivePage:
         return "\n".join(filter(None, parts))
 
     def run(self) -> str:
-        """The page of what all ranks did. Raises JaxrunError if there is none."""
+        """Return the page of what all ranks did. Raises JaxrunError if there is none."""
         return format_run_page(self._job.run_dir)
 
 

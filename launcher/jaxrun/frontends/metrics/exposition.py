@@ -1,4 +1,4 @@
-"""What a job is at one moment, as metrics: names and units by the conventions of Prometheus. No I/O."""
+"""The state of a job at one moment as metrics: names and units by the conventions of Prometheus. No I/O."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STARTUP = "startup"  # a cause of lost time, besides the outcomes of attempts
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """What does not change while a job runs."""
+    """The properties that do not change while a job runs."""
 
     job_id: str
     name: str
@@ -28,7 +28,7 @@ class JobFacts:
 
 
 def collect(facts: JobFacts, overview: Overview | None, attempts: Sequence[AttemptLog]) -> Iterator[Metric]:
-    """Yield all metrics; without an `overview`, as the launcher did not answer, those of the event log alone."""
+    """Yield all metrics; without an `overview`, if the launcher did not answer, only the metrics of the event log."""
     info = GaugeMetricFamily("jaxrun_job_info", "The job; always 1.", labels=["job_id", "name", "tag", "run_dir"])
     info.add_metric([facts.job_id, facts.name, facts.tag, facts.run_dir], 1)
     yield info
@@ -102,7 +102,7 @@ def _state(rank: int, overview: Overview) -> str:
 
 
 def _of_ranks(overview: Overview) -> Iterator[Metric]:
-    """What each rank uses; a rank whose host has not answered is left out, and so is what its host does not tell."""
+    """Yield what each rank uses, without ranks whose hosts have not answered and values that a host does not know."""
     labels = ["rank", "host"]
     cpu = CounterMetricFamily("jaxrun_rank_cpu_seconds", "CPU time that the rank has used.", labels=labels)
     written = CounterMetricFamily("jaxrun_rank_output_bytes", "Bytes written to stdout and stderr.", labels=labels)

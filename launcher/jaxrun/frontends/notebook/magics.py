@@ -178,7 +178,7 @@ def _running_cell_name(shell: Any) -> str:
 
 
 def _find_gang(shell: Any) -> Gang | None:
-    """The notebook's gang; None where there is none, or it is closed, as after a `with gang`."""
+    """Return the notebook's gang; None if there is none, or if it is closed, for example after a `with gang`."""
     found = shell.user_ns.get(NAME)
     return found if isinstance(found, Gang) and not found.closed else None
 
@@ -193,7 +193,7 @@ def _describe_state(gang: Gang) -> str:
 def _start(shell: Any, arguments: Mapping[str, Any]) -> Gang:
     """Start a gang in place of the notebook's present one, which ends once the new one has started.
 
-    One with GPUs ends before, as the new one needs them, but not before the arguments of the new one are checked.
+    A gang with GPUs ends first, because the new one needs them, but only after the new one's arguments are checked.
     """
     present = shell.user_ns.get(NAME)
     if NAME in shell.user_ns and not isinstance(present, Gang):

@@ -1,4 +1,4 @@
-"""What a file of tests and its conftest files import first, as each rank that runs the tests will."""
+"""The leading imports of a file of tests and its conftest files, which each rank that runs the tests needs."""
 
 from __future__ import annotations
 

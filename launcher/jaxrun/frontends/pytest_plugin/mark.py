@@ -1,4 +1,4 @@
-"""What `@pytest.mark.processes(...)` asks for, as values. The mark is parsed when tests are collected.
+"""The values of `@pytest.mark.processes(...)`. The mark is parsed when tests are collected.
 
 Every pytest session loads this module, so it imports little.
 """
@@ -25,7 +25,7 @@ _NODEID = pytest.StashKey[str]()
 
 @dataclass(frozen=True, slots=True)
 class GangKey:
-    """What a gang must be like to run a test; tests with equal keys share one."""
+    """The required properties of a gang for a test; tests with equal keys share one."""
 
     processes: int
     devices: int | None = None

@@ -4,7 +4,7 @@ The rank that comes first in the order of Standing leads: its standing decides. 
 waited for others come last. Moreover the test fails
 
 - if some ranks skipped and others did not, unless one failed for a reason of its own
-- if all ranks passed, but fell out of step; where a failure is expected, that is it
+- if all ranks passed, but fell out of step; if a failure is expected, this is the expected failure
 - if all ranks passed, and one that was to die (`dies=`) did not
 
 Expected deaths and their consequences for other ranks count as passed.

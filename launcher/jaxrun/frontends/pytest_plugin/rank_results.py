@@ -83,7 +83,7 @@ class RankResult:
         return _failure_message(report).partition("\n")[0]
 
     def place(self, phase: str) -> str:
-        """Where the failure was raised: `test_x.py:14`; empty if it was not."""
+        """The place where the failure was raised: `test_x.py:14`; empty if there was none."""
         crash = _crash(self.reports.get(phase, {}))
         return f"{str(crash['path']).rpartition('/')[2]}:{crash['lineno']}" if crash else ""
 

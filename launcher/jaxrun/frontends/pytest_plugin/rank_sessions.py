@@ -85,13 +85,13 @@ class RankSessions:
             raise
 
     def snapshot(self) -> Snapshot | None:
-        """Where all ranks are; None if they could not be asked."""
+        """Return where all ranks are; None if they could not be asked."""
         with contextlib.suppress(JaxrunError):
             return self.gang.snapshot()
         return None
 
     def new_divergences(self) -> list[str]:
-        """How the ranks fell out of step, as often as the launcher has found it since this was last called."""
+        """Return how the ranks fell out of step, for each time that the launcher found it since the last call."""
         texts: list[str] = []
         with contextlib.suppress(UsageError):
             messages = [event.message for event in read_job_events(self.gang.run_dir)]
@@ -100,7 +100,7 @@ class RankSessions:
         return texts[known:]
 
     def read_captured(self, rank: int) -> dict[str, str]:
-        """What pytest has captured of a rank since its last report, by stream; empty if this host cannot read it."""
+        """Return the rank's output that pytest has captured since its last report, by stream; empty if unreadable."""
         found = {}
         for stream, name in zip(("out", "err"), self._captured.get(rank, ()), strict=False):
             with contextlib.suppress(OSError):
@@ -160,7 +160,7 @@ def session_error(returned: Returned) -> str:
 
 
 def why_session_ended(returned: Returned) -> str:
-    """Why a rank's session has ended before the parent ended it."""
+    """Return why a rank's session has ended before the parent ended it."""
     if error := session_error(returned):
         return error
     _, _, interruption = returned.value()
@@ -188,7 +188,7 @@ def session_settings(config: pytest.Config, files: Sequence[str], directory: str
 
 @contextlib.contextmanager
 def without_coverage() -> Iterator[None]:
-    """Within this block, processes are started without coverage: a launcher is not to be measured."""
+    """Start processes without coverage within this block: a launcher must not be measured."""
     hidden = _coverage_variables()
     for name in hidden:
         del os.environ[name]

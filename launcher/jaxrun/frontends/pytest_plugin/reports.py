@@ -28,7 +28,7 @@ Report = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ItemInfo:
-    """What is known of a test before it is run.
+    """The known facts about a test before it is run.
 
     dies:      the ranks that it expects to die
     gang:      what it runs on: "4 processes x 1 device, local"
@@ -54,7 +54,7 @@ def build_reports(item: ItemInfo, run: RunResult) -> list[Report]:
             reports.append(_build_report(item, run, outcome, reports[-1]["stop"] if reports else run.span[0]))
         elif phase != "call":
             reports.append(_empty_report(item, phase, run.span[1]))
-        # pytest's reports repeat the properties of earlier phases, and JUnit's take those of the last.
+        # pytest's reports repeat the properties of earlier phases, and JUnit's use the last report's.
         properties = [pair for report in reports for pair in report["user_properties"]]
         reports[-1]["user_properties"] = list(dict.fromkeys(properties))
     return reports
@@ -177,7 +177,7 @@ def _captured_sections(run: RunResult, outcome: PhaseOutcome) -> Iterator[tuple[
 
 
 def _properties(of_ranks: Mapping[int, Report]) -> list[tuple[str, Any]]:
-    """What record_property has recorded, once where ranks agree."""
+    """Return the values of record_property, once if ranks agree."""
     found: list[tuple[str, Any]] = []
     for report in of_ranks.values():
         found += [tuple(pair) for pair in report["user_properties"] if tuple(pair) not in found]

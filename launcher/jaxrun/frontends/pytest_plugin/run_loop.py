@@ -30,7 +30,7 @@ _DIVERGENCE_REPORT_TIMEOUT_S = 1.0  # for the launcher to report how the ranks f
 
 
 class Expiry(enum.Enum):
-    """What is to happen when the next time has come."""
+    """What to do when the next time limit is reached."""
 
     TIMEOUT = "the test has taken too long"
     GRACE = "a rank has failed, and the grace of the others is over"
@@ -179,7 +179,7 @@ class RunLoop:
         return RunResult(ranks, self._sessions.hosts, span, timeout, reusable, divergence, tuple(notes))
 
     def _find_divergence(self) -> str:
-        """How the ranks fell out of step, as far as it is known; empty if they did not."""
+        """Return how the ranks fell out of step, as far as it is known; empty if they did not."""
         suspected = self._state.may_be_out_of_step
         may_be_told = suspected or self._launcher_output or self._call.disconnected
         found = self._sessions.new_divergences() if may_be_told else []
@@ -213,7 +213,7 @@ class RunLoop:
 
 
 def describe_abandoned(graph: WaitGraph) -> str:
-    """A sentence about ranks that wait for ever in a call with a rank that finished without it; "" if none do."""
+    """A sentence about ranks that wait forever in a call with a rank that finished without it; "" if none do."""
     for waiting, call, never in graph.abandoned():
         where = (
             f"cross-process call #{call.number} of ranks {call.group}" if isinstance(call, GroupCall) else call.function

@@ -1,4 +1,4 @@
-"""How far one test has come on all ranks, and the answers to what its ranks ask of the parent meanwhile.
+"""The progress of one test on all ranks, and the answers to the requests of its ranks to the parent.
 
 Messages of ranks go in. Times are seconds since the test began. The parent answers, because it knows when a rank will
 never come, and only one rank at a time may use its terminal.
@@ -27,7 +27,7 @@ from jaxrun.text import agree, format_ranks, group_alike
 
 @dataclass(slots=True)
 class RankProgress:
-    """How far one rank has come in the test.
+    """The progress of one rank in the test.
 
     reports:          pytest's reports by phase
     calls, chains:    cross-process calls by group, from RunFinished; calls is None until the rank has finished
@@ -138,7 +138,7 @@ class RunState:
     # ---- gathers: barrier, allgather and broadcast
 
     def _complete_gather(self) -> None:
-        """Answer the ranks that wait in a gather, if all are there or if some never will be."""
+        """Answer the ranks that wait in a gather, if all have come or if some never will."""
         waiting = {number: rank.gather for number, rank in self.ranks.items() if rank.gather and not rank.done}
         reason = self._why_incomplete(waiting)
         if not waiting or (not reason and len(waiting) < len(self.ranks)):
@@ -153,7 +153,7 @@ class RunState:
         self._send(Gathered(values if root < 0 else (values[root],)), tuple(waiting))
 
     def _why_incomplete(self, waiting: Mapping[int, Gather]) -> str:
-        """Why the gather will never be complete; empty if it may be."""
+        """Return why the gather will never be complete; empty if it may be."""
         gone = [number for number, rank in self.ranks.items() if rank.disconnected_at is not None]
         if gone:
             return f"{format_ranks(gone)} {agree('is', len(gone))} gone"

@@ -1,4 +1,4 @@
-"""What is known of a running job: what it answers while somebody looks, its pace, and what its run directory says."""
+"""Follows a running job: its answers while someone watches, its pace, and the content of its run directory."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class Feed:
-    """What is known of the job; the methods may be called from any thread."""
+    """The known facts about the job; the methods may be called from any thread."""
 
     def __init__(self, job: RunningJob) -> None:
         self._job = job
@@ -98,7 +98,7 @@ class Feed:
 
 
 class CallRate:
-    """How many calls a rank, the median of them, makes per second."""
+    """How many calls the median rank makes per second."""
 
     def __init__(self) -> None:
         self._made: deque[tuple[float, float]] = deque()  # when the job was looked at, and calls made by then
@@ -115,7 +115,7 @@ class CallRate:
             self._made.popleft()
 
     def per_second(self) -> float | None:
-        """None where that is not known."""
+        """The rate; None if unknown."""
         if len(self._made) < 2:
             return None
         (then, before), (at, made) = self._made[0], self._made[-1]
@@ -134,7 +134,7 @@ def latest_attempt(run_dir: Path) -> int:
 
 
 def read_start(run_dir: Path) -> float | None:
-    """When the job began, in seconds since the epoch; None where nothing says so."""
+    """When the job began, in seconds since the epoch; None if nothing says so."""
     with contextlib.suppress(OSError, ValueError):
         with open(open_regular(run_dir / EVENTS_FILE), encoding="utf-8", errors="replace") as file:
             file.readline()  # the header
@@ -143,14 +143,14 @@ def read_start(run_dir: Path) -> float | None:
 
 
 def read_sizes(run_dir: Path) -> str:
-    """On how many hosts the job has run over time; empty where the number was always the same."""
+    """Return on how many hosts the job has run over time; empty if the number was always the same."""
     with contextlib.suppress(JaxrunError):
         return describe_sizes(read_attempts(read_job_events(run_dir)))
     return ""
 
 
 def last_line(log_dir: Path, rank: int) -> str:
-    """What the rank wrote last, to stdout or stderr; empty where nothing is known."""
+    """Return the last line that the rank wrote, to stdout or stderr; empty if nothing is known."""
     tails = [tail for stream in STREAMS if (tail := _tail(log_path(log_dir, rank, stream))) is not None and tail[1]]
     return max(tails, key=lambda tail: tail[0])[1] if tails else ""
 

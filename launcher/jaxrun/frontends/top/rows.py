@@ -21,7 +21,7 @@ class Row:
     """Some ranks, all of them alike or of one host.
 
     ranks:    their numbers, "0-2, 5"
-    numbers:  of their last calls, "120" or "120-121"; empty where none is recorded
+    numbers:  of their last calls, "120" or "120-121"; empty if none is recorded
     summary:  as of one rank, the lowest, whose last line is shown: the state of most of them, and since when the first
               of those is in it; the only host, or "511 hosts"; CPU and GPU are averages, all else is the largest
     """

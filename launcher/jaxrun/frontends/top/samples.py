@@ -1,4 +1,4 @@
-"""What one line of the screen is made of: each rank's state in words, and its figures, from two overviews. No I/O."""
+"""The content of one line of the screen: each rank's state in words, and its figures, from two overviews. No I/O."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _OF_ACTIVITY = {
 
 @dataclass(frozen=True, slots=True)
 class RankSample:
-    """What is shown of one rank; None stands for what is not known.
+    """The values shown for one rank; None stands for an unknown value.
 
     state:        in words, the same for like ranks: "waits for rank 2 in train_step"
     since_s:      for how long it has been in it
@@ -61,7 +61,7 @@ class RankSample:
 
 @dataclass(frozen=True, slots=True)
 class _Position:
-    """Where a rank is: in a call, or after it. `name` is the program's, empty where it is not known."""
+    """The place of a rank: in a call, or after it. `name` is the program's, empty if unknown."""
 
     group: str
     number: int
@@ -72,7 +72,7 @@ class _Position:
 
 @dataclass(slots=True)
 class _Progress:
-    """How far the ranks of a group have come; those that have ended have come to no call.
+    """The progress of the ranks of a group; ranks that have ended have come to no call.
 
     ages_s:   by number of a call, for how long the first rank has been in it, or has made none after it
     """
@@ -89,9 +89,9 @@ class _Progress:
 
 
 def take_samples(now: Overview, before: Overview | None = None, rate: float | None = None) -> tuple[RankSample, ...]:
-    """What is shown of each rank; `before` is an earlier overview, by which CPU use is known.
+    """Return what to show for each rank; CPU use comes from `before`, an earlier overview.
 
-    rate:  calls per second of the job, None where that is not known
+    rate:  calls per second of the job, None if unknown
     """
     positions = {rank: found for rank, flight in now.flights.items() if (found := _position(flight)) is not None}
     progress = _progress_of_groups(now, positions)
@@ -161,7 +161,7 @@ def _state(
     position: _Position | None,
     others: _Progress | None,
 ) -> tuple[str, float | None]:
-    """What the rank does, and for how long, in seconds."""
+    """Return what the rank does, and for how long, in seconds."""
     if activity in _STOPPED:
         return _OF_ACTIVITY[activity], None
     if vitals.kernel_wait == ProcessState.ENDED:
@@ -183,7 +183,7 @@ def _state(
 
 
 def _state_in_call(position: _Position, progress: _Progress) -> str:
-    """For whom a rank waits that is in a call, or has made it and waits for something; empty if all have come."""
+    """Write for whom a rank waits in a call, or after it; empty if all have come."""
     behind = progress.behind(position.number)
     if not behind:
         return ""
@@ -196,7 +196,7 @@ def _waits_for(ranks: Sequence[int], call: str) -> str:
 
 
 def _lateness(rank: int, flight: Flight, progress: Mapping[str, _Progress]) -> tuple[int, float | None]:
-    """By how many calls the rank is behind others, and for how long they have been ahead; None if none is."""
+    """Return by how many calls the rank is behind others, and how long they have been ahead; None if it is not."""
     behind, late_s = 0, None
     for group in flight.call_counts:
         others = progress[group]
@@ -208,7 +208,7 @@ def _lateness(rank: int, flight: Flight, progress: Mapping[str, _Progress]) -> t
 
 
 def _progress_of_groups(now: Overview, positions: Mapping[int, _Position]) -> dict[str, _Progress]:
-    """How far the ranks of each group have come."""
+    """Return the progress of the ranks of each group."""
     groups = dict.fromkeys(group for flight in now.flights.values() for group in flight.call_counts)
     groups |= dict.fromkeys(position.group for position in positions.values())
     found = {}
@@ -229,7 +229,7 @@ def _progress_of_groups(now: Overview, positions: Mapping[int, _Position]) -> di
 
 
 def _position(flight: Flight) -> _Position | None:
-    """None for a rank that has made no call."""
+    """Return the position of a rank; None if it has made no call."""
     pending, last = flight.pending, flight.last_call
     if pending is not None:
         return _Position(pending.group, pending.number, pending.since, flight.program(pending).name, True)
@@ -241,7 +241,7 @@ def _position(flight: Flight) -> _Position | None:
 
 
 def _number(flight: Flight, position: _Position | None) -> int | None:
-    """Of the last call that it has entered, in the group in which it makes most; None where none is recorded."""
+    """Return the number of its last call in the group in which it makes most; None if none is recorded."""
     if flight.level == NOTHING:
         return None
     counts = {group: flight.last_number(group) for group in flight.call_counts}

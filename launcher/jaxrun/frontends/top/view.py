@@ -33,10 +33,10 @@ LastLine = Callable[[int], str]
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What is shown.
+    """The content of the screen.
 
     name:     of the job; phase: "running"; attempt: its number; seconds: since the job began, None if not known
-    pace:     calls per second; None where that is not known
+    pace:     calls per second; None if unknown
     note:     one sentence that matters more than the rows; may be empty
     """
 
@@ -185,7 +185,7 @@ def lay_out(rows: Sequence[Row], width: int, last_lines: dict[int, str]) -> list
 
 
 def _make_table(rows: Sequence[Row], columns: Sequence[_Column]) -> Table:
-    """Where there is too little room, the state gives way first."""
+    """Make the table; if there is too little room, the state column shrinks first."""
     table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False)
     for column in columns:
         table.add_column(
@@ -211,14 +211,14 @@ def _console(width: int) -> Console:
 
 
 def _columns(rows: Sequence[Row]) -> list[_Column]:
-    """Without those that would say the same of all rows: the only host, GPUs where there are none."""
+    """Return the columns, without those that are the same in all rows: the only host, GPUs if there are none."""
     hosts = len({row.summary.host for row in rows}) > 1 or any(" " in row.summary.host for row in rows)
     gpus = any(row.summary.gpu_percent is not None or row.summary.gpu_bytes is not None for row in rows)
     return [_RANK, *([_HOST] if hosts else []), _STATE, *_FIGURES, *(_GPU_FIGURES if gpus else ())]
 
 
 def _state(sample: RankSample) -> str:
-    """With the time that it takes after the first word, as what is too long is cut at its end."""
+    """Write the state with its duration after the first word, because a long text is cut at its end."""
     if sample.since_s is None or sample.since_s < _SINCE_S:
         return sample.state
     verb, _, rest = sample.state.partition(" ")

@@ -1,4 +1,4 @@
-"""`jaxrun top`: shows a running job on the whole terminal until it is over or somebody quits; or once, as text."""
+"""`jaxrun top`: shows a running job on the whole terminal until it is over or someone quits; or once, as text."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _FOLLOW_S = 1.0
 
 
 def read_once(job: RunningJob) -> View:
-    """How far the job is, after half a second, in which the CPU time of its ranks is measured."""
+    """Return how far the job is, after half a second, in which the CPU time of its ranks is measured."""
     return _read(Feed(job))
 
 
@@ -62,7 +62,7 @@ def follow(job: RunningJob) -> Iterator[View]:
 def show_once(job: RunningJob, environ: Mapping[str, str]) -> None:
     """Print how far the job is, after half a second, in which the CPU time of its ranks is measured.
 
-    Raises UnavailableError and UsageError where it does not answer.
+    Raises UnavailableError and UsageError if it does not answer.
     """
     feed = Feed(job)
     _read(feed)
@@ -71,7 +71,7 @@ def show_once(job: RunningJob, environ: Mapping[str, str]) -> None:
 
 
 def watch(job: RunningJob, environ: Mapping[str, str], *, verdict_follows: bool = False) -> None:
-    """Show the job on the terminal until it is over, with how it went, or until somebody quits.
+    """Show the job on the terminal until it is over, with how it went, or until someone quits.
 
     verdict_follows:  another process says how the job has ended, if there is a verdict
     """
@@ -107,7 +107,7 @@ class _Screen:
         self._is_new = threading.Event()
 
     def run(self) -> bool:
-        """Show the job; returns False where somebody has quit before its end."""
+        """Show the job; returns False if someone has quit before its end."""
         threading.Thread(target=self._feed.update_forever, args=(self._is_new.set,), daemon=True).start()
         with Live(screen=True, auto_refresh=False, console=self.console) as live, Keyboard(sys.stdin.fileno()) as keys:
             shown_at = float("-inf")
@@ -202,7 +202,7 @@ def _print(console: Console, lines: Iterable[Text]) -> None:
 
 
 def _headline(job: RunningJob) -> str:
-    """How the job has ended, in one line."""
+    """Write how the job has ended, in one line."""
     deadline = time.monotonic() + INTERVAL_S  # a launcher that was killed leaves none
     while time.monotonic() < deadline:
         if (verdict := read_verdict(job.run_dir)) is not None:
@@ -212,5 +212,5 @@ def _headline(job: RunningJob) -> str:
 
 
 def is_terminal() -> bool:
-    """Whether somebody looks who can type."""
+    """Whether someone is at a terminal and can type."""
     return os.isatty(0) and os.isatty(1)

@@ -105,7 +105,7 @@ def _is_adopted(parent: int) -> bool:
 def _leave_place() -> None:
     """Go on as a child in a session of its own; the process that the launch command knows ends as the child does.
 
-    The launch command signals, and kills, that process only. A child that is stopped then goes on: only so it can end.
+    The launch command signals, and kills, only that process. A stopped child is then continued, so that it can end.
     """
     child = os.fork()
     if child:

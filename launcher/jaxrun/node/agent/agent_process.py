@@ -115,7 +115,7 @@ def run(
 
 
 class _AgentJob:
-    """What an agent does for one job, attempt by attempt."""
+    """The work of an agent for one job, attempt by attempt."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class _AgentJob:
         self._snapshots = ""  # the directory of this host's snapshots, once it has had ranks
 
     def run(self, ranks: Sequence[int]) -> Shutdown:
-        """Carry out the head's orders until the last one; `ranks` are those of the agent at first."""
+        """Execute the head's orders until the last one; `ranks` are the agent's first ranks."""
         order = self._wait_for_orders(self._info.attempt, ranks)
         while not isinstance(order, Shutdown):
             if isinstance(order, NextAttempt):

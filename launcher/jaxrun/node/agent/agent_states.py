@@ -93,7 +93,7 @@ class AgentState(Generic[R]):
         table: Mapping[Any, Callable[[Any], R | Shutdown | None]],
         pollers: Sequence[CheckHead],
     ) -> None:
-        """Raises ValueError if a kind of message has no handler in the table, or two."""
+        """Raise ValueError if a kind of message has no handler in the table, or two."""
         self._link = link
         self._loop = loop
         self._handlers = list_handlers(table)

@@ -55,7 +55,7 @@ class HostTasks:
         environ: Mapping[str, str],
         report: Callable[[JobInfo, AgentId], AgentReport],
     ) -> None:
-        """`head` is where the agent has found the head; `report` finds out what is there on the host."""
+        """`head` is where the agent has found the head; `report` collects the facts about the host."""
         self._agent = agent
         self._job = job
         self._token = token

@@ -49,7 +49,7 @@ class Reading:
 class MemoryWatch:
     """Watches the memory that the ranks of this agent share; it is full when either the host's or the cgroup's is.
 
-    cgroup:   the directory of the ranks' memory cgroup, None where there is none
+    cgroup:   the directory of the ranks' memory cgroup, None if there is none
     meminfo:  the host's memory, as the kernel describes it
     """
 
@@ -116,7 +116,7 @@ def forecast(readings: Sequence[Reading]) -> MemoryShortage | None:
 
 
 def _growth(first: Reading, last: Reading) -> float:
-    """Bytes per second."""
+    """Return the growth in bytes per second."""
     return (last.used - first.used) / (last.time - first.time) if last.time > first.time else 0.0
 
 
@@ -126,7 +126,7 @@ def _rank_growth(first: Reading, last: Reading, rank: int) -> float:
 
 
 def read_host_memory(meminfo: Path = _MEMINFO) -> tuple[int, int] | None:
-    """Return the bytes of memory and swap that are used and that there are; None where the kernel does not say."""
+    """Return the bytes of memory and swap that are used and that there are; None if the kernel does not say."""
     try:
         lines = (line.split() for line in meminfo.read_text().splitlines())
         kib = {words[0].rstrip(":"): int(words[1]) for words in lines if len(words) > 1}

@@ -122,7 +122,7 @@ class NcclInquiry:
 
     @property
     def due(self) -> float:
-        """When `has_ended` is to be called next."""
+        """The time of the next call of `has_ended`."""
         return min(self._next, self._expires)
 
     def has_ended(self, now: float) -> bool:

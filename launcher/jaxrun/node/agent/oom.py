@@ -25,7 +25,7 @@ _UNLIMITED_BYTES = 2**60  # version 1 writes a huge number for no limit
 
 
 class OomWatch:
-    """Watches for the kernel's kills from its creation on; `cgroup` and `log` are None where there is none."""
+    """Watches for the kernel's kills from its creation on; `cgroup` and `log` are None if there is none."""
 
     def __init__(self, cgroup: Path | None, log: Path | None = _KMSG) -> None:
         self._cgroup = cgroup

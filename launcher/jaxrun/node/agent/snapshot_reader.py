@@ -76,7 +76,7 @@ class SnapshotReader:
         return []
 
     def deadline(self) -> float | None:
-        """When `poll` is to be called at the latest."""
+        """The latest time at which to call `poll`."""
         times = [request.due for request in self._requested.values()] + [dump.deadline for _, dump in self._native]
         return min((*times, *(inquiry.due for _, inquiry in self._inquiries)), default=None)
 

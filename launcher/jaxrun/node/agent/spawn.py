@@ -70,12 +70,12 @@ class WorkerEnds:
 
     def close(self) -> None:
         for descriptor in (self.stdin, self.stdout, self.stderr, self.channel):
-            os.close(descriptor)  # not stacks and flight: the agent goes on reading those files
+            os.close(descriptor)  # not stacks and flight: the agent continues to read those files
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSetup:
-    """How the workers of one agent are started in one attempt.
+    """How to start the workers of one agent in one attempt.
 
     argv:        the command of each
     environ:     the environment that they share
@@ -93,7 +93,7 @@ class WorkerSetup:
     preload: str = PRELOAD_NONE
 
     def command_of(self, worker: WorkerEnv) -> tuple[str, ...]:
-        """The whole command that starts this worker; its first word is a path, if it is to be found."""
+        """Return the whole command that starts this worker; its first word is a path, if it can be found."""
         if not self.wrap:
             return self.argv
         import shutil
@@ -104,7 +104,7 @@ class WorkerSetup:
 
 
 def setup_of_orders(starts: Sequence[StartWorker], environ: Mapping[str, str], rank_token: str) -> WorkerSetup:
-    """How the workers of this agent are started, which have the same host; their logs have a directory then."""
+    """Return how to start the workers of this agent, which have the same host; their logs have a directory then."""
     unset, first = inherited_job_variables(environ), starts[0]
     kept = {name: value for name, value in environ.items() if name not in unset}
     return WorkerSetup(

@@ -59,7 +59,7 @@ class WorkerGroup:
 
     @property
     def ranks(self) -> Collection[int]:
-        """Those that have a worker, or will have one soon: where one could not be started, the others have none."""
+        """The ranks that have a worker, or will have one soon; if one could not be started, there are none."""
         return self._workers.keys()
 
     @property
@@ -121,7 +121,7 @@ class WorkerGroup:
         self._hold_snapshots()
 
     def _hold_snapshots(self) -> None:
-        """Keep what the ranks of an attempt have left in memory for those of the next one."""
+        """Keep what the ranks of an attempt have left in memory for the next attempt's ranks."""
         for job_id, host in {(worker.job_id, worker.host) for worker in self.setup.workers}:
             hold_directory(snapshot_directory(job_id, host))
 
@@ -192,7 +192,7 @@ class OwnForkServer:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The server's process id; nothing if there is none, or it has been told to end."""
+        """The server's process id; empty if there is none, or if it has been told to end."""
         return (self._server.pid,) if self._server is not None and not self._server.closed else ()
 
     def get(self, setup: WorkerSetup) -> ForkServer | None:

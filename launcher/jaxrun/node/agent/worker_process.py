@@ -89,12 +89,12 @@ class WorkerProcess:
         return data
 
     def _complete(self, message: WorkerToAgent) -> WorkerToAgent:
-        """In a process namespace of its own a rank knows no number that means something here."""
+        """Fill in the process id: a rank in a process namespace of its own does not know its number here."""
         self._has_failed |= isinstance(message, Failed)
         return replace(message, pid=self.pid) if isinstance(message, Hello) and self.wrapper else message
 
     def set_status_of_rank(self) -> int:
-        """Make of the status of a wrapper that of the rank: where a signal has killed that, 128 and its number."""
+        """Turn the status of a wrapper into the rank's: if a signal has killed the rank, it is 128 and the number."""
         assert self.status is not None
         signum = self.status - EXIT_SIGNAL_BASE
         if self.wrapper and not self._has_failed and signum in signal.valid_signals():
@@ -102,7 +102,7 @@ class WorkerProcess:
         return self.status
 
     def signal(self, signum: int) -> None:
-        """Send a signal to the worker; SIGKILL also to its session's group but for resource trackers."""
+        """Send a signal to the worker; SIGKILL also to its session's group except for resource trackers."""
         if not self.live:
             return
         if signum == signal.SIGKILL:
@@ -150,7 +150,7 @@ class WorkerProcess:
         return _cpu_ticks(self.pid) / os.sysconf("SC_CLK_TCK")
 
     def core_wait_seconds(self) -> float:
-        """For how long its threads, all together, have waited for a core; 0.0 where the kernel does not say."""
+        """Return how long its threads, all together, have waited for a core; 0.0 if the kernel does not say."""
         waited_ns = 0
         with contextlib.suppress(OSError):
             for thread in os.listdir(f"/proc/{self.pid}/task"):
@@ -160,14 +160,14 @@ class WorkerProcess:
         return waited_ns / _NS_PER_S
 
     def memory_bytes(self) -> int:
-        """Bytes of the process that are in memory; 0 when it has gone."""
+        """Return the resident bytes of the process; 0 when it has gone."""
         with contextlib.suppress(OSError, IndexError, ValueError):
             with open(f"/proc/{self.pid}/statm", "rb") as file:
                 return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         return 0
 
     def file_bytes(self) -> int:
-        """Bytes that the process has read and written so far, from and to files and pipes; 0 if that is not known."""
+        """Return the bytes that the process has read and written so far, from and to files and pipes; 0 if unknown."""
         try:
             with open(f"/proc/{self.pid}/io", "rb") as file:
                 counts = dict(line.split(b": ") for line in file.read().splitlines())

@@ -58,7 +58,7 @@ class ForkServer:
         return True
 
     def preload(self, order: Preload) -> None:
-        """Have these modules imported before the first worker. Raises OSError if the server has gone."""
+        """Make the server import these modules before the first worker. Raises OSError if the server has gone."""
         from jaxrun.protocol.codec import encode
 
         self.channel.send(encode(order))
@@ -68,7 +68,7 @@ class ForkServer:
         socket.send_fds(self.channel, [message], descriptors)
 
     def begin_attempt(self, workers: int) -> None:
-        """Have the server stay after the next `workers` workers. Raises OSError if it has gone."""
+        """Make the server stay after the next `workers` workers. Raises OSError if it has gone."""
         from jaxrun.protocol.codec import encode
         from jaxrun.protocol.forkserver_messages import BeginAttempt
 
@@ -123,7 +123,7 @@ def difference(own: Mapping[str, str], wanted: Mapping[str, str]) -> tuple[dict[
 
 
 def open_standard_descriptors() -> None:
-    """Where this process has closed one of 0, 1 and 2, nothing else may get its number and, say, a worker's output."""
+    """Open 0, 1 and 2 if this process has closed one: nothing else may get its number and, say, a worker's output."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)

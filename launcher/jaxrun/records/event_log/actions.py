@@ -111,7 +111,7 @@ class Suspend:
 class LookForHosts:
     """Check whether hosts that the job lacks are back; answered by one HostsFound.
 
-    agents:  those for which the attempt waits, which are started where their host is found; empty where a smaller job
+    agents:  those for which the attempt waits, which are started where their host is found; empty if a smaller job
              looks for any host
     """
 

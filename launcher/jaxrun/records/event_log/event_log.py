@@ -100,7 +100,7 @@ class EventLog:
         self.damaged = 0
 
     def __iter__(self) -> Iterator[LoggedEvent]:
-        """Yield the events of all lines but those that are damaged. Raises UsageError if they are of another format."""
+        """Yield the events of all lines except damaged ones. Raises UsageError if they have another format."""
         for line in self._lines:
             if line.isspace() or not line:
                 continue

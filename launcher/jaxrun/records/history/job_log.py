@@ -105,7 +105,7 @@ class AttemptLog:
 def read_attempts(events: Iterable[LoggedEvent]) -> list[AttemptLog]:
     """Sort the events by attempt and rank; those with values that no process has are left out.
 
-    No event is kept but those with times of a rank's own clock: the last word about that clock counts for all of them.
+    No event is kept, except those with times of a rank's own clock: the last message about that clock applies to all.
     """
     attempts: dict[int, AttemptLog] = {}
     own_times: list[tuple[RankLog, LoggedEvent]] = []
@@ -210,7 +210,8 @@ def _add_to_rank(rank: RankLog, event: LoggedEvent, stopped: bool) -> None:
             rank.pid = message.pid
             rank.process_started = min(time, rank.process_started or time)
         case Hello():
-            rank.host, rank.pid = message.host, message.pid  # which inside a wrapper is not that of the spawned process
+            # Inside a wrapper, this is not the pid of the spawned process.
+            rank.host, rank.pid = message.host, message.pid
         case DeviceReport():
             rank.cores = message.cores
         case AgentLost():

@@ -1,4 +1,4 @@
-"""What a running job is asked, and how its answers read: where all ranks are, how far they are, profiles of them."""
+"""Requests to a running job, and their answers: where all ranks are, how far they are, profiles of them."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ T = TypeVar("T")
 
 
 def request_overview(job: RunningJob) -> Overview:
-    """How far all ranks are now. Raises UnavailableError if no answer comes."""
+    """Return how far all ranks are now. Raises UnavailableError if no answer comes."""
     return _parse(Overview, job.ask(OverviewRequest()))
 
 
 def request_snapshot(job: RunningJob, *, native: bool = False) -> Snapshot:
-    """Where all ranks are now; with `native`, with C frames. Raises UnavailableError if no answer comes."""
+    """Return where all ranks are now; with `native`, with C frames. Raises UnavailableError if no answer comes."""
     timeout = ANSWER_TIMEOUT_S + NCCL_TIMEOUT_S + (NATIVE_STACKS_TIMEOUT_S if native else 0.0)
     return _parse(Snapshot, job.ask(StacksRequest(native), timeout))
 
 
 def format_stacks(snapshot: Snapshot, *, full: bool = False, native: bool = False) -> str:
-    """Where all ranks are, in groups; with `full` all frames of each rank, with `native` C frames too."""
+    """Write where all ranks are, in groups; with `full` all frames of each rank, with `native` C frames, too."""
     if not snapshot.dumps:
         return "no rank has stacks to show yet"
     frames = stack_text.format_all_frames(snapshot.dumps, snapshot.hosts) if full else ""
@@ -57,9 +57,9 @@ def _parse(kind: type[T], answer: Answer) -> T:
 
 
 def take_profile(job: RunningJob, steps: int, output: Path | None, show: Callable[[str], None]) -> str:
-    """Have all ranks profile the same `steps` steps; returns what was written, and how it is looked at.
+    """Make all ranks profile the same `steps` steps; returns what was written, and how to look at it.
 
-    output:  the directory for profiles, instead of that in the run directory; `show` is called with what is under way.
+    output:  the directory for profiles, instead of the run directory's; `show` is called with a text about the progress
 
     Raises UsageError and UnavailableError.
     """
@@ -74,7 +74,7 @@ def take_profile(job: RunningJob, steps: int, output: Path | None, show: Callabl
 def _ask_until_planned(
     job: RunningJob, steps: int, directory: Path, session: str, show: Callable[[str], None]
 ) -> Answer:
-    """Ask again where not all ranks have made a call yet, and with more time where the order came too late for some."""
+    """Ask again if some ranks have not made a call yet, and with more time if the order came too late for some."""
     shown, late = "", 0
     while True:
         request = ProfileRequest(steps, str(directory), session, _LEADS_S[late])

@@ -34,9 +34,9 @@ class RecordedJob:
 
     started:  seconds since the epoch
     command:  the program and its arguments
-    host:     where its launcher runs, or ran; empty where nothing says so
+    host:     where its launcher runs, or ran; empty if nothing says so
     verdict:  None while it runs, and where the launcher was killed
-    running:  None where only `host` knows
+    running:  None if only `host` knows
     is_complete:  whether its launcher could write all records
     tag:      the note of --tag
     """
@@ -53,7 +53,7 @@ class RecordedJob:
 
     @property
     def seconds(self) -> float | None:
-        """How long it took; None where nothing says so."""
+        """How long it took; None if nothing says so."""
         if self.verdict is None:
             return time.time() - self.started if self.running else None
         return self.verdict.seconds
@@ -73,9 +73,9 @@ class RecordedJob:
 
 
 def list_jobs(path: Path | None) -> tuple[Path, list[RecordedJob]]:
-    """The directory that `path` means, by default that of the working directory, and its jobs, the oldest first.
+    """Return the directory that `path` means, by default the working directory's, and its jobs, the oldest first.
 
-    Raises UsageError where there is none.
+    Raises UsageError if there is none.
     """
     if path is None or is_run_dir(path):
         collection = find_collection() if path is None else path.resolve().parent
@@ -93,7 +93,7 @@ def list_jobs(path: Path | None) -> tuple[Path, list[RecordedJob]]:
 def latest_job(number: int) -> Path | None:
     """The run directory of the job with this number in the working directory's list, 1 for the latest.
 
-    None where a directory has that name. Raises UsageError if there is no such job.
+    None if a directory has that name. Raises UsageError if there is no such job.
     """
     if os.path.lexists(str(number)):
         return None
@@ -164,9 +164,9 @@ class Cleaned:
 
 
 def clean(collection: Path, jobs: Sequence[RecordedJob], keep: int, *, dry_run: bool) -> Cleaned:
-    """Delete the run directories of `jobs`, the oldest first, but for the newest `keep` and those that may still run.
+    """Delete the run directories of `jobs`, the oldest first, except the newest `keep` and those that may still run.
 
-    Raises UsageError where they are another user's.
+    Raises UsageError if they are another user's.
     """
     try:
         directory = open_own_or_linked_directory(collection)

@@ -45,7 +45,7 @@ class RecordedLauncher:
 
 @dataclass(frozen=True, slots=True)
 class RecordedPlan:
-    """What is read of job.json; what it does not say is empty."""
+    """The content of job.json; missing values are empty."""
 
     job_id: str = ""
     program: tuple[str, ...] = ()
@@ -65,20 +65,20 @@ def open_regular(path: str | Path) -> int:
 
 
 def read_text(path: Path) -> str:
-    """Return what a file says. Raises OSError."""
+    """Return the text of a file. Raises OSError."""
     with open(open_regular(path), encoding="utf-8", errors="replace") as file:
         return file.read()
 
 
 def read_verdict(run_dir: Path) -> Verdict | None:
-    """Return how a job ended; None where it runs, its launcher was killed, or the file cannot be understood."""
+    """Return how a job ended; None if it runs, its launcher was killed, or the file cannot be understood."""
     with contextlib.suppress(OSError, ValueError):
         return verdict.from_json(read_text(run_dir / VERDICT_FILE))
     return None
 
 
 def read_job_events(run_dir: Path) -> EventLog:
-    """Return the events of the log, read while they are iterated; none where there is no log.
+    """Return the events of the log, read while they are iterated; none if there is no log.
 
     The iteration raises UsageError where the log cannot be read.
     """
@@ -97,14 +97,14 @@ def _lines_of(path: Path) -> Iterator[str]:
 
 
 def read_plan(run_dir: Path) -> RecordedPlan:
-    """Return what job.json says; nothing where it is not there or cannot be understood."""
+    """Return what job.json says; nothing if it is not there or cannot be understood."""
     with contextlib.suppress(OSError, ValueError, RecursionError, ProtocolError):
         return from_content(RecordedPlan, json.loads(read_text(run_dir / JOB_FILE)), lenient=True)
     return RecordedPlan()
 
 
 def find_run_dir(path: Path | None) -> Path:
-    """The run directory that `path` means: itself, or the latest in it; with None the latest of the working directory.
+    """Return the run directory that `path` means: itself, or the latest in it; by default the latest here.
 
     Raises UsageError if there is none.
     """
@@ -132,7 +132,7 @@ def find_run_dir(path: Path | None) -> Path:
 
 
 def find_collection() -> Path:
-    """The collection of run directories in the working directory, or that directory itself where it is one."""
+    """Return the collection of run directories in the working directory, or that directory itself if it is one."""
     here = Path(working_directory())
     for path in (Path(COLLECTION_DIR), here):
         if path.is_dir() and (path.name == COLLECTION_DIR or is_run_dir(path)):
@@ -149,7 +149,7 @@ def is_run_dir(path: Path) -> bool:
 
 
 def _check_latest(latest: Path) -> None:
-    """Raise UsageError where a link `latest` is another user's than that of the directory that it is in."""
+    """Raise UsageError if a link `latest` does not belong to the owner of its directory."""
     if not latest.is_symlink():
         return
     owner = latest.lstat().st_uid
@@ -170,7 +170,7 @@ def find_requeued(request: Path | None, base: Path, requeue_id: str) -> Path | N
 def continue_job(path: Path) -> tuple[RunDir, int]:
     """Open the run directory for the job's next attempt, without its last verdict, for that was not the last.
 
-    Returns the number of the attempt, too. Raises UsageError where it cannot be written.
+    Returns the number of the attempt, too. Raises UsageError if it cannot be written.
     """
     last = read_verdict(path)
     attempt = 2

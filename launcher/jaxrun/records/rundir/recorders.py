@@ -22,7 +22,7 @@ _NAME = re.compile(r"rank-(\d+)\.flight")
 
 @contextmanager
 def open_recorder(directory: Path, rank: int) -> Iterator[FlightReader | None]:
-    """Open the recorder of a rank in the directory of an attempt's logs; None where it cannot be read."""
+    """Open the recorder of a rank in the directory of an attempt's logs; None if it cannot be read."""
     try:
         file = open_regular(directory / flight_file_name(rank))
     except OSError:

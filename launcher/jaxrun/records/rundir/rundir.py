@@ -1,4 +1,4 @@
-"""The run directory: where a job leaves its logs, event log and verdict; and how it is found again.
+"""The run directory: the place of a job's logs, event log and verdict; and how to find it again.
 
 Until it is made, anything wrong with it is a UsageError. From then on no error of the file system is raised: a full
 disk is reported once and costs files, never the job. All is made and written by the descriptors of directories
@@ -39,7 +39,7 @@ _MAX_NAME_CHARACTERS = 60  # with any letters well below the 255 bytes that a fi
 
 
 class RunDir:
-    """The run directory of one job; with path None there is none, and every method does nothing.
+    """The run directory of one job; if `path` is None, there is none, and every method does nothing.
 
     Errors that occur before `on_write_error` was called are kept for it.
     """
@@ -69,12 +69,12 @@ class RunDir:
 
     @property
     def name(self) -> str:
-        """The absolute path; empty where there is none."""
+        """The absolute path; empty if there is none."""
         return str(self.path.absolute()) if self.path else ""
 
     @property
     def shown_path(self) -> Path | None:
-        """The path as seen from the working directory, where it lies below it."""
+        """The path as seen from the working directory, if it is below it."""
         if self.path is None or not self.path.is_absolute():
             return self.path
         try:
@@ -120,12 +120,12 @@ class RunDir:
             self._report_error(error)
 
     def remove(self, name: str) -> None:
-        """Remove the file `name`, if it is there."""
+        """Remove the file `name`, if it exists."""
         with contextlib.suppress(OSError):
             os.unlink(name, dir_fd=self._directory)
 
     def make_attempt_directory(self, attempt: int) -> Path | None:
-        """Make the directory of an attempt's logs; None where there is no run directory, or it cannot be made."""
+        """Make the directory of an attempt's logs; None if there is no run directory, or it cannot be made."""
         if self.path is None or self._directory < 0 or attempt == 1:
             return self.path
         folder = attempt_directory(self.path, attempt)
@@ -154,7 +154,7 @@ class RunDir:
 
 
 def attempt_directory(run_dir: Path, attempt: int) -> Path:
-    """Where the logs and flight recorders of an attempt are: those of the first in the run directory itself."""
+    """Return the directory of an attempt's logs and flight recorders; the first attempt's is the run directory."""
     return run_dir if attempt == 1 else run_dir / f"attempt-{attempt}"
 
 
@@ -225,7 +225,7 @@ def _make_new(collection: int, wanted: str) -> str:
 
 
 def _hide_from_git(collection: int) -> None:
-    """Keep the logs of jobs out of commits; a file that is there already stays as it is."""
+    """Keep the logs of jobs out of commits; an existing file is left alone."""
     with contextlib.suppress(OSError), open(os.open(".gitignore", NEW_FILE, 0o644, dir_fd=collection), "w") as file:
         file.write("*\n")
 
@@ -241,7 +241,7 @@ def _point_latest(collection: int, name: str) -> None:
 
 
 def unusable(path: Path, error: OSError) -> UsageError:
-    """The error of a run directory that cannot be made or written."""
+    """Return the error about a run directory that cannot be made or written."""
     return UsageError(
         f"cannot make the run directory {path}: {error.strerror}. "
         "Name another with --run-dir DIR, or do without it: --no-run-dir."

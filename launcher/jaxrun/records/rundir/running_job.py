@@ -70,7 +70,7 @@ class RunningJob:
 
     @property
     def is_running(self) -> bool:
-        """Whether its launcher is there and has not said that the job is over."""
+        """Whether its launcher is alive and has not reported that the job is over."""
         self._read(0)
         return not self._is_over
 
@@ -135,7 +135,7 @@ class RunningJob:
         return found
 
     def _check(self, deadline: float | None, timeout: float | None) -> None:
-        """Raise UnavailableError where no answer will come, or none has come in time."""
+        """Raise UnavailableError if no answer will come, or none has come in time."""
         if self._trouble:
             raise UnavailableError(f"the launcher of this job cannot be asked: {self._trouble}")
         if self._is_over:
@@ -190,7 +190,7 @@ class RunningJob:
 
 
 def _receive(link: socket.socket, timeout: float | None) -> bytes | None:
-    """The next bytes; b"" at the end of the connection, None where nothing has come in time."""
+    """Return the next bytes; b"" at the end of the connection, None if nothing has come in time."""
     try:
         poll = select.poll()
         poll.register(link, select.POLLIN)
@@ -219,7 +219,7 @@ def wait_for_job(run_dir: Path, launcher: int) -> RunningJob | None:
 
 
 def find_running_job(path: Path | None, command: str) -> RunningJob:
-    """The job of the run directory `path`; with None the latest below the working directory.
+    """Return the job of the run directory `path`; by default, the latest below the working directory.
 
     Raises UsageError if the job is over or cannot be asked from here; `command` is what to type elsewhere.
     """
@@ -261,7 +261,7 @@ def find_running_job(path: Path | None, command: str) -> RunningJob:
 
 
 def _connect(run_dir: Path, launcher: RecordedLauncher, job_id: str) -> RunningJob:
-    """Raises OSError where the launcher cannot be reached from here."""
+    """Raises OSError if the launcher cannot be reached from here."""
     if not job_id or os.path.basename(launcher.socket) != job_sockets.socket_name(job_id):
         raise FileNotFoundError(errno.ENOENT, "it is not the name of a job's socket")
     link = job_sockets.connect(launcher.socket, launcher.pid, ANSWER_TIMEOUT_S)

@@ -61,7 +61,7 @@ class Job(JobOptions):
 
     @property
     def host_wait(self) -> float:
-        """How many seconds the job waits for a lost host, at its full size; 0 where it does not."""
+        """How many seconds the job waits for a lost host, at its full size; 0 if it does not."""
         return self.wait_hosts or 0.0
 
     @property

@@ -58,7 +58,7 @@ class LaunchCommand:
                        empty if a person or another program starts each agent
     size:              how many of agent_hosts this command starts; the others are started by one command each
     survive_host_loss: whether the agents survive when the host of another agent is lost
-    agents:            each agent's ranks at its start, none for an agent that waits; empty where each agent has one
+    agents:            each agent's ranks at its start, none for an agent that waits; empty if each agent has one
     agents_stay:       whether agents outlive the command itself
     explains_itself:   whether its output says in jaxrun's own words why agents did not start
     cancel:            ends the agents if this command was killed; None if they end with it, or by themselves
