@@ -21,7 +21,7 @@ from jaxrun_runtime.unsupported import UsedTooEarlyError
 EXIT_INTERRUPTED = 130  # 128 + SIGINT
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
-# Files with functions that stand in the place of a library's, and call it.
+# Files with functions that replace a library's function and call it.
 _WRAPPER_FILES = {
     os.path.join(_HERE, f"{name}.py") for name in ("checkpoints", "jax_private", "make_mesh", "profiles", "unsupported")
 }

@@ -86,7 +86,7 @@ def has_backend() -> bool:
 
 
 def was_used() -> bool:
-    """Whether this process has a backend of JAX, by which it can join no job; False where nobody can tell."""
+    """Whether this process has a backend of JAX, so that it cannot join a job; False if this JAX does not tell."""
     return bool(_lookup("jax._src.xla_bridge", "_backends"))
 
 
@@ -242,7 +242,7 @@ def set_option(name: str, variable: str, text: str) -> None:
 
 
 def read_option(name: str) -> Any:
-    """The value of an option of JAX; None if there is no such option."""
+    """Return the value of an option of JAX; None if there is no such option."""
     return getattr(_lookup("jax", "config"), name, None)
 
 

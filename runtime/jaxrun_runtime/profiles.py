@@ -1,9 +1,9 @@
-"""Gives the JAX profile of each rank file names of its own, where several ranks share a host.
+"""Gives each rank's JAX profile its own file names where several ranks share a host.
 
 JAX names a profile's files by the host and the second in which the profile ends. Ranks of one host that take a profile
 at the same time would write the same file, and would read each other's half-written files for Perfetto. So JAX writes
-each profile into a directory of its own, from where the files go to their place: the first rank of a host keeps JAX's
-names, the names of the others begin with "rank-0003-".
+each profile into a separate directory, and the files are then moved to their place. The first rank of a host keeps
+JAX's names, and the other ranks' names begin with "rank-0003-".
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def keep_apart(env: WorkerEnv) -> None:
 
 
 def _make_draft(log_dir: Any, *, rank: int, prefix: str) -> Draft | None:
-    """The draft of a profile for `log_dir`; None where that is no directory of this host, or cannot be written."""
+    """Return a draft of a profile for `log_dir`; None if it is not a directory of this host, or cannot be written."""
     if log_dir is None or "://" in os.fspath(log_dir):
         return None
     try:

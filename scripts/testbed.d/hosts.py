@@ -1,8 +1,7 @@
 """A host: a network, a UTS and a mount namespace, held by one process, its keeper.
 
-The keeper names the host, gives it a boot id, /etc/hosts, /etc/passwd, /dev/shm and /sys of its own, and then waits for
-ever.
-Nothing is mounted or named outside: when the last process of the host has ended, the kernel takes all of it back.
+The keeper names the host, gives it its own boot id, /etc/hosts, /etc/passwd, /dev/shm and /sys, and then waits without
+end. Nothing is mounted or named outside, so the kernel frees everything when the last process of the host has ended.
 """
 
 from __future__ import annotations

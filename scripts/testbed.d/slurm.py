@@ -20,9 +20,9 @@ SLURMD_TIMEOUT = 10
 MESSAGE_TIMEOUT = 5
 # Seconds from SIGTERM to SIGKILL for a step that Slurm ends; srun also waits this long for tasks of a lost host.
 KILL_WAIT = 5
-# Seconds that a preempted job has from Slurm's SIGTERM to its end: to save may take long on a busy machine.
+# Seconds that a preempted job has from Slurm's SIGTERM to its end: saving may take long on a busy machine.
 PREEMPTION_GRACE = 60
-# Seconds that a credential is valid: a job that is requeued waits so long. The default is 120.
+# Seconds that a credential is valid: a requeued job waits for that time. The default is 120.
 CREDENTIAL_LIFE = 5
 PATIENCE = 90.0  # seconds; on a busy machine Slurm needs 40 to end what ran on a host that was cut off
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 if not __package__ or not sys.flags.safe_path:
-    del sys.path[0]  # this directory, of which Python runs this file; with `python -m` the current one
+    del sys.path[0]  # the directory of this file; with `python -m`, the current directory
 
 import os
 import signal

@@ -1,6 +1,6 @@
-"""Replaces a fork server by a new one, by exec: same process id, same channel, same requests that wait there.
+"""Replaces a fork server by a new one, by exec: with the same process id, channel, and requests that wait there.
 
-What the old one was doing is written to a file in memory, whose descriptor is an argument of the new one.
+The unfinished work of the old server is written to a file in memory. Its descriptor is an argument of the new server.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def start_again(
     *modules: str,
     keep: Collection[int] = (),
 ) -> NoReturn:
-    """Become a new fork server of this role, which continues what is `unfinished`.
+    """Become a new fork server of this role, which continues the work in `unfinished`.
 
-    The processes that a module has started end; those in `keep` are this server's own.
+    Kills processes that modules have started: all children except `keep`.
     """
     for pid in set(child_processes()) - set(keep):
         with contextlib.suppress(OSError):
@@ -46,7 +46,7 @@ def start_again(
 
 
 def take_unfinished(arguments: list[str]) -> UnfinishedPreload | None:
-    """Take what an earlier server has left from the arguments of this one; None if there was no earlier one."""
+    """Remove the unfinished work of an earlier server from the arguments, and return it; None if there is none."""
     if not arguments or not arguments[0].startswith(_MARK):
         return None
     file = int(arguments.pop(0).removeprefix(_MARK))

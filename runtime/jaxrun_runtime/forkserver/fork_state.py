@@ -1,4 +1,4 @@
-"""What this process holds that a fork would share or break, or that a program would see: compared around an import."""
+"""State of this process that a fork would share or break, or that a program would see. Compared around an import."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Any
 from jaxrun_runtime import jax_private
 
 CUDA_DEVICES = ("/dev/nvidia-uvm", "/dev/dxg")  # on Linux, and under Windows
-_BLAS = "openblas"  # whose threads stop themselves around a fork
+_BLAS = "openblas"  # its threads stop themselves around a fork
 # Variables that JAX reads when it is imported or when its backend starts, or that the start of a process reads.
 _READ_EARLY = ("JAX_", "XLA_", "CUDA_", "NCCL_", "TF_CPP_", "TF_GPU_", "PYTHON", "LD_")
 _MAX_ROUNDS = 20  # of Python's random numbers, 624 each
-_HARMLESS_THREADS = ("jemalloc_bg_thd",)  # of pyarrow's allocator, which does without it in a fork
+_HARMLESS_THREADS = ("jemalloc_bg_thd",)  # pyarrow's allocator works without this thread in a fork
 
 
 _RandomState = tuple[Any, ...]  # of random.getstate: version, the numbers of a round with the place in it, a float
@@ -58,9 +58,9 @@ class ForkState:
         )
 
     def difference(self, after: ForkState, new_blas_threads: Callable[[], int]) -> str:
-        """What has come about until `after`; empty for nothing.
+        """Return what has changed until `after`, as text; empty if nothing has.
 
-        new_blas_threads:  counts the threads that pools of BLAS have started meanwhile
+        new_blas_threads:  returns the number of threads that pools of BLAS have started meanwhile
         """
         if after.has_backend and not self.has_backend:
             return "it makes a backend of JAX"
@@ -85,7 +85,7 @@ class ForkState:
 
 
 def count_threads() -> int:
-    """How many threads this process has, but for those that a fork may lose."""
+    """Return the number of threads of this process, without threads that a fork may lose."""
     count = 0
     for task in os.listdir("/proc/self/task"):
         with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/comm") as file:  # it has ended meanwhile
@@ -94,7 +94,7 @@ def count_threads() -> int:
 
 
 def open_files() -> Iterator[str]:
-    """What each descriptor is, "3 /dev/null"."""
+    """Yield each descriptor and its target, "3 /dev/null"."""
     for descriptor in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # closed meanwhile
             yield f"{descriptor} {os.readlink(f'/proc/self/fd/{descriptor}')}"
@@ -110,7 +110,7 @@ def child_processes() -> list[int]:
 
 
 def _was_seeded(before: _RandomState, after: _RandomState) -> bool:
-    """Whether Python's generator was seeded, and not only used: after a fork Python seeds it anew."""
+    """Whether Python's generator was seeded, not only used. (Python seeds it again after a fork.)"""
     generator = random.Random()
     generator.setstate(before)
     for _ in range(_MAX_ROUNDS):
@@ -126,13 +126,13 @@ def _numpy_random() -> bytes:
 
 
 def count_blas_libraries() -> int:
-    """How many libraries of BLAS are loaded, each of which has a pool of threads."""
+    """Return the number of loaded BLAS libraries. Each has a pool of threads."""
     with open("/proc/self/maps") as file:
         return len({line.rpartition(" ")[2] for line in file if _BLAS in line})
 
 
 def names_in(folder: str) -> set[str]:
-    """The modules and packages that stand in a directory."""
+    """Return the names of modules and packages in a directory."""
     with contextlib.suppress(OSError):
         with os.scandir(folder) as entries:
             return {

@@ -1,7 +1,7 @@
-"""The modules that an earlier fork server has found to be unsafe before a fork: a file in the user's cache directory.
+"""A file in the user's cache directory with modules that earlier fork servers found to be unsafe before a fork.
 
-An entry holds for one version of a module in one environment: the path of the package's file with its size and time.
-The file is only a hint: where it cannot be read or written, each job finds out by itself.
+An entry is for one version of a module in one environment: the path, size and time of the package's file. The file is
+only a hint: if it cannot be read or written, each job finds out itself.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _MAX_BYTES = 2**17
 
 
 class KnownUnsafe(NamedTuple):
-    """What is known: for each module the version of its package and the reason."""
+    """The known unsafe modules: for each, the version of its package and the reason."""
 
     entries: Mapping[str, Mapping[str, str]]
 
     def reason(self, name: str) -> str:
-        """Why the module is unsafe; empty if that is not known of the version that is installed."""
+        """Return why the module is unsafe; empty if the installed version is not known to be unsafe."""
         entry = self.entries.get(name)
         return entry["reason"] if entry is not None and entry["version"] == _version(name) else ""
 
 
 def read() -> KnownUnsafe:
-    """Read what is known of this environment."""
+    """Read the unsafe modules of this environment."""
     with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):
         with _file().open("rb") as file:
             found = json.loads(file.read(_MAX_BYTES))
@@ -69,7 +69,7 @@ def _file() -> Path:
 
 
 def _version(name: str) -> str:
-    """The file of the module's package with its size and time; the package is not imported."""
+    """Return the path, size and time of the package's file, without importing the package."""
     top = name.partition(":")[0].partition(".")[0]
     with contextlib.suppress(Exception):  # of a finder
         module = sys.modules.get(top)

@@ -1,7 +1,7 @@
-"""Forks launchers for the gangs of one Python process, each with a fork server of its own.
+"""Forks launchers for the gangs of one Python process, each with its own fork server.
 
-This process has imported jax and what a launcher needs, so no gang has to. When the Python process ends, this process
-ends, and so do the launchers and their jobs.
+This process has imported jax and the launcher's modules, so that no gang has to. When the Python process ends, this
+process ends, and so do the launchers and their jobs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from jaxrun_runtime.forkserver.preload import Preloader
 from jaxrun_runtime.forkserver.workers import ImportedJax
 
 _REAP_INTERVAL_S = 1.0
-_LAUNCHER_EXIT_TIMEOUT_S = 5.0  # for launchers to end by themselves once the Python process has died
+_LAUNCHER_EXIT_TIMEOUT_S = 5.0  # wait until launchers end by themselves after the Python process has died
 _EXIT_POLL_S = 0.01
 _PROGRAM_OF_RANKS = ("-m", "jaxrun_runtime.gang")
 _LAUNCHER = "jaxrun.cli.forked_launcher"
@@ -52,10 +52,10 @@ _IMPORTED_BY_RANKS = ("jaxrun_runtime.gang.calls", "jaxrun.protocol.connect", "c
 def serve(
     channel: socket.socket, modules: Sequence[str], *, with_jax: bool, unfinished: UnfinishedPreload | None = None
 ) -> NoReturn:
-    """Start a launcher for each StartLauncher, until the Python process at the other end says so or is gone.
+    """Start a launcher for each StartLauncher, until the Python process at the other end ends this, or is gone.
 
     with_jax:    import jax and `modules`, and give each launcher a fork server
-    unfinished:  what a server was to import whose place this one has taken
+    unfinished:  the unfinished imports of the server that this one replaces
     """
     parent = linux.peer_pid(channel)  # not getppid: it may have died while this interpreter started
     jax, imports = None, _Imports(Preloader(), tuple(modules))
@@ -64,7 +64,7 @@ def serve(
         for name in (*_IMPORTED_BY_RANKS, *modules):
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
-        gc.freeze()  # as what was imported before
+        gc.freeze()  # like earlier imports
         imports.preloader = Preloader(jax.blas_threads, dict(unfinished.left_out) if unfinished else {})
         if unfinished is not None and not jax.obstacle:
             imports.load(channel, unfinished.order)
@@ -93,14 +93,14 @@ def serve(
 
 @dataclass(slots=True)
 class _Imports:
-    """What this server imports besides jax: the `modules` among its arguments, and the `lines` of Preload so far."""
+    """Imports of this server besides jax: the `modules` in its arguments, and the `lines` of all Preloads so far."""
 
     preloader: Preloader
     modules: tuple[str, ...]
     lines: tuple[ImportedName, ...] = ()
 
     def load(self, channel: socket.socket, order: Preload) -> None:
-        """Import more. Where a module is unsafe, this process becomes another server, and its launchers stay."""
+        """Import more. If a module is unsafe, this process becomes another server, and its launchers stay."""
         whole, launchers = replace(order, imports=(*self.lines, *order.imports)), child_processes()
 
         def leave_out(left_out: Mapping[str, str], environ: Mapping[str, str]) -> NoReturn:
@@ -112,7 +112,7 @@ class _Imports:
 
 
 def _import_launcher() -> dict[str, ModuleType]:
-    """Import what a launcher needs. Returns its modules, for sys.modules of launchers: ranks do not see them."""
+    """Import the launcher's modules, and return them for sys.modules of launchers: ranks do not see them."""
     before = set(sys.modules)
     importlib.import_module(_LAUNCHER)
     gc.freeze()
@@ -133,7 +133,7 @@ def _start(
     preloader: Preloader,
     modules: Mapping[str, ModuleType],
 ) -> None:
-    """Fork a launcher for this command line, and give the Python process a pidfd of it."""
+    """Fork a launcher for this command line, and send its pidfd to the Python process."""
     server_pid = os.getpid()
     pid = os.fork()
     if pid == 0:
@@ -168,13 +168,13 @@ def _fork_server(jax: ImportedJax, preloader: Preloader) -> tuple[int, socket.so
 
 
 def _clean_up_after(parent: int) -> None:
-    """Remove the temporary directories of gangs whose Python process has died, as soon as no launcher writes there."""
+    """Remove the temporary directories of gangs after their Python process has died and no launcher writes there."""
     deadline = time.monotonic() + _LAUNCHER_EXIT_TIMEOUT_S
     with contextlib.suppress(ChildProcessError):
         while time.monotonic() < deadline:
             if not os.waitpid(-1, os.WNOHANG)[0]:
                 time.sleep(_EXIT_POLL_S)
-    if os.getppid() == parent:  # it has only closed the channel, and may have gangs by another server
+    if os.getppid() == parent:  # the process has only closed the channel; another server may have gangs of it
         return
     for path in Path(tempfile.gettempdir()).glob(f"{GANG_DIRECTORY_PREFIX}{parent}-*"):
         with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
-"""Imports modules before the fork, in the program's stead, and checks that forking is as safe and as unseen as before.
+"""Imports modules for the program before the fork. The program sees nothing of it, and forking stays safe.
 
-A module that leaves more behind than its code, such as a thread, cannot be unloaded. So this process then becomes a new
-fork server by exec, of the same process id and channel, which leaves that module to the program:
+A module that leaves more behind than its code, such as a thread, cannot be unloaded. Then this process becomes a new
+fork server by exec, with the same process id and channel, which leaves that module to the program:
 
     fork server ─ imports flax, bad ─ exec: fork server ─ imports flax ─ forks the ranks
 """
@@ -29,10 +29,10 @@ from jaxrun_runtime.forkserver.preload_scene import (
 )
 from jaxrun_runtime.import_watch import ImportWatch
 
-_TIME_LIMIT_S = 30.0  # after which no further import is begun: here it counts as part of the ranks' start
-_MAX_UNSAFE = 2  # modules that are found to be unsafe one by one; of a job with more, none after those is imported
+_TIME_LIMIT_S = 30.0  # no import begins after it, because imports here delay the start of the ranks
+_MAX_UNSAFE = 2  # after so many unsafe modules, no more modules are imported
 _MAX_REASON_CHARS = 200
-# Functions that a rank replaces before the program starts, so that modules imported by the program get its own.
+# Functions that a rank replaces before the program starts, so that modules that the program imports get the new ones.
 _REPLACED = (
     ("jax", "make_mesh"),
     ("jax.distributed", "initialize"),
@@ -62,14 +62,14 @@ class _Holder:
 
 @dataclass(slots=True)
 class Preloader:
-    """What a fork server has imported for the program besides jax.
+    """Imports modules for the program in a fork server, in addition to jax.
 
-    blas_threads:  the threads of one pool of BLAS
-    left_out:      what is left to the program, and why
-    names:         what has been imported
+    blas_threads:  number of threads of one pool of BLAS
+    left_out:      modules that are left to the program, with the reasons
+    names:         modules that have been imported
     imports_jax:   whether one of these modules has imported jax
-    reads:         the variables that they have read
-    output:        what they have written to stdout and stderr
+    reads:         variables that they have read
+    output:        their output, by descriptor: 1 for stdout, 2 for stderr
     """
 
     blas_threads: int = 0
@@ -83,9 +83,9 @@ class Preloader:
     _state: ForkState | None = None
 
     def load(self, order: Preload, argv: Sequence[str], start_again: StartAgain) -> Preloaded:
-        """Import what `order` names; `argv` are the program and its arguments.
+        """Import the modules in `order`. `argv`: the program and its arguments.
 
-        Where a module has left something behind, calls `start_again` with what is to be left out and the environment.
+        If a module leaves something behind, calls `start_again` with the modules to leave out and the environment.
         """
         begun, environ = time.monotonic(), dict(os.environ)
         self._blas_libraries, self._state = count_blas_libraries(), ForkState.now()
@@ -105,13 +105,13 @@ class Preloader:
                         start_again(self._left_out_with(line.name, reason, order), environ)
         finally:
             gc.enable()
-        gc.freeze()  # as what was imported before
+        gc.freeze()  # like earlier imports
         titles = {line.name: line.title for line in order.imports}
         left_out = {titles.get(name, name): reason for name, reason in self.left_out.items()}
         return Preloaded(tuple(titles.get(name, name) for name in self.names), left_out, time.monotonic() - begun)
 
     def begin_program(self) -> None:
-        """In a rank: let the modules have the functions that the rank has replaced, and write what they wrote."""
+        """In a rank, give the modules the functions that the rank has replaced, and write their recorded output."""
         for holder in self.holders:
             values = vars(sys.modules[holder.module])
             if values.get(holder.key) is holder.function:
@@ -122,7 +122,7 @@ class Preloader:
                     text = text[os.write(descriptor, text) :]
 
     def _note_jax(self, line: ImportedName) -> None:
-        """Where this line of the program is the first that imports jax, move jax to the end of sys.modules."""
+        """If this line of the program is the first that imports jax, move jax to the end of sys.modules."""
         if line.name.partition(":")[0].partition(".")[0] == "jax" and not self.imports_jax:
             watch = ImportWatch("jax", lambda _: None)
             watch.start()
@@ -130,13 +130,13 @@ class Preloader:
             self.imports_jax = True
 
     def _import(self, line: ImportedName, order: Preload, own: OwnModuleWatch) -> str:
-        """Import one module; returns why that has to be left to the program, empty if all is well."""
+        """Import one module. Returns why it must be left to the program; empty if it was imported."""
         module = line.name.partition(":")[0]
         before, modules = self._state, set(sys.modules)
         assert before is not None
         imported_jax: list[bool] = []
         watch = ImportWatch("jax", lambda _: imported_jax.append(True))
-        if not self.imports_jax:  # else jax would come after what has imported it, in sys.modules
+        if not self.imports_jax:  # otherwise jax would come after its importer in sys.modules
             watch.start()
         try:
             with recorded_output() as output, recorded_reads() as reads, own.watching():
@@ -154,7 +154,7 @@ class Preloader:
         reason = before.difference(self._state, self._count_new_blas_threads) or self._look_through(new)
         if reason:
             known_unsafe.add(line.name, reason)
-        if reason := reason or _seen_by_program(reads, order, own):  # the latter in this job only
+        if reason := reason or _seen_by_program(reads, order, own):  # the latter is not remembered for other jobs
             return reason
         self.names.append(line.name)
         self.imports_jax |= bool(imported_jax)
@@ -182,7 +182,7 @@ class Preloader:
         return ""
 
     def _left_out_with(self, name: str, reason: str, order: Preload) -> dict[str, str]:
-        """What a new server is to leave out, where this module is unsafe."""
+        """Return the modules that a new server must leave out if this module is unsafe."""
         left_out = {**self.left_out, name: reason}
         if len(left_out) > _MAX_UNSAFE:
             names = [line.name for line in order.imports]
@@ -192,15 +192,15 @@ class Preloader:
 
 
 def _is_there(name: str) -> bool:
-    """Whether the server has imported this anyway, with jax."""
+    """Whether the server has already imported this with jax."""
     module, _, names = name.partition(":")
     return module in sys.modules and all(each in vars(sys.modules[module]) for each in names.split(",") if each)
 
 
 def _seen_by_program(reads: set[str], order: Preload, own: OwnModuleWatch) -> str:
-    """What a program would see of an import that has read these variables; empty if it sees nothing."""
+    """Return what a program would notice of an import that has read these variables; empty if nothing."""
     if differing := sorted(reads & set(order.by_rank)):
         return f"it reads {differing[0]}, which differs by rank"
     if own.wanted:
-        return f"it imports {min(own.wanted)}, of which the program has one of its own"
+        return f"it imports {min(own.wanted)}, and the program has its own module of that name"
     return ""

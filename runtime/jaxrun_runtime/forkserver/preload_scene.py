@@ -1,4 +1,4 @@
-"""What a module sees while it is imported before the fork: the program that imports it; and what it does meanwhile."""
+"""Shows the program to a module that is imported before the fork, and records the module's output and reads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxrun_runtime.forkserver.fork_state import names_in
 
 
 def import_as_line(line: ImportedName) -> None:
-    """Import a module as a line of the program, to which Python attributes warnings. Raises what the import raises."""
+    """Import a module as if from a line of the program, so that warnings name the line. Raises the import's error."""
     module, _, names = line.name.partition(":")
     statement = f"from {module} import {names}" if names else f"import {module}"
     code = compile("\n" * (line.line - 1) + statement, line.file or "<--preload>", "exec", dont_inherit=True)
@@ -24,9 +24,9 @@ def import_as_line(line: ImportedName) -> None:
 
 
 class OwnModuleWatch(MetaPathFinder):
-    """Notes which modules of the program's own an import looks for. They stand in `folder`, and are never found here.
+    """Notes which of the program's own modules, in `folder`, an import looks for. They are never found here.
 
-    wanted:  the names of these modules so far, even of those that the import can do without
+    wanted:  the names of these modules so far, even if the import works without them
     """
 
     def __init__(self, folder: str) -> None:
@@ -54,7 +54,7 @@ class OwnModuleWatch(MetaPathFinder):
 
 @contextlib.contextmanager
 def as_the_program(main: str, argv: Sequence[str]) -> Iterator[None]:
-    """Show the program's `sys.argv` and `__main__`; `main` is its file, `argv` what its worker runs."""
+    """Set `sys.argv` and `__main__` as in the program. `main`: its file; `argv`: the command line of its worker."""
     argv_before, main_before = list(sys.argv), sys.modules["__main__"]
     sys.argv[:] = [main, *argv[2:]] if argv[0] == "-m" else list(argv)
     module = types.ModuleType("__main__")
@@ -69,7 +69,7 @@ def as_the_program(main: str, argv: Sequence[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def recorded_output() -> Iterator[dict[int, bytes]]:
-    """Yield a table in which, at the end, stands what was written to stdout and stderr meanwhile."""
+    """Yield a table that is filled at the end of the block with the output to stdout and stderr, by descriptor."""
     output: dict[int, bytes] = {}
     with contextlib.suppress(AttributeError):
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # as in a rank
@@ -93,15 +93,18 @@ def recorded_output() -> Iterator[dict[int, bytes]]:
 
 @contextlib.contextmanager
 def recorded_reads() -> Iterator[set[str]]:
-    """Yield a set of the variables that are read from os.environ meanwhile, other than by reading all of them."""
+    """Yield a set of the variables that are read from os.environ meanwhile, except by reading all variables."""
     kind: Any = type(os.environ)
     reads: set[str] = set()
-    passed: set[str] = set()  # which `dict(os.environ)` and the like read next
+    passed: set[str] = set()  # variables that `dict(os.environ)` and the like read next
     get, iterate = kind.__getitem__, kind.__iter__
 
     def get_noted(environ: Any, name: Any) -> Any:
         if isinstance(name, str):
-            (passed.discard if name in passed else reads.add)(name)
+            if name in passed:
+                passed.discard(name)
+            else:
+                reads.add(name)
         return get(environ, name)
 
     def iterate_noted(environ: Any) -> Iterator[str]:

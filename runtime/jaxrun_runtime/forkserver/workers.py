@@ -1,7 +1,7 @@
 """Forks the workers of one job: ConfigureForkServer names the job, then each ForkWorker makes one worker.
 
-Forking is safe only before any thread or JAX backend exists. Where something has started a thread during the import, or
-opened a GPU, the server declines, and the agent starts a fresh interpreter for each worker instead.
+Forking is safe only before any thread or JAX backend exists. If the import has started a thread or opened a GPU, the
+server declines, and the agent starts a fresh interpreter for each worker instead.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from jaxrun_runtime.forkserver.fork_state import CUDA_DEVICES, count_threads, op
 from jaxrun_runtime.forkserver.preload import Preloader
 
 _MAX_REQUEST_BYTES = 2**18
-_WITH_AUTHKEY = ("multiprocessing.process", "multiprocess.process")  # Python's own, and that of dill and datasets
+_WITH_AUTHKEY = ("multiprocessing.process", "multiprocess.process")  # Python's module, and the one of dill and datasets
 _AUTHKEY_BYTES = 32
 _MAX_REASON_CHARS = 500
 _MAX_TRACEBACK_CHARS = 8_000  # an answer is one packet, which the agent reads in one piece of 64 KiB
-# Modules that JAX imports, and that no setting changes: imported while the launcher still reads its command line.
+# Modules that JAX imports and that do not depend on settings: imported while the launcher still reads its command line.
 _STDLIB_OF_JAX = (
     "csv",
     "decimal",
@@ -65,14 +65,14 @@ _IMPORTED_AT_FIRST_USE = (
     "jaxlib.mlir._mlir_libs._mlirHlo",
     "encodings.idna",
 )
-# Variables that JAX has turned into options when it was imported.
+# Variables from which JAX sets options when it is imported.
 _OPTION_OF_VARIABLE: dict[str, tuple[str, Callable[[str], Any]]] = {
     "JAX_NUM_CPU_DEVICES": ("jax_num_cpu_devices", int),
     "JAX_PLATFORMS": ("jax_platforms", str),
 }
 
 
-# Variables that the launcher chooses, for which no module need be imported anew.
+# Variables that the launcher chooses; if they change, no module must be imported again.
 _SET_BY_LAUNCHER = frozenset(
     (
         *(*_OPTION_OF_VARIABLE, "NPROC", "no_grpc_proxy"),
@@ -82,16 +82,16 @@ _SET_BY_LAUNCHER = frozenset(
 
 
 def import_stdlib() -> None:
-    """Import what JAX needs of the standard library."""
+    """Import modules of the standard library that JAX needs."""
     for name in _STDLIB_OF_JAX:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
 
 
 def configure(channel: socket.socket) -> ConfigureForkServer:
-    """Wait for the job and adopt its environment and directory; returns the order.
+    """Wait for the job, and adopt its environment and directory. Returns the order.
 
-    Ends this process if the channel is closed first, because the launcher needs no fork server. jax may have been
+    Ends this process if the channel is closed first, because the launcher then needs no fork server. jax may be
     imported already.
     """
     frame = channel.recv(_MAX_REQUEST_BYTES)
@@ -113,10 +113,10 @@ def configure(channel: socket.socket) -> ConfigureForkServer:
 
 @dataclass(frozen=True, slots=True)
 class ImportedJax:
-    """What the import of jax has left behind.
+    """The state of this process after importing jax.
 
-    obstacle:      why forking would not be safe; empty if it is
-    blas_threads:  the threads of numpy's BLAS
+    obstacle:      why forking is not safe; empty if it is
+    blas_threads:  number of threads of numpy's BLAS
     """
 
     obstacle: str = ""
@@ -124,7 +124,7 @@ class ImportedJax:
 
 
 def import_jax(channel: socket.socket) -> ImportedJax:
-    """Import all that the workers need. If jax cannot be imported, report that on `channel` and end this process."""
+    """Import everything that workers need. If jax cannot be imported, report that on `channel` and end this process."""
     threads_before = count_threads() - 1
     gc.disable()  # 60 ms less for the import
     try:
@@ -145,7 +145,7 @@ def import_jax(channel: socket.socket) -> ImportedJax:
         traceback = failure_report.clip_text(failure_report.format_traceback(error), _MAX_TRACEBACK_CHARS)
         channel.send(encode(ForkDeclined(reason, traceback)))
         os._exit(1)
-    gc.freeze()  # what is imported stays in pages that the workers share; a collection first would cost 60 ms
+    gc.freeze()  # imported objects stay in pages that the workers share; collecting first would take 60 ms
     gc.enable()
     started = threads_before + count_threads() - threads_of_numpy
     obstacle = "something opened a GPU before the fork" if _has_opened_gpu() else ""
@@ -155,18 +155,18 @@ def import_jax(channel: socket.socket) -> ImportedJax:
 
 
 def receive_request(channel: socket.socket, max_descriptors: int) -> tuple[bytes, list[int]]:
-    """Receive a request with its descriptors; an empty one once the other side is gone. Raises TimeoutError."""
+    """Receive a request with its descriptors; an empty request if the other side is gone. Raises TimeoutError."""
     try:
         return socket.recv_fds(channel, _MAX_REQUEST_BYTES, max_descriptors)[:2]
-    except ConnectionResetError:  # it was killed before it had read all answers
+    except ConnectionResetError:  # the other side was killed before it had read all answers
         return b"", []
 
 
 def serve(channel: socket.socket, program: Sequence[str], jax: ImportedJax, preloader: Preloader) -> NoReturn:
-    """Fork a worker that runs `program` for each request, until `channel` is closed; decline where `jax` forbids it.
+    """Fork a worker that runs `program` for each request, until `channel` is closed. Decline if `jax` has an obstacle.
 
-    Where another attempt may follow, a copy of this process forks the workers of each, and ends: so they become
-    children of the launcher, and this process stays as it is.
+    If another attempt may follow, a copy of this process forks the workers of each attempt and ends. So the workers
+    become children of the launcher, and this process stays as it is.
     """
     left: float = math.inf  # workers to fork
     while left:
@@ -200,7 +200,7 @@ def serve(channel: socket.socket, program: Sequence[str], jax: ImportedJax, prel
 
 
 def _fork(channel: socket.socket) -> int:
-    """Fork; where that is impossible, decline and end this process."""
+    """Fork. If that is impossible, decline and end this process."""
     try:
         return os.fork()
     except OSError as error:
@@ -209,7 +209,7 @@ def _fork(channel: socket.socket) -> int:
 
 
 def _fork_copy(channel: socket.socket) -> bool:
-    """Fork a copy of this process, which alone reads the channel until it ends. True in the copy.
+    """Fork a copy of this process, and let it alone read the channel until it ends. Returns True in the copy.
 
     If the copy fails, requests for its workers may be left: this process ends, too.
     """
@@ -226,9 +226,10 @@ def _fork_copy(channel: socket.socket) -> bool:
 
 
 def serve_inherited(channel: socket.socket, jax: ImportedJax, preloader: Preloader) -> NoReturn:
-    """Serve the job to come with what another process has imported.
+    """Serve the next job with the imports of another process.
 
-    Where that has read variables that the job sets otherwise, this process becomes a server that imports anew.
+    If these imports have read variables that the job sets to other values, this process becomes a server that imports
+    again.
     """
     order = configure(channel)
     changed = {name for name in (*order.environment, *order.unset) if not name.startswith(RESERVED_PREFIX)}
@@ -238,7 +239,7 @@ def serve_inherited(channel: socket.socket, jax: ImportedJax, preloader: Preload
 
 
 def continue_preload(channel: socket.socket, unfinished: UnfinishedPreload, jax: ImportedJax) -> NoReturn:
-    """Serve as the fork server whose place this one has taken: import the rest of what that one was to import."""
+    """Continue the work of the fork server that this one replaces: import the rest of its modules, then serve."""
     preloader = Preloader(jax.blas_threads, dict(unfinished.left_out))
     if unfinished.order.imports and not jax.obstacle:
         _preload(channel, unfinished.program, unfinished.order, preloader)
@@ -270,7 +271,7 @@ def _become_worker(
 
 
 def _draw_random_numbers_again() -> None:
-    """What every rank would share with the others otherwise; Python reseeds `random` itself after a fork."""
+    """Seed numpy again and draw new keys, which ranks would otherwise share. (Python reseeds `random` after a fork.)"""
     sys.modules["numpy"].random.seed()
     for name in _WITH_AUTHKEY:
         if (process := sys.modules.get(name)) is not None:
@@ -278,5 +279,5 @@ def _draw_random_numbers_again() -> None:
 
 
 def _has_opened_gpu() -> bool:
-    """Whether this process may have called cuInit, after which CUDA works in no fork. NVML opens the same files."""
+    """Whether this process may have called cuInit, after which CUDA fails in forks. (NVML opens the same files.)"""
     return any(file.partition(" ")[2] in CUDA_DEVICES for file in open_files())

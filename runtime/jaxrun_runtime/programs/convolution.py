@@ -46,18 +46,18 @@ def by_vmap() -> jax.Array:
 
 
 def by_pmap() -> jax.Array:
-    """One signal on each device of this process, all at the same time. Other processes have signals of their own."""
+    """Convolve one signal on each device of this process, all at the same time. Other processes have other signals."""
     return jax.pmap(convolve, in_axes=(0, None))(my_signals(), WINDOW)
 
 
 def by_stacked_pmap() -> jax.Array:
-    """As by_pmap, with a window for each device: in_axes=(0, 0) cuts both arguments along their first axis."""
+    """Does the same as by_pmap with one window per device: in_axes=(0, 0) splits both arguments along axis 0."""
     windows = jnp.stack([WINDOW] * jax.local_device_count())
     return jax.pmap(convolve, in_axes=(0, 0))(my_signals(), windows)
 
 
 def normalized() -> jax.Array:
-    """Each output divided by the sum over all devices: psum reaches those of other processes, too."""
+    """Divide each output by the sum over all devices: psum includes the devices of other processes."""
 
     def share(x: jax.Array, window: jax.Array) -> jax.Array:
         y = convolve(x, window)
@@ -79,7 +79,7 @@ def with_two_axes() -> jax.Array:
 
 
 def with_vmap_inside() -> jax.Array:
-    """The same with pmap outside, as several processes need it: a pmap inside vmap adds up its own process alone."""
+    """Puts pmap outside vmap, as several processes need: a pmap inside vmap sums over its own process only."""
     over_windows = jax.vmap(share_of_both, axis_name="windows", in_axes=(None, 0))
     return jax.pmap(over_windows, axis_name="signals", in_axes=(0, None))(my_signals(), two_windows())
 
@@ -102,7 +102,7 @@ def by_shard_map() -> jax.Array:
 
 
 def by_jit() -> jax.Array:
-    """The same once more without a collective: jit sees the shardings, and XLA adds what has to be sent."""
+    """Do the same without a collective: jit sees the shardings, and XLA adds the communication."""
     _, xs = global_signals()
 
     @partial(jax.jit, out_shardings=xs.sharding)
