@@ -2,9 +2,9 @@
 
 import threading
 from queue import Queue
-from types import SimpleNamespace
 
 import pytest
+from fakes import fake_module
 
 from jaxrun_runtime import checkpoints
 
@@ -43,7 +43,7 @@ def manager(monkeypatch):
             super().__init__()
             self.saved = []
 
-    checkpoints._watch_orbax(SimpleNamespace(CheckpointManager=Watched))
+    checkpoints._watch_orbax(fake_module("orbax.checkpoint", CheckpointManager=Watched))
     made = Watched()
     monkeypatch.setattr(checkpoints, "_report", made.saved.append)
     return made

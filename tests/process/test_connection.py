@@ -4,9 +4,9 @@ import errno
 import socket
 import struct
 import time
-from types import SimpleNamespace
 
 import pytest
+from fakes import Screen
 from listener_thread import wait_until
 from test_silence import LIMIT, Clock
 
@@ -323,8 +323,7 @@ def test_the_last_messages_are_sent_without_the_loop_as_far_as_time_allows(loop,
 
 def test_the_head_grants_credit_for_the_output_that_it_consumed(loop, ends, connections):
     head, agent = ends
-    written = []
-    screen = SimpleNamespace(congested=False, write=lambda *chunk: written.append(chunk))
+    screen = Screen()
     output = RemoteOutput(screen, connections)
     output.handle(3, head, OutputChunk(3, "out", bytes(2**15)))
     output.acknowledge()
@@ -337,7 +336,10 @@ def test_the_head_grants_credit_for_the_output_that_it_consumed(loop, ends, conn
     output.acknowledge()
     output.acknowledge()
     assert receive(agent, 1) == [OutputCredit(2**15 + 2**16)]
-    assert [(rank, stream, len(data)) for rank, stream, data in written] == [(3, "out", 2**15), (3, "err", 2**16)]
+    assert [(rank, stream, len(data)) for rank, stream, data in screen.written] == [
+        (3, "out", 2**15),
+        (3, "err", 2**16),
+    ]
     output.handle(3, head, OutputChunk(3, "out", bytes(2**16)))
     output.forget(head)
     output.acknowledge()

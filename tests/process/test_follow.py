@@ -166,9 +166,13 @@ def test_ctrl_c_leaves_the_job_alone_and_says_how_to_go_on(cluster):
     follower = subprocess.Popen(
         [sys.executable, "-c", FOLLOW, path], env=cluster.environ, stderr=subprocess.PIPE, text=True, bufsize=1
     )
-    assert "submitted job 80" in follower.stderr.readline() and "is running on" in follower.stderr.readline()
-    follower.send_signal(signal.SIGINT)
-    rest = follower.communicate(timeout=TIME_LIMIT)[1]
+    try:
+        assert "submitted job 80" in follower.stderr.readline() and "is running on" in follower.stderr.readline()
+        follower.send_signal(signal.SIGINT)
+        rest = follower.communicate(timeout=TIME_LIMIT)[1]
+    finally:
+        follower.kill()
+        follower.wait()
     assert follower.returncode == 0
     assert "job 80 continues" in rest and f"tail -f {cluster.output}" in rest and "scancel 80" in rest
 

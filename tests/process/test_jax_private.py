@@ -5,10 +5,10 @@ import importlib
 import subprocess
 import sys
 import zlib
-from types import SimpleNamespace
 
 import jax
 import pytest
+from fakes import Device, fake_module
 from harness_worker import environment
 
 from jaxrun.protocol.flight_file import COMPILATIONS, EVERY_CALL, FIRST_CALLS, NOTHING
@@ -184,7 +184,7 @@ def test_gloo_publishes_the_given_address_where_nobody_else_chose_one(monkeypatc
 
 def test_the_warning_about_proxies_is_switched_off_where_there_is_one(monkeypatch):
     assert jax_private.silence_proxy_warning() is True
-    monkeypatch.setattr(jax, "config", SimpleNamespace(values={}))
+    monkeypatch.setattr(jax, "config", fake_module("config", values={}))
     assert jax_private.silence_proxy_warning() is False
     (line,) = jax_private.missing_features()
     assert "proxies" in line
@@ -204,7 +204,7 @@ class _Client:
 
 
 def _joined(monkeypatch, client):
-    state = SimpleNamespace(client=client)
+    state = fake_module("global_state", client=client)
     monkeypatch.setattr(importlib.import_module("jax._src.distributed"), "global_state", state)
 
 
@@ -287,7 +287,7 @@ def test_a_mesh_that_jax_makes_is_left_as_it_is_and_so_is_its_error():
 
 
 def _lowered(function, *args):
-    devices = [SimpleNamespace(process_index=rank, id=10 + rank) for rank in (1, 0, 3)]
+    devices = [Device(rank, 10 + rank) for rank in (1, 0, 3)]
     module = jax.jit(function).lower(*args).compiler_ir()
     return program_signature.lowered_program(module, devices)
 

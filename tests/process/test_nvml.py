@@ -4,12 +4,13 @@ import importlib.util
 import sys
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from jaxrun.node.agent import gpus
 from jaxrun.node.agent.gpus import GpuWatch
+from jaxrun.node.agent.spawn import WorkerSetup
+from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.probe_messages import Gpus
 from jaxrun.spec.job import nvml
 from jaxrun.spec.job.devices import probe_machine
@@ -78,7 +79,7 @@ def test_a_driver_that_does_not_answer_is_reported_instead_of_the_gpus(driver, m
 
 
 def test_nobody_waits_for_how_busy_gpus_are_and_a_stuck_driver_is_asked_once(driver, monkeypatch):
-    setup = SimpleNamespace(workers=(SimpleNamespace(rank=3, local_device_ids=(0,)),), environ={})
+    setup = WorkerSetup((), {}, (WorkerEnv("ab" * 16, 3, 4, 0, 1, "h1", local_device_ids=(0,)),))
     now = [100.0]
     monkeypatch.setattr(gpus.time, "monotonic", lambda: now[0])
     watch = GpuWatch(setup)

@@ -7,9 +7,9 @@ import signal
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
 
 import pytest
+from fakes import fake_module
 from harness import TIME_LIMIT, wait_until
 
 from jaxrun.analysis.diagnosis.stacks import NATIVE_STACKS_TIMEOUT_S
@@ -136,7 +136,7 @@ def processes(monkeypatch):
         return started[-1]
 
     names = {**vars(subprocess), "Popen": start}
-    monkeypatch.setattr(pyspy, "subprocess", SimpleNamespace(**names))
+    monkeypatch.setattr(pyspy, "subprocess", fake_module("subprocess", **names))
     return started
 
 

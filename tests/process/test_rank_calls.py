@@ -5,9 +5,9 @@ import os
 import select
 import sys
 import threading
-from types import SimpleNamespace
 
 import pytest
+from fakes import fake_module
 from gang_by_hand import serving_calls
 
 from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind
@@ -44,7 +44,7 @@ def test_a_rank_first_sends_what_it_is(serve):
 
 
 def test_an_answer_belongs_to_its_call_and_contains_the_calls_made(serve, monkeypatch):
-    recorder = SimpleNamespace(call_counts=lambda: {"0-3": 7})
+    recorder = fake_module("call_recorder", call_counts=lambda: {"0-3": 7})
     monkeypatch.setitem(sys.modules, "jaxrun_runtime.lockstep.call_recorder", recorder)
 
     def call(caller):

@@ -6,9 +6,9 @@ import signal
 import socket
 import threading
 from contextlib import contextmanager
-from types import SimpleNamespace
 
 import pytest
+from fakes import RankWorker
 
 from jaxrun.frontends.gang.call import GangCall
 from jaxrun.frontends.gang.rank_connections import RankConnections
@@ -100,7 +100,7 @@ class FakeGang:
         os.set_blocking(self.output_fd, False)
         self.pidfd, self._alive = os.pipe()
         self.connections = RankConnections(self)
-        self.workers = [SimpleNamespace(host=f"h{rank}") for rank in range(size)]
+        self.workers = [RankWorker(f"h{rank}") for rank in range(size)]
         self.interrupts, self.broken, self.stopped, self.ended = 0, "", False, 0
         self.on_interrupt = lambda: [self.ranks[rank].returns() for rank in self.connections.ranks]
         self.find_compiling = lambda ranks: []

@@ -4,13 +4,14 @@ import os
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+from fakes import fake_module
 
 from jaxrun.files import shared_memory as directories
 from jaxrun.files.compiled_programs import cache_directory, make_cache_directory, open_cache_directory
 from jaxrun.files.own_files import draft_name
+from jaxrun.protocol.env import WorkerEnv
 from jaxrun_runtime.compile_cache import compiler_hooks, set_up
 from jaxrun_runtime.compile_cache.shared_programs import SharedPrograms
 
@@ -78,11 +79,11 @@ def test_the_oldest_files_make_room_and_what_was_never_finished_is_deleted(tmp_p
 @pytest.mark.parametrize(("rank", "printed"), [(0, 0), (1, 0), (2, 1)], ids=["first", "beside it", "first of a host"])
 def test_a_feature_that_this_jax_lacks_is_reported_once(tmp_path, monkeypatch, capsys, rank, printed):
     for name in ("compiler", "compilation_cache", "cache_key", "lru_cache"):
-        monkeypatch.setitem(sys.modules, f"jax._src.{name}", SimpleNamespace())
-    config = SimpleNamespace(update=lambda option, value: None)
-    monkeypatch.setitem(sys.modules, "jax", SimpleNamespace(config=config, __version__="0.99"))
+        monkeypatch.setitem(sys.modules, f"jax._src.{name}", fake_module(name))
+    config = fake_module("config", update=lambda option, value: None)
+    monkeypatch.setitem(sys.modules, "jax", fake_module("jax", config=config, __version__="0.99"))
     told = []
-    env = SimpleNamespace(compile_cache=str(tmp_path / "cache"), rank=rank, local_rank=rank % 2, host="h2")
+    env = WorkerEnv("ab" * 16, rank, 4, rank % 2, 2, "h2", compile_cache=str(tmp_path / "cache"))
     set_up.set_up(env, told.append)
     assert told == [
         "jax 0.99 lacks what jaxrun uses: "
@@ -101,7 +102,7 @@ def cache(tmp_path, monkeypatch):
     """An object like JAX's cache of files, whose class writes whole files; `reported` has the errors."""
     written = []
     kind = type("LRUCache", (), {"put": lambda self, key, value: written.append((key, value))})
-    monkeypatch.setitem(compiler_hooks.sys.modules, "jax._src.lru_cache", SimpleNamespace(LRUCache=kind))
+    monkeypatch.setitem(compiler_hooks.sys.modules, "jax._src.lru_cache", fake_module("lru_cache", LRUCache=kind))
     reported = []
     assert compiler_hooks.write_whole_files(reported.append)
     found = kind()
@@ -177,7 +178,7 @@ def test_the_oldest_programs_make_room(own):
 
 
 def test_programs_take_no_more_than_an_eighth_of_the_file_system(own, monkeypatch):
-    monkeypatch.setattr(os, "fstatvfs", lambda _: SimpleNamespace(f_frsize=1000, f_blocks=32))
+    monkeypatch.setattr(os, "fstatvfs", lambda _: os.statvfs_result((1000, 1000, 32, *[0] * 7)))
     programs = SharedPrograms("shared", 1)
     for size in (1000, 1001):
         programs.claim(str(size))

@@ -6,6 +6,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from fakes import fake_module
 
 from jaxrun.files import shared_memory as directories
 from jaxrun.protocol.env import WorkerEnv
@@ -96,8 +97,8 @@ def rank(tmp_path, monkeypatch):
     monkeypatch.setattr(compiler_hooks, "outside_calls", lambda module, code: module.calls)
     monkeypatch.setattr(compile_once, "describe_devices", len)
     monkeypatch.setattr(compile_once, "is_local", lambda devices: False)
-    event = SimpleNamespace(record_event=lambda name: None)
-    monkeypatch.setitem(sys.modules, "jax", SimpleNamespace(monitoring=event))
+    event = fake_module("monitoring", record_event=lambda name: None)
+    monkeypatch.setitem(sys.modules, "jax", fake_module("jax", monitoring=event))
     hooked_methods = {_Executable: ["serialize"], _Backend: ["serialize_executable", "deserialize_executable"]}
     for kind, name in [(kind, name) for kind, names in hooked_methods.items() for name in names]:
         monkeypatch.setattr(kind, name, getattr(kind, name))  # as they are hooked
@@ -215,11 +216,11 @@ def test_programs_that_were_dropped_are_forgotten_and_no_other_gets_their_code(r
 
 def test_a_compiler_that_is_called_otherwise_is_left_alone(monkeypatch):
     for compile_it in (None, lambda backend, module: None):
-        found = SimpleNamespace(backend_compile_and_load=compile_it) if compile_it else SimpleNamespace()
+        found = fake_module("compiler", **({"backend_compile_and_load": compile_it} if compile_it else {}))
         monkeypatch.setitem(sys.modules, "jax._src.compiler", found)
         assert not compiler_hooks.hook_compiler(lambda compile_here, request: None)
         assert getattr(found, "backend_compile_and_load", None) is compile_it
-    monkeypatch.setitem(sys.modules, "jax", SimpleNamespace(__version__="0.99"))
+    monkeypatch.setitem(sys.modules, "jax", fake_module("jax", __version__="0.99"))
     told = []
     compile_once.set_up(ENV, {0}, told.append)
     assert told == ["jax 0.99 lacks what jaxrun uses: each rank compiles for itself, as with --compile each"]

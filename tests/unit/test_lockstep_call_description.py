@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+from fakes import Frame
 from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -265,7 +266,7 @@ def test_lines_that_call_through_one_line_of_a_library_are_distinguished(sites, 
 
 def test_a_thread_of_a_library_has_the_librarys_own_line_and_leaves_the_programs_alone(sites, found):
     inner = f"{PACKAGES}/flax/nnx/compilation.py"
-    alone = SimpleNamespace(f_code=compile("pass", inner, "exec"), f_lasti=0, f_lineno=1, f_back=None)
+    alone = Frame(compile("pass", inner, "exec"), 1)
     assert sites.find(alone) == 1
     assert found[1] == [f"{inner}:1 <module>"]
     assert not sites.known
@@ -278,7 +279,7 @@ def test_an_installed_package_that_is_the_program_counts_as_the_users_code(found
 
     def frame(file, line, back=None):
         code = compile("pass", f"{PACKAGES}/{file}", "exec")
-        return SimpleNamespace(f_code=code, f_lasti=0, f_lineno=line, f_back=back)
+        return Frame(code, line, back)
 
     main = frame("trainer/__main__.py", 2)
     step = frame("trainer/loop.py", 8, frame("absl/app.py", 3, main))

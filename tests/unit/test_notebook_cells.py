@@ -4,9 +4,9 @@ import linecache
 import pickle
 import sys
 import traceback
-from types import SimpleNamespace
 
 import pytest
+from fakes import fake_module
 
 from jaxrun.frontends.gang import ipython
 from jaxrun.frontends.gang.ipython import NotebookSources
@@ -165,6 +165,6 @@ def test_code_of_a_file_is_left_as_it_is(monkeypatch):
 def test_outside_of_a_notebook_there_is_no_shell(monkeypatch):
     monkeypatch.delitem(ipython.sys.modules, "IPython", raising=False)
     assert ipython.find_sources() is None and ipython.find_kernel_shell() is None
-    terminal = SimpleNamespace(get_ipython=lambda: SimpleNamespace())
+    terminal = fake_module("IPython", get_ipython=object)
     monkeypatch.setitem(ipython.sys.modules, "IPython", terminal)
     assert ipython.find_kernel_shell() is None

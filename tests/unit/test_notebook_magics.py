@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+from fakes import RankWorker
 
 from jaxrun.frontends.gang.gang_errors import GangError, GangStartError, RemoteError, RemoteFailure
 from jaxrun.frontends.gang.spec import GangSpec
@@ -29,7 +30,7 @@ def happened(monkeypatch):
         def workers(self):
             if self.stopped:
                 raise GangError("stopped")
-            return [SimpleNamespace(platform=self.platform)]
+            return [RankWorker(platform=self.platform)]
 
         def close(self):
             found.append(f"end {self.processes}")

@@ -8,10 +8,10 @@ import sysconfig
 from dataclasses import replace
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from fakes import Channel, Code, Device, Frame, Mesh, fake_module
 
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.worker_messages import MpiImported
@@ -190,7 +190,7 @@ def _frame(*filenames):
     """The innermost frame of functions that call each other, the outermost of the first file; all are at line 2."""
     frame = None
     for name in filenames:
-        frame = SimpleNamespace(f_code=SimpleNamespace(co_filename=name), f_lineno=2, f_back=frame)
+        frame = Frame(Code(name), 2, frame)
     return frame
 
 
@@ -215,7 +215,7 @@ def test_a_sitecustomize_that_has_used_jax_is_named(monkeypatch):
     monkeypatch.setattr(unsupported.jax_private, "was_used", lambda: False)
     unsupported.check_unused()
     monkeypatch.setattr(unsupported.jax_private, "was_used", lambda: True)
-    monkeypatch.setitem(sys.modules, "sitecustomize", SimpleNamespace(__file__="/site/sitecustomize.py"))
+    monkeypatch.setitem(sys.modules, "sitecustomize", fake_module("sitecustomize", __file__="/site/sitecustomize.py"))
     with pytest.raises(unsupported.UsedTooEarlyError, match=r"could join the job: /site/sitecustomize\.py"):
         unsupported.check_unused()
 
@@ -226,8 +226,8 @@ _REFUSAL = "`jax.make_mesh` does not support multi-slice topologies. Please use 
 
 
 def _mesh(slices, *names):
-    devices = np.vectorize(lambda index: SimpleNamespace(slice_index=index), otypes=[object])(np.array(slices))
-    return SimpleNamespace(devices=devices, axis_names=names, shape=dict(zip(names, devices.shape, strict=True)))
+    devices = np.vectorize(lambda index: Device(slice_index=index), otypes=[object])(np.array(slices))
+    return Mesh(devices, names, dict(zip(names, devices.shape, strict=True)))
 
 
 @pytest.mark.parametrize(
@@ -277,7 +277,7 @@ def mpi4py(monkeypatch, tmp_path):
 
 @pytest.mark.usefixtures("mpi4py")
 def test_rank_0_says_once_that_mpi_does_not_know_the_others(capsys):
-    unsupported.watch_mpi(ENV, SimpleNamespace())
+    unsupported.watch_mpi(ENV, Channel())
     importlib.import_module("mpi4py")
     assert capsys.readouterr().err == ""
     importlib.import_module("mpi4py.MPI")
@@ -295,20 +295,17 @@ def test_other_ranks_say_nothing_but_those_that_an_mpi_has_started_tell_the_head
 ):
     if variable:
         monkeypatch.setenv(variable, "0")
-    sent = []
-    unsupported.watch_mpi(replace(ENV, **changes), SimpleNamespace(send=sent.append))
+    channel = Channel()
+    unsupported.watch_mpi(replace(ENV, **changes), channel)
     importlib.import_module("mpi4py.MPI")
-    assert capsys.readouterr().err == "" and sent == [MpiImported(0)] * bool(variable)
+    assert capsys.readouterr().err == "" and channel.sent == [MpiImported(0)] * bool(variable)
 
 
 @pytest.mark.usefixtures("mpi4py")
 def test_a_process_that_a_rank_has_forked_may_import_mpi4py_too(monkeypatch):
     monkeypatch.setenv("PMI_RANK", "0")
 
-    def send(message):
-        raise AgentDisconnected
-
-    unsupported.watch_mpi(ENV, SimpleNamespace(send=send))
+    unsupported.watch_mpi(ENV, Channel(AgentDisconnected()))
     assert importlib.import_module("mpi4py.MPI") is sys.modules["mpi4py.MPI"]
 
 

@@ -6,6 +6,7 @@ import pkgutil
 import types
 
 import pytest
+from fakes import fake_module
 
 import jaxrun
 import jaxrun_runtime
@@ -116,6 +117,6 @@ def test_a_loguru_without_that_argument_is_left_as_it_is():
         pass
 
     before = ExceptionFormatter.__init__
-    own_frames._hide_from_loguru(types.SimpleNamespace(ExceptionFormatter=ExceptionFormatter))
-    own_frames._hide_from_loguru(types.SimpleNamespace())
+    own_frames._hide_from_loguru(fake_module("loguru", ExceptionFormatter=ExceptionFormatter))
+    own_frames._hide_from_loguru(fake_module("loguru"))
     assert ExceptionFormatter.__init__ is before

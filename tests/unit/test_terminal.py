@@ -4,7 +4,6 @@ import os
 import pty
 import signal
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
@@ -24,7 +23,7 @@ from jaxrun.protocol.debugger_messages import (
 from jaxrun.protocol.worker_messages import Interrupted
 from jaxrun.records.event_log.events import TerminalLine
 from jaxrun.spec.job.job import Job
-from jaxrun.spec.job.plan import LaunchCommand
+from jaxrun.spec.job.plan import LaunchCommand, Plan, Worker
 
 
 def stop_at_breakpoint(job, *ranks):
@@ -259,7 +258,8 @@ def test_the_reader_reads_all_of_a_file_and_the_others_nothing(stdin, given, rea
 
 def test_a_debugger_needs_a_terminal_that_no_rank_reads(stdin):
     def why(given, command=None, live=False):
-        return why_no_terminal(SimpleNamespace(job=Job(program=("p",), stdin=given, live=live), launch_command=command))
+        job = Job(program=("p",), stdin=given, live=live)
+        return why_no_terminal(Plan(job, "ab" * 16, (Worker(0, 0, 1, "h1"),), (), {}, (), None, (), False, (), command))
 
     stdin("pipe")
     assert why("0") == "jaxrun's standard input is not a terminal"
