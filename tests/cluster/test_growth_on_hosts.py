@@ -143,7 +143,7 @@ def check_grown(result: Result, host: str) -> None:
     # Where Slurm ends the step as the daemon of a lost host begins anew, a further attempt is lost meanwhile.
     assert outcomes[0] == "lost" and outcomes[-1] == "grown" and set(outcomes) == {"lost", "grown"}, outcomes
     assert set(verdict["hosts"].values()) == set(HOSTS) and verdict["left_out"] == []  # type: ignore[attr-defined]
-    assert f"{host} is there again: asked ranks" in result.err and "size: 3 hosts" in result.err
+    assert f"{host} is back: asked ranks" in result.err and "size: 3 hosts" in result.err
 
 
 @pytest.mark.usefixtures("mended")

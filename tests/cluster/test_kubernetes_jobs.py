@@ -103,7 +103,7 @@ def test_a_pod_that_is_replaced_keeps_its_place_and_the_others_stay(bed: Bed, tm
     assert [pod.index for pod in job.started] == [0, 1, 2, index] and job.failed == 0, logs(job)
     said = job.started[0].log
     assert said.count("attempt 2") == 3 and "waiting for h2 (rank 1), 10 min 0 s more (--wait-hosts)" in said, said
-    assert "h2 (rank 1) is there again after" in said, said
+    assert "h2 (rank 1) is back after" in said, said
 
 
 def drain_once_all_poll(job: JobController) -> None:

@@ -137,7 +137,7 @@ def test_a_host_that_is_there_again_is_waited_for_and_all_others_keep_their_agen
         bed.run("up")
         result = job.result()
         job.gone()
-    assert result.code == 0 and "h2 (rank 1) is there again after" in result.err, result
+    assert result.code == 0 and "h2 (rank 1) is back after" in result.err, result
     assert hosts_of_second_attempt(job.run_dir) == list(HOSTS) and not re.search("starting .* again", result.err)
     reports = agents(result)
     if engine is not SLURM:  # which ends the step as the daemon of a lost host begins anew; each host is awaited then

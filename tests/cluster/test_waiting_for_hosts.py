@@ -1,4 +1,4 @@
-"""A job that waits for its host (--wait-hosts): a host loses its power, and is there again with another address.
+"""A job that waits for its host (--wait-hosts): a host loses its power, and is back with another address.
 
 JAXRUN_WAIT_ROUNDS is how often each host does so; without it once.
 """

@@ -287,6 +287,6 @@ def test_a_host_that_is_gone_is_done_without_until_its_command_is_typed_again(ho
         f"[{r}] attempt 3 of 2 ranks" for r in (0, 1)
     ]
     assert "is left out: 1 rank on 1 host; the same command, typed there again, takes it back" in err
-    assert "is there again: asked rank 0 to stop" in err and "is taken back: 2 ranks on 2 hosts" in err
+    assert "is back: asked rank 0 to stop" in err and "is taken back: 2 ranks on 2 hosts" in err
     verdict = json.loads(next(tmp_path.glob("jaxrun-runs/*/verdict.json")).read_text())
     assert [earlier["outcome"] for earlier in verdict["earlier"]] == ["lost", "grown"]

@@ -52,11 +52,11 @@ def test_hosts_are_looked_for_once_the_attempt_has_run_for_a_while_and_then_agai
 def test_the_ranks_are_asked_to_stop_at_a_common_step_and_the_job_has_grown(simulate):
     job = smaller(simulate).wait(GROW + 1).handle(H2)
     assert job.ranks_sent(StopRequested) == [0, 1]
-    assert job.lines == ["h2 is there again: asked ranks 0-1 to stop (should_stop), to start on more hosts"]
+    assert job.lines == ["h2 is back: asked ranks 0-1 to stop (should_stop), to start on more hosts"]
     stopped(job)
     assert job.ranks_sent(StopAt) == [0, 1] and not job.killed
-    assert (job.outcome.reason, job.outcome.text) == ("grown", "h2 is there again")
-    assert not job.outcome.stop_requested and "h2 is there again" in job.verdict.headline
+    assert (job.outcome.reason, job.outcome.text) == ("grown", "h2 is back")
+    assert not job.outcome.stop_requested and "h2 is back" in job.verdict.headline
 
 
 @pytest.mark.parametrize("polls", [(), (0,)], ids=["no rank", "one of two"])
@@ -64,7 +64,7 @@ def test_a_program_that_does_not_ask_on_all_ranks_is_left_alone_and_that_is_said
     job = smaller(simulate, polls=polls).listen()  # to SIGTERM, which is not meant for that
     for _ in range(3):
         job.wait(GROW).handle(H2)
-    assert job.lines == ["h2 is there again; the job stays smaller, unless its program asks should_stop"]
+    assert job.lines == ["h2 is back; the job stays smaller, unless its program asks should_stop"]
     assert not job.ranks_sent(StopRequested) and not job.killed
     searches = len(job.searches)
     job.wait(100)

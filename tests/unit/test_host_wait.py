@@ -118,7 +118,7 @@ def test_it_is_said_who_is_awaited_and_for_how_long_still(waiting):
 @pytest.mark.parametrize(
     ("host", "line"),
     [
-        ("h3", "h3 (rank 2) is there again after 4 min 59 s"),
+        ("h3", "h3 (rank 2) is back after 4 min 59 s"),
         ("h9", "h9 takes the place of h3 (rank 2) after 4 min 59 s"),
     ],
 )
@@ -141,7 +141,7 @@ def test_when_the_time_is_over_the_attempt_ends_and_names_the_host(waiting):
     assert waiting.outcome is None
     waiting.wait(0.2)
     assert (waiting.outcome.reason, waiting.outcome.not_back) == (EndReason.UNAVAILABLE, (2,))
-    assert waiting.outcome.text == "h3 (rank 2) was not there again within 5 min 0 s (--wait-hosts)"
+    assert waiting.outcome.text == "h3 (rank 2) was not back within 5 min 0 s (--wait-hosts)"
 
 
 def test_a_host_lost_while_staging_is_waited_for_as_well(waiting):

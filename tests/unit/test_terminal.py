@@ -43,7 +43,7 @@ def test_a_rank_at_its_breakpoint_has_the_terminal_until_it_goes_on(simulate):
     job = prompt(stop_at_breakpoint(simulate(2).run(), 1), 1)
     assert answers(job, DebuggerDecision) == [(1, DebuggerDecision(True))]
     assert job.terminal == [
-        "\n>>> rank 1 is in its debugger at train.py:8 step, and others may wait for it; c goes on\n",
+        "\n>>> rank 1 is in its debugger at train.py:8 step, and others may wait for it; c continues\n",
         "(Pdb 1) ",
     ]
     assert job.reads == 1

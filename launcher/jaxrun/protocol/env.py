@@ -31,7 +31,7 @@ An agent started by mpirun or srun finds, besides JAXRUN_JOB_ID and JAXRUN_INIT_
 
 With --stage, JAXRUN_STAGED has this host's copies (see staging_messages.py).
 A program also finds JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, as other launchers set them, and
-with --torch-env those of names.TORCH_VARIABLES, as torchrun sets them.
+with --torch-env also names.TORCH_VARIABLES, as torchrun sets them.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ class DebuggerTurns:
             place = f" at {message.place}" if isinstance(message, DebuggerRequest) and message.place else ""
             who = format_ranks_on_hosts([rank], self._state.workers.hosts)
             others = ", and others may wait for it" if len(self._state.workers.hosts) > 1 else ""
-            yield ShowTerminalText(f"\n>>> {who} is in its debugger{place}{others}; c goes on\n")
+            yield ShowTerminalText(f"\n>>> {who} is in its debugger{place}{others}; c continues\n")
 
     def _handle_owners(self, message: DebuggerMessage, now: float) -> Iterator[Action]:
         self._stepping_since = None

@@ -36,7 +36,7 @@ class Growth:
         stop = self._state.stop
         if self._is_ending or not event.hosts:
             return self._wait(now)
-        reason = f"{', '.join(event.hosts)} {'is' if len(event.hosts) == 1 else 'are'} there again"
+        reason = f"{', '.join(event.hosts)} {'is' if len(event.hosts) == 1 else 'are'} back"
         if stop.all_poll:
             asked = PrintLine(
                 f"{reason}: asked {format_ranks(stop.polling)} to stop (should_stop), to start on more hosts"

@@ -1,10 +1,10 @@
 """Waits for lost hosts while an attempt starts (--wait-hosts): which are awaited, for how long still, and what is said.
 
-    AgentLost, or the attempt begins without the agent ──▶ awaited ──AgentReport──▶ there again
+    AgentLost, or the attempt begins without the agent ──▶ awaited ──AgentReport──▶ back
                                                               │
                                                      --wait-hosts is over ──▶ the attempt ends, and names the host
 
-An engine such as mpirun starts no agent by itself on a host that is there again, so it is asked to look for the host.
+An engine such as mpirun starts no agent by itself on a host that is back, so it is asked to look for the host.
 A person or a cluster starts the command of a host again, and its agent connects.
 """
 
@@ -87,7 +87,7 @@ class HostWait:
         ranks = self._format_ranks([report.agent])
         after = f"after {format_seconds(now - host.since)}"
         if report.host == host.name:
-            return [PrintLine(f"{host.name} ({ranks}) is there again {after}")]
+            return [PrintLine(f"{host.name} ({ranks}) is back {after}")]
         return [PrintLine(f"{report.host} takes the place of {host.name} ({ranks}) {after}")]
 
     def handle_found(self, event: HostsFound, now: float) -> list[Action]:
@@ -124,7 +124,7 @@ class HostWait:
         ranks = tuple(rank for agent in self._hosts for rank in self._registry.agents[agent])
         was = "was" if len({host.name for host in self._hosts.values()}) == 1 else "were"
         waited = format_seconds(self._registry.job.host_wait)
-        text = f"{self._names()} {was} not there again within {waited} (--wait-hosts)"
+        text = f"{self._names()} {was} not back within {waited} (--wait-hosts)"
         return self._shutdown.abort(JobOutcome(EndReason.UNAVAILABLE, text=text, not_back=ranks, decided_at=now), now)
 
     # ---- words

@@ -2,7 +2,7 @@
 
     Ctrl-C     SIGINT, which is KeyboardInterrupt in every rank. A rank that it does not reach, as it is stuck in C++,
                has the grace; one whose handlers run has the longer signal grace.
-    SIGTERM,   A program that polls should_stop is asked to stop, by which the job goes on running; others get it as
+    SIGTERM,   A program that polls should_stop is asked to stop, and the job runs until it does; others get it as
     SIGHUP     JAX's notice of preemption, and are asked if they poll later. Both have the signal grace. Where nobody
                listens, the job ends at once.
     SIGUSR2    The same, where it is Slurm's warning of the time limit (--requeue).

@@ -34,7 +34,7 @@ class Timer(enum.IntEnum):
     STALL_CHECK = enum.auto()  # --stall-timeout, --stall-notice: is there any progress?
     EARLY_EXIT_CHECK = enum.auto()  # some ranks have finished: do the others wait for them?
     DIVERGENCE_CHECK = enum.auto()  # do the flight recorders agree?
-    HOST_WAIT = enum.auto()  # --wait-hosts: a lost host is not there again; say so, or give it up
+    HOST_WAIT = enum.auto()  # --wait-hosts: a lost host is not back; say so, or give it up
     HOST_LOOK = enum.auto()  # --wait-hosts: look for lost hosts again
     GROW = enum.auto()  # --grow: are there more hosts again?
     FAULT = enum.auto()  # --chaos: inject this fault

@@ -1,21 +1,23 @@
-"""One job from its first process to its exit code.
+"""Runs one job from its first process to its exit code.
 
-| module                              |                                                                           |
-|-------------------------------------|---------------------------------------------------------------------------|
-| run_job                             | entry: limits, run directory, guard, fork server; then `supervise`        |
-| attempts                            | the flow of every job, attempt by attempt                                 |
-| local_job                           | runs the attempts of a job whose agent is in this process                 |
-| remote_job                          | runs the attempts of a job whose agents are on other hosts                |
-| attempt_loop, dispatcher            | one attempt: events to the head and the event log, actions executed       |
-| remote_agents                       | the agents of one attempt on other hosts: admitted, heard, told           |
-| agent_connections                   | their connections, which hosts are silent, what output comes              |
-| spare_agents                        | those that wait on spare hosts                                            |
-| losses                              | of all that went away, what went first                                    |
-| next_attempt_hosts                  | where the next attempt runs                                               |
-| quarantine_decision                 | which lost hosts are avoided from now on                                  |
-| engine_commands, launch_process     | commands of mpirun or srun: for agents, and to find lost hosts again      |
-| job_server, job_terminal            | requests and orders at the job's socket; what is typed                    |
-| job_report                          | the first line, the verdict, the exit status                              |
-| attach, head_name                   | `jaxrun attach`, and one command per host: this process as a part of a job|
-| launcher_staging                    | the launcher's part in --stage                                            |
+| module                          | contents                                                                   |
+|---------------------------------|----------------------------------------------------------------------------|
+| run_job                         | entry: limits, run directory, guard, fork server; then `supervise`         |
+| attempts                        | the flow of every job, attempt by attempt                                  |
+| local_job                       | runs the attempts of a job whose agent is in this process                  |
+| remote_job                      | runs the attempts of a job whose agents are on other hosts                 |
+| attempt_loop, dispatcher        | one attempt: events to the head and the event log, actions executed        |
+| remote_agents                   | the agents of one attempt on other hosts: admission, reports, orders       |
+| agent_connections               | their connections, silent hosts, flow control of output                    |
+| contests                        | two agents that claim one place (--wait-hosts)                             |
+| spare_agents                    | the agents that wait on spare hosts                                        |
+| losses                          | which agent, host or launch command went first                             |
+| next_attempt_hosts              | where the next attempt runs                                                |
+| quarantine_decision             | which lost hosts to avoid from now on                                      |
+| engine_commands, launch_process | commands of mpirun or srun: for agents, and to find lost hosts again       |
+| job_server, job_terminal        | requests and orders at the job's socket; typed input                       |
+| notifier, beside                | commands of --notify; processes beside the launcher (--live, --metrics)    |
+| job_report                      | the first line, the verdict, the exit status                               |
+| attach, head_name               | `jaxrun attach`, and one command per host: this process as a part of a job |
+| launcher_staging                | the launcher's part in --stage                                             |
 """

@@ -113,7 +113,7 @@ def _await_host_agents(plan: Plan, there: Mapping[AgentId, str], gone: Sequence[
 
 
 def _plan_by_hand(plan: Plan, outcome: JobOutcome, left: AgentsLeft) -> Plan | Stop:
-    """The plan of another attempt with the agents that are there: all that it had, or with --min-hosts others."""
+    """Return the plan of another attempt with the existing agents: all that it had, or with --min-hosts fewer."""
     may_shrink = plan.job.min_hosts is not None and 0 in left.usable
     failed = {agent for agent, ranks in plan.agents.items() if outcome.failed_checks.keys() & set(ranks)}
     made = replan_manual(plan, set(left.usable) - failed) if may_shrink else plan

@@ -122,7 +122,7 @@ class DebuggerTerminal:
             self._capture.suspend_global_capture(in_=True)
         if rank != self._rank:
             self._rank = rank
-            print(f"\n>>> rank {rank} is in its debugger, and others may wait for it; c goes on", flush=True)
+            print(f"\n>>> rank {rank} is in its debugger, and others may wait for it; c continues", flush=True)
 
 
 def _record(item: pytest.Item, warning: RecordedWarning) -> None:

@@ -1,4 +1,5 @@
 """`jaxrun top`: a running job on one screen.
 
-`feed` asks the job; `samples` says what each rank does; `rows` groups ranks; `screen` lays them out; `run` shows them.
+`feed` queries the job; `samples` says what each rank does; `rows` groups ranks; `view` lays them out on the screen,
+`view_document` writes them as JSON; `watch` shows them.
 """

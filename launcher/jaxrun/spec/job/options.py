@@ -533,7 +533,7 @@ class JobOptions(WorkerSettings):
     )
     grow: float | None = _failure(
         "--grow",
-        "Once an attempt on fewer hosts (--min-hosts) has run this long, look for the others: if one is there again, "
+        "Once an attempt on fewer hosts (--min-hosts) has run this long, look for the others: if one is back, "
         "the program is asked to stop (should_stop) and started on more hosts. never: stay smaller. "
         f"[default: {GROW_S / 60:g}m]",
         check=_check_seconds_or_never,
