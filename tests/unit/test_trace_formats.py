@@ -64,6 +64,11 @@ def test_a_trace_of_many_events_is_whole(tmp_path):
     assert [event["name"] for event in events if event["ph"] == "i"] == [f"mark {number}" for number in range(2500)]
 
 
+def test_the_page_shows_the_tag():
+    assert "· tag: with &lt;warm-up&gt;</p>" in format_page(job(rank(0), tag="with <warm-up>"))
+    assert "tag:" not in format_page(job(rank(0))).partition("<h1>")[0]
+
+
 def test_what_overlaps_has_tracks_of_its_own():
     threads = rank(0, call(1, 2.0, 4.0), call(2, 3.0, 5.0), compilations=(Span("a", *at(2, 5)), Span("b", *at(3, 4))))
     events = list(chrome_events(job(threads)))

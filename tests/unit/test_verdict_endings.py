@@ -71,12 +71,13 @@ LATE = [end(0, 10.0, 130), end(1, 10.0, 130), end(3, 10.0, 130), *stopped(2)]
 STUCK = "rank 2 did not end in time (stuck at train.py:8 step), and was killed, the others ended by themselves."
 AT_ONCE = "no rank listens to SIGTERM, so 4 ranks were killed at once."
 UNHEARD = {"signum": signal.SIGTERM, "unheard": True}
+CLOSED = "SIGHUP (1), which comes when the terminal closes,"
 PARENT = {"signum": signal.SIGHUP, "text": "the process that started it"}
 # How the ranks ended and what is known besides, the exit code, by what the job was interrupted, and what became of it.
 INTERRUPTED = {
     "Ctrl-C": (TWO_KILLED, {}, 130, "Ctrl-C (SIGINT)", "ranks 2-3 were killed, the others ended by themselves."),
     "SIGTERM": (BY_THEMSELVES, {"signum": signal.SIGTERM}, 143, "SIGTERM (15)", "all ranks ended by themselves."),
-    "SIGHUP": (BY_THEMSELVES, {"signum": signal.SIGHUP}, 129, "SIGHUP (1)", "all ranks ended by themselves."),
+    "SIGHUP": (BY_THEMSELVES, {"signum": signal.SIGHUP}, 129, CLOSED, "all ranks ended by themselves."),
     "a late rank": (LATE, {"stacks": {2: DUMP}}, 130, "Ctrl-C (SIGINT)", STUCK),
     "SIGTERM to which nobody listens": (stopped(0, 1, 2, 3), UNHEARD, 143, "SIGTERM (15)", AT_ONCE),
     "the launcher's parent": (stopped(0, 1, 2, 3), PARENT, 129, PARENT["text"], "4 ranks were killed."),
@@ -87,6 +88,9 @@ INTERRUPTED = {
 def test_an_interrupt_names_what_caused_it_and_the_ranks_that_had_to_be_killed(ends, known, code, by, then):
     verdict = decide(ends, "interrupted", **{"signum": signal.SIGINT, **known})
     assert (verdict.exit_code, verdict.headline) == (code, f"interrupted by {by} 10.0 s into the run; {then}")
+    assert verdict.advice.startswith("tmux or screen keep" if by == CLOSED else "") and bool(verdict.advice) == (
+        by == CLOSED
+    )
 
 
 def test_a_preempted_job_may_be_resumed():

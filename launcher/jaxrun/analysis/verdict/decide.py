@@ -26,6 +26,7 @@ from jaxrun.protocol.snapshot_messages import ProcessState
 from jaxrun.text import agree, format_ranks, format_ranks_on_hosts, format_seconds, format_signal, plural
 
 _LATENESS_MATTERS = (EndReason.OK, EndReason.TIMEOUT, EndReason.INTERRUPTED, EndReason.PREEMPTED)
+_WITHOUT_TERMINAL = "tmux or screen keep a job's terminal; nohup jaxrun … & needs none."
 _MAX_PLACES = 2  # named in one sentence
 
 
@@ -64,7 +65,8 @@ def decide(
         case EndReason.EARLY_EXIT:
             verdict = _describe_early_exit(verdict, outcome, decided)
         case EndReason.INTERRUPTED:
-            verdict = replace(verdict, headline=_describe_interruption(outcome, decided, started))
+            advice = _WITHOUT_TERMINAL if outcome.signum == signal.SIGHUP and not outcome.text else ""
+            verdict = replace(verdict, headline=_describe_interruption(outcome, decided, started), advice=advice)
         case EndReason.GROWN:
             verdict = replace(
                 verdict, headline=f"the program ended with status 0 as should_stop told it: {outcome.text}"
@@ -203,7 +205,7 @@ def _snapshot(outcome: JobOutcome, hosts: Mapping[int, str], decided: float, fin
 
 def _describe_interruption(outcome: JobOutcome, decided: float, started: float) -> str:
     by = "Ctrl-C (SIGINT)" if outcome.signum == signal.SIGINT else format_signal(outcome.signum)
-    by = outcome.text or by
+    by = outcome.text or (f"{by}, which comes when the terminal closes," if outcome.signum == signal.SIGHUP else by)
     moment = f"{format_seconds(decided - started)} after the start, before the program's first line"
     if outcome.run_at is not None:
         moment = f"{format_seconds(decided - outcome.run_at)} into the run"

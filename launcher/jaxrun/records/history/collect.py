@@ -12,9 +12,10 @@ from jaxrun.protocol.flight import CompilationStage, Flight
 from jaxrun.protocol.flight_file import RING_RECORDS
 from jaxrun.records.history.job_log import AttemptLog, RankLog, rank_phases, read_attempts
 from jaxrun.records.history.job_trace import AttemptTrace, JobTrace, Moment, RankTrace, Span, trace_calls
-from jaxrun.records.rundir.recorded_files import read_job_events, read_plan, read_verdict
+from jaxrun.records.rundir.recorded_files import RecordedPlan, read_job_events, read_plan, read_verdict
 from jaxrun.records.rundir.recorders import open_recorder
 from jaxrun.records.rundir.rundir import EVENTS_FILE, attempt_directory
+from jaxrun.terminal import in_one_line
 from jaxrun.text import plural
 
 _MIN_CALLS = 16  # of each rank, however many ranks there are
@@ -35,8 +36,10 @@ def collect_job(run_dir: Path, max_calls: int) -> JobTrace:
     errors = [ranked.clock_error for log in logs for ranked in log.ranks.values() if ranked.clock_error]
     verdicts = (*found.earlier, found) if found is not None else ()
     culprits = {past.attempt: past.culprits for past in verdicts}
+    plan = read_plan(run_dir)
     trace = JobTrace(
-        title=_title(run_dir, len(logs[-1].ranks)),
+        title=_title(plan, run_dir, len(logs[-1].ranks)),
+        tag=in_one_line(plan.tag),
         attempts=tuple(
             _trace_attempt(log, attempt_directory(run_dir, log.number), calls, culprits.get(log.number, ()))
             for log in logs
@@ -95,6 +98,6 @@ def _read_recorder(directory: Path, rank: int, max_calls: int) -> tuple[Flight, 
         return (reader.history(max_calls), reader.compilation_stages()) if reader is not None else None
 
 
-def _title(run_dir: Path, ranks: int) -> str:
+def _title(plan: RecordedPlan, run_dir: Path, ranks: int) -> str:
     """Write `train.py --lr 0.1 · 8 ranks`."""
-    return f"{' '.join(read_plan(run_dir).program) or run_dir.name} · {plural(ranks, 'rank')}"
+    return f"{' '.join(plan.program) or run_dir.name} · {plural(ranks, 'rank')}"

@@ -127,6 +127,7 @@ class JobTrace:
     outcome: str = ""
     culprits: tuple[int, ...] = ()
     clock_error: float | None = None
+    tag: str = ""
 
     @property
     def start(self) -> float:

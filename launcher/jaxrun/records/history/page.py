@@ -169,7 +169,8 @@ def _last_share(parts: RankParts) -> float:
 def _subtitle(trace: JobTrace) -> str:
     began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(trace.start))
     attempts = f" · {plural(len(trace.attempts), 'attempt')}" if len(trace.attempts) > 1 else ""
-    return f"jaxrun · {began} · {format_seconds(trace.end - trace.start)}{attempts}"
+    tag = f" · tag: {trace.tag}" if trace.tag else ""
+    return f"jaxrun · {began} · {format_seconds(trace.end - trace.start)}{attempts}{tag}"
 
 
 def _notes(trace: JobTrace, ranks: Ranks, shown: Sequence[int]) -> Iterable[str]:
