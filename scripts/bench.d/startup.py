@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import _over_hosts
 from _bench import Bench, Outcome, grouped, median_ratio, numbers, progress, shown, table
 from _contenders import (
     JAX_SUM,
@@ -164,7 +165,20 @@ def run(options: argparse.Namespace) -> Outcome:
                 for number in range(1, options.rounds + 1):
                     samples += _round(chosen, size, number, program, memory)
     wrong = dict.fromkeys(f"{one.size} x {one.contender}: {one.wrong}" for one in samples if one.wrong)
+    if options.program == BARE and not options.only:
+        return _add_hosts(Outcome(render(samples, options.program), samples, list(wrong)), options.rounds)
     return Outcome(render(samples, options.program), samples, list(wrong))
+
+
+def _add_hosts(outcome: Outcome, rounds: int) -> Outcome:
+    """Measure over the hosts of a testbed as well, if one is up."""
+    if reason := _over_hosts.why_not():
+        print(reason, flush=True)
+        return outcome
+    samples = _over_hosts.run_rounds(rounds)
+    wrong = dict.fromkeys(f"3 hosts x {one.contender}: {one.wrong}" for one in samples if one.wrong)
+    text = f"{outcome.text}\n\n{_over_hosts.render(samples)}"
+    return Outcome(text, [*outcome.samples, *samples], [*outcome.wrong, *wrong])
 
 
 def _round(

@@ -109,6 +109,13 @@ MPI = (OPEN_MPI_5, OPEN_MPI_4, MPICH, INTEL)
 # Rows that every engine might do in its own way, and those where MPICH stands for Intel MPI, too.
 ALL = tuple(LaunchMode(engine, direction) for engine in (*MPI, SLURM) for direction in (LAUNCHED, ATTACHED))
 SSH = LaunchMode(OPENSSH, LAUNCHED)
+
+
+def ssh_env(engine: Engine) -> dict[str, str]:
+    """The variables with which `ssh` in the testbed is OpenSSH's, if that is the engine."""
+    return engine.env() if engine is OPENSSH else {}
+
+
 SOME = tuple(mode for mode in ALL if mode.engine is not INTEL)
 # Rows that agents, head and verdict decide, and of which an engine sees nothing: one of each family and direction.
 ANY = (LaunchMode(OPEN_MPI_5, LAUNCHED), LaunchMode(SLURM, ATTACHED))

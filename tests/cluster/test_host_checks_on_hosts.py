@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from cluster_fixture import HOSTS, READY, RUNS, Bed, Job
 from harness import extended, write_fake_runtime
-from launch_modes import LAUNCHED, MPICH, OPEN_MPI_5, PYTHON, SLURM, Engine, LaunchMode
+from launch_modes import LAUNCHED, MPICH, OPEN_MPI_5, OPENSSH, PYTHON, SLURM, Engine, LaunchMode, ssh_env
 
 SHOWS_ITS_HOST = 'run(); print("ready on", os.uname().nodename, flush=True); done()'
 
@@ -41,7 +41,8 @@ def started(
         command = ["salloc", "--quiet", *nodes, PYTHON, "-m", "jaxrun", "--backend", "slurm", *words]
     if path:
         command = ["env", f"PATH={path}:{os.environ['PATH']}", *command]
-    with bed.typed(mode.host, *command, directory=directory, env=write_fake_runtime(directory)) as job:
+    env = {**write_fake_runtime(directory), **ssh_env(engine)}
+    with bed.typed(mode.host, *command, directory=directory, env=env) as job:
         yield job
 
 
@@ -51,7 +52,7 @@ def hosts_of_ranks(directory: Path) -> list[str]:
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("engine", [OPEN_MPI_5, SLURM], ids=["Open MPI 5", "Slurm"])
+@pytest.mark.parametrize("engine", [OPEN_MPI_5, SLURM, OPENSSH], ids=["Open MPI 5", "Slurm", "OpenSSH"])
 def test_a_spare_host_takes_the_place_of_one_that_fails_and_the_next_job_does_without(
     bed: Bed, tmp_path: Path, engine: Engine
 ) -> None:

@@ -13,7 +13,19 @@ from pathlib import Path
 import pytest
 from cluster_fixture import HOSTS, UNTIL_GO, Bed, Job, JobRunner
 from harness import Result, extended, wait_until, write_fake_runtime
-from launch_modes import INTEL, LAUNCHED, MPICH, OPEN_MPI_4, OPEN_MPI_5, PYTHON, SLURM, Engine, LaunchMode
+from launch_modes import (
+    INTEL,
+    LAUNCHED,
+    MPICH,
+    OPEN_MPI_4,
+    OPEN_MPI_5,
+    OPENSSH,
+    PYTHON,
+    SLURM,
+    Engine,
+    LaunchMode,
+    ssh_env,
+)
 
 MPIRUN = ("mpirun", "prterun", "mpiexec.hydra")
 # Of a worker by hand: in the first attempt it waits, or ends in its own way; in the second it ends well.
@@ -41,7 +53,8 @@ def started(bed: Bed, engine: Engine, directory: Path, *options: str, rank_1: st
     if engine is SLURM:  # an allocation that outlives the loss of a node
         nodes = ["--no-kill", "-N", str(len(HOSTS)), "--ntasks-per-node", "1", "--nodelist", ",".join(HOSTS)]
         command = ["salloc", "--quiet", *nodes, PYTHON, "-m", "jaxrun", "--backend", "slurm", *words]
-    with bed.typed(mode.host, *command, directory=directory, env=write_fake_runtime(directory)) as job:
+    env = {**write_fake_runtime(directory), **ssh_env(engine)}
+    with bed.typed(mode.host, *command, directory=directory, env=env) as job:
         yield job
 
 
@@ -63,6 +76,7 @@ def agents(result: Result) -> Sequence[tuple[object, object, object]]:
         pytest.param(SLURM, "self", id="rank-Slurm"),
         pytest.param(SLURM, "agent", id="agent-Slurm"),
         extended(OPEN_MPI_5, "agent", id="agent-Open MPI 5"),
+        extended(OPENSSH, "agent", id="agent-OpenSSH"),
         extended(MPICH, "agent", id="agent-MPICH"),
     ],
 )
@@ -97,7 +111,7 @@ def test_a_job_whose_launch_command_is_killed_is_started_again(bed: Bed, tmp_pat
 
 @pytest.mark.parametrize(
     "engine",
-    [SLURM, OPEN_MPI_5, *map(extended, (OPEN_MPI_4, MPICH, INTEL))],
+    [SLURM, OPEN_MPI_5, *map(extended, (OPEN_MPI_4, MPICH, INTEL, OPENSSH))],
     ids=lambda engine: engine.label,
 )
 @pytest.mark.usefixtures("mended")
@@ -125,7 +139,9 @@ def test_an_agent_that_waits_takes_the_rank_of_a_host_that_loses_its_power(
     assert sorted(reports[2:]) == [of_rank_0, (2, "h3", spare["pid"])], reports
 
 
-@pytest.mark.parametrize("engine", [OPEN_MPI_5, *map(extended, (MPICH, SLURM))], ids=lambda engine: engine.label)
+@pytest.mark.parametrize(
+    "engine", [OPEN_MPI_5, *map(extended, (MPICH, SLURM, OPENSSH))], ids=lambda engine: engine.label
+)
 @pytest.mark.usefixtures("mended")
 def test_a_host_that_is_there_again_is_waited_for_and_all_others_keep_their_agents(
     bed: Bed, tmp_path: Path, engine: Engine
@@ -145,7 +161,7 @@ def test_a_host_that_is_there_again_is_waited_for_and_all_others_keep_their_agen
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("engine", [OPEN_MPI_5, MPICH], ids=lambda engine: engine.label)
+@pytest.mark.parametrize("engine", [OPEN_MPI_5, MPICH, extended(OPENSSH)], ids=lambda engine: engine.label)
 @pytest.mark.usefixtures("mended")
 def test_a_spare_host_that_is_off_keeps_nobody_waiting(bed: Bed, tmp_path: Path, engine: Engine) -> None:
     bed.run("off", "h3")

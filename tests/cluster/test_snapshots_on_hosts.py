@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from cluster_fixture import HOSTS, Bed, Job
 from harness import HERE, extended, wait_until
-from launch_modes import LAUNCHED, OPEN_MPI_5, PYTHON, SLURM, Engine, LaunchMode
+from launch_modes import LAUNCHED, OPEN_MPI_5, OPENSSH, PYTHON, SLURM, Engine, LaunchMode, ssh_env
 
 PROGRAM = str(HERE / "keeps_snapshots.py")
 
@@ -27,7 +27,7 @@ def started(bed: Bed, engine: Engine, directory: Path, *words: str) -> Iterator[
     if engine is SLURM:  # an allocation that outlives the loss of a node
         nodes = ["--no-kill", "-N", str(len(HOSTS)), "--ntasks-per-node", "1", "--nodelist", ",".join(HOSTS)]
         command = ["salloc", "--quiet", *nodes, PYTHON, "-m", "jaxrun", "--backend", "slurm", *given]
-    with bed.typed(mode.host, *command, directory=directory) as job:
+    with bed.typed(mode.host, *command, directory=directory, env=ssh_env(engine)) as job:
         yield job
 
 
@@ -46,7 +46,7 @@ def check_end(bed: Bed, job: Job, hosts: tuple[str, ...]) -> None:
 @pytest.mark.extended
 @pytest.mark.parametrize(
     "engine",
-    [pytest.param(OPEN_MPI_5, id="Open MPI 5"), extended(SLURM, id="Slurm")],
+    [pytest.param(OPEN_MPI_5, id="Open MPI 5"), extended(SLURM, id="Slurm"), extended(OPENSSH, id="OpenSSH")],
 )
 def test_snapshots_outlive_a_killed_agent(bed: Bed, tmp_path: Path, engine: Engine) -> None:
     """The engine is started again: all agents are others then."""
