@@ -53,7 +53,7 @@ def add_note(error: BaseException, text: str) -> None:
         error.add_note(text)
 
 
-_PROCESSES = "raise the limit (ulimit -u, or that of the container), or start fewer with -n"
+_PROCESSES = "raise the limit (ulimit -u, or the container's), or start fewer with -n"
 _DISK = "make room, or let the job leave its files elsewhere: --run-dir DIR, or --no-run-dir"
 _SHORTAGES = {
     errno.EMFILE: "raise the limit: ulimit -n 65536",

@@ -61,7 +61,7 @@ def test_the_ranks_are_shown_in_groups_and_nowhere_else(stuck):
 
 def test_a_stopped_rank_is_described_by_its_kernel_state(stuck):
     with stopped(stuck, 0):
-        assert "no answer: stopped by a signal (SIGCONT lets it go on)" in command("stacks", stuck.run_dir)
+        assert "no answer: stopped by a signal (SIGCONT resumes it)" in command("stacks", stuck.run_dir)
 
 
 @pytest.mark.extended

@@ -192,7 +192,7 @@ def test_all_ranks_stop_at_the_same_step_wherever_they_ask(tmp_path: Path, scrip
     assert len(where) == 2 and len(set(where)) == 1, result
     step = int(where[0].split()[-1])
     assert result.verdict()["headline"] == (
-        "preempted: the program ended with status 0 as should_stop told it (SIGTERM); "
+        "preempted: the program ended with status 0 as should_stop had asked (SIGTERM); "
         f"the job may be resumed from step {step}."
     )
     assert [event["step"] for event in result.events("CheckpointSaved")] == [step]

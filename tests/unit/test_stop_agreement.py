@@ -53,7 +53,7 @@ def test_the_ranks_stop_at_the_first_poll_that_none_has_made(simulate, signum):
     assert job.lines[1:] == ["ranks 0-2 stop at step 40"]
     end_well(job.handle(CheckpointSaved(0, 40)))
     assert job.outcome.reason == "preempted" and job.outcome.saved_step == 40
-    said = f"as should_stop told it ({name}); the job may be resumed from step 40"
+    said = f"as should_stop had asked ({name}); the job may be resumed from step 40"
     assert job.verdict.headline == f"preempted: the program ended with status 0 {said}."
 
 
@@ -153,7 +153,7 @@ def test_a_program_that_first_polls_after_sigterm_stops_at_once(simulate):
     job = simulate(2, job=60.0, save=20.0).run().listen().wait(41)
     end_well(reached(counts(polling(job), r0=0, r1=0), 1))
     assert job.kills(signal.SIGTERM) == [(40_000, (0, 1))] and stop_at(job) == [((0, 1), 1)]
-    assert job.outcome.reason == "preempted" and "should_stop told it (time limit in 20 s)" in job.verdict.headline
+    assert job.outcome.reason == "preempted" and "should_stop had asked (time limit in 20 s)" in job.verdict.headline
 
 
 def test_a_program_that_does_neither_goes_on_until_its_time_limit(simulate):

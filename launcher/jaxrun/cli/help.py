@@ -2,7 +2,7 @@
 
 --help has the options of the first week, each in a line or two; --help-all has every option, and the exit statuses.
 A shell completes words once it has evaluated "$(_JAXRUN_COMPLETE=bash_source jaxrun)", and the same for zsh and fish:
-it starts jaxrun with the words so far in COMP_WORDS, and click answers, for the command that is to be completed.
+it starts jaxrun with the words so far in COMP_WORDS, and click answers, for the command to complete.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ Exit status: 0 if a job can run, with or without warnings; 69 if something fails
 _EXAMPLES_OF = {"jaxrun": _EXAMPLES, "jaxrun attach": _ATTACH_EXAMPLES, "jaxrun doctor": _DOCTOR_EXAMPLES}
 _EXIT_STATUS = """
 Exit status:
-  the program's own; if several fail, that of the first to fail; and
+  the program's own; if several fail, the first one's; and
   2      the command line is wrong, or asks for more than the hosts have; no program was started
   65     the processes are not the job you asked for; the program was not started
   69     a backend is missing or could not start

@@ -42,7 +42,7 @@ _OF_OTHERS = {
     "-hosts": "use -H/--host",
     "-hostfile": "use --hostfile",
     "-machinefile": "use --hostfile",
-    "-c": "write the code into a file, as each rank on each host runs one: jaxrun [OPTIONS] PROGRAM.py",
+    "-c": "write the code into a file, because each rank on each host runs one: jaxrun [OPTIONS] PROGRAM.py",
     "--map-by": _MPI,
     "--bind-to": _MPI,
     "--oversubscribe": _MPI,

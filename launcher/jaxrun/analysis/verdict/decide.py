@@ -69,7 +69,7 @@ def decide(
             verdict = replace(verdict, headline=_describe_interruption(outcome, decided, started), advice=advice)
         case EndReason.GROWN:
             verdict = replace(
-                verdict, headline=f"the program ended with status 0 as should_stop told it: {outcome.text}"
+                verdict, headline=f"the program ended with status 0, as should_stop had asked: {outcome.text}"
             )
         case EndReason.PREEMPTED:
             verdict = replace(verdict, headline=_describe_preemption(outcome))
@@ -218,7 +218,7 @@ def _describe_preemption(outcome: JobOutcome) -> str:
     if not all(worker.ended_well for worker in outcome.workers):
         return f"preempted by {by}; {_describe_fates(outcome)}; the job may be resumed {resumed}."
     if outcome.text:
-        told = f"as should_stop told it ({outcome.text})"
+        told = f"as should_stop had asked ({outcome.text})"
         return f"preempted: the program ended with status 0 {told}; the job may be resumed {resumed}."
     return f"preempted: the program ended with status 0 after {by}; the job may be resumed."
 

@@ -38,7 +38,7 @@ _ENDINGS = {
 _MAX_GROUPS = 3  # mentioned in one line
 _DEAF = "it blocks signals, or is about to end"
 _STATES = {
-    ProcessState.STOPPED: "stopped by a signal (SIGCONT lets it go on)",
+    ProcessState.STOPPED: "stopped by a signal (SIGCONT resumes it)",
     ProcessState.TRACED: "stopped by a debugger",
     ProcessState.ENDED: "dead, and about to be noticed",
     ProcessState.DISK: "waiting in the kernel for a disk, a file server or a driver (state D)",

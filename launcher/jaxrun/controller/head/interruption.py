@@ -1,6 +1,6 @@
 """Handles signals to the launcher: most of them end the job, others are passed on or ask for stacks.
 
-    Ctrl-C     SIGINT, which is KeyboardInterrupt in every rank. A rank that it does not reach, as it is stuck in C++,
+    Ctrl-C     SIGINT, which is KeyboardInterrupt in every rank. A rank that it does not reach, stuck in C++,
                has the grace; one whose handlers run has the longer signal grace.
     SIGTERM,   A program that polls should_stop is asked to stop, and the job runs until it does; others get it as
     SIGHUP     JAX's notice of preemption, and are asked if they poll later. Both have the signal grace. Where nobody

@@ -28,7 +28,7 @@ SETTLE_S = 0.03  # after a failure, wait for others that came with it: a consequ
 ROOT_CAUSE_WAIT_S = 0.5  # wait for the root cause while only consequences are known
 UNANSWERED_S = 10.0  # for agents to report the end of the workers that were killed
 UNANSWERED_HURRY_S = 2.0  # the same after a second signal
-MISMATCH_REPORTS_WAIT_S = 1.0  # wait for all ranks that were told of a mismatch to raise it
+MISMATCH_REPORTS_WAIT_S = 1.0  # for all ranks that know of a mismatch to raise it
 
 
 class JobShutdown:

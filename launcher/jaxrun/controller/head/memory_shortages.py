@@ -22,7 +22,7 @@ class MemoryShortages:
     def __init__(self, state: HeadState, queries: RankQueries) -> None:
         self._state = state
         self._queries = queries
-        self._collected: dict[str, list[MemoryShortage]] = {}  # by host, until they are told
+        self._collected: dict[str, list[MemoryShortage]] = {}  # by host, until they are printed
         self._told_at: dict[str, float] = {}  # by host
 
     def handle(self, shortage: MemoryShortage, now: float) -> list[Action]:

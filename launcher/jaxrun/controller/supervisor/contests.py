@@ -69,7 +69,7 @@ class Contests:
         """Remove and return the contests that are decided.
 
         used:  the connections that agents have now
-        held:  agents whose loss the head has not been told yet
+        held:  agents whose loss the head does not know yet
         """
         for contest in list(self._contests.values()):
             claim = _decide(contest, used.get(contest.agent), held)

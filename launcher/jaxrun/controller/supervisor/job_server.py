@@ -284,7 +284,7 @@ class JobServer:
                 client.follows = True
             case SignalOrder(signum=signum):
                 if signum not in _SIGNALS:
-                    raise ProtocolError(f"signal {signum} is none of SIGINT, SIGUSR1 and SIGUSR2")
+                    raise ProtocolError(f"signal {signum} is not SIGINT, SIGUSR1 or SIGUSR2")
                 self._handle(SignalRequested(signum))
             case FaultOrder(kind=kind, ranks=ranks):
                 if kind not in FAULT_KINDS:
@@ -300,7 +300,7 @@ def open_server(job_id: str, environ: Mapping[str, str], *, is_named: bool) -> t
 
     is_named:  whether there is a job.json, without which nobody would find the socket
 
-    Raises UsageError if the environment names a parent's descriptor that is none.
+    Raises UsageError if the environment names a parent's descriptor that does not exist.
     """
     parent = parent_socket(environ)
     listener, path, trouble = None, "", ""

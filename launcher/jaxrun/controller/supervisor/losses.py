@@ -82,7 +82,7 @@ class LossWatch:
 
     @property
     def held_losses(self) -> set[AgentId]:
-        """The agents whose loss is held: the head has not been told yet."""
+        """The agents whose loss is held: the head does not know it yet."""
         return {event.agent for event in self._held if isinstance(event, AgentLost)}
 
     def hold_if_asking(self, event: Event) -> bool:

@@ -177,7 +177,7 @@ class GangJob:
         try:
             return format_stacks(self.snapshot(), full=full)
         except JaxrunError as error:
-            return f"where they are cannot be told: {error}"
+            return f"cannot find out where they are: {error}"
 
     def explain_death(self, timeout: float, ranks: Collection[int]) -> WorkerDied:
         """Return why `ranks` have ended; the launcher has `timeout` seconds to report it."""
