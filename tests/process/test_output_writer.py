@@ -223,6 +223,15 @@ def test_elsewhere_a_status_is_printed_now_and_then(captured):
     assert captured.finish()[0] == b"jaxrun: 0 s\njaxrun: 10 s\njaxrun: 20 s\n"
 
 
+def test_a_quiet_output_has_the_ranks_lines_and_those_that_matter(capture):
+    captured = capture(quiet=True)
+    captured.output.print_line("jaxrun: 8 processes", dim=True)
+    captured.output.print_line("jaxrun: joining", status=True)
+    captured.output.write(1, "out", b"hi\n")
+    captured.output.print_line("jaxrun: rank 1 was lost")
+    assert captured.finish()[0] == b"[1] hi\njaxrun: rank 1 was lost\n"
+
+
 def test_tail_is_the_last_whole_lines_of_stderr(captured):
     assert captured.output.logs.stderr_tail(0) == ""
     captured.output.write(0, "err", b"Fatal: \xff\n")

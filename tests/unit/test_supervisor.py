@@ -82,10 +82,17 @@ def server():
     return JobServer("ab" * 16, None, "", None)
 
 
-def report(output, signals, reason=EndReason.OK):
+def report(output, signals, reason=EndReason.OK, **more):
     outcome = JobOutcome(reason, text="no agent")
     verdict = decide(outcome, {0: "box"}, started=0.0, ended=1.0)
-    return report_verdict(verdict, outcome, RunDir(None), output, signals, server())
+    return report_verdict(verdict, outcome, RunDir(None), output, signals, server(), **more)
+
+
+@pytest.mark.parametrize(("reason", "lines"), [(EndReason.OK, 0), (EndReason.UNAVAILABLE, 1)])
+def test_a_quiet_job_reports_only_what_is_wrong(reason, lines):
+    output = StuckOutput(1)
+    report(output, Signals(), reason, quiet=True)
+    assert len(output.lines) == lines
 
 
 @pytest.mark.parametrize(("reason", "status"), [(EndReason.OK, 0), (EndReason.UNAVAILABLE, 69)])

@@ -94,7 +94,9 @@ def supervise(plan: Plan, shared: Supervision, job: LocalJob | RemoteJob) -> int
         headline = verdict.headline if verdict.exit_code else ""
         write_termination_log(plan.job.termination_log, headline, shared.environ)
         shared.notifier.on_end(verdict)
-        exit_code = report_verdict(verdict, outcome, shared.directory, shared.output, shared.signals, shared.server)
+        exit_code = report_verdict(
+            verdict, outcome, shared.directory, shared.output, shared.signals, shared.server, quiet=plan.job.quiet
+        )
         shared.notifier.wait(shared.signals, print_notice)
     finally:
         job.stop(exit_code, headline)

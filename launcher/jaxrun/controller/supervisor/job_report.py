@@ -50,6 +50,7 @@ def open_output(
         shown=frozenset(rank for rank in ranks if plan.job.shows(rank) and CONTROL_FD not in environ),
         open_logs=command is None,  # agents on other hosts write the logs themselves, if they can
         held=held,
+        quiet=plan.job.quiet,
     )
     directory.on_write_error(lambda text: output.print_line(f"jaxrun: {text}"))
     launcher = {"host": os.uname().nodename, "pid": os.getpid(), "socket": socket}
@@ -102,8 +103,12 @@ def report_verdict(
     output: Output,
     signals: SignalPipe,
     server: JobServer,
+    *,
+    quiet: bool = False,
 ) -> int:
     """Print the verdict, save it, and send it to the `server`'s clients; wait until the screen has shown all output.
+
+    With `quiet`, a verdict is only printed if it tells more than that all went well.
 
     Returns the exit status of `jaxrun`: if a signal ends the wait for a stuck screen, the status of that signal.
     """
@@ -112,7 +117,8 @@ def report_verdict(
     directory.close()
     server.end(text)
     left = format_divergences(outcome, verdict.hosts, but=outcome.shown_divergences)
-    output.print_text(verdict_text.format_report(verdict, directory.shown_path, output.terminal, left))
+    if not (quiet and verdict.outcome == EndReason.OK and not verdict.details and not verdict.divergence):
+        output.print_text(verdict_text.format_report(verdict, directory.shown_path, output.terminal, left))
     signals.receive()  # the job's own signals have been handled
     while not output.close(_SIGNAL_CHECK_S):
         for signum in signals.receive():

@@ -38,6 +38,7 @@ class Output:
         open_logs: bool = True,
         clock: Callable[[], float] = time.monotonic,
         held: HeldScreen | None = None,
+        quiet: bool = False,
     ) -> None:
         """
         log_dir:    an existing directory for rank-0003.out, rank-0003.err and so on; None keeps no files
@@ -45,7 +46,9 @@ class Output:
         shown:      the ranks that the screen shows; None for all
         open_logs:  open all log files now, and not only when they are written to
         held:       the terminal, if another process has it: nothing is shown until that process ends
+        quiet:      show no dim text and no status
         """
+        self._quiet = quiet
         self._clock = clock
         self._held = held
         self._waiting: dict[RankStream, float] = {}  # since when a stream has had text that is not shown yet
@@ -140,6 +143,8 @@ class Output:
         status:  on a terminal the text is shown until the next line, elsewhere now and then; an empty text ends that
         dim:     the text is of little importance
         """
+        if self._quiet and (status or dim):
+            return
         terminal = self.terminal
         if status:
             self._print_status(text, terminal)

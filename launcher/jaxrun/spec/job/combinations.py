@@ -67,6 +67,7 @@ def _contradictions(job: JobOptions) -> Iterator[tuple[bool, str]]:
         (job.pdb and job.max_restarts, f"--pdb and --max-restarts {job.max_restarts}"),
         (job.run_dir is not None and job.no_run_dir, f"--run-dir {job.run_dir} and --no-run-dir"),
         (job.quiet_ranks and job.only_ranks, "--quiet-ranks and --only-rank"),
+        (job.quiet and job.verbose, "--quiet and --verbose"),
         (job.host_list and job.hostfile, f"--host {job.host_list} and --hostfile {job.hostfile}"),
     ):
         yield bool(is_wrong), f"{both} contradict; give one of them"

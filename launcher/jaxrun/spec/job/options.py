@@ -159,6 +159,9 @@ class JobOptions(WorkerSettings):
         choices=TLS_MODES,
     )
     verbose: bool = option("-v/--verbose", "Say what jaxrun does.", default=False, group=OUTPUT)
+    quiet: bool = option(
+        "--quiet", "Print no line of jaxrun's own unless something is wrong.", default=False, group=OUTPUT
+    )
     lockstep: str = option(
         "--lockstep",
         "Compare the cross-process calls of the ranks. record: report a difference; fail: report it, and end the job "
