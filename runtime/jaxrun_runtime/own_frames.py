@@ -18,7 +18,7 @@ _HIDDEN = "hidden_frames_filename"  # the argument by which loguru's logger leav
 
 
 def hide() -> None:
-    """Leave jaxrun's frames out of the output of such tools from now on."""
+    """Leave jaxrun's frames out of the stacks that loguru prints from now on."""
     call_after_import("loguru._better_exceptions", _hide_from_loguru)
 
 
