@@ -325,3 +325,12 @@ def test_shells_complete_options_and_programs(here, monkeypatch, capsys, shell, 
     assert not {"plain,", "file,"} <= {
         line[: line.find(",") + 1] for line in shown.splitlines()
     }  # bash drops the plain
+
+
+@pytest.mark.parametrize(("rank", "lines"), [("0", 1), ("1", 0)])
+def test_an_error_about_the_words_of_attach_is_printed_by_rank_0_alone(rank, lines, monkeypatch, capsys):
+    monkeypatch.setattr("jaxrun.cli.main._RANK_0_TIME_S", 0.0)
+    for name, value in (("OMPI_COMM_WORLD_RANK", rank), ("OMPI_COMM_WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    assert main(["attach", "--bogus", "train.py"]) == 2
+    assert capsys.readouterr().err.count("there is no option --bogus") == lines

@@ -10,6 +10,7 @@ import os
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from jaxrun.spec.job.plan import Plan
 
 _DOCTOR = "doctor"
+_RANK_0_TIME_S = 2.0  # for rank 0 to print an error about the words that all ranks have
 _EXIT_INTERRUPTED = EXIT_SIGNAL_BASE + 2
 _SETTINGS: dict[str, Any] = {
     "allow_interspersed_args": False,
@@ -67,6 +69,9 @@ def main(arguments: Sequence[str] | None = None, early_server: EarlyServer | Non
         settings["complete_var"] = COMPLETION_VARIABLE
         return command.main(words, prog_name=command.name, standalone_mode=False, obj=invocation, **settings) or 0
     except click.ClickException as error:
+        if invocation.words[:1] == (ATTACH,) and _is_other_rank():
+            time.sleep(_RANK_0_TIME_S)  # mpirun ends all ranks when the first one exits: rank 0 must have printed it
+            return error.exit_code
         from jaxrun.cli.usage_errors import describe
 
         return _print_error(describe(error, words, invocation.defaults), error.exit_code, invocation.words)
@@ -79,6 +84,17 @@ def main(arguments: Sequence[str] | None = None, early_server: EarlyServer | Non
         if not text:
             raise
         return _print_error(text, EXIT_UNAVAILABLE, invocation.words)
+
+
+def _is_other_rank() -> bool:
+    """Return whether an MPI or Slurm has started this process as another rank than 0, which has the same words."""
+    from jaxrun.spec.job.cluster_env import find_rank_info
+
+    try:
+        found = find_rank_info(os.environ)
+    except UsageError:
+        return False
+    return found is not None and found.rank > 0
 
 
 def _print_error(text: str, exit_code: int, words: Sequence[str]) -> int:
