@@ -252,3 +252,18 @@ def test_a_gang_has_one_call_at_a_time(gang):
             gang.run(rank)
         while call.receive() is not None:
             pass
+
+
+def open_with_launcher():
+    """The sockets that this rank shares with its launcher, and whether it holds what that prints to."""
+
+    def links(pid):
+        names = [name for name in os.listdir(f"/proc/{pid}/fd") if os.path.islink(f"/proc/{pid}/fd/{name}")]
+        return {name: os.readlink(f"/proc/{pid}/fd/{name}") for name in names}
+
+    own, of_launcher = set(links("self").values()), links(os.getppid())
+    return {name for name in own & set(of_launcher.values()) if name.startswith("socket:")}, of_launcher["2"] in own
+
+
+def test_ranks_hold_no_descriptor_of_their_launcher(gang):
+    assert list(gang.run(open_with_launcher)) == [(set(), False)] * 3

@@ -12,7 +12,7 @@ Otherwise it is a copy, which ends by itself, and the server stays as it was, wi
 
   the server, before the command line is read    start-up of a small job 0.82 x the time
   the copy                                       failure to next step 0.6 s instead of 2.9 s (4 ranks, nothing imported)
-  the launcher as a fork                         a gang 0.15 CPU s instead of 0.65, its start 0.3 to 0.6 x the time
+  the launcher as a fork                         a gang 0.2 CPU s instead of 0.5, its start 0.5 x the time
 
 Before it forks, a server imports the packages that the program imports first, if they are safe (preload). If a module
 is not safe, or fails, the server starts again by exec, as the same process, without that module (again). The server of

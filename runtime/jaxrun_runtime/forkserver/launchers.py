@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -142,7 +142,7 @@ def _start(
             os.setsid()
             linux.die_with_parent()
             if os.getppid() == server_pid:
-                server = _fork_server(jax, preloader) if jax is not None else None
+                server = _fork_server(jax, preloader, descriptors) if jax is not None else None
                 sys.modules.update(modules)
                 modules[_LAUNCHER].run_order(order, *descriptors, server)
         except BaseException:
@@ -155,12 +155,14 @@ def _start(
         os.close(descriptor)
 
 
-def _fork_server(jax: ImportedJax, preloader: Preloader) -> tuple[int, socket.socket]:
-    """Fork the launcher's own fork server; returns its process id and channel."""
+def _fork_server(jax: ImportedJax, preloader: Preloader, not_its_own: Iterable[int]) -> tuple[int, socket.socket]:
+    """Fork the launcher's own fork server, without these descriptors; returns its process id and channel."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
     if pid == 0:
         ours.close()
+        for descriptor in not_its_own:
+            os.close(descriptor)
         linux.die_with_maker(theirs)
         workers.serve_inherited(theirs, jax, preloader)
     theirs.close()
