@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 from harness import TIME_LIMIT, extended, read_events, wait_until, wait_until_gone, write_fake_runtime
 
@@ -290,3 +291,90 @@ def test_a_host_that_is_gone_is_done_without_until_its_command_is_typed_again(ho
     assert "is back: asked rank 0 to stop" in err and "is taken back: 2 ranks on 2 hosts" in err
     verdict = json.loads(next(tmp_path.glob("jaxrun-runs/*/verdict.json")).read_text())
     assert [earlier["outcome"] for earlier in verdict["earlier"]] == ["lost", "grown"]
+
+
+# ---- host 0 is lost, and its command is typed again (--wait-hosts)
+
+# In its last attempt the program ends; before, it waits.
+LASTS = "run(); print('attempt', os.environ['JAXRUN_ATTEMPT'], flush=True); "
+LASTS += "os.environ['JAXRUN_ATTEMPT'] == '{}' or time.sleep(600); done()"
+
+
+def wait_for_attempt(tmp_path: Path, number: int) -> None:
+    """Wait until both ranks run in this attempt."""
+    log = "rank-*.out" if number == 1 else f"attempt-{number}/rank-*.out"
+    pattern, text = f"jaxrun-runs/[0-9]*/{log}", f"attempt {number}\n"
+    wait_until(lambda: sum(text in path.read_text() for path in tmp_path.glob(pattern)) == 2, f"attempt {number}")
+
+
+def test_the_command_of_host_0_that_is_typed_again_continues_the_job_and_its_count_of_restarts(hosts, tmp_path) -> None:
+    words = ["-n", "2", "--max-restarts", "2", "--wait-hosts", "60", "by_hand.py", *[LASTS.format(3)] * 2]
+    env = TOKEN | write_fake_runtime(tmp_path)
+    processes = hosts(words, words, env=env)
+    job_id = wait_for_run(tmp_path, 1)
+    for attempt in (1, 2):
+        wait_for_attempt(tmp_path, attempt)
+        processes[-1 if attempt == 2 else 0].kill()
+        hosts(["--host-rank", "0", *words], env=env)
+    first, other, second, third = ended(processes)
+    assert (first[0], second[0], third[0], other[0]) == (-9, -9, 0, 0), (other, third)
+    assert "attempt 2 begins" in second[2] and "attempt 3 begins" in third[2] and "2 restarts" in third[2], third
+    assert other[2].count("the head at 127.0.0.1 was lost; rank 1 here ended") == 2, other
+    assert other[2].count("the head is back") == 2
+    (run_dir,) = tmp_path.glob("jaxrun-runs/[0-9]*")
+    assert json.loads((run_dir / "job.json").read_text())["job_id"] == job_id
+    verdict = json.loads((run_dir / "verdict.json").read_text())
+    assert (verdict["outcome"], verdict["attempt"]) == ("ok", 3)
+    assert [(one["outcome"], one["attempt"]) for one in verdict["earlier"]] == [("lost", 1), ("lost", 2)]
+    explained = subprocess.run(
+        [sys.executable, "-m", "jaxrun", "explain", str(run_dir)], capture_output=True, text=True, check=True
+    )
+    assert "attempt 2" in explained.stdout, explained.stdout
+    wait_until_gone(job_id)
+
+
+def test_with_all_restarts_used_up_the_new_head_ends_the_job_on_all_hosts(hosts, tmp_path) -> None:
+    words = ["-n", "2", "--max-restarts", "1", "--wait-hosts", "60", "by_hand.py", *[LASTS.format(9)] * 2]
+    env = TOKEN | write_fake_runtime(tmp_path)
+    processes = hosts(words, words, env=env)
+    for attempt in (1, 2):
+        wait_for_attempt(tmp_path, attempt)
+        processes[-1 if attempt == 2 else 0].kill()
+        hosts(["--host-rank", "0", *words], env=env)
+    _, other, _, third = ended(processes)
+    why = "host 0 (" + os.uname().nodename + ") was lost in attempt 2, and the head of the job with it"
+    assert third[0] == other[0] == 69 and f"{why}; the one restart is used up" in third[2], (other, third)
+
+
+@pytest.mark.parametrize("ends_by", ["signal", extended("time")])
+def test_an_agent_without_a_head_ends_at_a_signal_or_when_the_time_is_over(hosts, tmp_path, ends_by: str) -> None:
+    limit = "60" if ends_by == "signal" else "1"
+    words = ["-n", "2", "--max-restarts", "2", "--wait-hosts", limit, "by_hand.py", *[LASTS.format(9)] * 2]
+    processes = hosts(words, words, env=TOKEN | write_fake_runtime(tmp_path))
+    job_id = wait_for_run(tmp_path, 1)
+    processes[0].kill()
+    assert processes[1].stderr is not None
+    said = next(line for line in processes[1].stderr if "Looking for the head again" in line)
+    assert "rank 1 here ended" in said
+    if ends_by == "signal":
+        processes[1].send_signal(signal.SIGTERM)
+    (code, _, err) = ended(processes)[1]
+    assert code == (143 if ends_by == "signal" else 69), err
+    assert ends_by == "signal" or ("rank 1 on" in err and "found no head of the job within 1 s" in err), err
+    wait_until_gone(job_id)
+
+
+def test_before_the_job_begins_ctrl_c_at_host_0_ends_it_and_the_host_that_has_come(hosts, tmp_path) -> None:
+    words = ["-n", "3", "--hosts", "3", "--max-restarts", "2", "--wait-hosts", "60", "by_hand.py", *[SLEEPS] * 3]
+    processes = hosts(words, words, env=TOKEN | write_fake_runtime(tmp_path))
+    assert processes[0].stderr is not None
+    wait_until(lambda: _connections(processes[0].pid), "a connection")
+    processes[0].send_signal(signal.SIGINT)
+    first, second = ended(processes)
+    assert (first[0], second[0]) == (130, 130), (first, second)
+    assert not list(tmp_path.glob("jaxrun-runs/*")), "no run directory was made"
+
+
+def _connections(pid: int) -> int:
+    """How many connections of others this process has accepted."""
+    return sum(one.status == psutil.CONN_ESTABLISHED for one in psutil.Process(pid).net_connections("tcp"))

@@ -8,12 +8,13 @@ import pytest
 from simulation import make_registry, report
 
 from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
-from jaxrun.analysis.verdict.restarts import AttemptEnd, Restart, Stop, decide_restart, summarize_end
+from jaxrun.analysis.verdict.restarts import Restart, Stop, decide_restart, summarize_end
 from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head
 from jaxrun.controller.head.head_state import TimeLimits
 from jaxrun.errors import UsageError
 from jaxrun.protocol.agent_messages import AgentConnected
+from jaxrun.protocol.job_record import AttemptEnd
 from jaxrun.records.event_log.actions import Finish, PrintLine, SendToAgents
 from jaxrun.records.event_log.events import Tick
 from jaxrun.spec.backends.quarantine import add_to_quarantine, excluded_hosts

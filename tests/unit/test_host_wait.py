@@ -6,7 +6,7 @@ import pytest
 from simulation import JOB_ID, report
 
 from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome, WorkerOutcome
-from jaxrun.analysis.verdict.restarts import AttemptEnd, Restart, Stop, decide_restart, summarize_end
+from jaxrun.analysis.verdict.restarts import Restart, Stop, decide_restart, summarize_end
 from jaxrun.cli.make_job import make_job
 from jaxrun.controller.head.agent_registry import AgentRegistry
 from jaxrun.controller.head.consistency import Expected
@@ -18,6 +18,7 @@ from jaxrun.controller.supervisor.next_attempt_hosts import AgentsLeft, plan_nex
 from jaxrun.errors import UsageError
 from jaxrun.protocol.agent_messages import StartWorkers
 from jaxrun.protocol.job_messages import OverviewRequest
+from jaxrun.protocol.job_record import AttemptEnd
 from jaxrun.protocol.probe_messages import Machine
 from jaxrun.records.event_log.actions import AnswerRequest, Finish, LookForHosts, PrintLine, SendToAgents
 from jaxrun.records.event_log.events import AgentLost, HostsFound, Requested, Tick
@@ -98,7 +99,7 @@ class Starting:
 @pytest.fixture
 def waiting():
     """One command a host; that of h3 is missing, the others are there."""
-    return Starting(hand_plan(), {2: "h3"}).wait(0).report(0, 1)
+    return Starting(hand_plan(), {2: "h3"}).wait(0.5).report(0, 1)
 
 
 # ---- what the head does
@@ -106,7 +107,7 @@ def waiting():
 
 def test_it_is_said_who_is_awaited_and_for_how_long_still(waiting):
     assert waiting.lines == ["waiting for h3 (rank 2), 5 min 0 s more (--wait-hosts)"]
-    waiting.wait(100)
+    waiting.wait(99.5)
     shown = [action.text for action in waiting.of(PrintLine) if action.status]
     assert shown[-1] == "waiting for h3 (rank 2), 3 min 20 s more (--wait-hosts)"
     assert waiting.lines[1:] == []
@@ -123,7 +124,7 @@ def test_it_is_said_who_is_awaited_and_for_how_long_still(waiting):
     ],
 )
 def test_the_workers_start_once_the_host_or_another_in_its_place_is_there(waiting, host, line):
-    waiting.wait(WAIT - 1)
+    waiting.wait(WAIT - 1.5)
     assert not waiting.starts
     waiting.report(2, host=host)
     assert waiting.lines[1:] == [line] and waiting.starts == [(0,), (1,), (2,)]
@@ -137,15 +138,15 @@ def test_the_time_for_the_start_counts_from_when_the_host_is_there(waiting):
 
 
 def test_when_the_time_is_over_the_attempt_ends_and_names_the_host(waiting):
-    waiting.wait(WAIT - 0.1)
+    waiting.wait(WAIT - 0.6)
     assert waiting.outcome is None
     waiting.wait(0.2)
     assert (waiting.outcome.reason, waiting.outcome.not_back) == (EndReason.UNAVAILABLE, (2,))
     assert waiting.outcome.text == "h3 (rank 2) was not back within 5 min 0 s (--wait-hosts)"
 
 
-def test_a_host_lost_while_staging_is_waited_for_as_well(waiting):
-    waiting.wait(200).handle(AgentLost(1, CLOSED)).wait(0)
+def test_a_host_lost_while_the_job_waits_is_waited_for_as_well(waiting):
+    waiting.wait(200).handle(AgentLost(1, CLOSED)).wait(0.5)
     assert waiting.lines[-1].startswith("waiting for h3 (rank 2), h2 (rank 1), ") and waiting.outcome is None
     waiting.report(2).wait(WAIT - 1)
     assert waiting.outcome is None
@@ -156,7 +157,7 @@ def test_a_host_lost_while_staging_is_waited_for_as_well(waiting):
 def test_a_host_that_is_there_again_and_lost_again_has_all_the_time_anew(waiting):
     waiting.wait(200).handle(AgentLost(1, CLOSED)).report(1, 2)
     assert waiting.starts
-    again = Starting(hand_plan(), {2: "h3"}).wait(0).report(0).wait(250).report(2)
+    again = Starting(hand_plan(), {2: "h3"}).wait(0.5).report(0).wait(250).report(2)
     again.handle(AgentLost(2, CLOSED)).wait(250)
     assert again.outcome is None
     again.wait(60)

@@ -6,8 +6,9 @@ import pytest
 
 from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome, WorkerOutcome
 from jaxrun.analysis.lockstep.divergence import Divergence
-from jaxrun.analysis.verdict.restarts import AlikeFailure, AttemptEnd, Restart, Stop, decide_restart, summarize_end
+from jaxrun.analysis.verdict.restarts import Restart, Stop, decide_restart, summarize_end
 from jaxrun.errors import UsageError
+from jaxrun.protocol.job_record import AlikeFailure, AttemptEnd
 from jaxrun.protocol.worker_messages import Failed, WorkerStage
 from jaxrun.spec.backends.mpi_hosts import HostSlots, place_on_hosts, spare_hosts
 from jaxrun.spec.backends.remote_plan import HostChoice, agents_by_rank, assign_agents, replace_hosts

@@ -21,6 +21,7 @@
     WorkerExited, StartFailed ───────▶
                           ◀──────────    NextAttempt            (this attempt is over, or a waiting agent gets ranks)
     AgentReport           ──────────▶                           (earlier messages belong to the attempt before)
+                          ◀──────────    KeepRecord             (with --wait-hosts: for a head that replaces this one)
                           ◀──────────    Shutdown               (the job is over)
 
 An agent has a number (agent_id.py), and ranks that the head assigns; none while it waits on a spare host for
@@ -40,6 +41,7 @@ from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.codec import ANY_MESSAGE
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.forkserver_messages import Preloaded
+from jaxrun.protocol.job_record import JobRecord
 from jaxrun.protocol.probe_messages import FabricFacts, HostFacts, Machine, PeerResults, ProbePeers
 from jaxrun.protocol.snapshot_messages import (
     ProgramDetailsReply,
@@ -104,10 +106,21 @@ class AgentRefused:
 
 @dataclass(frozen=True, slots=True)
 class AgentConnected:
-    """The agent uses this connection and closes all others. When it ends, the agent counts as lost."""
+    """The agent uses this connection and closes all others. When it ends, the agent counts as lost.
+
+    record:  of the job in which the agent has lost an earlier head; None if there was none
+    """
 
     agent: AgentId
     host: str
+    record: JobRecord | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeepRecord:
+    """Keep this, in place of an earlier one, for a head that takes the place of this one."""
+
+    record: JobRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,5 +376,6 @@ class ToRanks:
 # In the same process or on another host.
 AgentMessage = WorkerEvent | FirstOutput | ForkingDeclined | Preloaded | WorkerToAgent
 AgentToHead = AgentEvent | AgentMessage | OutputChunk | StreamEnded
-HeadToAgent = JobInfo | AgentRefused | AgentOrder | RankOrder | ToRanks | OutputCredit | NextAttempt | Shutdown
+_ForAgent = JobInfo | AgentRefused | KeepRecord | AgentOrder | OutputCredit | NextAttempt | Shutdown
+HeadToAgent = _ForAgent | RankOrder | ToRanks
 BEAT = OutputCredit(0)  # carries nothing: the acknowledgement of the agent's kernel counts

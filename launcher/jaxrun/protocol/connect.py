@@ -87,6 +87,7 @@ def connect(
     target: str = "head of the job",
     check: Callable[[], None] = lambda: None,
     on_failed_round: Callable[[str], None] = lambda why: None,
+    longest_round: float = _ATTEMPT_TIMEOUT_S,
 ) -> HeadConnection:
     """Connect as the agent or rank of this number within `timeout` seconds.
 
@@ -95,6 +96,7 @@ def connect(
     name:             how people call the process that connects
     check:            called several times a second; an exception from it ends the search
     on_failed_round:  called after each round with a description of what each address did; empty if there was no address
+    longest_round:    the seconds after which an address that does not answer is looked up again at the latest
 
     Host names are looked up again in each round. Raises UnavailableError that says what each address did, or, if there
     was nothing to try, why `find` had no address, or `why_none`.
@@ -107,7 +109,7 @@ def connect(
             head = find()
         except UnavailableError as error:
             head, why_none = None, str(error)
-        until = min(deadline, time.monotonic() + min(_ATTEMPT_TIMEOUT_S, attempt * _FIRST_ROUND_S))
+        until = min(deadline, time.monotonic() + min(longest_round, attempt * _FIRST_ROUND_S))
         found = _try_all(head, number, purpose, until, failures, check) if head is not None else None
         if head is not None and found is not None:
             return HeadConnection(found.connection, found.tags, head.token)

@@ -15,8 +15,8 @@ from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome, WorkerO
 from jaxrun.analysis.diagnosis.root_cause import Culpability, culpability, find_culprits, find_first_failure
 from jaxrun.analysis.verdict.exit_code import exit_code
 from jaxrun.errors import EXIT_PREEMPTED
+from jaxrun.protocol.job_record import AlikeFailure, AttemptEnd
 from jaxrun.protocol.worker_messages import WorkerStage
-from jaxrun.text import format_status
 
 _PLACE = re.compile(r'^\s*File "([^"]+)", line ([0-9]+)', re.MULTILINE)
 _HOPELESS_ERRORS = ("ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError", "SnapshotError")
@@ -25,46 +25,6 @@ _EXCEPTION, _LOST, _STALL = "exceptions and exit codes", "lost", "stall"
 _HOST_CHECK = "host check"  # no program has run, and another host may replace this one
 _NOT_BACK = "host not back"  # no program has run: the loss of the host was counted already
 _NOT_COUNTED = (_HOST_CHECK, _NOT_BACK, EndReason.GROWN)
-
-
-@dataclass(frozen=True, slots=True)
-class AlikeFailure:
-    """The properties that equal failures share: exception and place, or status (negative for a signal).
-
-    With neither, the ranks were out of step at this place; without a place, some had finished before the others.
-    """
-
-    error: str = ""
-    status: int = 0
-    place: str = ""
-    stage: str = ""
-
-    def __str__(self) -> str:
-        """Describe what the job did: `raised ValueError at train.py:88`."""
-        stage = f" ({self.stage})" if self.stage else ""
-        if self.error == "SystemExit":
-            return f"{format_status(self.status)}{self.place}{stage}"
-        if self.error:
-            return f"raised {self.error}{self.place}{stage}"
-        if self.status:
-            return format_status(self.status, "was ")
-        return f"had its ranks out of step{self.place}" if self.place else "had some ranks finish before the others"
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptEnd:
-    """The facts about the end of an attempt that decide whether another follows.
-
-    kind:        the class of failure, for --restart-on
-    failure:     equal for equal failures; None if the program is not at fault
-    hopeless:    why another attempt would be useless; empty if it may help
-    saved_step:  the last step that the program reported as saved
-    """
-
-    kind: str
-    failure: AlikeFailure | None = None
-    hopeless: str = ""
-    saved_step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +94,11 @@ def summarize_end(outcome: JobOutcome, *, has_run_before: bool) -> AttemptEnd:
     if outcome.stop_requested:
         return AttemptEnd(end.kind, hopeless="someone asked to stop the job meanwhile", saved_step=saved)
     return end
+
+
+def lost_with_head(saved_step: int | None) -> AttemptEnd:
+    """What counts of the end of an attempt whose head was lost, so that nobody has summarized it."""
+    return AttemptEnd(_LOST, saved_step=saved_step)
 
 
 _HOPELESS_ENDS = {

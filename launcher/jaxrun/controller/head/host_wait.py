@@ -24,6 +24,7 @@ from jaxrun.records.event_log.actions import Action, LookForHosts, PrintLine
 from jaxrun.records.event_log.events import AgentLost, HostsFound
 from jaxrun.text import format_ranks, format_seconds
 
+SAID_AFTER_S = 0.5  # an agent that comes back sooner is not worth a line
 LOOK_INTERVAL_S = 2.0  # from the end of one look for hosts to the next one
 _START_S = 10.0  # for the agent that is started on a host that was found
 
@@ -86,6 +87,8 @@ class HostWait:
             self._state.timers.cancel(Timer.HOST_WAIT, Timer.HOST_LOOK)
         ranks = self._format_ranks([report.agent])
         after = f"after {format_seconds(now - host.since)}"
+        if report.host == host.name and now < host.since + SAID_AFTER_S:
+            return []
         if report.host == host.name:
             return [PrintLine(f"{host.name} ({ranks}) is back {after}")]
         return [PrintLine(f"{report.host} takes the place of {host.name} ({ranks}) {after}")]
@@ -106,7 +109,7 @@ class HostWait:
     def _add(self, agent: AgentId, name: str, now: float) -> None:
         assert self._registry is not None
         self._hosts[agent] = AwaitedHost(name, now, now + self._registry.job.host_wait)
-        self._state.timers.set(Timer.HOST_WAIT, now, self._on_timer)
+        self._state.timers.set(Timer.HOST_WAIT, now + SAID_AFTER_S, self._on_timer)
         if not self._registry.is_started_by_hand:
             self._state.timers.set(Timer.HOST_LOOK, now, self._look)
 

@@ -10,6 +10,7 @@
 | remote_agents                   | the agents of one attempt on other hosts: admission, reports, orders       |
 | agent_connections               | their connections, silent hosts, flow control of output                    |
 | contests                        | two agents that claim one place (--wait-hosts)                             |
+| earlier_head                    | continues the job of a head that was lost, as agents know it               |
 | spare_agents                    | the agents that wait on spare hosts                                        |
 | losses                          | which agent, host or launch command went first                             |
 | next_attempt_hosts              | where the next attempt runs                                                |

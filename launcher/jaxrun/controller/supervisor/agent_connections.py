@@ -9,6 +9,7 @@ import contextlib
 import select
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 
 from jaxrun.errors import ProtocolError
@@ -31,6 +32,15 @@ from jaxrun.records.event_log.events import PeersDropped
 from jaxrun.records.output.output import Output
 
 AgentConnection = Connection[AgentToHead]
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectedAgent:
+    """An agent that has come before there was an attempt, on its connection, and what it has sent."""
+
+    agent: AgentId
+    connection: AgentConnection
+    messages: tuple[AgentToHead, ...]
 
 
 class AgentConnections:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from jaxrun.controller.supervisor.head_name import check_is_head, say_who_is_missing
@@ -17,6 +18,7 @@ from jaxrun.controller.supervisor.remote_job import Endpoint
 from jaxrun.controller.supervisor.run_job import run
 from jaxrun.errors import JaxrunError, UsageError
 from jaxrun.node.agent import agent_process
+from jaxrun.node.agent.agent_process import HeadSearch
 from jaxrun.node.agent.process_tree import command_lines_above
 from jaxrun.node.channel.rendezvous import RendezvousFile, rendezvous_file
 from jaxrun.protocol import auth
@@ -91,9 +93,8 @@ def attach(
         f"--rendezvous names another; or give --head host:port, and {TOKEN} in the environment, alike on all ranks"
     )
     is_typed = info.engine == BY_OPTIONS  # mpirun starts all ranks at the same time, and they are many
-    waits = (
-        say_who_is_missing(f"rank {info.rank} of {info.size}", f"rank 0 (--head {head})") if is_typed and head else None
-    )
+    waits = partial(say_who_is_missing, f"rank {info.rank} of {info.size}", f"rank 0 (--head {head})")
+    returns = job.host_wait > 0 and cluster_env.starts_ranks_again(info.engine)
     end = agent_process.run(
         rendezvous.find_head,
         [info.rank],
@@ -102,7 +103,8 @@ def attach(
         environ,
         not_found,
         command=job.program,
-        on_failed_round=waits or (lambda why: None),
+        on_failed_round=waits() if is_typed and head else lambda why: None,
+        search=HeadSearch(job.host_wait, print_notice, waits) if returns else None,
     )
     write_termination_log(job.termination_log, end.headline, environ)
     return end.status
@@ -133,6 +135,7 @@ def _join_host_0(plan: Plan, environ: Mapping[str, str], rendezvous: Rendezvous)
         "share, and with the same --head? Where they share none, set one secret on all hosts, and say where host 0 "
         f"listens: export {TOKEN}=…; jaxrun … --head host:port"
     )
+    waits = partial(say_who_is_missing, f"host {job.host_rank} of {job.hosts}", f"host 0 ({where})")
     said: list[str] = []
     try:
         end = agent_process.run(
@@ -145,7 +148,8 @@ def _join_host_0(plan: Plan, environ: Mapping[str, str], rendezvous: Rendezvous)
             command=job.program,
             by_terminal=True,
             on_lost=said.append,
-            on_failed_round=say_who_is_missing(f"host {job.host_rank} of {job.hosts}", f"host 0 ({where})"),
+            on_failed_round=waits(),
+            search=HeadSearch(job.host_wait, print_notice, waits) if job.host_wait else None,
         )
     except JaxrunError as error:
         said, end = [str(error)], Shutdown(error.exit_code)

@@ -43,6 +43,7 @@ from jaxrun.protocol.agent_messages import (
 )
 from jaxrun.protocol.env import attempt_nonce
 from jaxrun.protocol.forkserver_messages import Preloaded
+from jaxrun.protocol.job_record import AttemptEnd
 from jaxrun.protocol.names import GANG_ADDRESS
 from jaxrun.records.event_log.actions import (
     Action,
@@ -69,6 +70,8 @@ class Supervision:
     """What all attempts of a job share.
 
     started:  when the job began, in seconds since the epoch
+    continued_at:  when this launcher has continued a job that an earlier head had begun; None if it has begun the job
+    ends:     how the attempts under that head have ended
     clock:    returns seconds since the epoch
     """
 
@@ -82,6 +85,8 @@ class Supervision:
     server: JobServer
     notifier: Notifier
     started: float
+    continued_at: float | None = None
+    ends: tuple[AttemptEnd, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 
 from jaxrun.analysis.diagnosis.job_outcome import JobOutcome
 from jaxrun.analysis.verdict import decide
-from jaxrun.analysis.verdict.restarts import AttemptEnd, Restart, Stop, decide_restart, summarize_end
+from jaxrun.analysis.verdict.restarts import Restart, Stop, decide_restart, summarize_end
 from jaxrun.analysis.verdict.verdict import Verdict
+from jaxrun.analysis.verdict.verdict import to_json as verdict_to_json
 from jaxrun.clock import Clock
 from jaxrun.controller.supervisor.attempt_loop import Supervision
 from jaxrun.controller.supervisor.job_report import describe_restart, open_output, report_verdict
@@ -32,6 +33,7 @@ from jaxrun.files.shared_memory import remove_all_of_job
 from jaxrun.node.agent.guard import Guard
 from jaxrun.node.agent.process_tree import become_subreaper, kill_all
 from jaxrun.node.agent.signals import LAUNCHER_SIGNALS, SignalPipe
+from jaxrun.protocol.job_record import AttemptEnd, JobRecord
 from jaxrun.records.event_log.event_log import LoggedEvent
 from jaxrun.records.event_log.events import AttemptEnded, AttemptStarted
 from jaxrun.records.output.screen import HeldScreen
@@ -53,10 +55,13 @@ def supervision(
     guard: Guard,
     started: float,
     held: HeldScreen | None = None,
+    *,
+    continued_at: float | None = None,
+    ends: tuple[AttemptEnd, ...] = (),
 ) -> Iterator[Supervision]:
     """Open the resources that a job's attempts share; at the end nothing of the job is left on this host.
 
-    started:  when the job began, in seconds since the epoch
+    started, continued_at, ends:  as in a Supervision
     held:     the screen, if another process has it
     """
     with SignalPipe(LAUNCHER_SIGNALS) as signals:
@@ -72,7 +77,8 @@ def supervision(
             if plan.job.pdb and (why := why_no_terminal(plan)):
                 output.print_line(f"jaxrun: --pdb does nothing: {why}")
             terminal = Terminal(output)
-            yield Supervision(environ, directory, output, signals, Clock(), guard, terminal, server, notifier, started)
+            of_job = (server, notifier, started, continued_at, ends)
+            yield Supervision(environ, directory, output, signals, Clock(), guard, terminal, *of_job)
         finally:
             if server is not None:
                 server.close()
@@ -108,12 +114,12 @@ def run_attempts(plan: Plan, shared: Supervision, job: LocalJob | RemoteJob) -> 
 
     Returns the verdict on the job, and the outcome of its last attempt.
     """
-    asked, first, started = plan.job, plan.attempt, shared.started
-    history: tuple[AttemptEnd, ...] = ()
+    asked, started, history = plan.job, shared.started, shared.ends
+    first = plan.attempt - len(history)
     earlier = shared.directory.earlier
-    began = started
+    began = started if shared.continued_at is None else shared.continued_at
     while True:
-        verdict, outcome = _run_attempt(plan, shared, job, began)
+        verdict, outcome = _run_attempt(plan, shared, job, _make_record(plan, shared, began, history, earlier))
         history = (*history, summarize_end(outcome, has_run_before=any(v.run is not None for v in earlier)))
         decision = decide_restart(history, asked.max_restarts, asked.restart_on, first_attempt=first)
         began = time.time()
@@ -138,16 +144,37 @@ def run_attempts(plan: Plan, shared: Supervision, job: LocalJob | RemoteJob) -> 
         )
 
 
+_RECORDED_VERDICTS = 20  # the latest attempts
+
+
+def _make_record(
+    plan: Plan, shared: Supervision, began: float, history: tuple[AttemptEnd, ...], earlier: tuple[Verdict, ...]
+) -> JobRecord:
+    """What agents keep of the job for another head, as an attempt begins."""
+    latest = [replace(each, traceback="", details=()) for each in earlier[-_RECORDED_VERDICTS:]]
+    return JobRecord(
+        job_id=plan.job_id,
+        run_dir=shared.directory.name,
+        attempt=plan.attempt,
+        started=shared.started,
+        began=began,
+        hosts=plan.host_of,
+        ends=history,
+        verdicts=tuple(map(verdict_to_json, latest)),
+    )
+
+
 def _run_attempt(
-    plan: Plan, shared: Supervision, job: LocalJob | RemoteJob, began: float
+    plan: Plan, shared: Supervision, job: LocalJob | RemoteJob, record: JobRecord
 ) -> tuple[Verdict, JobOutcome]:
-    directory, before = shared.directory, began - shared.started
+    directory, began = shared.directory, record.began
+    before = began - shared.started
     log_dir = directory.make_attempt_directory(plan.attempt)
     if before:
         shared.output.begin_attempt(log_dir)
     attempt = AttemptStarted(job.listen_addresses, plan.restart_reason, len(plan.hosts), plan.agents)
     directory.record(LoggedEvent(began, attempt, plan.attempt))
-    result = job.run_attempt(plan, began)
+    result = job.run_attempt(plan, record)
     outcome = result.outcome
     verdict = decide.decide(outcome, result.hosts, started=began, ended=time.time(), timeout=plan.job.timeout)
     verdict = replace(verdict, details=(*verdict.details, *(f"{note}." for note in plan.host_notes)))

@@ -21,6 +21,7 @@ from jaxrun.node.forkserver.client import ForkServer
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import AgentOrder, HostCheck, RankOrder
 from jaxrun.protocol.auth import new_token
+from jaxrun.protocol.job_record import JobRecord
 from jaxrun.records.event_log.events import LauncherSignalled
 from jaxrun.spec.job.plan import Plan
 
@@ -40,16 +41,16 @@ class LocalJob:
         self._forks = fork_server is not None
         self._gpu_memory: GpuMemory | None = None
 
-    def run_attempt(self, plan: Plan, began: float) -> AttemptResult:
+    def run_attempt(self, plan: Plan, record: JobRecord) -> AttemptResult:
         """Run the workers to their end; nothing that they started is left, and all their output is delivered.
 
-        began:  when the attempt began, in seconds since the epoch
+        record:  what is known of the job as the attempt begins
         """
         shared = self._shared
         if (check := plan.host_check) and (failure := self._check_hosts(check, plan)):
             return AttemptResult(failure, plan.host_of)
         self._wait_for_gpus(plan)
-        attempt = AttemptLoop(shared, make_head(plan, shared, began), plan.attempt, preload=plan.job.preload)
+        attempt = AttemptLoop(shared, make_head(plan, shared, record.began), plan.attempt, preload=plan.job.preload)
         workers = self._prepare_workers(plan)
         agent = Agent(attempt.loop, workers, shared.output, attempt.receive, shared.clock)
         agent.start()

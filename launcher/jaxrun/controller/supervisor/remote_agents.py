@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ from jaxrun.controller.head.agent_registry import AgentRegistry
 from jaxrun.controller.supervisor.agent_connections import (
     AgentConnection,
     AgentConnections,
+    ConnectedAgent,
     DroppedPeers,
     HostWatches,
     RemoteOutput,
@@ -38,6 +39,7 @@ from jaxrun.node.channel.listener import Listener, Peer
 from jaxrun.node.channel.silence import SilenceLimit
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import (
+    AgentConnected,
     AgentEvent,
     AgentMessage,
     AgentOrder,
@@ -46,6 +48,7 @@ from jaxrun.protocol.agent_messages import (
     AgentSignalled,
     AgentToHead,
     JobInfo,
+    KeepRecord,
     NextAttempt,
     OutputChunk,
     RankOrder,
@@ -57,6 +60,8 @@ from jaxrun.protocol.agent_messages import (
     WorkerExited,
 )
 from jaxrun.protocol.auth import Purpose
+from jaxrun.protocol.job_record import JobRecord
+from jaxrun.protocol.stop_messages import CheckpointSaved
 from jaxrun.protocol.worker_messages import Failed, Run
 from jaxrun.records.event_log.actions import RecordClock
 from jaxrun.records.event_log.events import (
@@ -78,6 +83,7 @@ if TYPE_CHECKING:
     from jaxrun.controller.supervisor.launcher_staging import Staged
 
 _SHUTDOWN_SEND_S = 1.0  # for the last messages to leave
+_RECORD_INTERVAL_S = 1.0  # between two messages about the steps that were saved
 _AGENT_EXIT_S = 1.0  # for the agents that answer to end, before the engine ends those that do not
 
 
@@ -116,12 +122,14 @@ class RemoteAgents:
         clock: Callable[[], float],
         search: HostSearch | None,
         earlier: RemoteAgents | None = None,
+        record: JobRecord | None = None,
     ) -> None:
         """Serve agents in the loop of the attempt from now on.
 
         registry:  where the agents with ranks report
         search:    for hosts that have no agent; None if people start agents
         earlier:   agents of the attempt before that stay
+        record:    what agents keep for another head; None where no head takes the place of this one
         """
         self._attempt = attempt
         self._plan = plan
@@ -144,6 +152,8 @@ class RemoteAgents:
         self._waits = plan.job.host_wait > 0  # for lost hosts, so that an agent may come in the place of another
         self._contests = Contests()
         self._contest_due: float | None = None
+        self._record = record
+        self._record_due: float | None = None
         self._is_closed = False  # once the program runs; until then the head names agents that do not fit
         self._sought: dict[AgentId, str] = {}  # awaited agents whose hosts are looked for
         self._silent_agents: set[AgentId] = set()  # lost, because their hosts are silent
@@ -165,6 +175,7 @@ class RemoteAgents:
         loop.add_poller(self._remote_output.acknowledge)
         loop.add_timer(lambda: self._losses.deadline, self._explain_losses)
         loop.add_timer(lambda: self._contest_due, self._settle_contests)
+        loop.add_timer(lambda: self._record_due, self._send_record)
 
     # ---- the end of the attempt, and of the job
 
@@ -251,7 +262,9 @@ class RemoteAgents:
     # ---- orders of the head
 
     def send(self, ranks: tuple[int, ...], order: RankOrder) -> None:
-        self._is_closed |= isinstance(order, Run)
+        if isinstance(order, Run):
+            self._is_closed = True
+            self._record_due = self._clock() if self._record is not None else None  # all hosts are known now
         if isinstance(order, SignalWorker) and order.signum in (signal.SIGTERM, signal.SIGKILL):
             self._losses.stop_asking()
         self.connections.send(ranks, order)
@@ -288,13 +301,25 @@ class RemoteAgents:
 
     def _admit(self, peer: Peer) -> None:
         connection: AgentConnection = AgentConnection(peer.connection, AGENT_TO_HEAD, peer.tags)
-        agent, connections, plan = AgentId(peer.number), self.connections, self._plan
+        agent, connections = AgentId(peer.number), self.connections
         may_come = agent in connections.agents if self._waits else agent in connections.waiting
         if self._is_closed and not may_come:
             self._refuse(agent, connection)
             return
+        self._welcome(agent, connection)
+
+    def admit(self, agents: Iterable[ConnectedAgent]) -> None:
+        """Let agents in that have come before this attempt."""
+        for one in agents:
+            self._welcome(one.agent, one.connection)
+            self._handle_messages(one.agent, one.connection, one.messages)
+
+    def _welcome(self, agent: AgentId, connection: AgentConnection) -> None:
+        plan, connections = self._plan, self.connections
         attempt = plan.attempt if connections.agents.get(agent) or plan.is_started_by_hand else 0
         connection.send(replace(self._entrance.job_info, attempt=attempt))
+        if self._record is not None:
+            connection.send(KeepRecord(self._record))
         connections.add_unused(agent, connection)
         self._add_reader(agent, connection)
 
@@ -312,6 +337,8 @@ class RemoteAgents:
             if ranks := connections.agents[agent]:
                 self._stale.add(connection)
                 connections.send_to(connection, NextAttempt(self._plan.attempt, ranks))
+                if self._record is not None:
+                    connections.send_to(connection, KeepRecord(self._record))
 
     def _add_reader(self, agent: AgentId, connection: AgentConnection) -> None:
         read = partial(self._on_readable, agent, connection)
@@ -389,8 +416,16 @@ class RemoteAgents:
     # ---- messages of agents
 
     def _on_readable(self, agent: AgentId, connection: AgentConnection) -> None:
+        try:
+            messages: Sequence[AgentToHead] = connection.receive()
+        except ProtocolError as error:
+            self._drop_for_nonsense(agent, connection, error)
+            messages = ()
+        self._handle_messages(agent, connection, messages)
+
+    def _handle_messages(self, agent: AgentId, connection: AgentConnection, arrived: Sequence[AgentToHead]) -> None:
         loop, connections = self._attempt.loop, self.connections
-        for message in self._receive(agent, connection):
+        for message in self._check(agent, connection, arrived):
             if self._waits and self._contend(agent, connection, message):
                 continue
             if connections.add(agent, connection):
@@ -412,21 +447,25 @@ class RemoteAgents:
             if was_used:
                 self._on_lost(agent, connection)
 
-    def _receive(self, agent: AgentId, connection: AgentConnection) -> Sequence[AgentToHead]:
-        """Return messages of this attempt that have arrived; an invalid message ends the connection."""
+    def _check(
+        self, agent: AgentId, connection: AgentConnection, messages: Sequence[AgentToHead]
+    ) -> Sequence[AgentToHead]:
+        """Return those of the messages that belong to this attempt; an invalid message ends the connection."""
         try:
-            messages = connection.receive()
             if connection in self._stale:  # in the earlier attempt it may have had other ranks
                 messages = self._drop_stale(connection, messages)
             for message in messages:
                 check_event(message, agent=agent, ranks=self.connections.agents.get(agent, ()))
         except ProtocolError as error:
-            connection.lost_reason = f"its agent sent something that is not a message of jaxrun: {error}"
-            self._attempt.record(BadMessage(agent, connection.lost_reason))
+            self._drop_for_nonsense(agent, connection, error)
             return ()
         return messages
 
-    def _drop_stale(self, connection: AgentConnection, messages: list[AgentToHead]) -> list[AgentToHead]:
+    def _drop_for_nonsense(self, agent: AgentId, connection: AgentConnection, error: ProtocolError) -> None:
+        connection.lost_reason = f"its agent sent something that is not a message of jaxrun: {error}"
+        self._attempt.record(BadMessage(agent, connection.lost_reason))
+
+    def _drop_stale(self, connection: AgentConnection, messages: Sequence[AgentToHead]) -> Sequence[AgentToHead]:
         """The messages that belong to this attempt: from the report on with which the agent begins it."""
         for index, message in enumerate(messages):
             if isinstance(message, AgentReport) and message.attempt == self._plan.attempt:
@@ -447,6 +486,8 @@ class RemoteAgents:
 
     def _on_agent_event(self, event: AgentEvent) -> None:
         match event:
+            case AgentConnected():
+                self._attempt.handle(replace(event, record=None))  # what it knows was of use before the attempt began
             case AgentSignalled():
                 self._losses.hold(event, ask=True)
             case AgentReport():
@@ -467,11 +508,24 @@ class RemoteAgents:
             case OutputChunk() | StreamEnded():
                 self._remote_output.handle(message.rank, connection, message)
                 return
+            case CheckpointSaved():
+                self._note_saved_step(message.step)
             case Failed():
                 self._losses.failure_reported.add(message.rank)
                 self._remote_output.log_traceback(message)
         if not (isinstance(message, Failed | WorkerExited) and self._losses.hold_if_asking(message)):
             self._attempt.receive(message)
+
+    def _note_saved_step(self, step: int) -> None:
+        """Have agents keep the step that was saved last; they are told once a second at most."""
+        if self._record is not None and step > (self._record.saved_step or -1):
+            self._record = replace(self._record, saved_step=step)
+            self._record_due = self._record_due or self._clock() + _RECORD_INTERVAL_S
+
+    def _send_record(self) -> None:
+        self._record_due = None
+        if self._record is not None:
+            self.connections.send_all(KeepRecord(replace(self._record, hosts=dict(self._attempt.hosts))))
 
     # ---- agents that wait
 

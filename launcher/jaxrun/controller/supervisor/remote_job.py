@@ -17,6 +17,7 @@ from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
 from jaxrun.analysis.verdict.restarts import Stop
 from jaxrun.controller.head.agent_registry import AgentRegistry
 from jaxrun.controller.head.worker_assignment import Told
+from jaxrun.controller.supervisor.agent_connections import ConnectedAgent
 from jaxrun.controller.supervisor.attempt_loop import AttemptLoop, AttemptResult, Supervision, make_head
 from jaxrun.controller.supervisor.engine_commands import EngineCommands, HostSearch
 from jaxrun.controller.supervisor.launch_process import LaunchProcess, abort_job
@@ -33,6 +34,7 @@ from jaxrun.protocol import auth
 from jaxrun.protocol.addresses import format_addresses
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import JobInfo
+from jaxrun.protocol.job_record import JobRecord
 from jaxrun.records.rundir.rundir import attempt_directory
 from jaxrun.spec.job.layout import wanted_platforms
 from jaxrun.spec.job.options import HOST_TIMEOUT_S
@@ -82,9 +84,7 @@ class HeadPort:
         endpoint = endpoint or Endpoint(auth.new_token())
         listener = listen_on_tcp(offered, endpoint.token, everywhere=not interface, port=endpoint.port)
         description = describe_addresses(listener.addresses, offered)
-        made = cls(listener, description, endpoint.token, endpoint.rendezvous, reserve_port())
-        endpoint.on_listening()
-        return made
+        return cls(listener, description, endpoint.token, endpoint.rendezvous, reserve_port())
 
     def close(self) -> None:
         self.listener.close()
@@ -94,8 +94,17 @@ class HeadPort:
 class RemoteJob:
     """Runs the attempts of a job whose agents a launch command starts, one for each rank or for each host."""
 
-    def __init__(self, shared: Supervision, plan: Plan, port: HeadPort, staged: Staged | None = None) -> None:
+    def __init__(
+        self,
+        shared: Supervision,
+        plan: Plan,
+        port: HeadPort,
+        staged: Staged | None = None,
+        connected: Sequence[ConnectedAgent] = (),
+    ) -> None:
+        """`connected` are agents that have come already."""
         self._shared = shared
+        self._connected = connected
         self._port = port
         self._by_hand = plan.is_started_by_hand
         self._user_env = {**shared.environ, **plan.job.env}
@@ -111,18 +120,18 @@ class RemoteJob:
     def listen_addresses(self) -> str:
         return self._port.description
 
-    def run_attempt(self, plan: Plan, began: float) -> AttemptResult:
+    def run_attempt(self, plan: Plan, record: JobRecord) -> AttemptResult:
         """Serve the agents until the head decides that the attempt is over: existing ones, or others, started now.
 
         All of them are started anew where one that is needed is gone, or what has started them.
 
-        began:  when the attempt did, in seconds since the epoch
+        record:  what is known of the job as the attempt begins
         """
         registry = self._make_registry(plan)
-        head = make_head(plan, self._shared, began, registry)
+        head = make_head(plan, self._shared, record.began, registry)
         attempt = AttemptLoop(self._shared, head, plan.attempt, preload=plan.job.preload)
         try:
-            agents = self._agents = self._serve_agents(plan, attempt, registry)
+            agents = self._agents = self._serve_agents(plan, attempt, registry, record)
         except JaxrunError as error:
             return AttemptResult(JobOutcome(EndReason.UNAVAILABLE, text=str(error)), attempt.hosts)
         outcome = agents.complete(attempt.run(agents))
@@ -197,16 +206,21 @@ class RemoteJob:
             listen_addresses=self.listen_addresses,
         )
 
-    def _serve_agents(self, plan: Plan, attempt: AttemptLoop, registry: AgentRegistry) -> RemoteAgents:
+    def _serve_agents(
+        self, plan: Plan, attempt: AttemptLoop, registry: AgentRegistry, record: JobRecord
+    ) -> RemoteAgents:
         """Return the agents of this attempt: those that stay, or others, started now. Raises UnavailableError."""
         shared = self._shared
         earlier = self._agents if self._agents_stay else None
         launched = earlier.launched if earlier is not None else self._run_launch_command(plan)
         loop, commands = attempt.loop, self._commands
         search = None if self._by_hand else HostSearch(loop, shared.clock, plan, shared.environ, commands, shared.guard)
+        kept = record if plan.head_may_return else None
         agents = RemoteAgents(
-            attempt, plan, self._entrance, launched, registry, shared.output, shared.clock, search, earlier
+            attempt, plan, self._entrance, launched, registry, shared.output, shared.clock, search, earlier, kept
         )
+        connected, self._connected = self._connected, ()
+        agents.admit(connected)
         if earlier is None and launched.launch.command.agents_stay:
             self._start_spares(plan, agents)
         return agents

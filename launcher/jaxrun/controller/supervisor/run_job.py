@@ -28,6 +28,7 @@ from jaxrun.spec.job.plan import Plan
 from jaxrun.terminal import print_notice
 
 if TYPE_CHECKING:
+    from jaxrun.controller.supervisor.earlier_head import BegunJob
     from jaxrun.controller.supervisor.remote_job import Endpoint
     from jaxrun.records.output.screen import HeldScreen
 
@@ -86,19 +87,50 @@ def _run_remote(plan: Plan, environ: Mapping[str, str], started: float, endpoint
         from jaxrun.controller.supervisor.launcher_staging import stage_directories
 
         staged = stage_directories(plan.job)
+    from jaxrun.controller.supervisor.attempts import supervise, supervision
+    from jaxrun.controller.supervisor.earlier_head import EndedEarlyError, begin_or_continue
+    from jaxrun.controller.supervisor.remote_job import HeadPort, RemoteJob
+
     listener = listen_for_metrics(plan.job)
-    plan, directory = _continue_in_run_dir(plan)
+    port = HeadPort.open(plan.job.interface, addresses, endpoint)
+    try:
+        begun = begin_or_continue(plan, port, started)
+    except EndedEarlyError as end:
+        port.close()
+        return end.status
+    plan, directory = _open_job_dir(begun)
     held = _start_beside(plan, directory, listener)
     sigterm = plan.launch_command is None or plan.launch_command.sigterm_at_start
     # For no agent: each has a guard of its own.
     guard = Guard(launch_mark=job_marker(plan.job_id), sigterm=sigterm)
+    if endpoint is not None:
+        endpoint.on_listening()
+    with supervision(
+        plan, environ, directory, guard, begun.started, held, continued_at=begun.continued_at, ends=begun.ends
+    ) as shared:
+        return supervise(plan, shared, RemoteJob(shared, plan, port, staged, begun.agents))
 
-    from jaxrun.controller.supervisor.attempts import supervise, supervision
-    from jaxrun.controller.supervisor.remote_job import HeadPort, RemoteJob
 
-    port = HeadPort.open(plan.job.interface, addresses, endpoint)
-    with supervision(plan, environ, directory, guard, started, held) as shared:
-        return supervise(plan, shared, RemoteJob(shared, plan, port, staged))
+def _open_job_dir(begun: BegunJob) -> tuple[Plan, rundir.RunDir]:
+    """The plan of the next attempt, and the run directory: of a job that continues its own, where it is still there."""
+    plan, record = begun.plan, begun.record
+    if record is None:
+        return _continue_in_run_dir(plan)
+    from jaxrun.records.event_log.event_log import LoggedEvent
+    from jaxrun.records.event_log.events import AttemptEnded
+    from jaxrun.records.rundir.recorded_files import continue_job, read_plan
+
+    path = Path(record.run_dir) if record.run_dir else None
+    if path is not None and read_plan(path).job_id == record.job_id:
+        directory, attempt = continue_job(path)
+        lost = begun.earlier[-1]
+        end = AttemptEnded(lost.outcome, lost.exit_code, lost.headline, lost.log)
+        directory.record(LoggedEvent(time.time(), end, lost.attempt))
+        plan = replace(plan, attempt=max(attempt, plan.attempt))
+    else:
+        directory = _open_run_dir(plan)
+    directory.earlier = begun.earlier
+    return plan, directory
 
 
 def _start_beside(plan: Plan, directory: rundir.RunDir, listener: socket.socket | None) -> HeldScreen | None:

@@ -36,6 +36,7 @@ from jaxrun.protocol.agent_messages import (
     HeadToAgent,
     HostTask,
     JobInfo,
+    KeepRecord,
     NextAttempt,
     OutputCredit,
     RankOrder,
@@ -44,18 +45,20 @@ from jaxrun.protocol.agent_messages import (
     ToRanks,
 )
 from jaxrun.protocol.codec import list_handlers
+from jaxrun.protocol.job_record import JobRecord
 
 HEAD_LOST = Shutdown(EXIT_UNAVAILABLE)  # sentinel, which no head sends; compare with `is`
 Order = StartWorkers | NextAttempt | Shutdown
 R = TypeVar("R", bound=JobInfo | Order)
 CheckHead = Callable[[], float | None]  # gives up the connection of a silent head; returns when to call it again
 _Table = dict[Any, Callable[[Any], R | None]]  # by kind of message, or by a union of several
-_STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class HeadLink:
     """An agent's connection to the head, and the signals that the agent is sent.
 
+    record: what the head wants kept for another one that takes its place
     messages: those that have arrived and that no state has handled yet
     """
 
@@ -67,6 +70,7 @@ class HeadLink:
         self.connection = connection
         self.signals = signals
         self.messages: deque[HeadToAgent] = deque()
+        self.record: JobRecord | None = None
         # Stop signals that are still forwarded to the head; the next one ends this agent. None: all are forwarded.
         self._stops_left = 1 if by_terminal else None
 
@@ -96,7 +100,8 @@ class AgentState(Generic[R]):
         """Raise ValueError if a kind of message has no handler in the table, or two."""
         self._link = link
         self._loop = loop
-        self._handlers = list_handlers(table)
+        common: _Table[R] = {KeepRecord: self._keep_record}
+        self._handlers = list_handlers({**table, **common})
         self._end: R | Shutdown | None = None
         if missing := [kind.__name__ for kind in HEAD_TO_AGENT.values() if kind not in self._handlers]:
             raise ValueError(f"{', '.join(missing)} has no handler")
@@ -123,12 +128,15 @@ class AgentState(Generic[R]):
         if link.connection.lost_reason and self._end is None:
             self._end_by_itself(HEAD_LOST)
 
+    def _keep_record(self, message: KeepRecord) -> None:
+        self._link.record = message.record
+
     def _on_signals(self) -> None:
         for signum in self._link.signals.receive():
             self._on_signal(signum)
 
     def _on_signal(self, signum: int) -> None:
-        if signum in _STOPPING and (end := self._link.forward_stop(signum)):
+        if signum in STOPPING and (end := self._link.forward_stop(signum)):
             self._end_by_itself(end)
 
     def _end_by_itself(self, end: Shutdown) -> None:
@@ -223,7 +231,7 @@ class WaitingForOrders(AgentState[Order]):
                 self._link.connection.send(message)
 
     def _on_signal(self, signum: int) -> None:
-        if signum in _STOPPING and self._running is not None:
+        if signum in STOPPING and self._running is not None:
             self._running.stop()
         super()._on_signal(signum)
 

@@ -69,6 +69,10 @@ class HostTasks:
 
             self._staging = HostStaging(job.stage, agent, token, head)
 
+    def continue_after(self, earlier: HostTasks) -> None:
+        """Wait for the memory of the GPUs as these tasks, of an earlier head, would have done."""
+        self._gpu_memory = earlier._gpu_memory
+
     def start_from_copies(self, setup: WorkerSetup) -> WorkerSetup:
         """Return the setup with copies in place of their sources, if something is staged. Raises UnavailableError."""
         return setup if self._staging is None else self._staging.start_from_copies(setup)

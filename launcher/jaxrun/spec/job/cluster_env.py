@@ -219,6 +219,11 @@ def launch_id(environ: Mapping[str, str]) -> str:
     return next((found for each in CLUSTER_ENVS if each.is_set(environ) and (found := each.launch_id(environ))), "")
 
 
+def starts_ranks_again(engine: str) -> bool:
+    """Whether what has started a rank can start one rank alone again, while the others run: a person, or a cluster."""
+    return engine == BY_OPTIONS or bool(_BY_KEY[engine].head_variable)
+
+
 def detect_rank_info(
     environ: Mapping[str, str],
     ancestors: Iterable[Sequence[str]] = (),

@@ -16,7 +16,7 @@ from jaxrun.protocol.agent_messages import HostCheck
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.names import JOB_ID
 from jaxrun.protocol.worker_command import program_of
-from jaxrun.spec.job.cluster_env import CancelCommand
+from jaxrun.spec.job.cluster_env import CancelCommand, starts_ranks_again
 from jaxrun.spec.job.env_options import mask_secret
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.option_declaration import options_of
@@ -160,6 +160,14 @@ class Plan:
         """Whether jaxrun starts only some of the agents."""
         attached = self.launch_command is not None and self.launch_command.attached_to != ""
         return self.job.host_rank is not None or attached
+
+    @property
+    def head_may_return(self) -> bool:
+        """Whether agents wait for the command of host 0, which has the head, to be started again (--wait-hosts)."""
+        command = self.launch_command
+        if not self.job.host_wait or command is None or not self.is_started_by_hand:
+            return False
+        return self.job.host_rank is not None or starts_ranks_again(command.engine)
 
     @property
     def host_check(self) -> HostCheck | None:
