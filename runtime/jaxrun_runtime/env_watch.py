@@ -3,7 +3,7 @@
 Under `python` JAX reads them when it is imported or when its backend starts, and here both have happened before the
 program's first line. So JAX_… variables that are options are set as options when the program imports jax. JAX would
 ignore other settings silently: one line tells where the program makes them, and which option of jaxrun does the same.
-One line also warns of jax_disable_jit, with which JAX computes wrong results in a job of several processes.
+One line also warns of jax_disable_jit, because JAX then computes wrong results in a job of several processes.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ class EnvWatch:
             return
         self._told.add(_DISABLE_JIT)
         self._notify(
-            f"{place} sets {_DISABLE_JIT}, with which JAX ignores the shardings of jit: what is computed between the "
-            "ranks is silently wrong, such as process_allgather, which returns the rank's own part; debug so with -n 1"
+            f"{place} sets {_DISABLE_JIT}, so JAX ignores the shardings of jit: calls between the ranks silently "
+            "return wrong results, for example process_allgather returns the rank's own part; use it only with -n 1"
         )
 
     def _apply_options(self) -> None:

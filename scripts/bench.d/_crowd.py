@@ -196,7 +196,7 @@ class Crowd:
         self._epoll = select.epoll()
 
     def run(self) -> Result:
-        """From the first connection to the last Dismiss."""
+        """Play all agents from the first connection to the last Dismiss, and return the measurements."""
         (address,) = addresses.parse_addresses(self.env.head)
         self.result.looks["begin"] = _look(self._head)
         self._began = time.monotonic()

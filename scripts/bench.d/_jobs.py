@@ -64,7 +64,10 @@ class Job:
     def signal(self, signum: signal.Signals) -> float:
         """Signal the launcher, and for Ctrl-C its group, as a terminal does. Returns when that was."""
         now = time.time()
-        (os.killpg if signum == signal.SIGINT else os.kill)(self._process.pid, signum)
+        if signum == signal.SIGINT:
+            os.killpg(self._process.pid, signum)
+        else:
+            os.kill(self._process.pid, signum)
         return now
 
     def processes(self) -> list[int]:

@@ -100,9 +100,9 @@ def test_a_setting_made_too_late_is_reported_once_with_its_line_and_jaxruns_opti
         "jaxrun: late.py:14 sets jax_platforms, which JAX has read already; too late here: use --platform cuda",
         "jaxrun: late.py:15 sets jax_cpu_collectives_implementation, which JAX has read already; too late here: "
         "use --env JAX_CPU_COLLECTIVES_IMPLEMENTATION=mpi",
-        "jaxrun: late.py:17 sets jax_disable_jit, with which JAX ignores the shardings of jit: what is computed "
-        "between the ranks is silently wrong, such as process_allgather, which returns the rank's own part; debug so "
-        "with -n 1",
+        "jaxrun: late.py:17 sets jax_disable_jit, so JAX ignores the shardings of jit: calls between the ranks "
+        "silently return wrong results, for example process_allgather returns the rank's own part; use it only with "
+        "-n 1",
     ]
     assert read_lines(result.run_dir / "rank-0001.err", "jaxrun:") == []
     assert result.out.count("devices 1") == 2

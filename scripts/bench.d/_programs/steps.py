@@ -24,7 +24,10 @@ def spin(seconds: float) -> None:
 
 
 def load(work: str, seconds: float) -> None:
-    (time.sleep if work == "sleep" else spin)(seconds)
+    if work == "sleep":
+        time.sleep(seconds)
+    else:
+        spin(seconds)
 
 
 def main(argv: list[str]) -> None:
