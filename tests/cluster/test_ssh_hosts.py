@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import processes
 import pytest
 import sshd
-from cluster_fixture import READY, RUNS, Bed, Job
+from cluster_fixture import READY, RUNS, UNTIL_GO, Bed, Job, JobRunner
 from harness import write_fake_runtime
-from launch_modes import PYTHON
+from launch_modes import PYTHON, SSH, LaunchMode
 
 pytestmark = pytest.mark.extended
 
@@ -53,6 +53,22 @@ def test_doctor_names_all_hosts_that_ssh_does_not_reach_in_its_words(bed: Bed, t
     ):
         assert said in result.out, result
     assert "leads nowhere" not in result.out  # the names are ssh's
+
+
+def test_a_job_goes_on_if_all_its_connections_by_ssh_break(
+    make_runner: Callable[[LaunchMode], JobRunner], tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    with make_runner(SSH).by_hand(code=UNTIL_GO.format(str(go))) as job:
+        job.wait_for_output("ready", count=3)
+        for found in job.bed.job_processes():
+            if found.command == "ssh":
+                os.kill(found.pid, signal.SIGKILL)
+        job.wait_until(lambda: not any("sshd" in one.command for one in job.bed.job_processes()), "end of the sessions")
+        go.touch()
+        result = job.result()
+        job.gone()
+    assert result.code == 0 and not result.events("AgentLost"), result
 
 
 def test_a_laptop_that_slept_goes_on_with_the_same_hosts_through_a_login_node(

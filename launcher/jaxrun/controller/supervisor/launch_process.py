@@ -171,7 +171,7 @@ class LaunchProcess:
     def describe_failure(self, hosts: Mapping[int, str], reported: Collection[int]) -> str:
         """Describe that it ended before the job, and the ranks whose agents have not reported."""
         words = self.last_lines()
-        if self.command.explains_itself and words:
+        if self.command.explains_itself and self.failed_agents():
             return words
         said = f"; it said:\n{words}" if words else ""
         missing = [rank for rank in hosts if rank not in reported]
