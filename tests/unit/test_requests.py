@@ -105,7 +105,7 @@ def test_all_ranks_get_the_same_order_and_the_answer_comes_when_all_have_written
 def test_one_profile_at_a_time(job):
     ask(job)
     ask(job, "2")
-    assert job.answered[-1][0] == "2" and "taken already" in last_answer(job).text
+    assert job.answered[-1][0] == "2" and "already being taken" in last_answer(job).text
     job.handle(*(ended(rank) for rank in range(3)))
     ask(job, "3")
     assert job.answered[-1][0] == "3" and last_answer(job).state is AnswerState.PROGRESS
