@@ -55,6 +55,7 @@ def found(result: Result) -> list[tuple[str, str, str]]:
     return [(one["check"], one["level"], one["text"]) for one in content["findings"] if one["level"] != "ok"]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("mode", [BASIC[0], extended(BASIC[1])], ids=[str(mode) for mode in BASIC])
 def test_nothing_is_found_on_three_hosts_that_are_alike(make_runner: MakeRunner, mode: LaunchMode) -> None:
     result = examine(make_runner(mode), "--json")

@@ -93,6 +93,7 @@ def lose_once_all_run(job: JobController, index: int) -> None:
     job.lose(index)
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("mended")
 @pytest.mark.parametrize("index", [1, 0])
 def test_a_pod_that_is_replaced_keeps_its_place_and_the_others_stay(bed: Bed, tmp_path: Path, index: int) -> None:

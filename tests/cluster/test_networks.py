@@ -196,6 +196,7 @@ def test_a_flood_of_strangers_at_the_start_and_in_the_run_costs_no_verdict(
         check_ended_with_its_verdict(jobs, tmp_path)
 
 
+@pytest.mark.extended
 def test_of_two_paths_that_both_lead_to_the_head_one_is_used(bed: Bed, tmp_path: Path) -> None:
     """The second, begun 0.2 s later, answers first; by then the head has let the agent in on both."""
     with ExitStack() as stack:

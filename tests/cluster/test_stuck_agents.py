@@ -87,6 +87,7 @@ def test_a_job_ends_without_a_stopped_agent(
     check_named(result, rank, seconds)
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("mended")
 @pytest.mark.parametrize("engine", [OPEN_MPI_5, extended(SLURM)], ids=lambda engine: engine.label)
 def test_a_job_outlives_a_stopped_agent_and_a_link_that_is_cut_for_less_than_the_host_timeout(

@@ -189,6 +189,7 @@ def check(made: Round, number: int, there_at: float) -> str:
     return figures
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("mended")
 @pytest.mark.parametrize("number", [2, 0])
 def test_a_host_that_is_there_again_with_another_address_has_its_ranks_again(

@@ -34,6 +34,7 @@ def test_a_rank_that_is_killed_is_named_and_nothing_is_left(runner: JobRunner) -
         assert result.code == 137
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("runner", MODES, indirect=True)
 def test_stacks_come_and_nothing_is_left_after_ctrl_c_or_kill_9(runner: JobRunner) -> None:
     with runner.by_hand(*SANDBOX, "--grace", "0.5") as job:
@@ -73,6 +74,7 @@ PROGRAM = "import os\nprint(os.environ['JAXRUN_LOCAL_RANK'], *sorted(os.sched_ge
 BOUND = ("--mpi-args", "--bind-to core")
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(len(CORES) != 2, reason="needs two cores")
 @pytest.mark.parametrize(
     ("mode", "options", "expected"),

@@ -67,6 +67,7 @@ def test_only_the_launcher_holds_the_listening_socket(running: Job) -> None:
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
+@pytest.mark.extended
 def test_many_threads_ask_at_once_by_one_connection_and_by_their_own(running: Job) -> None:
     shared = find_running_job(running.run_dir, "jaxrun top")
     seen: list[tuple[int, ...]] = []

@@ -109,6 +109,7 @@ def test_groups_of_ranks_count_their_calls_apart(job):
     assert chains[1].items() <= chains[0].items() | chains[2].items()
 
 
+@pytest.mark.extended
 def test_a_difference_between_the_ranks_shows(job):
     one, other = (named(worker, "scaled")[0].program for worker in job[:2])
     assert one["key"] == other["key"]
@@ -207,6 +208,7 @@ def test_in_strict_mode_every_call_waits_for_the_others(held):
         assert worker.flight.words[STRICT_WORD] == 1
 
 
+@pytest.mark.extended
 def test_a_program_may_go_on_after_a_divergence_error(held):
     for worker in held:
         numbers = [int(line.split()[1].strip("#:")) for line in worker.out.splitlines()[:-1]]

@@ -115,6 +115,7 @@ def test_calls_through_libraries_stand_at_the_programs_lines(through_libraries: 
         assert all(len(stack) == 1 for stack in flight.sites.values()), flight.sites
 
 
+@pytest.mark.extended
 def test_a_divergence_under_a_wrapper_names_both_lines_and_what_to_do(through_libraries: Result) -> None:
     report = str(through_libraries.verdict()["divergence"])
     lines = {str(rank): line_of(_PROGRAM, comment) for rank, comment in enumerate(("one", "not one"))}

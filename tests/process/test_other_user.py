@@ -101,6 +101,7 @@ def connected(paths: list[str]) -> list[str]:
     return found
 
 
+@pytest.mark.extended
 def test_another_user_cannot_enter_a_gang(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither its sockets and directory, nor its fork server and launcher, nor the memory that it shares."""
     token = "ab" * 32

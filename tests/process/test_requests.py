@@ -218,14 +218,17 @@ def test_all_ranks_write_the_profile_of_the_same_calls_into_one_session(profiles
     assert all(event["started_at"] < event["time"] for event in profiles.events)
 
 
+@pytest.mark.extended
 def test_a_directory_that_cannot_be_made_is_named_by_the_ranks(profiles):
     assert "NotADirectoryError" in profiles.below_a_file_text
 
 
+@pytest.mark.extended
 def test_jaxrun_takes_no_profile_while_the_program_takes_one(profiles):
     assert "no profile of all ranks: ranks 0-1: its program is taking a profile of its own" in profiles.busy_text
 
 
+@pytest.mark.extended
 def test_a_profile_in_another_directory_ends_with_the_program(profiles):
     text = profiles.last_text
     assert "profiling 1000000 steps" in text and "the program ended after call #" in text

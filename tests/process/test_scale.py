@@ -99,6 +99,7 @@ def test_every_agent_is_admitted_assigned_and_started(jobs):
         assert [counts[name] for name in ("WorkerSpawned", "Hello", "DeviceReport")] == [job.size] * 3
 
 
+@pytest.mark.extended
 def test_one_failure_reaches_all_others_and_the_verdict_names_the_right_rank(jobs):
     for job in jobs:
         exits = {event["rank"]: event["status"] for event in job.events if event["type"] == "WorkerExited"}
@@ -110,6 +111,7 @@ def test_one_failure_reaches_all_others_and_the_verdict_names_the_right_rank(job
         assert f"{len(others)} others were stopped" in job.err
 
 
+@pytest.mark.extended
 def test_twice_as_many_agents_cost_the_head_twice_as_many_steps(jobs):
     small, large = jobs
     # 1.97 times, where each turn of its loop serves a crowd; with a turn for each message, up to a tenth more.
@@ -136,6 +138,7 @@ def _exit_after_the_kill(job):
     return WorkerExited(job.size - 1, -signal.SIGKILL)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("prepare", [_report_hello, _join, _fail_with_others, _exit_after_the_kill])
 def test_the_head_handles_an_event_in_as_many_steps_at_any_job_size(prepare, simulate):
     def steps(size):
@@ -179,6 +182,7 @@ def _steps_for_connections(count):
     return steps.count
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("steps", [_steps_at_a_listener, _steps_for_connections])
 def test_a_turn_of_the_event_loop_does_not_visit_every_connection(steps):
     assert 0 < steps(3) == steps(100)

@@ -219,6 +219,7 @@ double(jax.numpy.float32(jax.process_index())).block_until_ready()
 """
 
 
+@pytest.mark.extended
 @pytest.mark.jax_version
 def test_jaxs_own_breakpoint_gets_the_terminal_on_one_rank_after_another(tmp_path: Path, script) -> None:
     with TerminalSession(tmp_path, "--no-run-dir", "-n", "2", str(script(IN_JIT))) as terminal:

@@ -149,6 +149,7 @@ with jax.profiler.trace("third"):
 """
 
 
+@pytest.mark.extended
 @pytest.mark.jax_version
 def test_each_ranks_own_profile_has_files_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "profiles.py").write_text(PROFILES)
@@ -293,6 +294,7 @@ def test_the_workers_of_xdist_are_refused_because_they_would_not_be_ranks(tmp_pa
     assert "Traceback" not in result.err
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("size", "line"), [(2, "jaxrun: the environment sets jax_disable_jit"), (1, "")])
 def test_a_disabled_jit_is_reported_at_the_start(tmp_path: Path, size: int, line: str) -> None:
     (tmp_path / "empty.py").write_text("")

@@ -76,6 +76,7 @@ def test_processes_of_the_program_are_its_own_business(cases, name, out):
     assert [type(message) for message in worker.messages] == [Hello, DeviceReport, Done]
 
 
+@pytest.mark.extended
 @pytest.mark.jax_version
 def test_a_forked_process_prints_its_error_like_any_other(cases):
     assert "ValueError: in the child\n" in cases["fork-fails"].err

@@ -17,6 +17,7 @@ def program(name: str) -> Any:
     return import_module(f"jaxrun_runtime.programs.{name}")
 
 
+@pytest.mark.extended
 def test_selfcheck_lists_the_devices(capsys: Any) -> None:
     program("selfcheck").main()
     *table, verdict = capsys.readouterr().out.splitlines()
@@ -43,6 +44,7 @@ def test_selfcheck_ends_with_a_sentence_when_a_collective_is_wrong(
     assert message in str(ended.value) and "of rank 0: the devices do not compute together." in str(ended.value)
 
 
+@pytest.mark.extended
 @pytest.mark.jax_version
 def test_regression_finds_the_line(capsys: Any) -> None:
     program("regression").main(["--no-plot"], {})

@@ -162,6 +162,7 @@ def parameters() -> Iterator[Any]:
             yield pytest.param(module, name, steps, id=f"{mode}-{name}-{steps}", marks=[*marks, *extended])
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("module", "name", "steps"), [*parameters()])
 def test_ranks_that_are_in_step_are_not_reported(shared_tmp_path: Path, module: str, name: str, steps: int) -> None:
     from agreeing import world
