@@ -65,8 +65,8 @@ class Round:
     logs: list[Path] = field(default_factory=list)
     started: list[subprocess.Popen[str]] = field(default_factory=list)
 
-    def start(self, number: int) -> float:
-        """Type the command of a host; returns when."""
+    def start(self, number: int, on: str = "") -> float:
+        """Type the command of a host, there or on another one; returns when."""
         words = [
             "--hosts",
             str(len(HOSTS)),
@@ -82,7 +82,7 @@ class Round:
         environ = {**os.environ, "JAXRUN_TOKEN": TOKEN, "JAX_PLATFORMS": "cpu"}
         with open(self.logs[-1], "w") as log:
             self.commands[number] = self.bed.start(
-                *("exec", HOSTS[number], "--", PYTHON, "-m", "jaxrun", *words),
+                *("exec", on or HOSTS[number], "--", PYTHON, "-m", "jaxrun", *words),
                 cwd=self.directory,
                 env=environ,
                 stdout=log,
@@ -211,3 +211,20 @@ def test_a_host_that_is_there_again_with_another_address_has_its_ranks_again(
         bed.run("off", HOSTS[number])
         bed.run("up")
         bed.moved.clear()
+
+
+@pytest.mark.extended
+@pytest.mark.usefixtures("mended")
+def test_a_host_that_was_given_up_is_refused_once_another_has_its_place(bed: Bed, tmp_path: Path) -> None:
+    with job(bed, tmp_path / "job", "--wait-hosts", "60") as made:
+        made.wait_for_steps(1)
+        bed.run("cut", HOSTS[2])
+        cut_off = made.commands[2]
+        wait_until(lambda: "waiting for h3 (rank 2)" in made.logs[0].read_text(), "the wait for h3")
+        made.start(2, on=HOSTS[1])
+        made.wait_for_steps(2)
+        bed.run("mend", HOSTS[2])
+        assert cut_off.wait(TIME_LIMIT) == 69, made.said()
+        assert "this job runs already: its rank 2 is another process, on h2" in made.logs[2].read_text(), made.said()
+        assert made.end() == [0, 0, 0], made.said()
+    assert "h2 takes the place of h3 (rank 2)" in made.logs[0].read_text()
