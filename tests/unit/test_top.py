@@ -1,6 +1,7 @@
 """What `jaxrun top` shows of a job, without one."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from calls_by_hand import flight_after
@@ -10,6 +11,7 @@ from rich.cells import cell_len
 
 from jaxrun.analysis.diagnosis.snapshot import Overview, RankEnd
 from jaxrun.analysis.lockstep.straggler import Straggler
+from jaxrun.frontends.top import feed
 from jaxrun.frontends.top.feed import CallRate
 from jaxrun.frontends.top.rows import group_samples
 from jaxrun.frontends.top.samples import FAILED, LATE, LIKE_OTHERS, SLOW, STOPPED, RankSample, take_samples
@@ -267,3 +269,11 @@ def test_the_pace_in_words(rate, calls, text):
 def test_figures_are_short():
     sizes = (None, 5 * 2**10, 412 * 2**20, 1.25 * 2**30, 80 * 2**30, 2**41)
     assert [format_memory(size) for size in sizes] == ["-", "5K", "412M", "1.2G", "80G", "2.0T"]
+
+
+def test_the_host_that_a_job_waits_for_stands_above_the_rows(tmp_path, monkeypatch):
+    text = "waiting for h2 (rank 1), 53 s more (--wait-hosts)"
+    monkeypatch.setattr(feed, "request_overview", lambda job: overview({}, hosts={0: "h1", 1: "h2"}, awaited=text))
+    seen = feed.Feed(SimpleNamespace(run_dir=tmp_path, is_running=True))
+    seen.update()
+    assert seen.view().note == text and text in "\n".join(line.plain for line in render(seen.view(), 80, None, str))
