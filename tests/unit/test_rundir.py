@@ -122,7 +122,11 @@ def test_events_are_on_disk_at_once_one_per_line(directory, tmp_path):
     directory.record(LoggedEvent(12.3456789, AgentConnected(3, "h\n1")))
     directory.record(LoggedEvent(13.0, ParentExited("\udcff"), attempt=2))
     assert events(tmp_path / "run") == [
-        {"time": 12.345679, "attempt": 1, "event": {"type": "AgentConnected", "agent": 3, "host": "h\n1"}},
+        {
+            "time": 12.345679,
+            "attempt": 1,
+            "event": {"type": "AgentConnected", "agent": 3, "host": "h\n1", "record": None},
+        },
         {"time": 13.0, "attempt": 2, "event": {"type": "ParentExited", "reason": "\udcff"}},
     ]
     directory.close()
