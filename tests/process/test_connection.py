@@ -219,7 +219,9 @@ def test_bytes_that_the_network_does_not_take_are_sent_when_it_does(loop, ends, 
 
 def test_a_host_that_was_asked_has_answered_also_where_more_is_on_its_way(loop, ends, connections, monkeypatch):
     head, agent = ends
-    monkeypatch.setattr(Connection, "silence_s", lambda self: 60.0)  # so only what it acknowledges counts
+    monkeypatch.setattr(
+        Connection, "silence_s", lambda self, *, only_data=False: 60.0
+    )  # so only what it acknowledges counts
     watches = HostWatches(LIMIT, Clock())
     watches.ask(connections)
     wait_until(lambda: not watches.unanswered(connections))
@@ -236,7 +238,7 @@ def test_a_host_whose_agent_is_stopped_has_answered_once_anything_is_heard_of_it
     watches = HostWatches(LIMIT, clock := Clock())
     while not connections.used()[0][1].unsent_bytes:
         connections.send((3,), LARGE)
-    monkeypatch.setattr(Connection, "silence_s", lambda self: clock.now - heard_at)
+    monkeypatch.setattr(Connection, "silence_s", lambda self, *, only_data=False: clock.now - heard_at)
     heard_at = clock.now
     watches.ask(connections)
     clock.now += 1.0
@@ -287,7 +289,7 @@ def test_the_head_loses_a_silent_host_and_says_where_probes_are_of_no_use(ends, 
         lost, notice = watches.check(connections)
         assert lost == []
         clock.now = watches.next_check
-    monkeypatch.setattr(Connection, "silence_s", lambda self: 8.0)
+    monkeypatch.setattr(Connection, "silence_s", lambda self, *, only_data=False: 8.0)
     assert (
         watches.check(connections) == ([(3, head)], "")
         and head.lost_reason == "nothing was heard from its host for 8 s"
