@@ -6,10 +6,10 @@ import contextlib
 import signal
 import socket
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fakes import NotingAgent, NotingRelay
 
 from jaxrun.errors import NotUniformError
 from jaxrun.node.agent.agent_states import (
@@ -65,12 +65,8 @@ class Linked:
 
     def supervising(self) -> Supervising:
         note = self.calls.append
-        agent: Any = SimpleNamespace(
-            start=lambda: note("start"),
-            execute=lambda ranks, order: note((ranks, order)),
-            signal_all=lambda signum: note(signum),
-        )
-        relay: Any = SimpleNamespace(flush_due=lambda: None, add_credit=lambda nbytes: note(nbytes))
+        agent: Any = NotingAgent(note)
+        relay: Any = NotingRelay(note)
         return Supervising(self.link, self.loop(), lambda: None, agent, relay, (3, 4))
 
     def close(self) -> None:

@@ -3,10 +3,9 @@
 import gc
 import os
 import sys
-from types import SimpleNamespace
 
 import pytest
-from fakes import fake_module
+from fakes import CompileOptions, HloModule, Program, fake_module
 
 from jaxrun.files import shared_memory as directories
 from jaxrun.protocol.env import WorkerEnv
@@ -87,7 +86,7 @@ class _Executable:
         return self.client.serialize_executable(self)
 
     def hlo_modules(self):
-        return [SimpleNamespace(to_string=lambda: str(self.content))]
+        return [HloModule(self.content)]
 
 
 @pytest.fixture
@@ -113,8 +112,8 @@ def rank(tmp_path, monkeypatch):
 
         def get(code, *, calls=(), callbacks=(), content=b"program", backend=None, error=None):
             backend = backend or _Backend()
-            module = SimpleNamespace(code=code, calls=set(calls))
-            options = SimpleNamespace(device_assignment=None, SerializeAsString=lambda: b"options")
+            module = Program(code, set(calls))
+            options = CompileOptions()
             request = compiler_hooks.CompileRequest(backend, module, (1,), options, callbacks)
 
             def compile_here():

@@ -6,9 +6,9 @@ import os
 import re
 import zipfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+from fakes import BrokenFinder
 
 from jaxrun.errors import UsageError
 from jaxrun.protocol.settings import WorkerSettings
@@ -270,10 +270,8 @@ def test_a_module_that_its_package_does_not_have_is_refused_and_the_nearest_name
 
 
 def test_a_finder_that_raises_does_not_stop_the_look_ahead(tmp_path, monkeypatch):
-    def find_spec(name, path=None, target=None):
-        raise RuntimeError("a bug in somebody's finder, as packages put theirs there")
-
-    monkeypatch.setattr("sys.meta_path", [SimpleNamespace(find_spec=find_spec)])
+    broken = BrokenFinder(RuntimeError("a bug in somebody's finder, as packages put theirs there"))
+    monkeypatch.setattr("sys.meta_path", [broken])
     (tmp_path / "job.py").touch()
     assert find_module("job", str(tmp_path)) == tmp_path / "job.py"
     with pytest.raises(UsageError, match="no module named 'nosuch'"):

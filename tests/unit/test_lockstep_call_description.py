@@ -7,12 +7,11 @@ import sys
 import time
 import traceback
 import weakref
-from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
-from fakes import Frame
+from fakes import Argument, Frame, Sharding
 from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -350,7 +349,7 @@ def test_an_error_without_frames_is_left_alone():
 
 def _fields(sharding, devices=(0,)):
     """The fields of a program of one argument."""
-    argument = SimpleNamespace(shape=(4,), dtype="float32")
+    argument = Argument((4,), "float32")
     facts = CallInfo("jit(f)", (argument,), (sharding,), (), (), ("x",), "f at m.py:1")
     return lowering_fields(facts, LoweredProgram((0,), tuple(devices), "code", "text"))
 
@@ -373,7 +372,7 @@ def test_a_sharding_is_written_without_what_means_nothing(spec, text):
 
 
 def test_memory_that_is_not_the_ordinary_one_is_named():
-    sharding = SimpleNamespace(spec=P("data"), memory_kind="pinned_host")
+    sharding = Sharding(P("data"), "pinned_host")
     assert _fields(sharding)["arguments"] == [["x", "float32[4]", "P('data',), pinned_host"]]
 
 

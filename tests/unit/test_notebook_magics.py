@@ -1,9 +1,7 @@
 """How %gang replaces the notebook's gang, with gangs by hand; its options; which ranks' errors a cell shows."""
 
-from types import SimpleNamespace
-
 import pytest
-from fakes import RankWorker
+from fakes import EndedCall, RankWorker, Shell
 
 from jaxrun.frontends.gang.gang_errors import GangError, GangStartError, RemoteError, RemoteFailure
 from jaxrun.frontends.gang.spec import GangSpec
@@ -54,7 +52,7 @@ def start(shell, processes):
 def shell_with(platform="cpu", *, stopped=False):
     gang = magics.Gang(2, platform)
     gang.stopped = stopped
-    return SimpleNamespace(user_ns={"gang": gang})
+    return Shell({"gang": gang})
 
 
 def test_on_cpu_the_new_gang_starts_beside_the_one_that_was_there(happened):
@@ -103,9 +101,7 @@ def failure(rank, error):
 )
 def test_a_rank_interrupted_because_another_failed_is_not_shown(raised, shown):
     failures = [failure(0, "KeyboardInterrupt"), failure(1, "KeyboardInterrupt")]
-    call = SimpleNamespace(
-        failures=failures, interrupted=(0,), outcomes=[0, 1], running=(), disconnected=(), waiting=""
-    )
+    call = EndedCall(failures, interrupted=(0,), outcomes=[0, 1])
     assert magics._merge_failures(raised, call)._render_traceback_() == shown
 
 

@@ -1,10 +1,10 @@
 """What users give the pytest plugin: its mark and options."""
 
 import argparse
-from types import SimpleNamespace
 
 import cloudpickle
 import pytest
+from fakes import PytestConfig
 
 from jaxrun.errors import UsageError
 from jaxrun.frontends.pytest_plugin.mark import GangKey, MarkSpec, is_parametrized, parse_counts, parse_mark
@@ -117,7 +117,7 @@ def test_a_timeout_of_the_command_line_goes_before_that_of_the_ini_file(ini, giv
 
 
 def config(ini, given):
-    return SimpleNamespace(getoption={"gang_timeout": given}.get, getini={"gang_timeout": ini}.get)
+    return PytestConfig("gang_timeout", given, ini)
 
 
 @pytest.mark.parametrize(

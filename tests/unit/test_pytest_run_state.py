@@ -1,9 +1,8 @@
 """The state of a test on its ranks: messages in, answers out; and the time for which it is waited for."""
 
-from types import SimpleNamespace
-
 import pytest
 from calls_by_hand import flight_after
+from fakes import SessionCall, SessionGang
 
 from jaxrun.analysis.diagnosis.wait_graph import find_wait_graph
 from jaxrun.frontends.gang.call_events import RankMessage
@@ -247,8 +246,8 @@ class Sessions:
         self.typing = typing
         self.time = 1000.0
         self.hosts = {0: "h", 1: "h"}
-        self.call = SimpleNamespace(send=lambda *_: None, receive=self.receive, disconnected=set())
-        self.gang = SimpleNamespace(fault=None, stacks=lambda: "ranks are there")
+        self.call = SessionCall(self.receive)
+        self.gang = SessionGang()
 
     def receive(self, timeout=None):
         comes, rank, message = self.events[0] if self.events else (1000.0, 0, None)

@@ -1,10 +1,10 @@
 """What `jaxrun top` shows of a job, without one."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from calls_by_hand import flight_after
+from fakes import FollowedJob
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
@@ -274,6 +274,6 @@ def test_figures_are_short():
 def test_the_host_that_a_job_waits_for_stands_above_the_rows(tmp_path, monkeypatch):
     text = "waiting for h2 (rank 1), 53 s more (--wait-hosts)"
     monkeypatch.setattr(feed, "request_overview", lambda job: overview({}, hosts={0: "h1", 1: "h2"}, awaited=text))
-    seen = feed.Feed(SimpleNamespace(run_dir=tmp_path, is_running=True))
+    seen = feed.Feed(FollowedJob(tmp_path))
     seen.update()
     assert seen.view().note == text and text in "\n".join(line.plain for line in render(seen.view(), 80, None, str))
