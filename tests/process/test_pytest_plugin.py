@@ -190,7 +190,7 @@ def test_those_that_pass_on_all_ranks_have_passed_and_no_others(done: Run) -> No
             ["test_waits_in_a_barrier   in gang.barrier", "for rank 1, which has not", "rank 1 sleeps at"],
         ),
         ("ends_its_process", "failure", "rank 1: exited with status 3", ["rank 1:  DIED", "rank 0:  STOPPED"]),
-        ("leaves_as_if_all_were_well", "failure", "all 2 ranks: exited with status 0", ["os._exit(0)"]),
+        ("ends_by_os_exit_with_status_0", "failure", "all 2 ranks: exited with status 0", ["os._exit(0)"]),
         ("calls_pytest_exit", "failure", "its pytest session was ended by pytest.exit('no more')", ["DIED"]),
         ("is_interrupted", "failure", "its pytest session was ended by KeyboardInterrupt", ["DIED"]),
         ("is_out_of_step", "failure", "rank 1: stuck", ["rank 0:  passed", "and rank 0 finished the test without it"]),

@@ -140,10 +140,11 @@ class AgentConnections:
             for connection in tuple(self._unsent):
                 self._flush(connection)
 
-    def wait_for_end(self, timeout: float) -> None:
-        """Wait until the agents have closed their connections, for at most `timeout` seconds."""
+    def wait_for_end(self, timeout: float, agents: Iterable[AgentId] | None = None) -> None:
+        """Wait until all agents, or these, have closed their connections, for at most `timeout` seconds."""
         deadline = time.monotonic() + timeout
-        open_connections = {connection.fileno(): connection for connection in self}
+        awaited = self if agents is None else [self._by_agent[agent] for agent in agents if agent in self._by_agent]
+        open_connections = {connection.fileno(): connection for connection in awaited if not connection.lost_reason}
         while open_connections and (left := deadline - time.monotonic()) > 0:
             poll = select.poll()
             for connection in open_connections.values():

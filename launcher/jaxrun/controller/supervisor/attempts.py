@@ -94,10 +94,10 @@ def _publish(server: JobServer, notifier: Notifier, event: LoggedEvent, line: st
 
 def supervise(plan: Plan, shared: Supervision, job: LocalJob | RemoteJob) -> int:
     """Run a job to its end, and report how it ended; returns the exit status of `jaxrun`."""
-    exit_code, headline = EXIT_SOFTWARE, ""
+    exit_code, headline, culprits = EXIT_SOFTWARE, "", tuple[int, ...]()
     try:
         verdict, outcome = run_attempts(plan, shared, job)
-        headline = verdict.headline if verdict.exit_code else ""
+        headline, culprits = verdict.headline if verdict.exit_code else "", verdict.culprits
         write_termination_log(plan.job.termination_log, headline, shared.environ)
         shared.notifier.on_end(verdict)
         exit_code = report_verdict(
@@ -105,7 +105,7 @@ def supervise(plan: Plan, shared: Supervision, job: LocalJob | RemoteJob) -> int
         )
         shared.notifier.wait(shared.signals, print_notice)
     finally:
-        job.stop(exit_code, headline)
+        job.stop(exit_code, headline, culprits)
     return exit_code
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -65,7 +65,7 @@ class LocalJob:
         """Return the plan of another attempt, which is the same one."""
         return Stop() if outcome.failed_checks else plan
 
-    def stop(self, exit_code: int, headline: str = "") -> None:
+    def stop(self, exit_code: int, headline: str = "", culprits: Collection[int] = ()) -> None:
         """Release everything that was kept for another attempt."""
         self._fork_server.close()
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -84,6 +85,7 @@ if TYPE_CHECKING:
 
 _SHUTDOWN_SEND_S = 1.0  # for the last messages to leave
 _RECORD_INTERVAL_S = 1.0  # between two messages about the steps that were saved
+_BLAMED_EXIT_S = 0.2  # for a process to end after its connection, so that mpirun sees its status first
 _AGENT_EXIT_S = 1.0  # for the agents that answer to end, before the engine ends those that do not
 
 
@@ -238,15 +240,29 @@ class RemoteAgents:
         agents = self.connections.agents
         return {*unanswered, *(rank for agent in self._losses.unreported_agents for rank in agents[agent])}
 
-    def shut_down(self, status: int, *, job_goes_on: bool = False, headline: str = "") -> None:
-        """Tell all agents to end with `status`, and note what is known of them; `headline`: why the job failed."""
+    def shut_down(
+        self, status: int, *, job_goes_on: bool = False, headline: str = "", blamed: Collection[int] = ()
+    ) -> None:
+        """Tell all agents to end with `status`, and note what is known of them; `headline`: why the job failed.
+
+        blamed:  the ranks whose agents alone end with `status`, the others with 0; empty for all agents
+        """
         launch, connections = self._launch, self.connections
         launch.all_reported = self._losses.all_reported
         started = len(launch.command.agents or launch.command.agent_hosts)
         is_lost = launch.command.survive_host_loss and len(connections.live) < started
         launch.has_silent = bool(self.silent_ranks) or is_lost
-        connections.send_all(Shutdown(status, job_goes_on, headline))
-        connections.flush(_SHUTDOWN_SEND_S)
+        if blamed:
+            of_blamed = {agent for agent, ranks in connections.agents.items() if not set(blamed).isdisjoint(ranks)}
+            connections.send_to_agents(of_blamed, Shutdown(status, job_goes_on, headline))
+            connections.send_to_agents(connections.agents.keys() - of_blamed, Shutdown(0, job_goes_on, headline))
+            connections.flush(_SHUTDOWN_SEND_S)
+            if AgentId(0) not in of_blamed:  # whose status is this process's own
+                connections.wait_for_end(_AGENT_EXIT_S, of_blamed)
+                time.sleep(_BLAMED_EXIT_S)
+        else:
+            connections.send_all(Shutdown(status, job_goes_on, headline))
+            connections.flush(_SHUTDOWN_SEND_S)
 
     def close(self, *, wait: bool = True) -> None:
         """Close all connections; `wait` for agents that answer to end, where others do not."""
@@ -581,8 +597,9 @@ class RemoteAgents:
             self._attempt.loop.remove_reader(self._launch.fileno())
         elif text and self._plan.job.verbose:
             self._output.print_line(text.decode(errors="replace"))
-        # A launch command that outlives its agents does not end where it cannot start one.
-        if text and self._spares.hosts and self._launch.failed_agents() & self._losses.unreported_agents:
+        # One that outlives its agents does not end if it cannot start one of them; any other says why once it ends.
+        survives = self._launch.command.survive_host_loss
+        if text and survives and self._launch.failed_agents() & self._losses.unreported_agents:
             self._attempt.handle(StartFailed(self._launch.describe_failed_start()))
 
     # ---- signals

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,6 +36,7 @@ from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import JobInfo
 from jaxrun.protocol.job_record import JobRecord
 from jaxrun.records.rundir.rundir import attempt_directory
+from jaxrun.spec.job.cluster_env import starts_all_processes
 from jaxrun.spec.job.layout import wanted_platforms
 from jaxrun.spec.job.options import HOST_TIMEOUT_S
 from jaxrun.spec.job.plan import Plan
@@ -156,10 +157,12 @@ class RemoteJob:
         except JaxrunError as error:
             return Stop(f"its agents cannot be started again: {error}")
 
-    def stop(self, exit_code: int, headline: str = "") -> None:
+    def stop(self, exit_code: int, headline: str = "", culprits: Collection[int] = ()) -> None:
         """Dismiss the agents: they end with 0 or, if someone else started them, with `exit_code`.
 
         headline:  why the job failed; empty if it did not
+        culprits:  the ranks that caused the failure; an mpirun or srun that started all processes names the one that
+                   ends with a status first, so that no other agent does
 
         This is the last action of a job: mpirun may kill all processes, including this one, once the first has ended.
         """
@@ -168,7 +171,8 @@ class RemoteJob:
         launches, agents = self._retired, self._agents
         if agents is not None:
             launch = agents.launched.launch
-            agents.shut_down(exit_code if self._by_hand else 0, headline=headline)
+            blamed = culprits if starts_all_processes(launch.command.engine) else ()
+            agents.shut_down(exit_code if self._by_hand else 0, headline=headline, blamed=blamed)
             launch.stop(hurry=exit_code != 0 or launch.has_silent)
             agents.close()
             self._retire_spares(agents)

@@ -206,6 +206,11 @@ def _is_in_batch_script(ancestors: Iterable[Sequence[str]]) -> bool:
     return any(_BATCH_SCRIPT.match(argv[0]) for argv in ancestors if argv)
 
 
+def starts_all_processes(engine: str) -> bool:
+    """Whether one command of this engine (a `key`) starts all processes of a job, and ends with a status of theirs."""
+    return any(known.key == engine and known.command for known in CLUSTER_ENVS)
+
+
 def cancel_command(engine: str) -> CancelCommand | None:
     """Return the command that ends all processes that this engine (a `key`) started together; None if it has none."""
     return _BY_KEY[engine].cancel if engine in _BY_KEY else None
