@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -69,6 +68,7 @@ def explanation(run_dir: Path) -> str:
 
 
 def _attempt(log: AttemptLog) -> dict[str, Any]:
+    from jaxrun.protocol.codec import field_values
     from jaxrun.records.history.explain import STEPS, find_steps
 
     steps = find_steps(log)
@@ -78,7 +78,7 @@ def _attempt(log: AttemptLog) -> dict[str, Any]:
         "end": log.end,
         "hosts": log.size,
         "headline": log.outcome,
-        "straggler": _fields(log.straggler) if log.straggler is not None else None,
+        "straggler": field_values(log.straggler) if log.straggler is not None else None,
         "ranks": [
             {
                 "rank": rank,
@@ -157,7 +157,3 @@ def top(run_dir: Path, view: View, *, in_one_line: bool = False) -> str:
     from jaxrun.frontends.top.view_document import view_content
 
     return format_document("top", view_content(run_dir, view), in_one_line=in_one_line)
-
-
-def _fields(value: Any) -> dict[str, Any]:
-    return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}

@@ -63,11 +63,12 @@ class LivePage:
             if is_running and (self._updated_at is None or now - self._updated_at >= _UPDATE_S):
                 self._feed.update()
                 self._updated_at = now
-                if (rate := self._feed.view().pace) is not None:
-                    self._rates.append((round(now, 1), rate))
+            view = self._feed.view()
+            if self._updated_at == now and view.pace is not None:
+                self._rates.append((round(now, 1), view.pace))
             verdict = None if is_running else read_verdict(self._job.run_dir)
             return {
-                "top": view_content(self._job.run_dir, self._feed.view()),
+                "top": view_content(self._job.run_dir, view),
                 "rates": list(self._rates),
                 "is_over": not is_running,
                 "verdict": without_controls(headline_of(verdict)) if verdict is not None else "",

@@ -25,6 +25,7 @@ from jaxrun.frontends.metrics.exposition import JobFacts, collect
 from jaxrun.records.history.job_log import AttemptLog, read_attempts
 from jaxrun.records.rundir.job_requests import request_overview
 from jaxrun.records.rundir.recorded_files import read_job_events, read_plan
+from jaxrun.records.rundir.rundir import EVENTS_FILE
 from jaxrun.records.rundir.running_job import RunningJob, wait_for_job
 
 _CHECK_S = 1.0  # whether the job is over
@@ -38,16 +39,24 @@ class _JobCollector(Collector):
         plan = read_plan(job.run_dir)
         name = Path(plan.program[0]).stem if plan.program else ""
         self._facts = JobFacts(plan.job_id, name, plan.tag, str(job.run_dir.absolute()))
+        self._log_bytes = -1  # when it was read
+        self._attempts: list[AttemptLog] = []
 
     def collect(self) -> Iterator[Metric]:
         try:
             overview = request_overview(self._job)
         except JaxrunError:
             overview = None
-        attempts: list[AttemptLog] = []
-        with contextlib.suppress(JaxrunError):
-            attempts = read_attempts(read_job_events(self._job.run_dir))
-        return collect(self._facts, overview, attempts)
+        self._read_log()
+        return collect(self._facts, overview, self._attempts)
+
+    def _read_log(self) -> None:
+        """Read the event log, unless nothing was added since: it may be long."""
+        with contextlib.suppress(JaxrunError, OSError):
+            size = (self._job.run_dir / EVENTS_FILE).stat().st_size
+            if size != self._log_bytes:
+                self._attempts = read_attempts(read_job_events(self._job.run_dir))
+                self._log_bytes = size
 
 
 class _Server(ThreadingMixIn, WSGIServer):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from jaxrun.frontends.top.samples import RankSample
 from jaxrun.frontends.top.view import View
+from jaxrun.protocol.codec import field_values
 
 _STANDING_OUT = ("like others", "slow", "late", "stopped", "failed")
 
@@ -27,5 +27,4 @@ def view_content(run_dir: Path, view: View) -> dict[str, Any]:
 
 
 def _rank_content(sample: RankSample) -> dict[str, Any]:
-    known = {each.name: getattr(sample, each.name) for each in fields(sample)}
-    return {**known, "standing_out": _STANDING_OUT[sample.standing_out]}
+    return {**field_values(sample), "standing_out": _STANDING_OUT[sample.standing_out]}
