@@ -50,7 +50,7 @@ def start(tmp_path: Path):
         options = ["--ssh", str(ssh), "--connect-timeout", "10", "--directory", str(directory)]
         env = {**os.environ, "HOMES": str(tmp_path / "homes"), "SECRET": "a 'b' \"c\" $d !e\n%f", "TMPDIR": "/mine"}
         done = subprocess.run(
-            [sys.executable, "-m", "jaxrun.node.ssh_starter", *options, *named, "--", *words],
+            [sys.executable, "-m", "jaxrun.node.ssh", *options, *named, "--", *words],
             env=env,
             input=stdin,
             capture_output=True,

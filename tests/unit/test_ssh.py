@@ -8,8 +8,8 @@ import pytest
 
 from jaxrun.cli.make_job import make_job, without_effect
 from jaxrun.errors import UnavailableError, UsageError
-from jaxrun.node import ssh_failures
-from jaxrun.node.ssh_bootstrap import remote_command, start_message
+from jaxrun.node.ssh import host_failures
+from jaxrun.node.ssh.bootstrap import remote_command, start_message
 from jaxrun.protocol.ssh_start import format_failed_agents, split_failed_agents
 from jaxrun.spec.backends import mpirun
 from jaxrun.spec.backends.planning import command_on, replan
@@ -96,18 +96,18 @@ SAID = {
 
 @pytest.mark.parametrize("said", SAID)
 def test_sshs_own_words_are_shown_with_what_to_type(said):
-    text = ssh_failures.describe_failures({"h2": ssh_failures.ssh_failed("h2", f"* banner\r\n{said}\r\n")}, 3)
+    text = host_failures.describe_failures({"h2": host_failures.ssh_failed("h2", f"* banner\r\n{said}\r\n")}, 3)
     assert said.replace("\n", "\n    ") in text and SAID[said] in text and text.startswith("1 of 3 hosts cannot")
 
 
 def test_a_changed_host_key_is_distinguished_from_an_unknown_one():
     said = f"{'@' * 59}\n@  WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @\nHost key verification failed.\n"
-    assert "ssh-keygen -R h2" in ssh_failures.ssh_failed("h2", said).advice
+    assert "ssh-keygen -R h2" in host_failures.ssh_failed("h2", said).advice
 
 
 def test_hosts_that_fail_for_the_same_reason_are_named_together():
-    failures = {host: ssh_failures.cannot_start("version", "", "/opt/python") for host in ("h1", "h3")}
-    text = ssh_failures.describe_failures({**failures, "h2": ssh_failures.other_python("3.6.8")}, 3)
+    failures = {host: host_failures.cannot_start("version", "", "/opt/python") for host in ("h1", "h3")}
+    text = host_failures.describe_failures({**failures, "h2": host_failures.other_python("3.6.8")}, 3)
     assert "h1, h3: /opt/python has no jaxrun\n" in text and "h2: has Python 3.6.8\n" in text
     lines, failed = split_failed_agents(f"{text}\n{format_failed_agents([0, 4])}\n")
     assert (lines, failed) == (text.split("\n"), {0, 4})

@@ -1,6 +1,6 @@
 """What the starter of the ssh backend, the agents that it starts, and the supervisor agree on.
 
-    starter (node/ssh_starter.py)                          host
+    starter (node/ssh)                                     host
                  ──────── ssh HOST REMOTE_COMMAND ───────▶
                  ◀───────────── MARK version ─────────────  an interpreter runs; nothing was sent to a shell before
                  ───────────── code, message ────────────▶  by standard input, where no other user can read it

@@ -1,6 +1,6 @@
 """The ssh backend: OpenSSH's client starts one agent on each of the hosts that -H or --hostfile name.
 
-One local process, the starter (node/ssh_starter.py), keeps a connection to each host. Each agent then has a connection
+One local process, the starter (node/ssh), keeps a connection to each host. Each agent then has a connection
 of its own to the head, directly or through its host's ssh, so the agents survive the loss of another host.
 """
 
@@ -19,7 +19,7 @@ from jaxrun.spec.backends.remote_plan import leave_out, plan_remote
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import AGENT_ARGV, LaunchCommand, Plan
 
-STARTER = "jaxrun.node.ssh_starter"
+STARTER = "jaxrun.node.ssh"
 _LONGEST_CONNECT_S = 15  # until a host that does not answer is given up
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_@%+=:,./~-]+")  # means itself in every shell
 

@@ -1,0 +1,14 @@
+"""The ssh backend's process beside the launcher, the starter: starts an agent on each host by OpenSSH's client.
+
+    launcher ─ starter ─┬─ ssh h1 ─ … ─ login shell on h1 ─ bootstrap, which becomes the agent
+                        └─ ssh h2 ─ …
+
+| module        | what it does                                                                                   |
+|---------------|------------------------------------------------------------------------------------------------|
+| __main__      | `python -m jaxrun.node.ssh`: reads the starter's command line                                  |
+| starter       | follows all hosts at the same time, and names those that fail                                  |
+| started_host  | follows one host, from the connection to the end of its agent                                  |
+| session       | one process of OpenSSH's client                                                                |
+| bootstrap     | the line for the login shell, and the code that runs on a host before the agent                |
+| host_failures | why hosts cannot be used, in words, with what to type                                          |
+"""
