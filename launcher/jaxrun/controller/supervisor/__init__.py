@@ -7,9 +7,11 @@
 | local_job                       | runs the attempts of a job whose agent is in this process                  |
 | remote_job                      | runs the attempts of a job whose agents are on other hosts                 |
 | attempt_loop, dispatcher        | one attempt: events to the head and the event log, actions executed        |
-| remote_agents                   | the agents of one attempt on other hosts: admission, reports, orders       |
+| remote_agents                   | the agents of one attempt on other hosts: reports, orders, losses          |
+| admission                       | which agents are admitted to an attempt, and which are refused             |
 | agent_connections               | their connections, silent hosts, flow control of output                    |
 | contests                        | two agents that claim one place (--wait-hosts)                             |
+| kept_record                     | what agents keep of the job for another head                               |
 | earlier_head                    | continues the job of a head that was lost, as agents know it               |
 | spare_agents                    | the agents that wait on spare hosts                                        |
 | losses                          | which agent, host or launch command went first                             |

@@ -1,6 +1,6 @@
 """The connections to the agents of a job on other hosts: sending, silent hosts, and flow control of output.
 
-Nothing here knows what a message means; remote_agents.py does.
+Nothing here knows what a message means; remote_agents.py and admission.py do.
 """
 
 from __future__ import annotations
@@ -94,7 +94,8 @@ class AgentConnections:
         return is_used
 
     def remove(self, agent: AgentId, connection: AgentConnection) -> bool:
-        """Forget a connection; returns whether the agent used it."""
+        """Forget a connection, which is not read any more; returns whether the agent used it."""
+        self._loop.remove_reader(connection.fileno())
         self._unsent.discard(connection)
         self._others.pop(connection, None)
         was_used = self._by_agent.get(agent) is connection

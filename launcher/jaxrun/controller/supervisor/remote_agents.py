@@ -1,8 +1,8 @@
-"""The agents of one attempt that are on other hosts: admits them, passes on what they report, and sends them orders.
+"""The agents of one attempt that are on other hosts: passes on what they report, and sends them orders.
 
-It decides nothing: the head does, to which all events go. From each agent only one connection counts, and nothing that
-belongs to an earlier attempt. A lost host shows here first: as a connection that the kernel gives up
-(channel/connection.py), or as probes that are not answered (channel/silence.py); losses.py says which loss came first.
+It decides nothing: the head does, to which all events go; admission.py decides which agents are heard at all. A lost
+host shows here first: as a connection that the kernel gives up (channel/connection.py), or as probes that are not
+answered (channel/silence.py); losses.py says which loss came first.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
 from jaxrun.controller.head.agent_registry import AgentRegistry
+from jaxrun.controller.supervisor.admission import Admission, Entry
 from jaxrun.controller.supervisor.agent_connections import (
     AgentConnection,
     AgentConnections,
@@ -26,14 +27,14 @@ from jaxrun.controller.supervisor.agent_connections import (
     RemoteOutput,
 )
 from jaxrun.controller.supervisor.attempt_loop import AttemptLoop
-from jaxrun.controller.supervisor.contests import CHECK_INTERVAL_S, Claim, Contests
 from jaxrun.controller.supervisor.engine_commands import HostSearch
+from jaxrun.controller.supervisor.kept_record import KeptRecord
 from jaxrun.controller.supervisor.launch_process import LaunchProcess
 from jaxrun.controller.supervisor.losses import ATTACHED_GRACE_S, LossWatch
 from jaxrun.controller.supervisor.next_attempt_hosts import AgentsLeft
 from jaxrun.controller.supervisor.quarantine_decision import HostsHeard
 from jaxrun.controller.supervisor.spare_agents import SpareAgents
-from jaxrun.errors import JaxrunError, NotUniformError, ProtocolError, UnavailableError
+from jaxrun.errors import JaxrunError, ProtocolError
 from jaxrun.node.agent.agent import LISTENER, MESSAGES, OUTPUT
 from jaxrun.node.channel.connection import AGENT_TO_HEAD
 from jaxrun.node.channel.listener import Listener, Peer
@@ -44,13 +45,10 @@ from jaxrun.protocol.agent_messages import (
     AgentEvent,
     AgentMessage,
     AgentOrder,
-    AgentRefused,
     AgentReport,
     AgentSignalled,
     AgentToHead,
     JobInfo,
-    KeepRecord,
-    NextAttempt,
     OutputChunk,
     RankOrder,
     Shutdown,
@@ -67,7 +65,6 @@ from jaxrun.protocol.worker_messages import Failed, Run
 from jaxrun.records.event_log.actions import RecordClock
 from jaxrun.records.event_log.events import (
     AgentLost,
-    AgentTurnedAway,
     BadMessage,
     HostsFound,
     LaunchCommandEnded,
@@ -78,13 +75,11 @@ from jaxrun.records.event_log.events import (
 )
 from jaxrun.records.output.output import Output
 from jaxrun.spec.job.plan import Plan
-from jaxrun.text import format_ranks
 
 if TYPE_CHECKING:
     from jaxrun.controller.supervisor.launcher_staging import Staged
 
 _SHUTDOWN_SEND_S = 1.0  # for the last messages to leave
-_RECORD_INTERVAL_S = 1.0  # between two messages about the steps that were saved
 _BLAMED_EXIT_S = 0.2  # for a process to end after its connection, so that mpirun sees its status first
 _AGENT_EXIT_S = 1.0  # for the agents that answer to end, before the engine ends those that do not
 
@@ -150,13 +145,18 @@ class RemoteAgents:
         self._remote_output = RemoteOutput(output, self.connections)
         self._losses = LossWatch(self._launch, self.connections, self._watches, clock, attached=self._attached)
         self._dropped_peers = DroppedPeers(clock)
-        self._stale: set[AgentConnection] = set()  # for these connections, only the end of the earlier attempt counts
-        self._waits = plan.job.host_wait > 0  # for lost hosts, so that an agent may come in the place of another
-        self._contests = Contests()
-        self._contest_due: float | None = None
-        self._record = record
-        self._record_due: float | None = None
-        self._is_closed = False  # once the program runs; until then the head names agents that do not fit
+        self._record = KeptRecord(record, self.connections, clock)
+        self._admission = Admission(
+            attempt,
+            plan,
+            entrance.job_info,
+            registry,
+            self.connections,
+            self._losses,
+            self._record,
+            output,
+            clock,
+        )
         self._sought: dict[AgentId, str] = {}  # awaited agents whose hosts are looked for
         self._silent_agents: set[AgentId] = set()  # lost, because their hosts are silent
         self._signalled = False  # whether this process was asked to end, where the agents are as well
@@ -176,8 +176,8 @@ class RemoteAgents:
         loop.add_timer(dropped.deadline, self._log_dropped_peers)
         loop.add_poller(self._remote_output.acknowledge)
         loop.add_timer(lambda: self._losses.deadline, self._explain_losses)
-        loop.add_timer(lambda: self._contest_due, self._settle_contests)
-        loop.add_timer(lambda: self._record_due, self._send_record)
+        loop.add_timer(lambda: self._admission.contests_due, self._settle_contests)
+        loop.add_timer(lambda: self._record.due, lambda: self._record.send_all(self._attempt.hosts))
 
     # ---- the end of the attempt, and of the job
 
@@ -279,8 +279,8 @@ class RemoteAgents:
 
     def send(self, ranks: tuple[int, ...], order: RankOrder) -> None:
         if isinstance(order, Run):
-            self._is_closed = True
-            self._record_due = self._clock() if self._record is not None else None  # all hosts are known now
+            self._admission.handle_run()
+            self._record.handle_run()
         if isinstance(order, SignalWorker) and order.signum in (signal.SIGTERM, signal.SIGKILL):
             self._losses.stop_asking()
         self.connections.send(ranks, order)
@@ -312,118 +312,34 @@ class RemoteAgents:
         staged = self._entrance.staged
         if staged is not None and peer.purpose is Purpose.COPY:
             staged.give(peer)
-        else:
-            self._admit(peer)
-
-    def _admit(self, peer: Peer) -> None:
-        connection: AgentConnection = AgentConnection(peer.connection, AGENT_TO_HEAD, peer.tags)
-        agent, connections = AgentId(peer.number), self.connections
-        may_come = agent in connections.agents if self._waits else agent in connections.waiting
-        if self._is_closed and not may_come:
-            self._refuse(agent, connection)
             return
-        self._welcome(agent, connection)
+        connection: AgentConnection = AgentConnection(peer.connection, AGENT_TO_HEAD, peer.tags)
+        agent = AgentId(peer.number)
+        if self._admission.greet(agent, connection):
+            self._add_reader(agent, connection)
 
     def admit(self, agents: Iterable[ConnectedAgent]) -> None:
         """Let agents in that have come before this attempt."""
         for one in agents:
-            self._welcome(one.agent, one.connection)
+            self._admission.welcome(one.agent, one.connection)
+            self._add_reader(one.agent, one.connection)
             self._handle_messages(one.agent, one.connection, one.messages)
 
-    def _welcome(self, agent: AgentId, connection: AgentConnection) -> None:
-        plan, connections = self._plan, self.connections
-        attempt = plan.attempt if connections.agents.get(agent) or plan.is_started_by_hand else 0
-        connection.send(replace(self._entrance.job_info, attempt=attempt))
-        if self._record is not None:
-            connection.send(KeepRecord(self._record))
-        connections.add_unused(agent, connection)
-        self._add_reader(agent, connection)
-
     def _adopt(self, earlier: AgentConnections) -> None:
-        """Tell the agents of the earlier attempt to end it; what they still send of it is dropped."""
-        connections = self.connections
+        """Take over the agents of the earlier attempt."""
         for agent, connection in earlier.items():
-            if agent not in connections.agents:
-                connection.send(Shutdown(0))
-                connection.close()
-                continue
-            if not connections.add(agent, connection):
-                connections.add_unused(agent, connection)
-            self._add_reader(agent, connection)
-            if ranks := connections.agents[agent]:
-                self._stale.add(connection)
-                connections.send_to(connection, NextAttempt(self._plan.attempt, ranks))
-                if self._record is not None:
-                    connections.send_to(connection, KeepRecord(self._record))
+            if self._admission.adopt(agent, connection):
+                self._add_reader(agent, connection)
 
     def _add_reader(self, agent: AgentId, connection: AgentConnection) -> None:
         read = partial(self._on_readable, agent, connection)
         self._attempt.loop.add_reader(connection.fileno(), MESSAGES, read)
 
-    def _refuse(self, agent: AgentId, connection: AgentConnection, reason: str = "") -> None:
-        """Tell an agent that the job has no place for it, or the `reason`, and close its connection."""
-        hosts, ranks = self._attempt.hosts, self.connections.agents.get(agent, ())
-        if reason:
-            text = reason
-        elif ranks:
-            text = f"this job runs already: its {format_ranks(ranks)} is another process, on {hosts[ranks[0]]}"
-        else:
-            text = f"this job runs already, with {len(hosts)} processes: none is rank {agent}"
-        self._attempt.record(AgentTurnedAway(agent, text))
-        connection.send(AgentRefused(text, is_taken=self._waits and bool(ranks) and not reason))
-        connection.close()
-
-    # ---- one agent comes in the place of another
-
-    def _contend(self, agent: AgentId, connection: AgentConnection, message: AgentToHead) -> bool:
-        """Keep a message of an agent whose place is another's, until it is known whether that one is alive."""
-        earlier = self.connections.used_by(agent)
-        if earlier is connection or (earlier is None and agent not in self._losses.held_losses):
-            return False
-        if earlier in self._stale and agent in self._plan.awaited:
-            self._give_up(agent, earlier)
-            return False
-        self._contests.add(agent, connection, message, earlier)
-        self._contest_due = self._clock()
-        return True
-
-    def _give_up(self, agent: AgentId, connection: AgentConnection) -> None:
-        """Forget an agent that is connected, but has not answered since the end of an earlier attempt."""
-        self._attempt.loop.remove_reader(connection.fileno())
-        self.connections.remove(agent, connection)
-        self._stale.discard(connection)
-        connection.close()
-
     def _settle_contests(self) -> None:
-        used, held = dict(self.connections.used()), self._losses.held_losses
-        for contest, claim in self._contests.take_decided(used, held):
-            if claim is Claim.TAKEN:
-                self._turn_away(contest.agent, contest.connection)
-                continue
-            self.connections.add(contest.agent, contest.connection)
+        for contest in self._admission.settle_contests():
             for message in contest.messages:
                 if self.connections.used_by(contest.agent) is contest.connection:  # else refused
                     self._on_message(contest.agent, contest.connection, message)
-        self._contest_due = self._clock() + CHECK_INTERVAL_S if self._contests.are_open else None
-
-    def _turn_away(self, agent: AgentId, connection: AgentConnection, reason: str = "") -> None:
-        """Refuse an agent that has connected, and continue without it."""
-        self._attempt.loop.remove_reader(connection.fileno())
-        self.connections.remove(agent, connection)
-        self._refuse(agent, connection, reason)
-
-    def _refuse_unfit(self, connection: AgentConnection, report: AgentReport) -> bool:
-        """Refuse an agent that replaces another, but does not fit the job; returns whether it was refused."""
-        if not self._waits or not (self._is_closed or self._plan.attempt > 1):
-            return False
-        try:
-            self._registry.check_command(report)
-            self._registry.check_installation(report)
-        except (UnavailableError, NotUniformError) as error:
-            self._output.print_line(f"jaxrun: {report.host} cannot take the place of a lost host: {error}")
-            self._turn_away(report.agent, connection, str(error))
-            return True
-        return False
 
     def _log_dropped_peers(self) -> None:
         if (dropped := self._dropped_peers.take()) is not None:
@@ -440,25 +356,19 @@ class RemoteAgents:
         self._handle_messages(agent, connection, messages)
 
     def _handle_messages(self, agent: AgentId, connection: AgentConnection, arrived: Sequence[AgentToHead]) -> None:
-        loop, connections = self._attempt.loop, self.connections
         for message in self._check(agent, connection, arrived):
-            if self._waits and self._contend(agent, connection, message):
-                continue
-            if connections.add(agent, connection):
-                self._on_message(agent, connection, message)
-                if connections.used_by(agent) is not connection:  # refused
+            match self._admission.enter(agent, connection, message):
+                case Entry.ADMITTED:
+                    self._on_message(agent, connection, message)
+                    if self.connections.used_by(agent) is not connection:  # refused
+                        return
+                case Entry.NAMED if isinstance(message, AgentReport):
+                    self._attempt.handle(message)  # the head names both agents
+                case Entry.REFUSED:
                     return
-            elif isinstance(message, AgentReport) and not self._is_closed:
-                self._attempt.handle(message)  # the head names both agents
-            elif isinstance(message, AgentReport):
-                loop.remove_reader(connection.fileno())
-                connections.remove(agent, connection)
-                self._refuse(agent, connection)
-                return
         if connection.lost_reason:
-            loop.remove_reader(connection.fileno())
-            was_used = connections.remove(agent, connection)
-            self._contests.remove(connection)
+            was_used = self.connections.remove(agent, connection)
+            self._admission.forget(connection)
             connection.close()
             if was_used:
                 self._on_lost(agent, connection)
@@ -468,8 +378,7 @@ class RemoteAgents:
     ) -> Sequence[AgentToHead]:
         """Return those of the messages that belong to this attempt; an invalid message ends the connection."""
         try:
-            if connection in self._stale:  # in the earlier attempt it may have had other ranks
-                messages = self._drop_stale(connection, messages)
+            messages = self._admission.drop_stale(connection, messages)
             for message in messages:
                 check_event(message, agent=agent, ranks=self.connections.agents.get(agent, ()))
         except ProtocolError as error:
@@ -481,19 +390,11 @@ class RemoteAgents:
         connection.lost_reason = f"its agent sent something that is not a message of jaxrun: {error}"
         self._attempt.record(BadMessage(agent, connection.lost_reason))
 
-    def _drop_stale(self, connection: AgentConnection, messages: Sequence[AgentToHead]) -> Sequence[AgentToHead]:
-        """The messages that belong to this attempt: from the report on with which the agent begins it."""
-        for index, message in enumerate(messages):
-            if isinstance(message, AgentReport) and message.attempt == self._plan.attempt:
-                self._stale.discard(connection)
-                return messages[index:]
-        return []
-
     def _on_message(self, agent: AgentId, connection: AgentConnection, message: AgentToHead) -> None:
         if agent in self.connections.waiting:
             if isinstance(message, AgentReport):
                 self._on_spare_report(message)
-        elif isinstance(message, AgentReport) and self._refuse_unfit(connection, message):
+        elif isinstance(message, AgentReport) and self._admission.refuse_unfit(connection, message):
             return
         elif isinstance(message, AgentEvent):
             self._on_agent_event(message)
@@ -525,23 +426,12 @@ class RemoteAgents:
                 self._remote_output.handle(message.rank, connection, message)
                 return
             case CheckpointSaved():
-                self._note_saved_step(message.step)
+                self._record.handle_saved(message.step)
             case Failed():
                 self._losses.failure_reported.add(message.rank)
                 self._remote_output.log_traceback(message)
         if not (isinstance(message, Failed | WorkerExited) and self._losses.hold_if_asking(message)):
             self._attempt.receive(message)
-
-    def _note_saved_step(self, step: int) -> None:
-        """Have agents keep the step that was saved last; they are told once a second at most."""
-        if self._record is not None and step > (self._record.saved_step or -1):
-            self._record = replace(self._record, saved_step=step)
-            self._record_due = self._record_due or self._clock() + _RECORD_INTERVAL_S
-
-    def _send_record(self) -> None:
-        self._record_due = None
-        if self._record is not None:
-            self.connections.send_all(KeepRecord(replace(self._record, hosts=dict(self._attempt.hosts))))
 
     # ---- agents that wait
 

@@ -1,0 +1,51 @@
+"""What agents keep of the job for another head (--wait-hosts): sent when hosts are known, and after a save.
+
+Agents get it once a second at most. Where no head can take the place of this one, they keep nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from jaxrun.controller.supervisor.agent_connections import AgentConnection, AgentConnections
+from jaxrun.protocol.agent_messages import KeepRecord
+from jaxrun.protocol.job_record import JobRecord
+
+_INTERVAL_S = 1.0  # between two messages about the steps that were saved
+
+
+class KeptRecord:
+    """The record of the job, as the agents of one attempt keep it."""
+
+    def __init__(self, record: JobRecord | None, connections: AgentConnections, clock: Callable[[], float]) -> None:
+        """`record` is None where no head takes the place of this one. `clock` returns seconds since the epoch.
+
+        due:  when the record is sent to all agents; None while they know it
+        """
+        self._record = record
+        self._connections = connections
+        self._clock = clock
+        self.due: float | None = None
+
+    def send_to(self, connection: AgentConnection) -> None:
+        """Send the record to one agent that has come."""
+        if self._record is not None:
+            self._connections.send_to(connection, KeepRecord(self._record))
+
+    def handle_run(self) -> None:
+        """The program begins: all hosts are known now, so all agents get the record at once."""
+        if self._record is not None:
+            self.due = self._clock()
+
+    def handle_saved(self, step: int) -> None:
+        """Have agents keep the step that was saved last."""
+        if self._record is not None and step > (self._record.saved_step or -1):
+            self._record = replace(self._record, saved_step=step)
+            self.due = self.due or self._clock() + _INTERVAL_S
+
+    def send_all(self, hosts: Mapping[int, str]) -> None:
+        """Send the record to all agents, with the host of each rank."""
+        self.due = None
+        if self._record is not None:
+            self._connections.send_all(KeepRecord(replace(self._record, hosts=dict(hosts))))
