@@ -15,11 +15,13 @@ from jaxrun.controller.head.head_state import TimeLimits
 from jaxrun.controller.head.host_wait import LOOK_INTERVAL_S
 from jaxrun.controller.head.worker_assignment import Told
 from jaxrun.controller.supervisor.next_attempt_hosts import AgentsLeft, plan_next_attempt
+from jaxrun.controller.supervisor.quarantine_decision import HostsHeard, decide_quarantine
 from jaxrun.errors import UsageError
 from jaxrun.protocol.agent_messages import StartWorkers
 from jaxrun.protocol.job_messages import OverviewRequest
 from jaxrun.protocol.job_record import AttemptEnd
 from jaxrun.protocol.probe_messages import Machine
+from jaxrun.protocol.worker_messages import MpiImported
 from jaxrun.records.event_log.actions import AnswerRequest, Finish, LookForHosts, PrintLine, SendToAgents
 from jaxrun.records.event_log.events import AgentLost, HostsFound, Requested, Tick
 from jaxrun.spec.backends import manual
@@ -184,6 +186,37 @@ def test_an_engine_looks_for_the_host_again_and_again_and_has_time_to_start_its_
     assert len(job.of(LookForHosts)) == 2
     by_people = Starting(hand_plan(), {2: "h3"}).wait(100)
     assert not by_people.of(LookForHosts)
+
+
+def test_a_host_lost_after_all_have_reported_and_before_the_workers_are_there_is_waited_for_in_the_first_attempt_too():
+    plan = hand_plan(min_hosts=2)
+    first = Starting(plan, {}).report(0, 1, 2).handle(AgentLost(2, CLOSED))
+    assert first.starts and first.outcome.text.startswith("the agent of rank 2 (h3) was lost before it started")
+    assert dict(first.outcome.lost_early) == {2: CLOSED}
+    assert summarize_end(first.outcome, has_run_before=False) == AttemptEnd("lost")
+    following = plan_next_attempt(plan, first.outcome, AgentsLeft({0, 1}, reported={0, 1, 2}), {})
+    assert following.awaited == {2: "h3"} and not following.is_smaller
+    nobody_waits = replace(plan, job=replace(plan.job, wait_hosts=None))
+    assert plan_next_attempt(nobody_waits, first.outcome, AgentsLeft({0, 1}, reported={0, 1, 2}), {}).is_smaller
+
+
+def test_an_engines_host_lost_before_its_workers_are_there_is_one_to_avoid():
+    outcome = JobOutcome(EndReason.UNAVAILABLE, lost_early={1: CLOSED})
+    heard = HostsHeard(["h1", "h2", "h3"], ["h2", "h3"], ["h2"])
+    assert decide_quarantine({0: "h1", 1: "h2"}, outcome, {}, heard).hosts == {"h2": f"lost: {CLOSED}"}
+    plan = mpirun_plan(("h1", "h2", "h3"), min_hosts=2, wait_hosts=None)
+    left = AgentsLeft({0, 2}, {0: "h1", 2: "h3"}, reported={0, 1, 2})
+    assert plan_next_attempt(plan, outcome, left, {"PATH": ""}).why.startswith(
+        "the job cannot be placed on other hosts"
+    )
+
+
+def test_it_is_said_once_that_a_program_with_mpi_is_not_waited_for():
+    job = Starting(mpirun_plan(), {})
+    job.handle(MpiImported(0), MpiImported(1))
+    assert len(job.lines) == 1 and "imports mpi4py.MPI, so a lost host is not waited for" in job.lines[0]
+    for silent in (Starting(mpirun_plan(wait_hosts=None), {}), Starting(hand_plan(), {})):
+        assert not silent.handle(MpiImported(0)).lines
 
 
 # ---- where the next attempt runs

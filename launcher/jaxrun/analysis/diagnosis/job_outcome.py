@@ -125,6 +125,7 @@ class JobOutcome:
     stop_requested:                  someone also asked to stop the job
     faults_left:                     the faults of --chaos that were not injected
     failed_checks:                   the reason why a host failed --host-check, by the rank that checked it
+    lost_early:                      why a host was lost that had reported, but not started its workers, by rank
     not_back:                        the ranks of the hosts for which the attempt has waited in vain (--wait-hosts)
     saved_step:                      the last step whose checkpoint the program reported as complete
     uses_mpi:                        whether the program uses the MPI that started its ranks
@@ -151,6 +152,7 @@ class JobOutcome:
     stop_requested: bool = False
     faults_left: tuple[FaultSpec, ...] = ()
     failed_checks: Mapping[int, str] = field(default_factory=dict)
+    lost_early: Mapping[int, str] = field(default_factory=dict)
     not_back: tuple[int, ...] = ()
     saved_step: int | None = None
     uses_mpi: bool = False

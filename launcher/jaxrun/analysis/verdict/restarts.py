@@ -87,7 +87,7 @@ def summarize_end(outcome: JobOutcome, *, has_run_before: bool) -> AttemptEnd:
             end = AttemptEnd(_HOST_CHECK, saved_step=saved)
         case EndReason.UNAVAILABLE if outcome.not_back:
             end = AttemptEnd(_NOT_BACK, saved_step=saved)
-        case EndReason.UNAVAILABLE if has_run_before or outcome.run_at is not None:
+        case EndReason.UNAVAILABLE if has_run_before or outcome.run_at is not None or outcome.lost_early:
             end = AttemptEnd(_LOST, saved_step=saved)
         case _:
             return AttemptEnd(outcome.reason, hopeless=_HOPELESS_ENDS[outcome.reason], saved_step=saved)

@@ -58,7 +58,7 @@ from jaxrun.protocol.debugger_messages import DebuggerMessage
 from jaxrun.protocol.flight_file import LOCKSTEP_FAIL, LOCKSTEP_OFF
 from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, RankReply, RecorderSnapshot
 from jaxrun.protocol.stop_messages import StopEvent
-from jaxrun.protocol.worker_messages import Call, Done, Failed
+from jaxrun.protocol.worker_messages import Call, Done, Failed, MpiImported
 from jaxrun.records.event_log.actions import Action, PrintLine
 from jaxrun.records.event_log.events import AgentLost, Event, FaultRequested, HostsFound, TerminalLine, Tick
 from jaxrun.spec.job.fault_spec import FaultSpec
@@ -133,6 +133,7 @@ class Head:
             StartFailed: self._on_start_failed,
             StopEvent: self._state.stop.handle,
             WorkerReport: self._workers.add_report,
+            MpiImported: self._on_mpi_imported,
             RankReply: self._queries.handle,
             MemoryShortage: MemoryShortages(self._state, self._queries).handle,
             RecorderSnapshot: self._on_recorder,
@@ -251,6 +252,10 @@ class Head:
         self._workers.add_process(event.rank)
         return self._shutdown.kill((event.rank,)) if self.phase is JobPhase.STOPPING else []
 
+    def _on_mpi_imported(self, event: MpiImported, now: float) -> list[Action]:
+        self._workers.uses_mpi = True
+        return self._wait.handle_mpi()
+
     def _on_recorder(self, event: RecorderSnapshot, now: float) -> list[Action]:
         self._state.flights[event.rank] = event.flight
         self._stragglers.handle_recorder(event, now)
@@ -276,7 +281,7 @@ class Head:
             self._limit_startup(now, anew=False)
             return []
         ranks = self._agents[event.agent]
-        actions = self._shutdown.on_agent_lost(event, ranks, now)
+        actions = self._shutdown.on_agent_lost(event, ranks, now, was_there=self._startup.has_all_agents)
         return [*actions, *(action for rank in ranks for action in self._on_program_ended(rank, now))]
 
     def _on_program_ended(self, rank: int, now: float) -> list[Action]:

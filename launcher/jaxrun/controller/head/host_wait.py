@@ -26,6 +26,9 @@ from jaxrun.text import format_ranks, format_seconds
 
 SAID_AFTER_S = 0.5  # an agent that comes back sooner is not worth a line
 LOOK_INTERVAL_S = 2.0  # from the end of one look for hosts to the next one
+_NO_WAIT_WITH_MPI = (
+    "the program imports mpi4py.MPI, so a lost host is not waited for (--wait-hosts): MPI needs all ranks started anew"
+)
 _START_S = 10.0  # for the agent that is started on a host that was found
 
 
@@ -54,6 +57,7 @@ class HostWait:
         self._shutdown = shutdown
         self._registry = registry
         self._hosts: dict[AgentId, AwaitedHost] = {}
+        self._uses_mpi = False
         for agent, name in awaited.items():
             self._add(agent, name, now)
 
@@ -99,6 +103,13 @@ class HostWait:
             wait = _START_S if event.hosts else LOOK_INTERVAL_S
             self._state.timers.set(Timer.HOST_LOOK, now + wait, self._look)
         return []
+
+    def handle_mpi(self) -> list[Action]:
+        """The program uses the MPI that started its ranks: print once that no lost host is waited for."""
+        registry, is_known, self._uses_mpi = self._registry, self._uses_mpi, True
+        if is_known or registry is None or not registry.job.host_wait or registry.is_started_by_hand:
+            return []
+        return [PrintLine(_NO_WAIT_WITH_MPI)]
 
     # ---- time
 

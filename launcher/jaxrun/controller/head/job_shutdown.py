@@ -172,12 +172,16 @@ class JobShutdown:
             return self.on_debugger_closed(event.rank, now)
         return [*self._release_rank_0_if_last(), *self.settle(now, event.rank)]
 
-    def on_agent_lost(self, event: AgentLost, ranks: Sequence[int], now: float) -> list[Action]:
-        """Handle the loss of an agent: these `ranks` are lost with it."""
+    def on_agent_lost(self, event: AgentLost, ranks: Sequence[int], now: float, *, was_there: bool) -> list[Action]:
+        """Handle the loss of an agent: these `ranks` are lost with it.
+
+        was_there:  all agents had reported, so that another attempt may do better if this one has not begun
+        """
         if not all(map(self._workers.has_worker, ranks)):
             agent = f"the agent of {format_ranks_on_hosts(ranks, self._workers.hosts)}"
             text = f"{agent} was lost before it started its worker{'s' if len(ranks) > 1 else ''}: {event.reason}"
-            return self.abort(JobOutcome(EndReason.UNAVAILABLE, text=text, decided_at=now), now)
+            lost = dict.fromkeys(ranks, event.reason) if was_there else {}
+            return self.abort(JobOutcome(EndReason.UNAVAILABLE, text=text, lost_early=lost, decided_at=now), now)
         return [action for rank in ranks for action in self._on_rank_lost(rank, event, now)]
 
     def _on_rank_lost(self, rank: int, event: AgentLost, now: float) -> list[Action]:

@@ -65,6 +65,11 @@ class Startup:
         return len(self._device_reports) == len(self._hosts)
 
     @property
+    def has_all_agents(self) -> bool:
+        """Whether all agents on other hosts have reported."""
+        return self._registry is not None and self._registry.complete
+
+    @property
     def is_staging(self) -> bool:
         """Whether hosts copy what is staged, which may take long."""
         return self._staging is not None and bool(self._staging.awaited)

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from jaxrun.analysis.diagnosis.job_outcome import InjectedFault, WorkerOutcome
 from jaxrun.protocol.agent_messages import WorkerExited
 from jaxrun.protocol.stop_messages import CheckpointSaved
-from jaxrun.protocol.worker_messages import Failed, Interrupted, MpiImported, SignalHandlers, ThreadFailed
+from jaxrun.protocol.worker_messages import Failed, Interrupted, SignalHandlers, ThreadFailed
 from jaxrun.records.event_log.actions import Action
 
-WorkerReport = ThreadFailed | SignalHandlers | Interrupted | MpiImported | CheckpointSaved
+WorkerReport = ThreadFailed | SignalHandlers | Interrupted | CheckpointSaved
 
 
 @dataclass(slots=True)
@@ -140,8 +140,6 @@ class WorkerTable:
                 worker.handlers = report
             case Interrupted():
                 worker.interrupted = True
-            case MpiImported():
-                self.uses_mpi = True
             case CheckpointSaved():
                 self.saved_step = max(report.step, self.saved_step if self.saved_step is not None else report.step)
         return []

@@ -148,7 +148,7 @@ def _lost_hosts(plan: Plan, outcome: JobOutcome, left: AgentsLeft) -> set[str]:
     """The hosts that cannot be used: lost by silence or otherwise, or without an agent that has reported."""
     culprits = find_culprits(outcome.workers) if outcome.workers else []
     lost = {worker.rank for worker in culprits if worker.lost_reason}
-    lost.update(outcome.unanswered, outcome.failed_checks)
+    lost.update(outcome.unanswered, outcome.failed_checks, outcome.lost_early)
     if outcome.reason is EndReason.UNAVAILABLE and left.reported:
         lost.update(rank for rank in plan.host_of if rank not in left.reported)
     return {host for rank, host in plan.host_of.items() if rank in lost}

@@ -46,6 +46,7 @@ def decide_quarantine(
     lost = {host: f"lost while it waited as a spare host: {why}" for host, why in lost_spares.items()}
     culprits = find_culprits(outcome.workers) if outcome.workers else []  # without victims of mpirun's end
     lost |= {hosts[worker.rank]: f"lost: {worker.lost_reason}" for worker in culprits if worker.lost_reason}
+    lost |= {hosts[rank]: f"lost: {why}" for rank, why in outcome.lost_early.items()}
     far = {*heard.far}
     spared = {
         host: "no agent on another host has reported, so it may be that none can be reached from here"
