@@ -310,6 +310,13 @@ def test_the_version_is_shown(capsys):
         ("zsh", "jaxrun -m train --st", "file\n--st\n"),
         ("bash", "jaxrun stacks --f", "plain,--full"),
         ("bash", "jaxrun explain r", "dir,r"),
+        ("bash", "jaxrun --run-dir r", "dir,r"),
+        ("bash", "jaxrun --hostfile h", "file,h"),
+        ("bash", "jaxrun --stage v", "dir,v"),
+        ("fish", "jaxrun ex", "plain,explain\n"),
+        ("zsh", "jaxrun ex", "plain\nexplain\n_\n"),
+        ("fish", "jaxrun train.py --ver", "file,--ver\n"),
+        ("fish", "jaxrun --stag", "plain,--stage\tFirst copy this directory to a local disk of each host"),
         ("fish", "jaxrun attach --ra", "plain,--rank\t"),
     ],
 )

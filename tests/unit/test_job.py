@@ -254,7 +254,7 @@ def package(tmp_path):
         ("space.deep.job", "space/deep/job.py"),
         ("space.app", "space/app/__main__.py"),
         # Python itself refuses these when the rank runs them.
-        *((name, None) for name in ("pkg.sub", "open.gone", "space.deep", "space.gone.job", "space.run")),
+        *((name, None) for name in ("open.gone", "space.deep", "space.gone.job", "space.run")),
     ],
 )
 @pytest.mark.parametrize("installed", [False, True])
@@ -289,6 +289,7 @@ def test_an_installed_module_is_found_but_the_current_directory_comes_first(tmp_
     ("name", "message"),
     [
         ("__main__", "no module named '__main__'"),
+        ("pkg.sub", r"the package 'pkg\.sub' cannot be run: it has no __main__; .*-m pkg\.sub\.MODULE"),
         ("nosuch.part", r"no module named 'nosuch' in .* or among the installed"),
         ("plain.py", r"'plain' is not a package; leave out -m to run the file plain\.py"),
         ("plain.part", r"'plain' is not a package$"),

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 PER_GPU = "gpu"  # a process for each GPU
 AUTOMATIC = "auto"  # the default behaviour
+_TAKEN_FOR_HELP = ("-host", "-hosts", "-hostfile")
 
 
 class Time(click.ParamType):  # type: ignore[type-arg]  # click 8.1 has none
@@ -88,7 +89,7 @@ _METAVARS = {"int": "N", "float": "TIME"}
 
 def parameters() -> list[click.Parameter]:
     """Return all options in the order of --help-all, and the program."""
-    return [*_job_options(), *_about(), _program()]
+    return [*_job_options(), *_about(), *_refused(), _program()]
 
 
 def attach_parameters() -> list[click.Parameter]:
@@ -216,6 +217,20 @@ def _about() -> Iterable[JobOption]:
         yield JobOption(
             declared.flags, declared, help=text, is_flag=True, is_eager=True, expose_value=False, callback=callback
         )
+
+
+def _refused() -> Iterable[click.Option]:
+    """Yield hidden options that stop click from reading mpirun's `-host h1` as -h and showing the help."""
+    for name in _TAKEN_FOR_HELP:
+        own_name = f"refused_{name[1:]}"
+        yield click.Option(
+            [name, own_name], is_flag=True, is_eager=True, expose_value=False, hidden=True, callback=_refuse
+        )
+
+
+def _refuse(ctx: click.Context, param: click.Parameter, typed: bool) -> None:
+    if typed:
+        raise click.NoSuchOption(param.opts[0], ctx=ctx)
 
 
 def _version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:

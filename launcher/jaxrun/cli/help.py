@@ -93,7 +93,10 @@ class Command(click.Command):
             from click.shell_completion import CompletionItem
 
             return [CompletionItem(incomplete, type="file")]
-        return super().shell_complete(ctx, incomplete)
+        found = super().shell_complete(ctx, incomplete)
+        for item in found:
+            item.help = item.help and _in_short(item.help)
+        return found
 
 
 def all_help(ctx: click.Context) -> str:

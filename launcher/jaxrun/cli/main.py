@@ -159,7 +159,7 @@ def _run(dry_run: bool, as_json: bool, **values: Any) -> int:
     environ = dict(os.environ)
     context = click.get_current_context()
     invocation: _Invocation = context.obj
-    values, note = torchrun.translate(values)
+    values, note = torchrun.translate(values, environ)
     job = _make_job(context, values, environ)
     if as_json and (not dry_run or job.sbatch or job.submit or job.backend == KUBERNETES):
         raise UsageError(

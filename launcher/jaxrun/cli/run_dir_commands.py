@@ -44,8 +44,13 @@ def _command(help_text: str, *params: click.Parameter) -> Callable[[Callable[...
     "Show how a job went: its verdict, and how long each rank took to start. RUN_DIR is its run directory, or N for "
     "the Nth latest job here. [default: the latest]",
     _JOB,
-    click.Option(["--trace"], metavar="FILE", help="Write what all ranks did, for Perfetto: .json or .json.gz."),
-    click.Option(["--html"], metavar="FILE", help="Write the same as a page for any browser."),
+    click.Option(
+        ["--trace"],
+        type=click.Path(),
+        metavar="FILE",
+        help="Write what all ranks did, for Perfetto: .json or .json.gz.",
+    ),
+    click.Option(["--html"], type=click.Path(), metavar="FILE", help="Write the same as a page for any browser."),
     _JSON,
 )
 def _explain(run_dir: str | None, trace: str | None, html: str | None, as_json: bool) -> int:
@@ -93,7 +98,12 @@ def _stacks(run_dir: str | None, full: bool, native: bool, as_json: bool) -> int
     "job's run directory, or N for the Nth latest job here. [default: the latest]",
     _JOB,
     click.Option(["--steps"], type=click.IntRange(min=1), default=5, metavar="N", help="How many steps. [default: 5]"),
-    click.Option(["--output"], metavar="DIR", help="A directory that all hosts share. [default: the run directory]"),
+    click.Option(
+        ["--output"],
+        type=click.Path(),
+        metavar="DIR",
+        help="A directory that all hosts share. [default: the run directory]",
+    ),
 )
 def _profile(run_dir: str | None, steps: int, output: str | None) -> int:
     from jaxrun.records.rundir import job_requests, running_job
@@ -175,7 +185,9 @@ def _list(directory: str | None, as_json: bool) -> int:
     click.Option(["--keep"], type=click.IntRange(min=0), metavar="N", help="How many of the newest to keep; required."),
     click.Option(["--dry-run"], is_flag=True, help="Only show what would be deleted."),
     click.Option(["--staged"], is_flag=True, help="Instead delete this host's copies of --stage that no job uses."),
-    click.Option(["--stage-dir"], metavar="DIR", help="Where they are. [default: TMPDIR, else /tmp]"),
+    click.Option(
+        ["--stage-dir"], type=click.Path(), metavar="DIR", help="Where they are. [default: TMPDIR, else /tmp]"
+    ),
     _JSON,
     _DIRECTORY,
 )

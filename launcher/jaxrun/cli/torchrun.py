@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from jaxrun.errors import UsageError
+from jaxrun.errors import UnavailableError, UsageError
 
 _PREFIX = "torchrun_"  # prefix of the names of their values
 _DEFAULT_PORTS = {"--rdzv-endpoint": 29400, "--master-addr": 29500}
@@ -31,12 +31,21 @@ _WITHOUT_MEANING = {
     "--monitor-interval": "jaxrun notices the end of a process at once",
     "--start-method": "jaxrun forks ranks where that is safe",
     "--role": "all ranks have one role",
+    "--logs-specs": _RECORDS,
+    "--duplicate-stdout-filters": _RECORDS,
+    "--duplicate-stderr-filters": _RECORDS,
+    "--event-log-handler": "events.jsonl in the run directory has all events",
+    "--numa-binding": "--bind auto keeps each rank on the cores next to its GPUs",
+    "--signals-to-handle": "jaxrun passes signals on by itself",
+    "--virtual-local-rank": "each rank has its own devices alone",
+    "--run-path": "a rank runs the program in its own interpreter",
 }
-_FLAGS = ("--standalone", "--no-python", "--module")
+_FLAGS = ("--standalone", "--no-python", "--module", "--virtual-local-rank", "--run-path")
 _WITH_MEANING = (
     *("--rdzv-endpoint", "--master-addr", "--master-port", "--log-dir", "--local-ranks-filter", "--no-python"),
     "--module",
 )
+_STREAMS = re.compile(r"[0-3]|([0-9]+:[0-3],?)+")  # values of --redirects and --tee
 _HOST_RANGE = re.compile(r"([0-9]+):([0-9]+)")
 
 
@@ -48,13 +57,14 @@ def parameters() -> list[click.Parameter]:
     ]
 
 
-def translate(values: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+def translate(values: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[dict[str, Any], str]:
     """Translate torchrun's options to jaxrun's; returns all values, and a line about options without an effect.
 
     Raises UsageError if they are insufficient for jaxrun, or contradict its own options.
     """
     given = {title: values[_name(title)] for title in (*_WITHOUT_MEANING, *_WITH_MEANING) if values.get(_name(title))}
     own = {name: value for name, value in values.items() if not name.startswith(_PREFIX)}
+    _check_streams(given)
     _resolve_host_range(own)
     ignored = {title: why for title, why in _WITHOUT_MEANING.items() if title in given}
     if "--module" in given:
@@ -66,7 +76,7 @@ def translate(values: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
             ignored["--local-ranks-filter"] = "on several hosts, --only-rank counts the ranks of the whole job"
         else:
             _set(own, "only_ranks", given["--local-ranks-filter"], "--local-ranks-filter", "--only-rank")
-    _resolve_address(own, given, ignored)
+    _resolve_address(own, given, ignored, environ)
     if "--no-python" in given:
         own["program"] = _without_python(own.get("program") or ())
     return own, _describe(ignored)
@@ -85,7 +95,17 @@ def _resolve_host_range(own: dict[str, Any]) -> None:
         _set(own, "min_hosts", least, f"-N/--hosts {found[0]}", "--min-hosts")
 
 
-def _resolve_address(own: dict[str, Any], given: Mapping[str, str], ignored: dict[str, str]) -> None:
+def _check_streams(given: Mapping[str, str]) -> None:
+    """Raise UsageError for srun's `-t 10`, and for other words that cannot be values of torchrun's -t and -r."""
+    for title in ("-r/--redirects", "-t/--tee"):
+        if title in given and _STREAMS.fullmatch(given[title]) is None:
+            hint = "; Slurm's -t is --time here" if title.startswith("-t") else ""
+            raise UsageError(f"{title} {given[title]}: torchrun takes 0 to 3, or such a number for each rank{hint}")
+
+
+def _resolve_address(
+    own: dict[str, Any], given: Mapping[str, str], ignored: dict[str, str], environ: Mapping[str, str]
+) -> None:
     """Turn the address of torchrun's rendezvous into host 0's; one machine needs neither."""
     title = next((name for name in _DEFAULT_PORTS if name in given), "")
     if not title:
@@ -99,6 +119,8 @@ def _resolve_address(own: dict[str, Any], given: Mapping[str, str], ignored: dic
     if not re.search(r":[0-9]+$", address):
         address = f"{address}:{given.get('--master-port', _DEFAULT_PORTS[title])}"
     if own.get("host_rank") is None:
+        own["host_rank"] = _host_rank_of_task(own["hosts"], environ)
+    if own["host_rank"] is None:
         raise UsageError(
             f"{title} {given[title]} says where the hosts meet, but not which of the {own['hosts']} this is; on each, "
             f"type --host-rank (torchrun's --node-rank), from 0, and --head {address}"
@@ -106,13 +128,29 @@ def _resolve_address(own: dict[str, Any], given: Mapping[str, str], ignored: dic
     _set(own, "head", address, title, "--head")
 
 
+def _host_rank_of_task(hosts: Any, environ: Mapping[str, str]) -> int | None:
+    """Return this host's number if srun or mpirun has started one command on each of the `hosts`, else None.
+
+    So `srun torchrun --nnodes 2 --rdzv-endpoint $HEAD:29500 …` runs, where torchrun numbers the hosts by itself.
+    """
+    from jaxrun.spec.job.cluster_env import find_rank_info
+
+    try:
+        found = find_rank_info(environ)
+    except (UnavailableError, UsageError):  # broken variables, or a rank of another job
+        return None
+    return found.rank if found is not None and found.size == hosts else None
+
+
 def _has_several_hosts(own: Mapping[str, Any]) -> bool:
     return own.get("host_rank") is not None or own.get("hosts") not in (None, 1)
 
 
 def _without_python(program: tuple[str, ...]) -> tuple[str, ...]:
-    """Remove `python` and its -u. Raises UsageError for any other program: a rank is a Python process."""
+    """Remove `python` and its -u. Raises UsageError if the rest is no Python program: a rank is a Python process."""
     words = list(program)
+    if words and words[0].endswith(".py"):
+        return program
     if not words or re.fullmatch(r"python[0-9.]*", os.path.basename(words.pop(0))) is None:
         raise UsageError(
             "--no-python is for programs that are not Python's, which a rank must be; name the Python program itself, "

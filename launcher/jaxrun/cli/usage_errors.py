@@ -5,76 +5,21 @@ from __future__ import annotations
 import difflib
 import re
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from jaxrun.cli.defaults import Defaults
 from jaxrun.cli.job_option import JobOption, job_options
-from jaxrun.spec.job.env_options import mask_secret
+from jaxrun.cli.options_of_others import find_foreign, find_instead
 from jaxrun.spec.job.option_declaration import SHAPE
 
 _RUN_PROGRAMS = ("", "jaxrun", "jaxrun attach")
 _READ_BYTES = 2**20  # of a program
 
-# Options of other launchers, and replacements.
-_HEAD = "use --head HOST:PORT, the same on all hosts"
-_MPI = "pass options to mpirun with --mpi-args"
-_PROCESSES, _HOSTS = "use -n/--processes", "use -N/--hosts"
-_HEAD_BY_HAND = "use --head HOST:PORT and --host-rank on each host"
-_ITS_OWN = "the program decides that; put its own options after its name"
-_OF_OTHERS = {
-    "--master-addr": _HEAD,
-    "--master-port": _HEAD,
-    "--rdzv-endpoint": _HEAD,
-    "--rdzv-backend": _HEAD,
-    "--rdzv-id": _HEAD,
-    "--standalone": "leave it out: one machine is the default",
-    "--log-dir": "use --run-dir; the logs are in the run directory",
-    "--nodes": "use -N/--hosts",
-    "--ntasks": "use -n/--processes",
-    "--ntasks-per-node": "use --processes-per-host",
-    "-ppn": "use --processes-per-host",
-    "-x": "use --env NAME",
-    "-genv": "use --env NAME=VALUE",
-    "-host": "use -H/--host",
-    "-hosts": "use -H/--host",
-    "-hostfile": "use --hostfile",
-    "-machinefile": "use --hostfile",
-    "-c": "write the code into a file, because each rank on each host runs one: jaxrun [OPTIONS] PROGRAM.py",
-    "--map-by": _MPI,
-    "--bind-to": _MPI,
-    "--oversubscribe": _MPI,
-    "--allow-run-as-root": _MPI,
-    "--mca": _MPI,
-    # accelerate launch
-    "--num-processes": _PROCESSES,
-    "--num-machines": _HOSTS,
-    "--machine-rank": "use --host-rank",
-    "--main-process-ip": _HEAD_BY_HAND,
-    "--main-process-port": _HEAD_BY_HAND,
-    "--mixed-precision": _ITS_OWN,
-    "--multi-gpu": "leave it out: each GPU gets a process, unless -n says otherwise",
-    "--cpu": "use --platform cpu",
-    "--use-cpu": "use --platform cpu",
-    "--gpu-ids": "use --env CUDA_VISIBLE_DEVICES=0,1",
-    "--config-file": "put defaults into [tool.jaxrun] of pyproject.toml",
-    "--dynamo-backend": "leave it out: JAX compiles by itself",
-    # deepspeed
-    "--num-gpus": _PROCESSES,
-    "--num-nodes": _HOSTS,
-    "--include": "use -H/--host h1:4,h2:4",
-    "--exclude": "use --exclude-hosts",
-    "--launcher": "use --backend",
-    "--launcher-args": _MPI,
-    "--deepspeed": _ITS_OWN,
-    "--deepspeed-config": _ITS_OWN,
-    "--enable-each-rank-log": "use --run-dir; the logs of all ranks are in the run directory",
-}
 
-
-def describe(error: click.ClickException, words: Collection[str], defaults: Defaults) -> str:
+def describe(error: click.ClickException, words: Sequence[str], defaults: Defaults) -> str:
     """Describe the error in jaxrun's own style; `words` are the words of the command line."""
     match error:
         case click.NoSuchOption():
@@ -84,17 +29,13 @@ def describe(error: click.ClickException, words: Collection[str], defaults: Defa
         case click.MissingParameter(param=click.Parameter() as param):
             return f"{_name(param)} is missing"
         case click.BadParameter(param=click.Parameter() as param):
-            source = defaults.sources.get(param.name or "")
-            typed = error.ctx is None or source is None or not _is_default(error.ctx, param)
-            return f"{'' if typed else f'{source}: '}{_name(param)}: {_plain(error.message)}"
+            return _bad_value(error, param, words, defaults)
     return _plain(error.format_message())
 
 
-def _no_such_option(error: click.NoSuchOption, words: Collection[str]) -> str:
-    typed = [word.partition("=")[0] for word in words if word.startswith("-")]
-    foreign = next((name for name in (error.option_name, *typed) if _as_typed(name) in _OF_OTHERS), None)
-    if foreign is not None and (foreign == error.option_name or foreign.startswith(error.option_name)):
-        instead = _spelled_out(foreign, list(words)) or _OF_OTHERS[_as_typed(foreign)]
+def _no_such_option(error: click.NoSuchOption, words: Sequence[str]) -> str:
+    foreign, instead = find_foreign(error.option_name, words)
+    if foreign:
         return f"there is no option {foreign}: {instead}"
     command = error.ctx.command.name if error.ctx else ""
     text = f"there is no option {error.option_name}{f' of {command}' if command != 'jaxrun' else ''}"
@@ -106,15 +47,15 @@ def _no_such_option(error: click.NoSuchOption, words: Collection[str]) -> str:
     return f"{text}; put the program's options after its name; --help-all lists jaxrun's"
 
 
-def _spelled_out(name: str, words: Sequence[str]) -> str:
-    """Return the replacement for mpirun's `-x FOO=1` and `-genv FOO 1`; empty for any other option."""
-    if name not in ("-x", "-genv") or name not in words:
-        return ""
-    variable, *rest = (*words[words.index(name) + 1 :], "")
-    if name == "-genv" and "=" not in variable and rest[0]:
-        variable = f"{variable}={rest[0]}"
-    variable, equals, value = variable.partition("=")
-    return f"use --env {variable}{equals}{mask_secret(variable, value)}" if variable[:1].isalpha() else ""
+def _bad_value(error: click.BadParameter, param: click.Parameter, words: Sequence[str], defaults: Defaults) -> str:
+    source = defaults.sources.get(param.name or "")
+    is_typed = error.ctx is None or source is None or not _is_default(error.ctx, param)
+    # click takes mpirun's `-npernode 2` for -n with the value "pernode".
+    for word in words if is_typed else ():
+        if word.startswith(tuple(name for name in param.opts if len(name) == len("-x"))) and find_instead(word):
+            return f"there is no option {word}: {find_instead(word)}"
+    message = _plain(error.message).replace("valid integer range", "valid integer")
+    return f"{'' if is_typed else f'{source}: '}{_name(param)}: {message}"
 
 
 def _close_options(error: click.NoSuchOption) -> list[str]:
@@ -122,10 +63,6 @@ def _close_options(error: click.NoSuchOption) -> list[str]:
     known = [name for param in (error.ctx.command.params if error.ctx else ()) for name in param.opts]
     beginning = [name for name in known if len(error.option_name) > 3 and name.startswith(error.option_name)]
     return beginning or difflib.get_close_matches(error.option_name, known, n=1, cutoff=0.7)
-
-
-def _as_typed(name: str) -> str:
-    return name.replace("_", "-")
 
 
 def _is_default(ctx: click.Context, param: click.Parameter) -> bool:

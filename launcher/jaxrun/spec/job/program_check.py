@@ -97,7 +97,11 @@ def find_module(name: str, cwd: str) -> Path | None:
         if spec is None:
             raise UsageError(_missing_module(name, ".".join((top, *rest[: at - 1])), part, package))
     if spec.submodule_search_locations is not None:
-        spec = _spec("__main__", spec.submodule_search_locations)
+        package, spec = spec, _spec("__main__", spec.submodule_search_locations)
+        if spec is None and not _may_find_elsewhere(package):
+            raise UsageError(
+                f"the package {name!r} cannot be run: it has no __main__; name one of its modules: -m {name}.MODULE"
+            )
     return Path(spec.origin) if spec and spec.has_location and spec.origin else None
 
 
