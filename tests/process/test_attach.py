@@ -346,6 +346,24 @@ def test_with_all_restarts_used_up_the_new_head_ends_the_job_on_all_hosts(hosts,
     assert third[0] == other[0] == 69 and f"{why}; the one restart is used up" in third[2], (other, third)
 
 
+def test_new_pods_continue_the_job_in_the_run_directory_that_outlives_them_until_it_has_ended_well(
+    hosts, tmp_path
+) -> None:
+    words = ["-n", "2", "--run-dir", "jaxrun-runs/1", "by_hand.py", *[LASTS.format(2)] * 2]
+    env = TOKEN | write_fake_runtime(tmp_path) | {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JAXRUN_TERMINATION_LOG": "t"}
+    pods = hosts(words, words, env=env)
+    wait_for_attempt(tmp_path, 1)
+    for pod in pods:
+        pod.kill()
+    hosts(words, words, env=env)
+    first, *_ = ended(pods)[2:]
+    assert first[0] == 0 and "continues with attempt 2: its launcher was killed" in first[2], first
+    verdict = json.loads((tmp_path / "jaxrun-runs/1/verdict.json").read_text())
+    assert (verdict["outcome"], verdict["attempt"]) == ("ok", 2)
+    hosts(words, env=env)
+    assert ended(pods[4:])[0][0] == 2
+
+
 @pytest.mark.parametrize("ends_by", ["signal", extended("time")])
 def test_an_agent_without_a_head_ends_at_a_signal_or_when_the_time_is_over(hosts, tmp_path, ends_by: str) -> None:
     limit = "60" if ends_by == "signal" else "1"

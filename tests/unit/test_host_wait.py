@@ -1,6 +1,7 @@
 """A job that waits for a lost host (--wait-hosts): what the head does, where the next attempt runs, and what counts."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from simulation import JOB_ID, report
@@ -269,6 +270,17 @@ def test_of_an_engines_agents_one_takes_all_ranks_of_a_lost_host():
     assert following.spare_hosts == ("h3",) and left.serve(following)
     one_of_two = plan_next_attempt(plan, outcome, AgentsLeft({0, 1, 2, 4}, {0: "h1", 1: "h1", 2: "h2", 4: "h3"}), {})
     assert one_of_two.agents == plan.agents and one_of_two.awaited == {3: "h2"}
+
+
+def test_pods_know_their_job_by_its_token_where_their_run_directory_may_outlive_them():
+    def known(environ, **wanted):
+        job = Job(program=("train.py",), backend="hosts", platform="cpu", hosts=1, host_rank=0, head="h1:7", **wanted)
+        return manual.plan(job, environ, JOB_ID, Machine("h1", (0, 1), {}, False, False)).requeue_id
+
+    kept, pod = {"run_dir": Path("/jaxrun-runs/1")}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+    one, other = (known(pod | {"JAXRUN_TOKEN": token * 32}, **kept) for token in "ab")
+    assert one != other and "a" * 32 not in one and one == known(pod | {"JAXRUN_TOKEN": "a" * 32}, **kept)
+    assert known({"JAXRUN_TOKEN": "a" * 32}, **kept) == known(pod | {"JAXRUN_TOKEN": "a" * 32}) == known(pod) == ""
 
 
 # ---- what counts

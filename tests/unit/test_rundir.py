@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from jaxrun.analysis.verdict.verdict import Verdict, to_json
 from jaxrun.errors import UsageError
 from jaxrun.protocol.agent_messages import AgentConnected
 from jaxrun.protocol.worker_messages import Done
 from jaxrun.records.event_log.event_log import LoggedEvent
 from jaxrun.records.event_log.events import ParentExited
 from jaxrun.records.rundir.jobs import clean, read_job
-from jaxrun.records.rundir.recorded_files import find_run_dir, is_run_dir
+from jaxrun.records.rundir.recorded_files import continue_job, find_requeued, find_run_dir, is_run_dir
 from jaxrun.records.rundir.rundir import RunDir, create, to_file_name
 
 NOW = datetime(2026, 11, 20, 21, 42)
@@ -278,3 +279,24 @@ def test_each_attempt_but_the_first_has_a_directory_of_its_own_for_its_logs(dire
     assert directory.make_attempt_directory(1) == tmp_path / "run"
     assert directory.make_attempt_directory(2) == directory.make_attempt_directory(2) == tmp_path / "run" / "attempt-2"
     assert (tmp_path / "run" / "attempt-2").is_dir()
+
+
+def test_a_job_continues_in_its_directory_unless_it_runs_or_has_ended_well(tmp_path, directory):
+    run = tmp_path / "run"
+    directory.write_text("job.json", json.dumps({"requeue_id": "token 1"}))
+    assert find_requeued(run, tmp_path, "token 1") == run and find_requeued(run, tmp_path, "token 2") is None
+    assert directory.claim()
+    refused = []
+    later, attempt = continue_job(run, claim=lambda one: refused.append(not one.claim()))
+    later.close()
+    assert refused == [True] and attempt == 2
+    directory.close()
+    later, _ = continue_job(run)
+    with_it, _ = continue_job(run, claim=lambda one: refused.append(not one.claim()))
+    assert refused == [True, True]  # the one that continues has it, too
+    with_it.close()
+    later.close()
+    for exit_code, wanted in ((1, run), (0, None)):
+        verdict = Verdict("ok" if exit_code == 0 else "failed", exit_code, {}, headline="", startup=0.0, run=0.0)
+        (run / "verdict.json").write_text(to_json(verdict))
+        assert find_requeued(run, tmp_path, "token 1") == wanted

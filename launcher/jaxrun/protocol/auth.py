@@ -88,6 +88,11 @@ def derive_rank_token(token: str) -> str:
     return hmac.digest(token.encode(), b"jaxrun ranks", "sha256").hex()
 
 
+def job_fingerprint(token: str) -> str:
+    """Return what tells the job of this token from others; it may be seen by anyone, and does not reveal the token."""
+    return hmac.digest(token.encode(), b"jaxrun job", "sha256").hex()[:32]
+
+
 def peer_token(token: str) -> str:
     """Return the secret that the agents of a job prove to each other; it is not the one for the head."""
     return f"peers {token}"

@@ -12,12 +12,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxrun.controller.supervisor.beside import listen_for_metrics, serve_metrics
 from jaxrun.controller.supervisor.job_terminal import check_live, resolve_stdin, start_screen
-from jaxrun.errors import UsageError
+from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.node.agent.guard import Guard, job_marker
 from jaxrun.node.forkserver import early
 from jaxrun.node.forkserver.early import EarlyServer
@@ -128,7 +129,8 @@ def _open_job_dir(begun: BegunJob) -> tuple[Plan, rundir.RunDir]:
         directory.record(LoggedEvent(time.time(), end, lost.attempt))
         plan = replace(plan, attempt=max(attempt, plan.attempt))
     else:
-        directory = _open_run_dir(plan)
+        continued, directory = _continue_in_run_dir(plan)
+        plan = replace(plan, attempt=max(continued.attempt, plan.attempt))
     directory.earlier = begun.earlier
     return plan, directory
 
@@ -173,11 +175,17 @@ def _open_run_dir(plan: Plan) -> rundir.RunDir:
     job = plan.job
     if job.no_run_dir:
         return rundir.RunDir(None)
-    return rundir.create(job.run_dir, base=Path.cwd(), name=job.name, now=datetime.now())
+    directory = rundir.create(job.run_dir, base=Path.cwd(), name=job.name, now=datetime.now())
+    directory.claim()
+    return directory
 
 
 def _continue_in_run_dir(plan: Plan) -> tuple[Plan, rundir.RunDir]:
-    """Return the plan of the next attempt, and the run directory, if an earlier launcher began the job (--requeue)."""
+    """Return the plan of the next attempt, and the run directory, if an earlier launcher began the job.
+
+    That is so in Slurm with --requeue, and in a new pod with --run-dir in a volume that outlives pods.
+    Raises UnavailableError while that job runs.
+    """
     if not plan.requeue_id:
         return plan, _open_run_dir(plan)
     from jaxrun.records.rundir.recorded_files import continue_job, find_requeued
@@ -185,11 +193,29 @@ def _continue_in_run_dir(plan: Plan) -> tuple[Plan, rundir.RunDir]:
     path = find_requeued(plan.job.run_dir, Path.cwd(), plan.requeue_id)
     if path is None:
         return plan, _open_run_dir(plan)
-    directory, attempt = continue_job(path)
+    directory, attempt = continue_job(path, claim=partial(_wait_until_unused, path, plan.job.init_timeout))
     reason = directory.earlier[-1].headline.partition("\n")[0] if directory.earlier else "its launcher was killed"
+    print_notice(f"the job in {path} continues with attempt {attempt}: {reason}")
     return replace(plan, attempt=attempt, restart_reason=reason), directory
 
 
+def _wait_until_unused(path: Path, timeout: float, directory: rundir.RunDir) -> None:
+    """Wait until no other process has the directory. Raises UnavailableError after `timeout` seconds."""
+    from jaxrun.records.rundir.recorded_files import read_plan
+
+    until, is_said = time.monotonic() + timeout, False
+    while not directory.claim():
+        launcher = read_plan(path).launcher
+        text = f"the job in {path} runs: process {launcher.pid} on {launcher.host} has the directory"
+        if time.monotonic() >= until:
+            raise UnavailableError(f"{text}; end that one, or name another --run-dir")
+        if not is_said:
+            print_notice(f"{text}; waiting until it has ended")
+        is_said = True
+        time.sleep(_CLAIM_POLL_S)
+
+
+_CLAIM_POLL_S = 0.2  # a directory is given free when its process ends, of which nobody is told
 _FILES_PER_WORKER = 12  # two pipes, a channel, stacks and two logs, and twice the first while it is being started
 _FILES_PER_RUNNING_WORKER = 7  # the minimum
 _FILES_PER_AGENT = 3  # a connection, and two logs if its host cannot write them

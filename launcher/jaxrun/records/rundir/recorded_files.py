@@ -7,7 +7,7 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -160,26 +160,32 @@ def _check_latest(latest: Path) -> None:
 
 
 def find_requeued(request: Path | None, base: Path, requeue_id: str) -> Path | None:
-    """The directory that an earlier launcher of the same job has left: `request`, or in `base`; None for the first."""
+    """The directory that an earlier launcher of the same job has left: `request`, or in `base`; None for the first.
+
+    A job that has ended well does not continue.
+    """
     candidates = [request] if request is not None else sorted((base / COLLECTION_DIR).glob("*"), reverse=True)
-    return next(
-        (path for path in candidates if not path.is_symlink() and read_plan(path).requeue_id == requeue_id), None
-    )
+    found = (path for path in candidates if not path.is_symlink() and read_plan(path).requeue_id == requeue_id)
+    path = next(found, None)
+    last = read_verdict(path) if path is not None else None
+    return None if last is not None and last.exit_code == 0 else path
 
 
-def continue_job(path: Path) -> tuple[RunDir, int]:
+def continue_job(path: Path, claim: Callable[[RunDir], object] = RunDir.claim) -> tuple[RunDir, int]:
     """Open the run directory for the job's next attempt, without its last verdict, for that was not the last.
 
-    Returns the number of the attempt, too. Raises UsageError if it cannot be written.
+    Returns the number of the attempt, too. `claim` is called before anything in it is read or changed.
+    Raises UsageError if it cannot be written.
     """
-    last = read_verdict(path)
-    attempt = 2
-    while attempt_directory(path, attempt).exists():
-        attempt += 1
     try:
         directory = RunDir(path, open_own_directory(path), events=OLD_FILE)
     except OSError as error:
         raise unusable(path, error) from None
+    claim(directory)
+    last = read_verdict(path)
+    attempt = 2
+    while attempt_directory(path, attempt).exists():
+        attempt += 1
     directory.earlier = (*last.earlier, replace(last, earlier=())) if last else ()
     directory.remove(VERDICT_FILE)
     return directory, attempt

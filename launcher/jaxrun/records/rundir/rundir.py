@@ -8,6 +8,7 @@ disk is reported once and costs files, never the job. All is made and written by
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 from collections.abc import Callable
@@ -109,6 +110,20 @@ class RunDir:
         except OSError as error:
             self._line_is_torn = True
             self._report_error(error)
+
+    def claim(self) -> bool:
+        """Keep the directory for this process and its children until they end; returns False if another one has it.
+
+        Returns True where the file system has no locks.
+        """
+        if self._events is not None:
+            try:
+                fcntl.flock(self._events, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            except OSError:
+                return True
+        return True
 
     def write_text(self, name: str, text: str) -> None:
         """Write the file `name` as a whole or not at all."""

@@ -12,6 +12,8 @@ from dataclasses import replace
 
 from jaxrun.errors import UsageError
 from jaxrun.protocol.agent_id import AgentId
+from jaxrun.protocol.auth import job_fingerprint
+from jaxrun.protocol.names import POD_MARKER, TOKEN
 from jaxrun.protocol.probe_messages import Machine
 from jaxrun.spec.backends.remote_plan import make_workers, plan_remote
 from jaxrun.spec.job.cluster_env import CLUSTER_ENVS, RankInfo, cancel_command
@@ -38,7 +40,15 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str, machine: Machine | N
     )
     hosts = [f"--host-rank {number}" for number in range(job.hosts) for _ in range(each)]  # until they have reported
     agents = {AgentId(first): tuple(range(first, first + each)) for first in range(0, size, each)}
-    return replace(plan_remote(job, environ, job_id, command, hosts), agents=agents)
+    made = plan_remote(job, environ, job_id, command, hosts)
+    return replace(made, agents=agents, requeue_id=_lasting_id(job, environ))
+
+
+def _lasting_id(job: Job, environ: Mapping[str, str]) -> str:
+    """What pods that take the place of others know of their job: its token is in a Secret. Empty outside of pods."""
+    token = environ.get(TOKEN, "")
+    is_kept = job.run_dir is not None and POD_MARKER in environ  # --run-dir may be in a volume that outlives the pods
+    return f"token {job_fingerprint(token)}" if is_kept and token else ""
 
 
 def replan_manual(plan: Plan, there: Collection[AgentId]) -> Plan | None:
