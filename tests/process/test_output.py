@@ -43,6 +43,18 @@ def test_every_line_has_its_rank_and_each_stream_its_file(tmp_path: Path) -> Non
 
 
 @pytest.mark.extended
+def test_the_usage_error_of_all_ranks_is_shown_once_before_how_the_job_ended(tmp_path: Path) -> None:
+    code = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--lr')\nparser.parse_args()\n"
+    result = jaxrun(tmp_path, "-n", "3", write(tmp_path, code), "--bogus")
+    screen, _, verdict = result.err.partition("jaxrun: ranks 0-2 failed")
+    assert result.code == 2 and "3 of 3 ranks ended with status 2" in verdict
+    lines = [line for line in screen.splitlines() if line.startswith("[")]
+    assert lines[0] == "[0-2] usage: program.py [-h] [--lr LR]" and len(lines) == 2
+    assert lines[1].startswith("[0-2] program.py: error: unrecognized arguments: --bogus")
+    assert (result.run_dir / "rank-0001.err").read_text().startswith("usage: program.py")
+
+
+@pytest.mark.extended
 def test_on_a_terminal_the_screen_has_its_width_and_colours(tmp_path: Path) -> None:
     message = "'spans non-addressable (non process local) devices, ' + 20_000 * 'x' + ' the end'"
     code = f"import jax\nraise ValueError({message})\n"

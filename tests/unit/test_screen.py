@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrun.records.output.line_buffer import LineBuffer
+from jaxrun.records.output.repeated_usage import HOLD_S, RepeatedUsage, shared_prefix
 from jaxrun.records.output.screen import Interleaver
 
 # Few letters, so that line ends, returns and Gloo's text meet often.
@@ -182,3 +183,20 @@ def test_jaxs_line_about_sigterm_is_removed_and_nothing_like_it():
     )
     other = b"my own preemption_notifier.cc: SIGTERM caught at 3\n"
     assert split([b"before\n" + notice + other + notice]) == b"before\n" + other
+
+
+def test_a_usage_error_of_several_ranks_is_one_text_and_what_else_they_print_is_not_held():
+    usage = RepeatedUsage()
+    assert not usage.hold(0, "err", b"step 1\n", 0.0) and usage.due is None
+    assert usage.hold(2, "err", b"usage: x.py [-h]\n", 1.0) and usage.hold(0, "err", b"usage: x.py [-h]\n", 1.5)
+    assert usage.hold(0, "err", b"x.py: error: no\n", 1.6) and usage.hold(2, "err", b"x.py: error: no\n", 1.7)
+    assert usage.hold(1, "err", b"Usage: other\n", 1.8) and usage.hold(3, "out", b"usage: x.py [-h]\n", 1.8)
+    assert not usage.hold(1, "out", b"step 2\n", 1.9)
+    assert usage.due == 1.0 + HOLD_S
+    assert usage.release() == [
+        ([0, 2], "err", b"usage: x.py [-h]\nx.py: error: no\n"),
+        ([1], "err", b"Usage: other\n"),
+        ([3], "out", b"usage: x.py [-h]\n"),
+    ]
+    assert usage.due is None and usage.release() == []
+    assert shared_prefix([0, 1, 2, 5]) == b"[0-2,5] "

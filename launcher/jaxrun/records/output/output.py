@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from jaxrun.records.output.rank_logs import STREAMS, RankLogs
+from jaxrun.records.output.repeated_usage import RepeatedUsage, shared_prefix
 from jaxrun.records.output.screen import HeldScreen, RankStream, Screen, rank_prefix
 from jaxrun.terminal import TerminalFormat, terminal_width
 
@@ -62,6 +63,7 @@ class Output:
             for rank in (range(size) if shown is None else sorted(shown))
             for stream, screen in zip(STREAMS, (out, self._err), strict=True)
         }
+        self._usage = RepeatedUsage()
         self._stderr_fd = stderr_fd
         self._status_printed_at = float("-inf")
         self._ranks_to_open = range(size) if open_logs else ()
@@ -71,6 +73,7 @@ class Output:
         """Show the last lines of the ranks that have ended, and keep the logs of the next attempt in `log_dir`."""
         for rank, stream in self._streams:
             self.end_stream(rank, stream)
+        self._show_usage()
         self.logs.close()
         self.logs = RankLogs(log_dir, self._ranks_to_open, self.print_line)
 
@@ -85,7 +88,7 @@ class Output:
         if rank_stream is None or self._held is not None:
             return
         whole = rank_stream.buffer.feed(data)
-        if whole:
+        if whole and not self._usage.hold(rank, stream, whole, self._clock()):
             rank_stream.show(whole)
         if not rank_stream.buffer.pending:
             self._waiting.pop(rank_stream, None)
@@ -99,7 +102,9 @@ class Output:
         rank_stream = self._streams.get((rank, stream))
         if rank_stream is not None and self._held is None:
             self._waiting.pop(rank_stream, None)
-            rank_stream.show(rank_stream.buffer.finish())
+            rest = rank_stream.buffer.finish()
+            if not self._usage.hold(rank, stream, rest, self._clock()):
+                rank_stream.show(rest)
 
     def flush_due(self) -> float | None:
         """Show text that has waited long enough; returns the seconds until the next call, None if nothing waits."""
@@ -110,6 +115,11 @@ class Output:
             wait = HELD_POLL_S
             if self._held.is_free():
                 self._release()
+        usage_due = self._usage.due
+        if usage_due is not None and usage_due <= now:
+            self._show_usage()
+        elif usage_due is not None:
+            wait = min(wait, usage_due - now)
         for rank_stream, since in list(self._waiting.items()):
             due = since + PARTIAL_LINE_DELAY_S
             if rank_stream.buffer.is_progress_bar:
@@ -159,6 +169,7 @@ class Output:
         if self._held is not None:
             self._held.kept.append(text)
             return
+        self._show_usage()
         self._err.write(self._err.interleaver.interrupt() + text.encode(errors="backslashreplace"))
 
     def _release(self) -> None:
@@ -193,6 +204,7 @@ class Output:
             self._release()
         for rank, stream in self._streams:
             self.end_stream(rank, stream)
+        self._show_usage()
         self.logs.close()
         deadline = None if timeout is None else time.monotonic() + timeout
         done = True
@@ -202,7 +214,16 @@ class Output:
             self._report_lost_screens()
         return done
 
+    def _show_usage(self) -> None:
+        """Show the usage errors that were held, each once."""
+        for ranks, stream, text in self._usage.release():
+            rank_stream = self._streams[ranks[0], stream]
+            if len(ranks) > 1:
+                rank_stream = RankStream(rank_stream.screen, shared_prefix(ranks))
+            rank_stream.show(text)
+
     def _show_partial(self, rank_stream: RankStream) -> None:
+        self._show_usage()
         self._waiting.pop(rank_stream, None)
         if rank_stream.buffer.is_progress_bar:
             rank_stream.bar_shown_at = self._clock()

@@ -1,0 +1,53 @@
+"""Usage errors and help of a program, which all ranks print: the screen shows each text once, as `[0-3] usage: …`.
+
+A stream is held for a moment from a line that begins with "usage:", as the lines of argparse and click do. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxrun.text import format_ranges
+
+HOLD_S = 1.0  # for a rank's text, unless jaxrun itself has something to say before
+_FIRST_WORD = b"usage:"
+
+
+@dataclass(slots=True)
+class _Held:
+    since: float
+    text: bytes
+
+
+class RepeatedUsage:
+    """The texts that are held, by rank and stream."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[int, str], _Held] = {}
+
+    def hold(self, rank: int, stream: str, lines: bytes, now: float) -> bool:
+        """Keep whole lines if they begin a usage error, or continue one; returns whether they are kept."""
+        key = rank, stream
+        if key in self._held:
+            self._held[key].text += lines
+        elif lines[: len(_FIRST_WORD)].lower() == _FIRST_WORD:
+            self._held[key] = _Held(now, lines)
+        return key in self._held
+
+    @property
+    def due(self) -> float | None:
+        """The time at which the texts are to be shown; None if nothing is held."""
+        return min(held.since for held in self._held.values()) + HOLD_S if self._held else None
+
+    def release(self) -> list[tuple[list[int], str, bytes]]:
+        """Return each text with its stream and the ranks that printed it, the lowest rank first, and forget them."""
+        ranks_of: dict[tuple[str, bytes], list[int]] = {}
+        for (rank, stream), held in sorted(self._held.items()):
+            ranks_of.setdefault((stream, held.text), []).append(rank)
+        self._held.clear()
+        return [(ranks, stream, text) for (stream, text), ranks in ranks_of.items()]
+
+
+def shared_prefix(ranks: list[int]) -> bytes:
+    """Return the tag of lines that several ranks have printed: "[0-2,5] "."""
+    return f"[{format_ranges(ranks).replace(' ', '')}] ".encode()
