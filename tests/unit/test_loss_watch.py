@@ -1,5 +1,7 @@
 """The supervisor finds out why agents end: of many losses the cause is passed on first."""
 
+from dataclasses import replace
+
 import pytest
 from simulation import Clock
 
@@ -23,9 +25,16 @@ class Launch:
 
     failed, was_killed = True, False
 
-    def __init__(self, status, *, agents_stay):
+    def __init__(self, status, *, agents_stay, engine="", output=""):
         self.status = status
-        self.command = LaunchCommand("", "mpirun", (), agents_stay=agents_stay)
+        self.output = output
+        self.command = LaunchCommand(engine, "mpirun", (), agents_stay=agents_stay)
+
+    def last_lines(self):
+        return self.output
+
+    def describe_end(self):
+        return f"mpirun ended with status {self.status}"
 
     def describe_failure(self, hosts, reported):
         return ENDED.text
@@ -56,11 +65,13 @@ class Watches:
 class Losses:
     """A LossWatch of a job of one rank; `told` are the events that reach its head."""
 
-    def __init__(self, launch_status=None, *, agents_stay=False):
+    def __init__(self, launch_status=None, *, agents_stay=False, engine="", output="", stderr=""):
         self.clock = Clock()
-        self.launch = Launch(launch_status, agents_stay=agents_stay)
+        self.launch = Launch(launch_status, agents_stay=agents_stay, engine=engine, output=output)
         self.hosts = Watches(self.clock)
-        self.watch = LossWatch(self.launch, OneConnection(), self.hosts, self.clock, attached=False)
+        self.watch = LossWatch(
+            self.launch, OneConnection(), self.hosts, self.clock, attached=False, read_stderr=lambda rank: stderr
+        )
         self.watch.reported = {0}
         self.told = []
 
@@ -152,6 +163,31 @@ def test_agents_that_are_lost_with_the_launch_command_went_with_it():
     assert losses.told == [LOST[0], AgentLost(1, CLOSED, ended_by_launch_command=True)]
 
 
+ABORT = "step 7\nAbort(773) on node 1 (rank 1 in comm 0): application called MPI_Abort(MPI_COMM_WORLD, 773) - process 1"
+
+
+@pytest.mark.parametrize(
+    ("engine", "output", "stderr", "told"),
+    [
+        ("hydra", "", ABORT, WorkerExited(0, 5, stderr_tail=ABORT)),  # 773 & 255
+        ("hydra", "", "step 7\n", "MPI_Abort(5) or an error of MPI"),
+        ("hydra", "", ABORT.replace("773", "6"), "MPI_Abort(5) or an error of MPI"),  # of something else
+        ("hydra", "BAD TERMINATION", "", AgentLost(0, CLOSED)),
+        ("open-mpi", "", ABORT, AgentLost(0, CLOSED)),  # its agents report by themselves
+    ],
+)
+def test_a_rank_that_called_mpi_abort_is_the_cause_where_the_engine_kills_all_agents(engine, output, stderr, told):
+    losses = Losses(engine=engine, output=output, stderr=stderr)
+    losses.launch.status = 5
+    losses.hold(AgentLost(0, CLOSED), ask=False)
+    losses.tell()
+    first = losses.told[0]
+    assert told in first.text if isinstance(told, str) else first == told
+    assert losses.told[1:] == (
+        [] if first == AgentLost(0, CLOSED) else [replace(LOST[0], ended_by_launch_command=True)]
+    )
+
+
 LOST = [AgentLost(rank, CLOSED) for rank in range(4)]
 TERM = [AgentSignalled(rank, 15) for rank in range(2)]
 FAILED = {"launch_end": ENDED, "launch_failed": True}
@@ -172,6 +208,11 @@ CAUSES = {
         [TERM[1], LOST[1], LOST[0], LOST[2]],
         {**FAILED, "failure_reported": frozenset({0})},
         [LOST[2], TERM[1], *(AgentLost(rank, CLOSED, ended_by_launch_command=True) for rank in (1, 0))],
+    ),
+    "a rank that called MPI_Abort, also if JAX ended it while MPI did": (
+        [LOST[2], WorkerExited(1, -6), WorkerExited(3, -6)],
+        {**FAILED, "mpi_abort": WorkerExited(1, 5)},
+        [WorkerExited(1, 5), AgentLost(2, CLOSED, ended_by_launch_command=True), WorkerExited(3, -6)],
     ),
     "a launch command that could not start all agents": (
         [LOST[0]],

@@ -3,10 +3,14 @@
 mpirun and srun end a whole job when they lose one host or process, and then every agent is signalled or lost at once.
 So these events are held for a moment or, once all hosts were asked whether they are alive, until each has answered or
 is lost according to --host-timeout (channel/silence.py). Then the cause is passed on first.
+
+After MPI_Abort, MPICH and Intel MPI kill all agents before these can report. Then the end of the rank's stderr tells
+which rank it was, if its agent had still read it.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from itertools import compress
@@ -15,7 +19,7 @@ from operator import not_
 from jaxrun.controller.supervisor.agent_connections import AgentConnection, AgentConnections, HostWatches
 from jaxrun.controller.supervisor.launch_process import LaunchProcess
 from jaxrun.protocol.agent_id import AgentId
-from jaxrun.protocol.agent_messages import AgentSignalled, StartFailed
+from jaxrun.protocol.agent_messages import AgentSignalled, StartFailed, WorkerExited
 from jaxrun.records.event_log.events import AgentLost, Event
 
 EXIT_GRACE_S = 0.05  # wait for the launch command's exit status before the agent that vanished is blamed
@@ -23,6 +27,9 @@ LONG_EXIT_GRACE_S = 0.5  # the same if it may be ending the processes that it st
 _ASKED_GRACE_S = 1.0  # wait for all that ends together, and for the answers of hosts that are alive
 ATTACHED_GRACE_S = 0.15  # an mpirun or srun gives less time to the processes that it started, like this one
 _ASK_AGAIN_S = 0.05  # between two checks whether a host has answered
+_KILLS_AGENTS = "hydra"  # the engine of MPICH and Intel MPI
+# "Abort(5) on node 1 (rank 1 in comm 0): application called MPI_Abort(MPI_COMM_WORLD, 5) - process 1", or MPI's error
+_MPI_ABORT = re.compile(r"^Abort\((-?[0-9]{1,11})\) on node [0-9]+ \(rank [0-9]+ in comm [0-9]+\): ", re.MULTILINE)
 
 
 class LossWatch:
@@ -36,8 +43,11 @@ class LossWatch:
         clock: Callable[[], float],
         *,
         attached: bool,
+        read_stderr: Callable[[int], str] = lambda rank: "",
     ) -> None:
         """`watches` knows which hosts are alive; `attached`: another program started this process beside the agents.
+
+        read_stderr:       returns the last lines of a rank's stderr that are on disk
 
         deadline:          when held events are passed on at the latest; None while no event is held
         reported:          the agents with ranks that have reported
@@ -48,6 +58,7 @@ class LossWatch:
         self._needs_launch = launch.status is None  # otherwise agents have already outlived it
         self._connections = connections
         self._watches = watches
+        self._read_stderr = read_stderr
         self._asked_grace_s = ATTACHED_GRACE_S if attached else _ASKED_GRACE_S
         self._held: list[Event] = []
         self._lost_agents = 0  # whose loss is held
@@ -136,10 +147,29 @@ class LossWatch:
             launch_failed=launch.failed and launch_end is not None,
             launch_killed=launch.was_killed and launch_end is not None,
             all_reported=self.all_reported,
+            mpi_abort=self._find_mpi_abort() if launch_end is not None else None,
         )
         held, self._held, self._lost_agents = self._held, [], 0
         self.deadline, self._asked = None, False
         return explain_losses(held, evidence)
+
+    def _find_mpi_abort(self) -> WorkerExited | StartFailed | None:
+        """Return how the rank ended that called MPI_Abort; without its last words, that some rank did."""
+        launch = self._launch
+        if not (launch.failed and launch.command.engine == _KILLS_AGENTS and self.all_reported and self._lost_agents):
+            return None
+        ended = {rank for agent in self.held_losses for rank in self._connections.agents[agent]}
+        ended |= {event.rank for event in self._held if isinstance(event, WorkerExited)}
+        for rank in sorted(ended):
+            text = self._read_stderr(rank)
+            if any(int(code) & 0xFF == launch.status for code in _MPI_ABORT.findall(text)):
+                return WorkerExited(rank, launch.status or 0, stderr_tail=text)
+        if launch.last_lines():  # it says so if it has lost a process
+            return None
+        return StartFailed(
+            f"{launch.describe_end()} and killed all ranks, as it does after MPI_Abort({launch.status}) or an error of "
+            "MPI in one of them; that rank's last words were lost"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +182,7 @@ class Evidence:
     launch_failed:     it ended of its own accord, with an error
     launch_killed:     it was killed, after which its daemons may end everything that they started, by SIGTERM
     all_reported:      every agent has reported
+    mpi_abort:         that a rank called MPI_Abort, for which the launch command has killed all agents
     """
 
     silent: Collection[AgentId]
@@ -160,6 +191,12 @@ class Evidence:
     launch_failed: bool
     launch_killed: bool
     all_reported: bool
+    mpi_abort: WorkerExited | StartFailed | None = None
+
+
+def _is_exit_of(first: Event | None, event: Event) -> bool:
+    """Whether both are the end of the same worker, of which `first` is the one to report."""
+    return isinstance(first, WorkerExited) and isinstance(event, WorkerExited) and event.rank == first.rank
 
 
 def explain_losses(held: list[Event], evidence: Evidence) -> list[Event]:
@@ -175,11 +212,11 @@ def explain_losses(held: list[Event], evidence: Evidence) -> list[Event]:
         # It ended the job because an agent had vanished: the first lost one. The others were lost because of that.
         not_first = evidence.failure_reported | signalled
         lost = (event for event in held if isinstance(event, AgentLost) and event.agent not in not_first)
-        first = next(lost, None)
+        first = evidence.mpi_abort or next(lost, None)
         others: list[Event] = [
             replace(event, ended_by_launch_command=True) if isinstance(event, AgentLost) else event
             for event in held
-            if event is not first
+            if event is not first and not _is_exit_of(first, event)
         ]
         if first is not None:
             return [first, *others]

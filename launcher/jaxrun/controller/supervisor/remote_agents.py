@@ -143,7 +143,14 @@ class RemoteAgents:
         limit = SilenceLimit.of_head(entrance.job_info.host_timeout, len(plan.agents))
         self._watches = HostWatches(limit, clock)
         self._remote_output = RemoteOutput(output, self.connections)
-        self._losses = LossWatch(self._launch, self.connections, self._watches, clock, attached=self._attached)
+        self._losses = LossWatch(
+            self._launch,
+            self.connections,
+            self._watches,
+            clock,
+            attached=self._attached,
+            read_stderr=lambda rank: output.logs.read_stderr(rank),
+        )
         self._dropped_peers = DroppedPeers(clock)
         self._record = KeptRecord(record, self.connections, clock)
         self._admission = Admission(

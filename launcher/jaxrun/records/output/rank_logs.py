@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -45,6 +46,15 @@ class RankLogs:
     @property
     def has_files(self) -> bool:
         return self._dir is not None
+
+    def read_stderr(self, rank: int) -> str:
+        """Return the end of the rank's stderr from its file, which its agent may have written; empty without one."""
+        try:
+            with log_path(self._dir, rank, "err").open("rb") if self._dir is not None else io.BytesIO() as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+                return file.read().decode(errors="replace")
+        except OSError:
+            return ""
 
     def write(self, rank: int, stream: str, data: bytes) -> None:
         self.write_file(rank, stream, data)
