@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from jaxrun.errors import ProtocolError
 from jaxrun.protocol.codec import encode
+from jaxrun.protocol.debugpy_messages import DebugpyInput, DebugpyStop
 from jaxrun.protocol.stop_messages import StopAt, StopRequested
 from jaxrun.protocol.worker_messages import (
     CallMismatch,
@@ -27,7 +28,8 @@ N = TypeVar("N")
 _RECEIVE_BYTES = 65536
 _ANSWERS = (Proceed, CallMismatch)  # to a Call
 _STOP_MESSAGES = (StopRequested, StopAt)
-_NOT_FOR_RECEIVE = (*_ANSWERS, *_STOP_MESSAGES, ProfileCalls, RankSecret)  # other methods return these
+_OF_DEBUGPY = (DebugpyInput, DebugpyStop)
+_NOT_FOR_RECEIVE = (*_ANSWERS, *_STOP_MESSAGES, *_OF_DEBUGPY, ProfileCalls, RankSecret)  # other methods return these
 
 
 class AgentDisconnected(Exception):
@@ -49,6 +51,7 @@ class AgentChannel:
         self._owner = os.getpid()
         self._decoder = WorkerMessageDecoder()
         self._received: list[WorkerMessage] = []
+        self._handlers: dict[type, Callable[[WorkerMessage], None]] = {}
         self._sending = threading.Lock()
         self._arrival = threading.Condition()
         self._reading = False
@@ -107,6 +110,16 @@ class AgentChannel:
         assert isinstance(message, _STOP_MESSAGES)
         return message
 
+    def receive_debugpy(self, session: int) -> DebugpyInput | DebugpyStop:
+        """Block until the next message for debugpy in this session. Raises AgentDisconnected."""
+        message = self._wait_for(lambda message: isinstance(message, _OF_DEBUGPY) and message.session == session)
+        assert isinstance(message, _OF_DEBUGPY)
+        return message
+
+    def handle(self, kind: type[WorkerMessage], handler: Callable[[WorkerMessage], None]) -> None:
+        """Call `handler` with each message of this type, in whichever thread reads it."""
+        self._handlers[kind] = handler
+
     def is_agent_gone(self) -> bool:
         """Whether the agent has already closed its end."""
         try:
@@ -155,7 +168,8 @@ class AgentChannel:
             self._poll.poll()  # an interrupt may end this wait
             with interrupts.deferred():
                 data = self._socket.recv(_RECEIVE_BYTES)
-                self._received += self._decoder.feed(data)
+                for message in self._decoder.feed(data):
+                    self._handlers.get(type(message), self._received.append)(message)
         except OSError as error:
             raise AgentDisconnected from error
         if not data:

@@ -23,6 +23,7 @@ from jaxrun_runtime import (
     children,
     coordinator_tls,
     debugger,
+    debugpy_link,
     exit_handlers,
     failure_report,
     interrupts,
@@ -97,6 +98,7 @@ def _run_stages(
         this_rank.keep(env, os.environ)
         joined = join.join(env, channel, order, key)
         stage = WorkerStage.PROVE
+        debugpy_link.DebugpyLink(env, channel)
         devices = join.report_devices(env, joined)
         channel.send(devices)
         gloo_connections.open_before_first_use(env)

@@ -38,7 +38,14 @@ from jaxrun.protocol.job_messages import (
     ToClient,
 )
 from jaxrun.protocol.names import CONTROL_FD
-from jaxrun.records.event_log.events import Event, FaultRequested, ParentExited, Requested, SignalRequested
+from jaxrun.records.event_log.events import (
+    Event,
+    FaultRequested,
+    ParentExited,
+    Requested,
+    RequestEnded,
+    SignalRequested,
+)
 from jaxrun.records.rundir.running_job import RequestRefused, RunningJob
 
 JOB_ID = "ab" * 16
@@ -193,8 +200,8 @@ def test_a_client_that_dies_in_the_midst_of_a_frame_or_before_its_answer_is_forg
     job.run()
     peer.link.close()
     job.run()
-    (asked,) = job.take_events()
-    assert isinstance(asked, Requested)
+    asked, ended = job.take_events()
+    assert isinstance(asked, Requested) and ended == RequestEnded(asked.number)
     job.server.answer(asked.number, DONE)
     assert job.notes == [] and job.events == []
     assert job.connect().receive() == [Greeting(SOCKET_VERSION, JOB_ID)]
@@ -409,8 +416,8 @@ def test_the_final_answer_is_returned_and_earlier_ones_are_shown(ends: Ends) -> 
     answer(
         Greeting(SOCKET_VERSION, JOB_ID), stale, Answered(1, Answer(AnswerState.PROGRESS, "half")), Answered(1, DONE)
     )
-    shown: list[str] = []
-    assert job.ask(OverviewRequest(), 5.0, shown.append) == DONE and shown == ["half"]
+    shown: list[Answer] = []
+    assert job.ask(OverviewRequest(), 5.0, shown.append) == DONE and [one.text for one in shown] == ["half"]
     sent = MessageDecoder(message_types(FromClient)).feed(theirs.recv(2**16))
     assert sent == [HELLO, Ask(1, OverviewRequest())]
     answer(Answered(2, Answer(AnswerState.REFUSED, "no")))

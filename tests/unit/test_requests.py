@@ -222,7 +222,7 @@ class AnsweringJob:
         found = self._answers.pop(0)
         if found.state is AnswerState.REFUSED:
             raise RequestRefused(found)
-        on_progress("calls #5-6 of ranks 0-1")
+        on_progress(Answer(AnswerState.PROGRESS, "calls #5-6 of ranks 0-1"))
         return found
 
 

@@ -152,6 +152,14 @@ def stacks(run_dir: Path, snapshot: Snapshot, text: str) -> str:
     return format_document("stacks", content)
 
 
+def debug(run_dir: Path, rank: int, configuration: Mapping[str, Any], *, as_json: bool) -> str:
+    """The launch.json for an editor; with `as_json`, a document in one line that contains its only configuration."""
+    if not as_json:
+        return json.dumps({"version": "0.2.0", "configurations": [configuration]}, indent=2, ensure_ascii=False)
+    content = {"run_dir": str(run_dir.absolute()), "rank": rank, "configuration": configuration}
+    return format_document("debug", content, in_one_line=True)
+
+
 def top(run_dir: Path, view: View, *, in_one_line: bool = False) -> str:
     """How far each rank is, and what it uses: the figures of the screen."""
     from jaxrun.frontends.top.view_document import view_content

@@ -1,9 +1,9 @@
-"""The commands that read the files of past jobs, or query a running one: explain, stacks, top, profile, list, clean."""
+"""The commands that read the files of past jobs, or query a running one: explain, stacks, top, debug, list, clean."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -165,6 +165,48 @@ def _serve_page(job: RunningJob, port: str) -> int:
     click.echo(f"jaxrun: open {address} in a browser on this machine; Ctrl-C ends this", err=True)
     with server:
         server.serve_forever()
+    return 0
+
+
+@_command(
+    "Connect an editor's debugger (debugpy) with a rank of a running job, on any host, and print the launch.json for "
+    "it. It ends when the editor lets go, or by Ctrl-C; the job continues. RUN_DIR is the job's run directory, or N "
+    "for the Nth latest job here. [default: the latest]",
+    _JOB,
+    click.Option(["--rank"], type=click.IntRange(min=0), metavar="R", help="The rank to debug; required."),
+    click.Option(
+        ["--port"],
+        type=click.IntRange(0, _MAX_PORT),
+        default=0,
+        metavar="PORT",
+        help="Where the editor connects on this host, at 127.0.0.1. [default: any free port]",
+    ),
+    _JSON,
+)
+def _debug(run_dir: str | None, rank: int | None, port: int, as_json: bool) -> int:
+    from jaxrun.frontends.debugger import session
+    from jaxrun.records.rundir import running_job
+
+    if rank is None:
+        raise UsageError("--rank is missing; say which rank to debug: jaxrun debug --rank 0")
+    session.check_debugpy()
+    job = running_job.find_running_job(_path(run_dir), "jaxrun debug")
+
+    def show(port: int, staged: Mapping[str, str]) -> None:
+        configuration = session.make_configuration(rank, port, staged)
+        text = f"jaxrun: rank {rank} can be debugged; start this configuration (.vscode/launch.json), or Ctrl-C"
+        click.echo(text, err=True)
+        click.echo(os.fsencode(documents.debug(job.run_dir, rank, configuration, as_json=as_json)))
+
+    def show_editor() -> None:
+        click.echo(f"jaxrun: an editor debugs rank {rank}; the job's clocks stand still until it disconnects", err=True)
+
+    debugger = session.DebugSession(job, rank, port, show, show_editor)
+    try:
+        why = debugger.wait()
+    finally:
+        debugger.close()
+    click.echo(f"jaxrun: {why or f'the debugger has let go of rank {rank}; the program continues'}", err=True)
     return 0
 
 

@@ -58,7 +58,17 @@ class OverviewRequest:
     """How far has each rank come, and what does it use? Answered by the fields of an Overview."""
 
 
-Request = StacksRequest | ProfileRequest | OverviewRequest
+@dataclass(frozen=True, slots=True)
+class DebugRequest:
+    """Connect debugpy in this rank. Answered when it is connected, with each of its outputs, and at its end.
+
+    The content of an answer has the fields `staged` of DebugpyStarted, or `data`, bytes in base64.
+    """
+
+    rank: int
+
+
+Request = StacksRequest | ProfileRequest | OverviewRequest | DebugRequest
 
 
 class AnswerState(enum.StrEnum):
@@ -87,6 +97,21 @@ class Ask:
 
     number: int
     request: Request = field(metadata=ANY_MESSAGE)
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """Bytes for the request `number`, a DebugRequest."""
+
+    number: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """End the request `number`, a DebugRequest; its last answer follows."""
+
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,5 +171,5 @@ class Dropped:
     reason: str
 
 
-FromClient = Greeting | Ask | Follow | SignalOrder | FaultOrder | EndOrder
+FromClient = Greeting | Ask | Input | Cancel | Follow | SignalOrder | FaultOrder | EndOrder
 ToClient = Greeting | Answered | JobEvent | JobEnded | Dropped

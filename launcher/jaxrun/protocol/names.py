@@ -24,4 +24,4 @@ GANG_DIRECTORY_PREFIX = "jaxrun-gang-"  # temporary directories of gangs begin w
 SHUTDOWN_BYTE = b"."
 RANK_PLUGIN = "jaxrun-rank"  # the pytest plugin that runs the session of a rank
 # The commands of `jaxrun` other than running a program; none of them forks workers.
-SUBCOMMANDS = ("attach", "clean", "doctor", "explain", "list", "profile", "stacks", "top")
+SUBCOMMANDS = ("attach", "clean", "debug", "doctor", "explain", "list", "profile", "stacks", "top")

@@ -17,6 +17,8 @@
                         ◀──────────    ProfileCalls      (flight_file.ORDERS_WORD makes the rank look for it)
     ProfileEnded        ──────────▶
                         ◀─────────▶    (debugger_messages.py, while it is being debugged)
+                        ◀─────────▶    (debugpy_messages.py, while an editor debugs it; a signal makes it look for the
+                                       first one)
                         ◀─────────▶    (stop_messages.py, if the program asks whether it should stop)
     Failed | Done       ──────────▶    (the program's end; with --pdb, Failed is answered by a DebuggerDecision)
                         ◀──────────    Exit              (after Done: all ranks have finished)
@@ -33,6 +35,7 @@ from dataclasses import dataclass, field
 
 from jaxrun.protocol.codec import MessageDecoder, message_types
 from jaxrun.protocol.debugger_messages import DebuggerAnswer, DebuggerMessage
+from jaxrun.protocol.debugpy_messages import DebugpyFromRank, DebugpyToRank
 from jaxrun.protocol.stop_messages import StopMessageToHead, StopMessageToRank
 
 
@@ -301,9 +304,10 @@ class Exit:
 
 _AtStart = Hello | CoordinatorReady | DeviceReport
 _OfProgram = ThreadFailed | SignalHandlers | Interrupted | MpiImported | Failed | Done
-WorkerToAgent = _AtStart | Call | ProfileEnded | DebuggerMessage | StopMessageToHead | _OfProgram
+_Debugging = DebuggerMessage | DebugpyFromRank
+WorkerToAgent = _AtStart | Call | ProfileEnded | _Debugging | StopMessageToHead | _OfProgram
 _Answer = Proceed | CallMismatch | DebuggerAnswer | StopMessageToRank
-AgentToWorker = RankSecret | StartCoordinator | Join | Run | ProfileCalls | _Answer | Exit
+AgentToWorker = RankSecret | StartCoordinator | Join | Run | ProfileCalls | DebugpyToRank | _Answer | Exit
 WorkerMessage = WorkerToAgent | AgentToWorker
 
 

@@ -65,6 +65,7 @@ class Overview:
     calls_per_step:  number of calls after which the sequence of calls repeats itself; 0 if unknown
     straggler:  the rank or host that slows the others down, if there is one
     awaited:    the lost hosts for which the job waits, and how long it still will, in words; empty if there are none
+    debugged:   the ranks that a person debugs
     """
 
     time: float
@@ -77,6 +78,7 @@ class Overview:
     calls_per_step: int = 0
     straggler: Straggler | None = None
     awaited: str = ""
+    debugged: tuple[int, ...] = ()
 
 
 def find_end(worker: WorkerOutcome) -> RankEnd | None:

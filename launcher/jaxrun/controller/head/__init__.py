@@ -28,5 +28,6 @@ Times are seconds since the epoch, and always passed in.
 | memory_shortages                      | which host's memory will soon be full, and which ranks grow                 |
 | conclusion                            | once all workers have ended: how they diverged, and the outcome             |
 | debugger_turns                        | which rank's debugger has the terminal                                      |
+| editor_debuggers                      | which ranks an editor debugs, and the bytes between them                    |
 | fault_injection                       | --chaos                                                                     |
 """

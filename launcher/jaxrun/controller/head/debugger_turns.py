@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from jaxrun.controller.head.head_state import HeadState
 from jaxrun.controller.head.job_shutdown import JobShutdown
-from jaxrun.controller.head.timers import PROGRAM_CLOCKS, Timer
+from jaxrun.controller.head.timers import Timer
 from jaxrun.protocol.debugger_messages import (
     DebuggerClosed,
     DebuggerDecision,
@@ -30,6 +30,7 @@ from jaxrun.records.event_log.actions import (
 from jaxrun.records.event_log.events import TerminalLine
 from jaxrun.text import format_ranks_on_hosts
 
+_PROMPT = "prompt"  # holds the clocks
 HANDOVER_S = 1.0  # a step that waits for no other rank ends within this time
 
 
@@ -53,7 +54,7 @@ class DebuggerTurns:
         if self._state.terminal_refusal:
             return list(self._refuse(message))
         if self._owner not in (None, message.rank):
-            self._state.debugged.add(message.rank)
+            self._state.at_prompt.add(message.rank)
             self._waiting.setdefault(message.rank, []).append(message)
             self._schedule_handover()
             return []
@@ -65,7 +66,7 @@ class DebuggerTurns:
             return []
         self._stepping_since = now
         self._schedule_handover()
-        self._state.timers.resume(now, *PROGRAM_CLOCKS)
+        self._state.resume_clocks(now, _PROMPT)
         return [Send((self._owner,), DebuggerInput(event.line))]
 
     def _schedule_handover(self) -> None:
@@ -96,13 +97,13 @@ class DebuggerTurns:
             actions += [action for message in messages for action in self._refuse(message)]
         self._owner, self._waiting, self._stepping_since = None, {}, None
         self._schedule_handover()
-        self._state.timers.resume(now, *PROGRAM_CLOCKS)
+        self._state.resume_clocks(now, _PROMPT)
         return actions
 
     def _give_to(self, rank: int, message: DebuggerMessage) -> Iterator[Action]:
         if self._owner is None:
             self._owner = rank
-            self._state.debugged.add(rank)
+            self._state.at_prompt.add(rank)
             place = f" at {message.place}" if isinstance(message, DebuggerRequest) and message.place else ""
             who = format_ranks_on_hosts([rank], self._state.workers.hosts)
             others = ", and others may wait for it" if len(self._state.workers.hosts) > 1 else ""
@@ -117,7 +118,7 @@ class DebuggerTurns:
             case DebuggerOutput(text=text):
                 yield ShowTerminalText(text)
             case DebuggerReadRequest():
-                self._state.timers.hold(now, *PROGRAM_CLOCKS)
+                self._state.hold_clocks(now, _PROMPT)
                 yield ReadTerminalLine()
             case DebuggerClosed():
                 yield from self._release(now)
@@ -125,10 +126,10 @@ class DebuggerTurns:
     def _release(self, now: float) -> list[Action]:
         """Take the terminal from its owner, and give it to the rank that has waited longest."""
         if self._owner is not None:
-            self._state.debugged.discard(self._owner)
+            self._state.at_prompt.discard(self._owner)
         self._owner, self._stepping_since = None, None
         self._schedule_handover()
-        self._state.timers.resume(now, *PROGRAM_CLOCKS)
+        self._state.resume_clocks(now, _PROMPT)
         if not self._waiting:
             return []
         messages = self._waiting.pop(next(iter(self._waiting)))

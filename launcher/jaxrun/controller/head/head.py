@@ -27,6 +27,7 @@ from jaxrun.controller.head.conclusion import Conclusion
 from jaxrun.controller.head.consistency import Expected, describe_unknown_rank
 from jaxrun.controller.head.debugger_turns import DebuggerTurns
 from jaxrun.controller.head.divergence_detector import DivergenceDetector
+from jaxrun.controller.head.editor_debuggers import EditorDebuggers
 from jaxrun.controller.head.fault_injection import FaultInjector
 from jaxrun.controller.head.growth import Growth
 from jaxrun.controller.head.head_state import FIRST_PROGRESS_S, PROGRESS_INTERVAL_S, HeadState, JobPhase, TimeLimits
@@ -55,6 +56,7 @@ from jaxrun.protocol.agent_messages import (
 )
 from jaxrun.protocol.codec import list_handlers
 from jaxrun.protocol.debugger_messages import DebuggerMessage
+from jaxrun.protocol.debugpy_messages import DebugpyFromRank
 from jaxrun.protocol.flight_file import LOCKSTEP_FAIL, LOCKSTEP_OFF
 from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, RankReply, RecorderSnapshot
 from jaxrun.protocol.stop_messages import StopEvent
@@ -112,7 +114,8 @@ class Head:
         self._checks = HealthChecks(state, queries, divergence, stragglers, shutdown)
         self._growth = Growth(state)
         self._wait = HostWait(state, shutdown, registry, awaited or {}, now)
-        self._requests = Requests(state, queries, divergence, stragglers, self._wait)
+        self._editors = EditorDebuggers(state)
+        self._requests = Requests(state, queries, divergence, stragglers, self._wait, self._editors)
         self._debugger = DebuggerTurns(state, shutdown)
         self._interruption = Interruption(state, shutdown, queries, divergence, self._checks)
         self._handlers = self._make_handlers()
@@ -129,6 +132,7 @@ class Head:
             FaultNotInjected: self._faults.handle_not_injected,
             TerminalLine: self._debugger.handle_line,
             DebuggerMessage: self._debugger.handle,
+            DebugpyFromRank: self._editors.handle,
             StartupEvent: self._on_startup,
             StartFailed: self._on_start_failed,
             StopEvent: self._state.stop.handle,
@@ -173,7 +177,7 @@ class Head:
             actions = self._abort(EndReason.REFUSED, describe_unknown_rank(stranger, len(self.hosts)), now)
         actions += self._end_if_diverged(now)
         if self.phase is JobPhase.TERMINATING:
-            actions += self._debugger.close(now)
+            actions += [*self._debugger.close(now), *self._editors.close(now)]
         return [*actions, *self._conclusion.conclude_if_over(now)]
 
     def _find_stranger(self, event: Event) -> int | None:
@@ -263,25 +267,30 @@ class Head:
 
     def _on_failed(self, event: Failed, now: float) -> list[Action]:
         self._workers.add_failure(event, now)
-        handed = self._debugger.remove(event.rank, now)
+        handed = self._remove_debugger(event.rank, now)
         return [*handed, *self._shutdown.on_failure(event.rank, now), *self._on_program_ended(event.rank, now)]
 
     def _on_done(self, event: Done, now: float) -> list[Action]:
         self._workers.add_done(event.rank, now)
         self._divergence.remove_rank(event.rank, now)
-        handed = [*self._debugger.remove(event.rank, now), *self._state.stop.agree()]
+        handed = [*self._remove_debugger(event.rank, now), *self._state.stop.agree()]
         return [*handed, *self._on_program_ended(event.rank, now)]
 
     def _on_exited(self, event: WorkerExited, now: float) -> list[Action]:
-        handed = self._debugger.remove(event.rank, now)
+        handed = self._remove_debugger(event.rank, now)
         return [*handed, *self._shutdown.on_worker_exited(event, now), *self._on_program_ended(event.rank, now)]
+
+    def _remove_debugger(self, rank: int, now: float) -> list[Action]:
+        return [*self._debugger.remove(rank, now), *self._editors.remove(rank, now)]
 
     def _on_agent_lost(self, event: AgentLost, now: float) -> list[Action]:
         if self._wait.handle_lost(event, now):
             self._limit_startup(now, anew=False)
             return []
         ranks = self._agents[event.agent]
-        actions = self._shutdown.on_agent_lost(event, ranks, now, was_there=self._startup.has_all_agents)
+        handed = [action for rank in ranks for action in self._remove_debugger(rank, now)]
+        lost = self._shutdown.on_agent_lost(event, ranks, now, was_there=self._startup.has_all_agents)
+        actions = [*handed, *lost]
         return [*actions, *(action for rank in ranks for action in self._on_program_ended(rank, now))]
 
     def _on_program_ended(self, rank: int, now: float) -> list[Action]:

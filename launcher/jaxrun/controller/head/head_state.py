@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
 from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.controller.head.stop_agreement import StopAgreement
-from jaxrun.controller.head.timers import Timers
+from jaxrun.controller.head.timers import PROGRAM_CLOCKS, Timers
 from jaxrun.controller.head.worker_table import WorkerTable
 from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF
@@ -72,7 +73,8 @@ class HeadState:
     straggler:       the rank, or the host, for which the others wait, if there is one
     stop_requested:  someone asked to stop the job, possibly while it was already ending
     is_terminal_closed:  the job is ending, so no rank gets the terminal any more
-    debugged:        the ranks that a person debugs; meanwhile standing still is not a stall
+    at_prompt:       the ranks that a person debugs in the terminal, or that wait for it
+    in_editor:       the ranks that a person debugs from an editor
     stop:            cooperative stop (`should_stop`): the job runs until the program exits
     """
 
@@ -88,8 +90,10 @@ class HeadState:
     straggler: Straggler | None = None
     stop_requested: bool = False
     is_terminal_closed: bool = False
-    debugged: set[int] = field(default_factory=set)
+    at_prompt: set[int] = field(default_factory=set)
+    in_editor: set[int] = field(default_factory=set)
     stop: StopAgreement = field(init=False)
+    _clock_holders: set[Hashable] = field(default_factory=set, init=False)
     _phase: JobPhase = field(default=JobPhase.STARTING, init=False)
     _outcome: JobOutcome = field(default_factory=lambda: JobOutcome(EndReason.OK), init=False)
 
@@ -114,6 +118,21 @@ class HeadState:
     def terminal_refusal(self) -> str:
         """Why no rank gets the terminal now; empty if one can."""
         return "the job is being ended" if self.is_terminal_closed else self.no_terminal
+
+    @property
+    def debugged(self) -> set[int]:
+        """The ranks that a person debugs; meanwhile standing still is not a stall."""
+        return self.at_prompt | self.in_editor
+
+    def hold_clocks(self, now: float, holder: Hashable) -> None:
+        """Stop PROGRAM_CLOCKS until all their holders have resumed them."""
+        self._clock_holders.add(holder)
+        self.timers.hold(now, *PROGRAM_CLOCKS)
+
+    def resume_clocks(self, now: float, holder: Hashable) -> None:
+        self._clock_holders.discard(holder)
+        if not self._clock_holders:
+            self.timers.resume(now, *PROGRAM_CLOCKS)
 
     def enter(self, phase: JobPhase) -> None:
         """Begin a phase. The timers of the previous one are cancelled, except when the program starts to run."""

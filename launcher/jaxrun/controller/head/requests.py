@@ -8,21 +8,29 @@ from functools import partial
 from jaxrun.analysis.diagnosis.snapshot import Overview, find_end
 from jaxrun.analysis.lockstep.profile_plan import ProfiledCalls, plan_profile, steps_in
 from jaxrun.controller.head.divergence_detector import DivergenceDetector
+from jaxrun.controller.head.editor_debuggers import EditorDebuggers
 from jaxrun.controller.head.head_state import HeadState, JobPhase
 from jaxrun.controller.head.host_wait import HostWait
 from jaxrun.controller.head.queries import RankQueries, Replies, flights_of
 from jaxrun.controller.head.straggler_detector import StragglerDetector
 from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF
-from jaxrun.protocol.job_messages import Answer, AnswerState, OverviewRequest, ProfileRequest, StacksRequest
+from jaxrun.protocol.job_messages import (
+    Answer,
+    AnswerState,
+    DebugRequest,
+    OverviewRequest,
+    ProfileRequest,
+    StacksRequest,
+)
 from jaxrun.protocol.nccl_report import NcclReport
 from jaxrun.protocol.snapshot_messages import RankDetail
 from jaxrun.protocol.worker_messages import ProfileCalls, ProfileEnded
 from jaxrun.records.event_log.actions import Action, AnswerRequest, Send
-from jaxrun.records.event_log.events import Requested
+from jaxrun.records.event_log.events import Requested, RequestEnded, RequestInput
 from jaxrun.text import format_ranks, format_ranks_on_hosts, plural
 
-RequestEvent = Requested | ProfileEnded
+RequestEvent = Requested | RequestInput | RequestEnded | ProfileEnded
 _PHASES = {JobPhase.STARTING: "starting", JobPhase.RUNNING: "running"}
 
 
@@ -34,26 +42,35 @@ class Requests:
         divergence: DivergenceDetector,
         stragglers: StragglerDetector,
         host_wait: HostWait,
+        editors: EditorDebuggers,
     ) -> None:
         self._state = state
         self._queries = queries
         self._divergence = divergence
         self._stragglers = stragglers
         self._host_wait = host_wait
+        self._editors = editors
         self._profiles = Profiles(state, queries)
 
     def remove_rank(self, rank: int) -> list[Action]:
         return self._profiles.remove_rank(rank)
 
     def handle(self, event: RequestEvent, now: float) -> list[Action]:
-        if isinstance(event, ProfileEnded):
-            return self._profiles.handle_ended(event)
+        match event:
+            case ProfileEnded():
+                return self._profiles.handle_ended(event)
+            case RequestInput():
+                return self._editors.handle_input(event, now)
+            case RequestEnded():
+                return self._editors.handle_end(event, now)
         number, workers = event.number, self._state.workers
         if self._state.phase is JobPhase.CONCLUDING:
             return [AnswerRequest(number, Answer(AnswerState.REFUSED, "the job is ending"))]
         match event.request:
             case ProfileRequest():
                 return self._profiles.handle_request(number, event.request, now)
+            case DebugRequest():
+                return self._editors.handle_request(number, event.request, now)
             case OverviewRequest():
                 return self._queries.ask(workers.live, RankDetail.VITALS, partial(self._answer_overview, number), now)
             case StacksRequest(native=native):
@@ -84,6 +101,7 @@ class Requests:
             calls_per_step=steps_in(self._state.flights),
             straggler=self._state.straggler,
             awaited=self._host_wait.describe(now),
+            debugged=tuple(sorted(self._state.debugged)),
         )
         return [AnswerRequest(number, Answer(AnswerState.DONE, content=overview))]
 

@@ -44,15 +44,25 @@ class Timer(enum.IntEnum):
     MISMATCH = enum.auto()  # the ranks differ in this call: report it
     COMPILATION_CHECK = enum.auto()  # some ranks compile for a call: what do the others do?
     MEMORY = enum.auto()  # a host's memory will soon be full: its agents have had time to report
+    DEBUGGER_START = enum.auto()  # this rank has not connected its debugger
     DETAILS = enum.auto()  # the details of the programs in this divergence have not arrived
 
 
-# Timers that count the program's own time. They stand still while someone is at a debugger's prompt.
+# Timers that count the program's own time. They stand still while someone is at a debugger's prompt,
+# or has connected an editor's debugger.
 PROGRAM_CLOCKS = (Timer.JOB, Timer.TIME_LIMIT_NEAR, Timer.GROW, Timer.FAULT)
 # Timers that count the time of the outside world. All others are postponed when the job was suspended by Ctrl-Z.
 OUTER_CLOCKS = (Timer.ALLOCATION_NEAR,)
 # Timers that continue when the job enters another phase; all others belong to the phase in which they were set.
-LASTING = (Timer.QUERY, Timer.SAMPLE, Timer.HANDOVER, Timer.MISMATCH, Timer.COMPILATION_CHECK, Timer.DETAILS)
+LASTING = (
+    Timer.QUERY,
+    Timer.SAMPLE,
+    Timer.HANDOVER,
+    Timer.MISMATCH,
+    Timer.COMPILATION_CHECK,
+    Timer.DEBUGGER_START,
+    Timer.DETAILS,
+)
 
 
 class _Key(NamedTuple):

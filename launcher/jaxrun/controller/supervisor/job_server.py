@@ -27,18 +27,28 @@ from jaxrun.protocol.job_messages import (
     Answered,
     AnswerState,
     Ask,
+    Cancel,
     Dropped,
     EndOrder,
     FaultOrder,
     Follow,
     FromClient,
     Greeting,
+    Input,
     JobEnded,
     JobEvent,
     SignalOrder,
 )
 from jaxrun.protocol.names import CONTROL_FD
-from jaxrun.records.event_log.events import Event, FaultRequested, ParentExited, Requested, SignalRequested
+from jaxrun.records.event_log.events import (
+    Event,
+    FaultRequested,
+    ParentExited,
+    Requested,
+    RequestEnded,
+    RequestInput,
+    SignalRequested,
+)
 from jaxrun.records.rundir import job_sockets
 from jaxrun.spec.job.fault_spec import FAULT_KINDS
 from jaxrun.text import format_user
@@ -221,7 +231,9 @@ class JobServer:
 
     def _forget(self, client: Client) -> None:
         self._clients.remove(client)
-        self._asked = {number: one for number, one in self._asked.items() if one[0] is not client}
+        for number in [number for number, one in self._asked.items() if one[0] is client]:
+            del self._asked[number]
+            self._handle(RequestEnded(number))
         if self._loop is not None:
             self._loop.remove_reader(client.link.fileno())
             if self._listener is not None and not self._loop.has_reader(self._listener.fileno()):
@@ -280,6 +292,10 @@ class JobServer:
                 number = f"{client.number}.{message.number}"
                 self._asked[number] = client, message.number
                 self._handle(Requested(number, message.request))
+            case Input(number=own, data=data) if (number := f"{client.number}.{own}") in self._asked:
+                self._handle(RequestInput(number, data))
+            case Cancel(number=own) if (number := f"{client.number}.{own}") in self._asked:
+                self._handle(RequestEnded(number))
             case Follow():
                 client.follows = True
             case SignalOrder(signum=signum):

@@ -127,6 +127,8 @@ def _sample(
     if activity not in _STOPPED and call is not None and flight.joint_wait is not None:
         name = call.function.removeprefix("jaxrun_runtime.")  # there is little room
         state, since_s = _waits_for(call.missing, name), vitals.time - flight.joint_wait.since
+    if rank in now.debugged:
+        state, since_s = "is debugged", None
     behind, late_s = _lateness(rank, flight, progress)
     if keeps_waiting := [waits.since for waits in graph.joint_waits if rank in waits.missing]:
         late_s = max(late_s or 0.0, vitals.time - min(keeps_waiting))

@@ -32,6 +32,8 @@ from jaxrun.protocol.agent_messages import (
     WorkerExited,
     WorkerOrder,
 )
+from jaxrun.protocol.debugpy_messages import DebugpyStart
+from jaxrun.protocol.env import STACKS_SIGNAL
 from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, ProgramDetailsRequest, RankQuery, RecorderSnapshot
 from jaxrun.protocol.worker_messages import Done, Failed, ProfileCalls, WorkerStage
 from jaxrun.records.event_log.events import check_event
@@ -116,6 +118,9 @@ class Agent:
             case ProfileCalls():
                 worker.send(message)
                 worker.flight.raise_orders()
+            case DebugpyStart():
+                worker.send(message)
+                worker.signal(STACKS_SIGNAL)  # its thread for stacks looks for the message
             case _:
                 worker.send(message)
 

@@ -57,6 +57,7 @@ _UNLOGGED = (
     "Tick", "Requested", "TerminalLine", "RankReply", "RecorderSnapshot", "ProgramDetailsReply", "ClockReply",
     "CoordinatorReady", "Call", "PollCount", "SignalHandlers", "Interrupted",
     "DebuggerRequest", "DebuggerOutput", "DebuggerReadRequest", "DebuggerClosed",
+    "RequestInput", "RequestEnded", "DebugpyOutput", "DebugpyReady",
 )  # fmt: skip
 LOGGED_TYPES = {name: kind for name, kind in message_types(LoggedMessage).items() if name not in _UNLOGGED}
 _DECODER = json.JSONDecoder()

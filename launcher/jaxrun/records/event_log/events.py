@@ -91,6 +91,21 @@ class Requested:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestInput:
+    """The client of the request `number` sends it more bytes."""
+
+    number: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RequestEnded:
+    """The client of the request `number` needs no more answers, or has gone."""
+
+    number: str
+
+
+@dataclass(frozen=True, slots=True)
 class HostsFound:
     """These hosts, on which the job does not run, are back; the answer to LookForHosts."""
 
@@ -117,6 +132,8 @@ LauncherEvent = (
     | FaultRequested
     | ParentExited
     | Requested
+    | RequestInput
+    | RequestEnded
     | HostsFound
     | TerminalLine
     | Tick

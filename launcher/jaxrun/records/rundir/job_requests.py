@@ -79,7 +79,7 @@ def _ask_until_planned(
     while True:
         request = ProfileRequest(steps, str(directory), session, _LEADS_S[late])
         try:
-            return job.ask(request, None, lambda calls: show(f"profiling {plural(steps, 'step')}: {calls} ..."))
+            return job.ask(request, None, lambda calls: show(f"profiling {plural(steps, 'step')}: {calls.text} ..."))
         except RequestRefused as refused:
             content = refused.answer.content or {}
             if not content.get("again") or late + 1 == len(_LEADS_S):

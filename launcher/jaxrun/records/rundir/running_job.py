@@ -74,6 +74,9 @@ class RunningJob:
         self._read(0)
         return not self._is_over
 
+    def new_number(self) -> int:
+        return next(self._numbers)
+
     def send(self, message: FromClient) -> None:
         """Send a message; does nothing once the launcher has ended."""
         frame = encode(message)
@@ -85,15 +88,19 @@ class RunningJob:
         self,
         request: Request,
         timeout: float | None = ANSWER_TIMEOUT_S,
-        on_progress: Callable[[str], None] = lambda text: None,
+        on_progress: Callable[[Answer], None] = lambda answer: None,
+        *,
+        number: int | None = None,
     ) -> Answer:
-        """Ask the job's launcher; returns its final answer. `on_progress` is called with the text of each earlier one.
+        """Ask the job's launcher; returns its final answer. `on_progress` is called with each earlier one.
+
+        number:  of the request, from `new_number`, where more is sent about it
 
         Raises RequestRefused, and UnavailableError if no answer comes within `timeout` seconds, or, with None, before
         the job ends.
         """
         deadline = time.monotonic() + timeout if timeout is not None else None
-        number = next(self._numbers)
+        number = self.new_number() if number is None else number
         self._answers[number] = []
         try:
             self.send(Ask(number, request))
@@ -103,7 +110,7 @@ class RunningJob:
                         return answer
                     if answer.state is AnswerState.REFUSED:
                         raise RequestRefused(answer)
-                    on_progress(answer.text)
+                    on_progress(answer)
                 self._check(deadline, timeout)
                 self._read(None if deadline is None else max(0.0, deadline - time.monotonic()), number)
         finally:

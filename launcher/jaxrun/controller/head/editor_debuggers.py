@@ -1,0 +1,167 @@
+"""Connects editors with debugpy in ranks, for `jaxrun debug`: a state machine without I/O, which passes bytes on.
+
+From the request to the end of the session the rank counts as debugged: PROGRAM_CLOCKS stand still, and no stall is
+counted. With --debug, they also do while all ranks wait at their first line: `Run` is sent once each editor that is
+connected has set its breakpoints.
+"""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from jaxrun.controller.head.head_state import HeadState, JobPhase
+from jaxrun.controller.head.timers import Timer
+from jaxrun.protocol.debugpy_messages import (
+    DebugpyFromRank,
+    DebugpyInput,
+    DebugpyOutput,
+    DebugpyReady,
+    DebugpyStart,
+    DebugpyStarted,
+    DebugpyStop,
+    DebugpyStopped,
+)
+from jaxrun.protocol.job_messages import Answer, AnswerState, DebugRequest
+from jaxrun.records.event_log.actions import Action, AnswerRequest, Send
+from jaxrun.records.event_log.events import RequestEnded, RequestInput
+from jaxrun.text import format_ranks, format_ranks_on_hosts
+
+START_TIMEOUT_S = 20.0  # for importing debugpy, which may come from a slow file system
+
+
+@dataclass(slots=True)
+class _Session:
+    """A debugger in a rank.
+
+    request:     the request that it answers; empty once its client has gone
+    is_started:  whether debugpy is connected
+    is_ready:    whether the editor has set its breakpoints
+    is_stopped:  whether the rank was told to end the session
+    """
+
+    number: int
+    request: str
+    is_started: bool = False
+    is_ready: bool = False
+    is_stopped: bool = False
+
+
+class EditorDebuggers:
+    """The sessions, one for each rank that is debugged. Times are seconds since the epoch."""
+
+    def __init__(self, state: HeadState) -> None:
+        self._state = state
+        self._sessions: dict[int, _Session] = {}
+        self._made = 0
+
+    def handle_request(self, number: str, request: DebugRequest, now: float) -> list[Action]:
+        if reason := self._find_obstacle(request.rank):
+            return [_refuse(number, reason)]
+        self._made += 1
+        self._sessions[request.rank] = _Session(self._made, number)
+        self._state.hold_clocks(now, request.rank)
+        self._state.in_editor.add(request.rank)
+        late = partial(self._on_no_answer, request.rank)
+        self._state.timers.set(Timer.DEBUGGER_START, now + START_TIMEOUT_S, late, of=request.rank)
+        return [Send((request.rank,), DebugpyStart(self._made))]
+
+    def _find_obstacle(self, rank: int) -> str:
+        """Return why the rank cannot be debugged now; empty if it can."""
+        workers, phase = self._state.workers, self._state.phase
+        if rank not in workers.hosts:
+            return f"there is no rank {rank}: the job has {format_ranks(workers.hosts)}"
+        who = format_ranks_on_hosts([rank], workers.hosts)
+        if phase is JobPhase.STARTING:
+            return f"{who} starts still, so there is nothing to debug; try again in a moment"
+        if rank in workers.waiting_for_debugger and phase is JobPhase.DEBUGGING:
+            return "" if rank not in self._sessions else f"{who} is being debugged already; end that debugger first"
+        if rank not in workers.live or rank in workers.live_reported:
+            return f"the program of {who} has ended"
+        if phase not in (JobPhase.RUNNING, JobPhase.DEBUGGING):
+            return "the job is ending"
+        return f"{who} is being debugged already; end that debugger first" if rank in self._sessions else ""
+
+    def _on_no_answer(self, rank: int, now: float) -> list[Action]:
+        who = format_ranks_on_hosts([rank], self._state.workers.hosts)
+        why = "C++ code may hold Python's lock there, or the process is stopped; see jaxrun stacks"
+        return self._end(rank, now, f"{who} has not answered in {START_TIMEOUT_S:g} s: {why}", is_refused=True)
+
+    # ---- what a rank sends
+
+    def handle(self, message: DebugpyFromRank, now: float) -> list[Action]:
+        session = self._sessions.get(message.rank)
+        if session is None or session.number != message.session:
+            # It came too late, and the head has given it up.
+            is_open = isinstance(message, DebugpyStarted) and not message.error
+            return [Send((message.rank,), DebugpyStop(message.session))] if is_open else []
+        match message:
+            case DebugpyStarted(error=error) if error:
+                return self._end(message.rank, now, error, is_refused=True)
+            case DebugpyStarted(staged=staged):
+                session.is_started = True
+                self._state.timers.cancel_one(Timer.DEBUGGER_START, message.rank)
+                return self._answer(session, {"staged": dict(staged)})
+            case DebugpyOutput(data=data):
+                return self._answer(session, {"data": base64.b64encode(data).decode()})
+            case DebugpyReady():
+                session.is_ready = True
+                return []
+            case DebugpyStopped():
+                return self._end(message.rank, now, "")
+
+    def _answer(self, session: _Session, content: dict[str, Any]) -> list[Action]:
+        if not session.request:
+            return []
+        return [AnswerRequest(session.request, Answer(AnswerState.PROGRESS, content=content))]
+
+    # ---- what a client sends
+
+    def handle_input(self, event: RequestInput, now: float) -> list[Action]:
+        found = self._find(event.number)
+        if found is None or not found[1].is_started or found[1].is_stopped:
+            return []
+        rank, session = found
+        return [Send((rank,), DebugpyInput(session.number, event.data))]
+
+    def handle_end(self, event: RequestEnded, now: float) -> list[Action]:
+        """Let go of the rank of this request; its client gets a last answer when that is done, if it is there still."""
+        found = self._find(event.number)
+        return self._stop(*found) if found is not None else []
+
+    def _find(self, request: str) -> tuple[int, _Session] | None:
+        return next(((rank, one) for rank, one in self._sessions.items() if one.request == request), None)
+
+    # ---- ends
+
+    def _stop(self, rank: int, session: _Session) -> list[Action]:
+        if session.is_stopped:
+            return []
+        session.is_stopped = True
+        return [Send((rank,), DebugpyStop(session.number))]
+
+    def remove(self, rank: int, now: float) -> list[Action]:
+        """Handle the end of a rank, or of its program."""
+        if rank not in self._sessions:
+            return []
+        who = format_ranks_on_hosts([rank], self._state.workers.hosts)
+        return self._end(rank, now, f"the program of {who} has ended")
+
+    def close(self, now: float) -> list[Action]:
+        """Let go of all ranks, because the job is ending: their programs must react to that."""
+        return [action for rank, session in self._sessions.items() for action in self._stop(rank, session)]
+
+    def _end(self, rank: int, now: float, text: str, *, is_refused: bool = False) -> list[Action]:
+        session = self._sessions.pop(rank)
+        self._state.timers.cancel_one(Timer.DEBUGGER_START, rank)
+        self._state.in_editor.discard(rank)
+        self._state.resume_clocks(now, rank)
+        answer = Answer(AnswerState.REFUSED if is_refused else AnswerState.DONE, text)
+        answers: list[Action] = [AnswerRequest(session.request, answer)] if session.request else []
+        return [*self._stop(rank, session), *answers]
+
+
+def _refuse(number: str, text: str) -> AnswerRequest:
+    return AnswerRequest(number, Answer(AnswerState.REFUSED, text))

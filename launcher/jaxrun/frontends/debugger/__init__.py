@@ -1,0 +1,1 @@
+"""`jaxrun debug`: an editor's debugger in a rank that runs."""

@@ -1,0 +1,146 @@
+"""One session of `jaxrun debug`: the editor's port on this host, debugpy's adapter, and the bytes to and from the rank.
+
+    editor ── 127.0.0.1, one connection, of this user ── adapter.py ── socket pair ── this process ── the job's socket
+
+Nothing listens any more once an editor has connected. The session ends when the editor lets go, when the rank's program
+ends, or by `close`.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from typing import Any
+
+from jaxrun.errors import JaxrunError, UnavailableError, UsageError
+from jaxrun.files.loopback import accept_own
+from jaxrun.protocol.job_messages import Answer, Cancel, DebugRequest, Input
+from jaxrun.records.rundir.running_job import RequestRefused, RunningJob
+
+_RECEIVE_BYTES = 2**15  # with its frame it is less than MAX_CLIENT_FRAME_BYTES
+_LET_GO_S = 5.0  # for the rank to continue, and for the adapter to end
+
+
+def check_debugpy() -> None:
+    """Raise UsageError if debugpy is missing on this side."""
+    if find_spec("debugpy") is None:
+        raise UsageError('jaxrun debug needs debugpy; install it: pip install "jaxrun[debug]"')
+
+
+def make_configuration(rank: int, port: int, staged: Mapping[str, str]) -> dict[str, Any]:
+    """Return the entry of launch.json with which VS Code attaches; `staged` maps directories to the rank's copies."""
+    configuration: dict[str, Any] = {
+        "name": f"jaxrun rank {rank}",
+        "type": "debugpy",
+        "request": "attach",
+        "connect": {"host": "127.0.0.1", "port": port},
+        "justMyCode": True,
+    }
+    if staged:
+        configuration["pathMappings"] = [{"localRoot": here, "remoteRoot": there} for here, there in staged.items()]
+    return configuration
+
+
+class DebugSession:
+    """Connects debugpy in a rank; `on_started` is called with the port and the staged directories, in a thread."""
+
+    def __init__(
+        self,
+        job: RunningJob,
+        rank: int,
+        port: int,
+        on_started: Callable[[int, Mapping[str, str]], None],
+        on_editor: Callable[[], None],
+    ) -> None:
+        """`on_editor` is called when an editor has connected. Raises UsageError if the port cannot be opened."""
+        self._job = job
+        self._on_started = on_started
+        self._on_editor = on_editor
+        self._number = job.new_number()
+        try:
+            self._listener = socket.create_server(("127.0.0.1", port))
+        except OSError as error:
+            raise UsageError(f"--port {port} cannot be opened: {error.strerror or error}; leave it out") from None
+        self._bytes, self._adapters = socket.socketpair()
+        self._adapter: subprocess.Popen[bytes] | None = None
+        self._is_started = False
+        self._end: str | JaxrunError = ""
+        self._asking = threading.Thread(target=self._ask, args=(rank,), daemon=True)
+        self._asking.start()
+
+    def wait(self) -> str:
+        """Wait until the session has ended; returns why, if it was not the editor who ended it.
+
+        Raises UsageError if the rank cannot be debugged, and UnavailableError if the job cannot be asked.
+        """
+        self._asking.join()
+        if isinstance(self._end, JaxrunError):
+            raise self._end
+        return self._end
+
+    def close(self) -> None:
+        """End the session, if it has not ended, and the adapter."""
+        self._job.send(Cancel(self._number))
+        self._asking.join(_LET_GO_S)
+        self._listener.close()
+        self._bytes.close()
+        self._adapters.close()
+        if self._adapter is not None:
+            try:
+                self._adapter.wait(_LET_GO_S)
+            except subprocess.TimeoutExpired:
+                self._adapter.kill()
+                self._adapter.wait()
+
+    # ---- threads
+
+    def _ask(self, rank: int) -> None:
+        try:
+            self._end = self._job.ask(DebugRequest(rank), None, self._on_answer, number=self._number).text
+        except RequestRefused as refused:
+            self._end = str(refused) if self._is_started else UsageError(str(refused))
+        except UnavailableError as error:
+            self._end = str(error) if self._is_started else error
+        with contextlib.suppress(OSError):
+            self._bytes.shutdown(socket.SHUT_RDWR)
+
+    def _on_answer(self, answer: Answer) -> None:
+        if "data" in answer.content:
+            with contextlib.suppress(OSError):  # the adapter has ended
+                self._bytes.sendall(base64.b64decode(answer.content["data"]))
+            return
+        self._is_started = True
+        threading.Thread(target=self._serve_editor, daemon=True).start()
+        self._on_started(self._listener.getsockname()[1], answer.content["staged"])
+
+    def _serve_editor(self) -> None:
+        """Wait for an editor, and pass on what it sends until it has gone."""
+        with contextlib.suppress(OSError):  # closed by `close`
+            with accept_own(self._listener) as editor:
+                self._listener.close()
+                self._adapter = _start_adapter(editor, self._adapters)
+            self._adapters.close()
+            self._on_editor()
+            while data := self._bytes.recv(_RECEIVE_BYTES):
+                self._job.send(Input(self._number, data))
+            self._job.send(Cancel(self._number))
+
+
+def _start_adapter(editor: socket.socket, rank: socket.socket) -> subprocess.Popen[bytes]:
+    fd = rank.fileno()
+    return subprocess.Popen(
+        (sys.executable, "-m", f"{__package__}.adapter", str(fd)),
+        stdin=editor.fileno(),
+        stdout=editor.fileno(),
+        stderr=subprocess.DEVNULL,
+        pass_fds=(fd,),
+        start_new_session=True,  # Ctrl-C is for this process, which ends the session in order
+        env={**os.environ, "PYDEVD_DISABLE_FILE_VALIDATION": "1"},
+    )

@@ -1,0 +1,180 @@
+"""`jaxrun debug`: an editor, played by a small client of its protocol, debugs ranks of jobs."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import jsonschema
+import pytest
+from dap_client import DapClient
+from harness import started, wait_until
+
+from jaxrun.files import loopback
+
+SCHEMA = Path(__file__).parents[2] / "docs/schemas/debug.json"
+# Rank 0 waits for rank 1 in a collective, and rank 1 in Python.
+WAITS = """
+import os, time, jax
+from jax.experimental import multihost_utils
+print("ready", flush=True)
+turns = 0
+while jax.process_index() == 1 and not os.path.exists("go"):
+    turns += 1
+    time.sleep(0.01)
+multihost_utils.sync_global_devices("meet")
+met = "met"
+print(met, flush=True)
+"""
+LOOP, AFTER = 7, 11
+
+
+class Debug:
+    """`jaxrun debug` as a process; `port` is where an editor connects."""
+
+    def __init__(self, *arguments: object, cwd: Path | None = None) -> None:
+        command = [sys.executable, "-m", "jaxrun", "debug", "--json", *map(str, arguments)]
+        self.process = subprocess.Popen(command, cwd=cwd, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    @property
+    def configuration(self) -> dict[str, object]:
+        document = json.loads(self.process.stdout.readline())
+        jsonschema.validate(document, json.loads(SCHEMA.read_text()))
+        return document["configuration"]
+
+    def connect(self) -> DapClient:
+        return DapClient(self.configuration["connect"]["port"])
+
+    def end(self, status=0):
+        out, err = self.process.communicate(timeout=60)
+        assert self.process.returncode == status, (out, err)
+        return out + err
+
+
+@contextmanager
+def debugging(*arguments: object, cwd: Path | None = None):
+    debug = Debug(*arguments, cwd=cwd)
+    try:
+        yield debug
+    finally:
+        debug.process.kill()
+        debug.process.communicate()
+
+
+def top(run_dir):
+    command = [sys.executable, "-m", "jaxrun", "top", "--json", run_dir]
+    ranks = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)["ranks"]
+    return {one["rank"]: one["state"] for one in ranks}
+
+
+def threads(pid):
+    return {path.read_text().strip() for path in Path(f"/proc/{pid}/task").glob("*/comm")}
+
+
+def listening(pid):
+    """The TCP ports at which a process listens."""
+    found = set()
+    inodes = {path.readlink().name for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink()}
+    for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
+        columns = line.split()
+        if columns[3] == "0A" and f"socket:[{columns[9]}]" in inodes:
+            found.add(columns[1])
+    return found
+
+
+def test_an_editor_debugs_two_ranks_of_a_running_job_and_nothing_is_left_of_it(tmp_path):
+    program = tmp_path / "waits.py"
+    program.write_text(WAITS)
+    with started(tmp_path, "-n", "2", "--timeout", "60", "waits.py") as job:
+        job.wait_for_output("ready", 2)
+        pids = {event["rank"]: event["pid"] for event in job.events("WorkerSpawned")}
+        ports = {rank: listening(pid) for rank, pid in pids.items()}
+        with debugging(job.run_dir, "--rank", "1") as debug, debugging(job.run_dir, "--rank", "0") as other:
+            editor = debug.connect()
+            editor.attach(str(program), (LOOP,))
+            thread, (frame, *_) = editor.stopped()
+            assert (frame["line"], Path(frame["source"]["path"])) == (LOOP, program)
+            assert int(editor.evaluate("turns", frame)) > 0
+            assert editor.evaluate("jax.process_index()", frame) == "1"
+            assert {rank: listening(pid) for rank, pid in pids.items()} == ports, "no port is open in a rank"
+
+            refused = Debug(job.run_dir, "--rank", "1").end(2)
+            assert "rank 1 is being debugged already" in refused and "there is no rank 7" in Debug(
+                job.run_dir, "--rank", "7"
+            ).end(2)
+
+            blocked = other.connect()  # its main thread is in C++
+            blocked.attach(str(program), (AFTER,))
+            assert top(job.run_dir) == {0: "is debugged", 1: "is debugged"}
+            (tmp_path / "go").touch()
+            editor.break_at(str(program))
+            editor.request("continue", threadId=thread)
+            editor.request("disconnect", terminateDebuggee=False)
+            editor.close()
+            assert "has let go of rank 1" in debug.end()
+            thread, (frame, *_) = blocked.stopped()
+            assert frame["line"] == AFTER and blocked.evaluate("met", frame) == "'met'"
+            blocked.close()  # the editor was killed
+            assert "has let go of rank 0" in other.end() or "the program of rank 0 has ended"
+        result = job.end()
+    assert result.code == 0, result
+    assert {event["rank"] for event in job.events("DebugpyStarted")} == {0, 1}
+    assert "is over; how it went: jaxrun explain" in Debug(job.run_dir, "--rank", "0").end(2)
+
+
+@pytest.mark.extended
+def test_a_killed_jaxrun_debug_lets_the_rank_go_on_and_it_can_be_debugged_again(tmp_path):
+    program = tmp_path / "waits.py"
+    program.write_text(WAITS)
+    with started(tmp_path, "-n", "2", "waits.py") as job:
+        job.wait_for_output("ready", 2)
+        pid = next(event["pid"] for event in job.events("WorkerSpawned") if event["rank"] == 1)
+        before = threads(pid)
+        for _ in range(2):
+            with debugging(job.run_dir, "--rank", "1") as debug:
+                editor = debug.connect()
+                editor.attach(str(program), (LOOP,))
+                editor.stopped()
+                debug.process.kill()
+            editor.close()
+            wait_until(lambda: top(job.run_dir)[1] != "is debugged")
+            wait_until(lambda: threads(pid) == before, "the threads of before")
+        (tmp_path / "go").touch()
+        assert job.end().code == 0
+
+
+@pytest.mark.extended
+def test_a_rank_without_debugpy_says_what_to_install_and_goes_on(tmp_path):
+    (tmp_path / "waits.py").write_text("import sys; sys.modules['debugpy'] = None\n" + WAITS)
+    with started(tmp_path, "-n", "2", "waits.py") as job:
+        job.wait_for_output("ready", 2)
+        assert "there has no debugpy; install it: pip install" in Debug(job.run_dir, "--rank", "1").end(2)
+        (tmp_path / "go").touch()
+        assert job.end().code == 0
+
+
+def test_what_is_missing_on_this_side_is_said_at_once(tmp_path):
+    assert "--rank is missing; say which rank to debug" in Debug(tmp_path).end(2)
+    hidden = "import sys; sys.modules['debugpy'] = None\nfrom jaxrun.cli.main import main\nsys.exit(main(sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", hidden, "debug", "--rank", "0"], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 2 and re.fullmatch(r"jaxrun: jaxrun debug needs debugpy; .*\n", done.stderr), done
+
+
+def test_only_a_connection_of_the_same_user_is_accepted(monkeypatch):
+    users = iter([None, 12345])
+    real = loopback.find_peer_user
+    monkeypatch.setattr(loopback, "find_peer_user", lambda link: next(users, real(link)))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        links = [socket.create_connection(listener.getsockname()) for _ in range(3)]
+        with loopback.accept_own(listener) as accepted:
+            assert accepted.getpeername() == links[2].getsockname()
+            assert links[0].recv(1) == links[1].recv(1) == b""
+        for link in links:
+            link.close()
