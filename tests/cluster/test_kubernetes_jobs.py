@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -88,25 +88,32 @@ ONCE_AGAIN = RUNS + "print('attempt', os.environ['JAXRUN_ATTEMPT'], flush=True);
 ONCE_AGAIN += "os.environ['JAXRUN_ATTEMPT'] == '1' and time.sleep(1000); done()"
 
 
-def lose_once_all_run(job: JobController, index: int) -> None:
+def take_away_once_all_run(job: JobController, index: int, take_away: Callable[[int], None]) -> None:
     wait_until(lambda: job.started and job.started[0].log.count("attempt 1") == 3)
-    job.lose(index)
+    take_away(index)
 
 
 @pytest.mark.extended
 @pytest.mark.usefixtures("mended")
 @pytest.mark.parametrize("index", [1, 0])
-def test_a_pod_that_is_replaced_keeps_its_place_and_the_others_stay(bed: Bed, tmp_path: Path, index: int) -> None:
+@pytest.mark.parametrize("is_drained", [False, True], ids=["lost", "drained"])
+def test_a_pod_that_is_replaced_keeps_its_place_and_the_others_stay(
+    bed: Bed, tmp_path: Path, index: int, is_drained: bool
+) -> None:
     manifest = written(tmp_path, *HOSTS, "--max-restarts", "2", "by_hand.py", *[ONCE_AGAIN] * 3)
     with applied(bed, manifest, tmp_path, write_fake_runtime(tmp_path)) as job:
         job.resolve_names()
-        threading.Thread(target=lose_once_all_run, args=(job, index), daemon=True).start()
+        of_pod = (job, index, job.drain if is_drained else job.lose)
+        threading.Thread(target=take_away_once_all_run, args=of_pod, daemon=True).start()
         assert job.run() == "Complete", logs(job)
     assert [pod.index for pod in job.started] == [0, 1, 2, index] and job.failed == 0, logs(job)
     said = job.started[-1 if index == 0 else 0].log
     assert said.count("] attempt 2") == 3, logs(job)
     if index == 0:  # the other pods have kept the job, and tell the head that takes the place of the lost one
         assert "this job continues: h" in said and "the head is back" in job.started[1].log, logs(job)
+    elif is_drained:
+        assert "the pod of h2 goes away; the others stay" in said and job.started[1].process.returncode == 75, said
+        assert "leaves the job, which continues without it" in job.started[1].log, logs(job)
     else:
         assert re.search(r"waiting for h2 \(rank 1\), (10|9) min \d+ s more \(--wait-hosts\)", said), said
         assert "h2 (rank 1) is back after" in said, said

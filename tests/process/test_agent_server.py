@@ -601,6 +601,19 @@ def test_an_agent_is_taken_in_the_place_of_a_lost_one_in_the_next_attempt_with_i
     assert waiting.received(later) == [SignalWorker(2)]
 
 
+def test_the_agent_of_a_drained_pod_leaves_before_the_next_attempt_and_the_others_stay(waiting):
+    first, second = run_both(waiting)
+    waiting.order(Finish(JobOutcome(EndReason.PREEMPTED, drained=frozenset({1}))))
+    wait_until(lambda: waiting.agents.drained)
+    assert waiting.agents.usable_agents == {0}
+    waiting.begin_next_attempt(awaited={1: "h2"})
+    assert waiting.received(first) == [NextAttempt(2, (0,))]
+    assert waiting.received(second) == [Shutdown(75, leaves=True)]
+    later, _ = waiting.connect(1)
+    report(waiting, later, 1)
+    assert [type(event) for event in waiting.events] == [AgentReport]
+
+
 def test_an_agent_that_has_not_answered_gives_its_place_to_one_that_comes(waiting):
     _, second = run_both(waiting)
     waiting.begin_next_attempt(awaited={1: "h2"})  # the end of its rank was reported by nobody

@@ -382,6 +382,18 @@ def test_an_agent_without_a_head_ends_at_a_signal_or_when_the_time_is_over(hosts
     wait_until_gone(job_id)
 
 
+def test_a_pod_that_was_told_to_end_does_not_look_for_a_head_that_is_lost(hosts, tmp_path) -> None:
+    words = ["-n", "2", "--max-restarts", "2", "--wait-hosts", "60", "by_hand.py", *[LASTS.format(9)] * 2]
+    processes = hosts(words, words, env=TOKEN | write_fake_runtime(tmp_path))
+    job_id = wait_for_run(tmp_path, 1)
+    processes[0].send_signal(signal.SIGSTOP)  # so that the other one learns of no decision
+    processes[1].send_signal(signal.SIGTERM)
+    processes[0].kill()
+    code, _, err = ended(processes)[1]
+    assert code == 143 and "Looking for the head" not in err, err
+    wait_until_gone(job_id)
+
+
 def test_before_the_job_begins_ctrl_c_at_host_0_ends_it_and_the_host_that_has_come(hosts, tmp_path) -> None:
     words = ["-n", "3", "--hosts", "3", "--max-restarts", "2", "--wait-hosts", "60", "by_hand.py", *[SLEEPS] * 3]
     processes = hosts(words, words, env=TOKEN | write_fake_runtime(tmp_path))

@@ -92,6 +92,7 @@ class Simulation:
         requeue=False,
         unhurried=False,
         grow=None,
+        drains=False,
     ):
         self.size = size
         self.hosts = hosts or dict.fromkeys(range(size), "h1")
@@ -138,7 +139,13 @@ class Simulation:
             grow,
         )
         faults = parse_faults(chaos) if chaos else ()
-        options = {"lockstep": lockstep, "chaos": faults, "no_terminal": no_terminal, "requeue": requeue}
+        options = {
+            "lockstep": lockstep,
+            "chaos": faults,
+            "no_terminal": no_terminal,
+            "requeue": requeue,
+            "drains": drains,
+        }
         self.head = Head(self.hosts, expected, limits, "127.0.0.1", 0.0, agents=agents_by_rank(size), **options)
 
     def handle(self, *events):

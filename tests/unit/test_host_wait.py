@@ -18,13 +18,13 @@ from jaxrun.controller.head.worker_assignment import Told
 from jaxrun.controller.supervisor.next_attempt_hosts import AgentsLeft, plan_next_attempt
 from jaxrun.controller.supervisor.quarantine_decision import HostsHeard, decide_quarantine
 from jaxrun.errors import UsageError
-from jaxrun.protocol.agent_messages import StartWorkers
+from jaxrun.protocol.agent_messages import AgentSignalled, StartWorkers
 from jaxrun.protocol.job_messages import OverviewRequest
 from jaxrun.protocol.job_record import AttemptEnd
 from jaxrun.protocol.probe_messages import Machine
 from jaxrun.protocol.worker_messages import MpiImported
 from jaxrun.records.event_log.actions import AnswerRequest, Finish, LookForHosts, PrintLine, SendToAgents
-from jaxrun.records.event_log.events import AgentLost, HostsFound, Requested, Tick
+from jaxrun.records.event_log.events import AgentLost, HostsFound, LauncherSignalled, Requested, Tick
 from jaxrun.spec.backends import manual
 from jaxrun.spec.backends.remote_plan import plan_remote
 from jaxrun.spec.job.job import Job
@@ -218,6 +218,51 @@ def test_it_is_said_once_that_a_program_with_mpi_is_not_waited_for():
     assert len(job.lines) == 1 and "imports mpi4py.MPI, so a lost host is not waited for" in job.lines[0]
     for silent in (Starting(mpirun_plan(wait_hosts=None), {}), Starting(hand_plan(), {})):
         assert not silent.handle(MpiImported(0)).lines
+
+
+# ---- pods that go away
+
+
+def drained(simulate, *signals):
+    """A job of three pods, none of whose ranks listens, after signals: (agent, or None for the launcher, signal)."""
+    job = simulate(3, hosts={0: "h1", 1: "h2", 2: "h3"}, drains=True).run()
+    for agent, signum in signals:
+        job.handle(LauncherSignalled(signum) if agent is None else AgentSignalled(agent, signum))
+    return job.wait(40)
+
+
+@pytest.mark.parametrize(
+    ("signals", "leaving"),
+    [
+        ([(1, 15)], {1}),
+        ([(1, 15), (2, 15)], {1, 2}),  # a second pod does not hurry the first
+        ([(None, 15)], {0}),
+        ([(2, 15), (None, 15)], {0, 2}),
+        ([(1, 15), (1, 15)], set()),  # told twice, somebody wants the end
+        ([(1, 2)], set()),
+        ([(1, 15), (None, 2)], set()),
+    ],
+)
+def test_sigterm_in_a_pod_says_that_this_pod_goes_away(simulate, signals, leaving):
+    job = drained(simulate, *signals)
+    assert job.outcome.drained == leaving
+    assert (job.outcome.waits_for_pods, job.outcome.head_leaves) == (bool(leaving) and 0 not in leaving, 0 in leaving)
+
+
+def test_a_drained_pod_is_named_and_its_host_awaited_without_counting_a_restart(simulate):
+    outcome = drained(simulate, (1, 15)).outcome
+    plan = hand_plan()
+    end = summarize_end(outcome, has_run_before=False)
+    assert isinstance(decide_restart((end, end, end), 1, "lost"), Restart)
+    following = plan_next_attempt(plan, outcome, AgentsLeft({0, 2}), {})
+    assert following.awaited == {1: "h2"} and not following.is_smaller
+
+
+def test_the_head_that_goes_away_leaves_the_job_to_the_one_that_takes_its_place(simulate):
+    job = drained(simulate, (None, 15))
+    decision = decide_restart((summarize_end(job.outcome, has_run_before=False),), 1, "failure")
+    assert isinstance(decision, Stop) and "the other pods keep the job" in decision.why
+    assert job.lines[0] == "the pod of h1 goes away; the others stay until another takes its place (--wait-hosts)"
 
 
 # ---- where the next attempt runs

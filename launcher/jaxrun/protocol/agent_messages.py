@@ -349,11 +349,13 @@ class Shutdown:
     """End with this status: the job is over, or continues with other agents.
 
     headline:  why the job failed, in a sentence; empty if it did not fail, or continues
+    leaves:    the host of this agent goes away, and the job continues without it
     """
 
     status: int
     job_goes_on: bool = False
     headline: str = ""
+    leaves: bool = False
 
 
 AgentEvent = AgentConnected | AgentReport | AgentSignalled | HostFacts | PeerResults | StagedCopied | ClockReply

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from jaxrun.analysis.diagnosis.helpers import Helpers
 from jaxrun.analysis.lockstep.divergence import Divergence
 from jaxrun.analysis.lockstep.straggler import Straggler
+from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.nccl_report import NcclReport
 from jaxrun.protocol.worker_messages import Failed, ThreadFailed
@@ -106,6 +107,9 @@ class EndReason(enum.StrEnum):
     GROWN = "grown"  # told to stop because more hosts are available
 
 
+_STOPPED = (EndReason.PREEMPTED, EndReason.INTERRUPTED)
+
+
 @dataclass(frozen=True, slots=True)
 class JobOutcome:
     """How the job ended, as decided by the head; the verdict is made from it.
@@ -126,6 +130,7 @@ class JobOutcome:
     faults_left:                     the faults of --chaos that were not injected
     failed_checks:                   the reason why a host failed --host-check, by the rank that checked it
     lost_early:                      why a host was lost that had reported, but not started its workers, by rank
+    drained:                         agents whose pods go away, if nothing else ended the job; 0 for the head's pod
     not_back:                        the ranks of the hosts for which the attempt has waited in vain (--wait-hosts)
     saved_step:                      the last step whose checkpoint the program reported as complete
     uses_mpi:                        whether the program uses the MPI that started its ranks
@@ -153,7 +158,18 @@ class JobOutcome:
     faults_left: tuple[FaultSpec, ...] = ()
     failed_checks: Mapping[int, str] = field(default_factory=dict)
     lost_early: Mapping[int, str] = field(default_factory=dict)
+    drained: frozenset[AgentId] = frozenset()
     not_back: tuple[int, ...] = ()
     saved_step: int | None = None
     uses_mpi: bool = False
     nccl: NcclReport | None = None
+
+    @property
+    def waits_for_pods(self) -> bool:
+        """Whether the attempt is over because pods go away, whose places others take; the head's pod stays."""
+        return self.reason in _STOPPED and bool(self.drained) and AgentId(0) not in self.drained
+
+    @property
+    def head_leaves(self) -> bool:
+        """Whether the pod of the head goes away, so that the job continues with the head of another pod."""
+        return self.reason in _STOPPED and AgentId(0) in self.drained

@@ -24,7 +24,9 @@ _HOPELESS_ERRORS = ("ModuleNotFoundError", "SyntaxError", "IndentationError", "T
 _EXCEPTION, _LOST, _STALL = "exceptions and exit codes", "lost", "stall"
 _HOST_CHECK = "host check"  # no program has run, and another host may replace this one
 _NOT_BACK = "host not back"  # no program has run: the loss of the host was counted already
-_NOT_COUNTED = (_HOST_CHECK, _NOT_BACK, EndReason.GROWN)
+_DRAINED = "pod drained"  # by the cluster, as often as it likes
+_NOT_COUNTED = (_HOST_CHECK, _NOT_BACK, _DRAINED, EndReason.GROWN)
+_HEAD_LEAVES = "this pod goes away; the other pods keep the job for the one that takes its place (--wait-hosts)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,10 @@ def decide_restart(
 def summarize_end(outcome: JobOutcome, *, has_run_before: bool) -> AttemptEnd:
     """Summarize how an attempt ended; `has_run_before`: the program has run in an earlier attempt."""
     saved = outcome.saved_step
+    if outcome.waits_for_pods:
+        return AttemptEnd(_DRAINED, saved_step=saved)
+    if outcome.head_leaves:
+        return AttemptEnd(_DRAINED, hopeless=_HEAD_LEAVES, saved_step=saved)
     match outcome.reason:
         case EndReason.OK | EndReason.GROWN:
             return AttemptEnd(outcome.reason, saved_step=saved)

@@ -58,6 +58,7 @@ class Conclusion:
             raised_divergences=tuple(self._divergence.reports.raised),
             unanswered=self._shutdown.unanswered,
             stop_requested=state.stop_requested,
+            drained=frozenset(state.drained),
             faults_left=self._faults.remaining,
             saved_step=self._state.workers.saved_step,
             uses_mpi=self._state.workers.uses_mpi,

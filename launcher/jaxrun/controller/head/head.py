@@ -92,15 +92,16 @@ class Head:
         agents: Mapping[AgentId, tuple[int, ...]],
         requeue: bool = False,
         awaited: Mapping[AgentId, str] | None = None,
+        drains: bool = False,
     ) -> None:
         """`hosts` maps each rank to its host; `interface` is the address on rank 0's host for the coordinator;
-        `agents` maps each agent to its ranks; `lockstep`, `no_terminal` and `requeue` are HeadState's;
+        `agents` maps each agent to its ranks; `lockstep`, `no_terminal`, `requeue` and `drains` are HeadState's;
         `awaited` are the agents that are missing at first, and are waited for, with the names of their hosts.
 
         With a `registry`, hosts, `expected` and `interface` are only known once all agents have reported to it.
         """
         self._workers = workers = WorkerTable(hosts)
-        self._state = state = HeadState(workers, limits, lockstep, no_terminal, requeue)
+        self._state = state = HeadState(workers, limits, lockstep, no_terminal, requeue, drains)
         self._started_at = now
         self._agents = agents
         self._startup = Startup(workers.hosts, expected, interface, registry)

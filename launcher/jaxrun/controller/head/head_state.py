@@ -11,6 +11,7 @@ from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.controller.head.stop_agreement import StopAgreement
 from jaxrun.controller.head.timers import PROGRAM_CLOCKS, Timers
 from jaxrun.controller.head.worker_table import WorkerTable
+from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF
 
@@ -68,6 +69,8 @@ class HeadState:
     no_terminal:     why no rank can have the terminal, to complete "it cannot be debugged: …"; empty if one can
     platform:        of the devices, as all ranks report it; empty until they have joined
     requeue:         the job is started again after it was told to end, even if it had to be killed
+    drains:          SIGTERM at an agent or the launcher says that its pod goes away, and another takes its place
+    drained:         the agents that have got it; 0 for the launcher
     run_at:          when the program started; None if it has not
     flights:         the content of the flight recorders at the last reading, by rank
     straggler:       the rank, or the host, for which the others wait, if there is one
@@ -83,6 +86,7 @@ class HeadState:
     lockstep: str = LOCKSTEP_OFF
     no_terminal: str = ""
     requeue: bool = False
+    drains: bool = False
     platform: str = ""
     timers: Timers = field(default_factory=Timers)
     run_at: float | None = None
@@ -92,6 +96,7 @@ class HeadState:
     is_terminal_closed: bool = False
     at_prompt: set[int] = field(default_factory=set)
     in_editor: set[int] = field(default_factory=set)
+    drained: set[AgentId] = field(default_factory=set)
     stop: StopAgreement = field(init=False)
     _clock_holders: set[Hashable] = field(default_factory=set, init=False)
     _phase: JobPhase = field(default=JobPhase.STARTING, init=False)

@@ -6,6 +6,8 @@
     SIGHUP     JAX's notice of preemption, and are asked if they poll later. Both have the signal grace. Where nobody
                listens, the job ends at once.
     SIGUSR2    The same, where it is Slurm's warning of the time limit (--requeue).
+    In a pod   SIGTERM says that this pod goes away. Where the job waits for the pod that takes its place
+               (--wait-hosts), only the attempt ends, as above; the other pods keep their agents.
     Ctrl-Z     SIGTSTP: all ranks are stopped, and this process, until SIGCONT (`fg`). Time limits stand still.
 
 Ranks that are late get SIGTERM, are asked where they are, and are killed. A second signal kills all at once, and those
@@ -25,12 +27,14 @@ from jaxrun.controller.head.job_shutdown import UNANSWERED_S, JobShutdown
 from jaxrun.controller.head.queries import RankQueries, Replies, kernel_waits_of, stacks_of
 from jaxrun.controller.head.timers import Timer
 from jaxrun.controller.head.worker_table import WorkerTable
+from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import AgentSignalled
 from jaxrun.records.event_log.actions import Action, PrintLine, PrintSnapshot, SignalRanks, Suspend
 from jaxrun.records.event_log.events import LauncherSignalled, ParentExited, Resumed, SignalRequested
 from jaxrun.text import format_ranks, format_ranks_on_hosts, plural
 
 InterruptionEvent = LauncherSignalled | AgentSignalled | SignalRequested | ParentExited | Resumed
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REPEATED_SIGNAL_S = 0.2  # `timeout` and other wrappers send the same signal both to the process and to its group
 KILL_DELAY_S = 1.0  # for late ranks to report where they are
 
@@ -52,6 +56,8 @@ class Interruption:
     def handle(self, event: InterruptionEvent, now: float) -> list[Action]:
         """Handle a signal to the launcher or an agent, or an order of the launcher's parent."""
         match event:
+            case LauncherSignalled() | AgentSignalled() if self._state.drains:
+                return self._on_signal_in_pod(event, now)
             case ParentExited():
                 return self.end_at_once(signal.SIGHUP, now, event.reason)
             case SignalRequested():
@@ -62,6 +68,28 @@ class Interruption:
             case AgentSignalled() if not self._state.is_healthy:
                 return []
         return self._on_signal(event.signum, now)
+
+    def _on_signal_in_pod(self, event: LauncherSignalled | AgentSignalled, now: float) -> list[Action]:
+        """Handle a signal in a pod, whose place another takes: SIGTERM says that this pod goes away.
+
+        The first one ends the attempt; further pods that go away meanwhile do not hurry it.
+        """
+        agent, drained = AgentId(0), self._state.drained
+        if isinstance(event, AgentSignalled):
+            agent = event.agent
+        if event.signum not in _STOPPING:
+            return self._on_signal(event.signum, now)
+        if event.signum != signal.SIGTERM or agent in drained:  # the whole job is to end
+            self._state.drains = False
+            drained.clear()
+            return self._on_signal(event.signum, now)
+        is_first = not drained
+        drained.add(agent)
+        if not is_first or not (self._state.is_healthy or isinstance(event, LauncherSignalled)):
+            return []
+        host = self._workers.hosts.get(int(agent), "")  # the first rank of each host numbers its agent
+        text = f"the pod of {host} goes away; the others stay until another takes its place (--wait-hosts)"
+        return [PrintLine(text), *self._on_signal(event.signum, now)]
 
     def _on_signal(self, signum: int, now: float) -> list[Action]:
         phase, working = self._state.phase, self._workers.working

@@ -22,7 +22,7 @@ from jaxrun.controller.supervisor.attempt_loop import AttemptLoop
 from jaxrun.controller.supervisor.contests import CHECK_INTERVAL_S, Claim, Contest, Contests
 from jaxrun.controller.supervisor.kept_record import KeptRecord
 from jaxrun.controller.supervisor.losses import LossWatch
-from jaxrun.errors import NotUniformError, UnavailableError
+from jaxrun.errors import EXIT_PREEMPTED, NotUniformError, UnavailableError
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import AgentRefused, AgentReport, AgentToHead, JobInfo, NextAttempt, Shutdown
 from jaxrun.records.event_log.events import AgentTurnedAway
@@ -133,14 +133,14 @@ class Admission:
         self._record.send_to(connection)
         connections.add_unused(agent, connection)
 
-    def adopt(self, agent: AgentId, connection: AgentConnection) -> bool:
+    def adopt(self, agent: AgentId, connection: AgentConnection, *, leaves: bool) -> bool:
         """Tell an agent of the earlier attempt to end that one; returns whether this attempt has a place for it.
 
-        What it still sends of the earlier attempt is dropped.
+        What it still sends of the earlier attempt is dropped. `leaves`: its pod goes away.
         """
         connections = self._connections
-        if agent not in connections.agents:
-            connection.send(Shutdown(0))
+        if leaves or agent not in connections.agents:
+            connection.send(Shutdown(EXIT_PREEMPTED, leaves=True) if leaves else Shutdown(0))
             connection.close()
             return False
         if not connections.add(agent, connection):

@@ -157,5 +157,8 @@ def _join_host_0(plan: Plan, environ: Mapping[str, str], rendezvous: Rendezvous)
         print_notice(text)
     write_termination_log(job.termination_log, "\n".join(said) or end.headline, environ)
     status = end.status
+    if end.leaves:
+        print_notice(f"this host goes away (SIGTERM), and leaves the job, which continues without it; exit {status}")
+        return status
     print_notice("done" if status == 0 else f"the job ended with exit {status}{'' if said else '; host 0 shows why'}")
     return status

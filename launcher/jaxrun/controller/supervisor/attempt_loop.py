@@ -44,7 +44,7 @@ from jaxrun.protocol.agent_messages import (
 from jaxrun.protocol.env import attempt_nonce
 from jaxrun.protocol.forkserver_messages import Preloaded
 from jaxrun.protocol.job_record import AttemptEnd
-from jaxrun.protocol.names import GANG_ADDRESS
+from jaxrun.protocol.names import GANG_ADDRESS, POD_MARKER
 from jaxrun.records.event_log.actions import (
     Action,
     Finish,
@@ -265,4 +265,5 @@ def make_head(plan: Plan, shared: Supervision, began: float, registry: AgentRegi
         agents=plan.agents,
         requeue=job.requeue,
         awaited=plan.awaited,
+        drains=plan.head_may_return and POD_MARKER in shared.environ,
     )

@@ -82,6 +82,8 @@ def describe_restart(verdict: Verdict, restart: Restart, run_dir: Path | None, n
     text = f"attempt {verdict.attempt} of {restart.most} failed: {headline}{then}"
     if verdict.outcome == EndReason.GROWN:
         text = f"attempt {verdict.attempt} is over: {verdict.headline}; starting on more hosts"
+    if verdict.outcome in (EndReason.PREEMPTED, EndReason.INTERRUPTED):
+        text = f"attempt {verdict.attempt} is over: {headline}; starting again once another pod is there"
     where = f"its log: {run_dir / verdict.log}" if run_dir is not None and verdict.log else ""
     more = "; ".join(filter(None, (_error_line(verdict.traceback), where, *news)))
     return f"jaxrun: {text}" + (f"\n  {more}" if more else "")

@@ -171,7 +171,7 @@ class RemoteAgents:
         self._serve()
         if earlier is not None:
             earlier.close_loop()
-            self._adopt(earlier.connections)
+            self._adopt(earlier)
 
     def _serve(self) -> None:
         loop, dropped = self._attempt.loop, self._dropped_peers
@@ -236,9 +236,14 @@ class RemoteAgents:
         agents = self.connections.agents
         return {
             agent
-            for agent in self.connections.live & agents.keys()
+            for agent in (self.connections.live & agents.keys()) - self.drained
             if unanswered.isdisjoint(ranks := agents[agent]) and (ranks or agent in self._spares.ready)
         }
+
+    @property
+    def drained(self) -> frozenset[AgentId]:
+        """The agents whose pods go away."""
+        return self._outcome.drained if self._outcome is not None else frozenset()
 
     @property
     def silent_ranks(self) -> set[int]:
@@ -259,7 +264,11 @@ class RemoteAgents:
         started = len(launch.command.agents or launch.command.agent_hosts)
         is_lost = launch.command.survive_host_loss and len(connections.live) < started
         launch.has_silent = bool(self.silent_ranks) or is_lost
-        if blamed:
+        if self._outcome is not None and self._outcome.head_leaves:  # the others look for the head of another pod
+            self._record.send_all(self._attempt.hosts)
+            connections.send_to_agents({*self.drained, AgentId(0)}, Shutdown(status, headline=headline, leaves=True))
+            connections.flush(_SHUTDOWN_SEND_S)
+        elif blamed:
             of_blamed = {agent for agent, ranks in connections.agents.items() if not set(blamed).isdisjoint(ranks)}
             connections.send_to_agents(of_blamed, Shutdown(status, job_goes_on, headline))
             connections.send_to_agents(connections.agents.keys() - of_blamed, Shutdown(0, job_goes_on, headline))
@@ -332,10 +341,10 @@ class RemoteAgents:
             self._add_reader(one.agent, one.connection)
             self._handle_messages(one.agent, one.connection, one.messages)
 
-    def _adopt(self, earlier: AgentConnections) -> None:
+    def _adopt(self, earlier: RemoteAgents) -> None:
         """Take over the agents of the earlier attempt."""
-        for agent, connection in earlier.items():
-            if self._admission.adopt(agent, connection):
+        for agent, connection in earlier.connections.items():
+            if self._admission.adopt(agent, connection, leaves=agent in earlier.drained):
                 self._add_reader(agent, connection)
 
     def _add_reader(self, agent: AgentId, connection: AgentConnection) -> None:

@@ -119,6 +119,8 @@ def run(
             with contextlib.closing(process):
                 end = process.serve(head)
                 while end is HEAD_LOST and search is not None:
+                    if process.stopped_by:  # nobody waits for this host
+                        return Shutdown(EXIT_SIGNAL_BASE + process.stopped_by)
                     search.notify(_describe_search(process.lost_head, ranks, search.seconds))
                     found = process.search(find, search)
                     if isinstance(found, Shutdown):
@@ -154,7 +156,8 @@ class _StoppedError(Exception):
 class _AgentProcess:
     """The agent of some ranks, for one head after the other.
 
-    lost_head:  the address of the latest head
+    lost_head:   the address of the latest head
+    stopped_by:  the latest signal that has asked the agent to end; 0 for none
     """
 
     def __init__(
@@ -179,6 +182,7 @@ class _AgentProcess:
         self._by_terminal = by_terminal
         self._job: _AgentJob | None = None
         self.lost_head = ""
+        self.stopped_by = 0
 
     def serve(self, head: HeadConnection) -> Shutdown:
         """Do what this head orders until it ends the job, or is lost: HEAD_LOST."""
@@ -202,6 +206,7 @@ class _AgentProcess:
             job.connect(link, info, tasks, head.token, probes_head=not is_tunnelled)
             return job.run(self._ranks)
         finally:
+            self.stopped_by = link.stopped_by
             connection.close()
 
     def _find_job(self, info: JobInfo) -> _AgentJob:

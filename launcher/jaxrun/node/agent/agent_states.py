@@ -58,6 +58,7 @@ STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 class HeadLink:
     """An agent's connection to the head, and the signals that the agent is sent.
 
+    stopped_by: the latest signal that has asked this agent to end; 0 for none
     record: what the head wants kept for another one that takes its place
     messages: those that have arrived and that no state has handled yet
     """
@@ -71,6 +72,7 @@ class HeadLink:
         self.signals = signals
         self.messages: deque[HeadToAgent] = deque()
         self.record: JobRecord | None = None
+        self.stopped_by = 0
         # Stop signals that are still forwarded to the head; the next one ends this agent. None: all are forwarded.
         self._stops_left = 1 if by_terminal else None
 
@@ -79,6 +81,7 @@ class HeadLink:
 
     def forward_stop(self, signum: int) -> Shutdown | None:
         """Report a signal that asks for the end to the head, which decides; or return the end of this agent."""
+        self.stopped_by = signum
         if self._stops_left == 0:
             return Shutdown(EXIT_SIGNAL_BASE + signum)
         if self._stops_left is not None:
