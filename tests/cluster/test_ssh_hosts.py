@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,11 +12,12 @@ import processes
 import pytest
 import sshd
 from cluster_fixture import READY, RUNS, UNTIL_GO, Bed, Job, JobRunner
-from harness import write_fake_runtime
+from harness import Result, make_environment, write_fake_runtime
 from launch_modes import PYTHON, SSH, LaunchMode
 
 pytestmark = pytest.mark.extended
 
+ROOT = Path(__file__).parents[2]
 OPENSSH = {sshd.REAL: "1"}
 # A worker by hand that waits in its first attempt, and ends well in the second.
 AGAIN = f"""
@@ -84,6 +86,54 @@ def test_a_laptop_that_slept_goes_on_with_the_same_hosts_through_a_login_node(
         result = job.result()
         job.gone()
     assert result.code == 0 and result.out.count("again") == 2, result
+
+
+HIDES = 'for path; do mount --bind /mnt "$path" || exit; done'
+UNHIDES = 'for path; do umount "$path"; done'
+SHOWS = "print('starts in', os.getcwd(), 'with', sys.prefix, flush=True)"
+
+
+@pytest.fixture
+def bare(bed: Bed, tmp_path: Path) -> Iterator[str]:
+    """An environment, which h2 and h3 do not see; nor jaxrun, nor any package, nor a directory for a project."""
+    python = make_environment(tmp_path / "env")
+    (tmp_path / "project").mkdir()
+    hidden = (sys.prefix, *(str(ROOT / name) for name in ("launcher", "runtime", "tests")), str(tmp_path))
+    try:
+        for host in ("h2", "h3"):
+            bed.inside(host, "sh", "-ec", HIDES, "sh", *hidden)
+        yield python
+    finally:
+        for host in ("h2", "h3"):
+            bed.inside(host, "sh", "-c", UNHIDES, "sh", *hidden)
+
+
+def test_hosts_begin_with_nothing_but_python(bed: Bed, bare: str, tmp_path: Path) -> None:
+    """Without --stage, what lacks there is said; then all comes by ssh, and the next start finds it."""
+    project = tmp_path / "project"
+    env = {**OPENSSH, **write_fake_runtime(project)}
+    worker = (ROOT / "tests" / "process" / "worker_by_hand.py").read_text()
+    (project / "fake" / "jaxrun_runtime" / "worker_by_hand.py").write_text(worker)
+    code = f"{RUNS}{SHOWS}; done()"
+
+    def run(name: str, *words: str) -> Result:
+        options = ("--backend", "ssh", "-H", "h2,h3", "--run-dir", str(tmp_path / name), *words)
+        typed = ("sh", "-c", f'cd {project}; exec "$@"', "sh", bare, "-m", "jaxrun", *options, "by_hand.py", code, code)
+        with bed.typed("h1", *typed, directory=tmp_path, env=env) as job:
+            result = job.result()
+            job.gone()
+        return result
+
+    lacks = run("lacks")
+    assert lacks.code == 69 and f"h2, h3: sh: 1: exec: {bare}: not found\n    try: --remote-python PATH" in lacks.err
+    assert "or --stage venv, which carries this one's packages to any Python" in lacks.err, lacks
+    first = run("first", "--stage", "venv", "--stage", ".")
+    assert first.code == 0 and " on 2 hosts" in first.err, first
+    assert first.out.count("starts in ") == 2 and first.out.count("jaxrun-stage-") == 4, first
+    assert f"ranks 0-1 (h2, h3) work in a copy of {project}" in first.err
+    again = run("again", "--stage", "venv", "--stage", ".")
+    assert again.code == 0 and sorted(again.out.split()) == sorted(first.out.split()), again
+    assert "jaxrun: staged" not in again.err
 
 
 def sleep_until_nothing_runs(bed: Bed, job: Job) -> None:

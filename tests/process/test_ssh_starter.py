@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from jaxrun.node.staging.interpreter import base_python
+from jaxrun.protocol.names import VERSION
+
 SHELLS = ("bash", "dash", "zsh", "fish", "tcsh")
 # Each start-up file prints a banner without an end of line, and reads a line of standard input.
 START_UP = {
@@ -45,9 +48,15 @@ def start(tmp_path: Path):
         file.parent.mkdir(parents=True)
         file.write_text(text)
 
-    def run(hosts: list[str], *words: str, directory: Path = tmp_path, stdin: str = "") -> tuple[str, str, int]:
+    def run(
+        hosts: list[str],
+        *words: str,
+        directory: Path = tmp_path,
+        stdin: str = "",
+        options: tuple[str, ...] = ("--remote-python", sys.executable),
+    ) -> tuple[str, str, int]:
         named = [f"{host}={rank}-{rank}" for rank, host in enumerate(hosts)]
-        options = ["--ssh", str(ssh), "--connect-timeout", "10", "--directory", str(directory)]
+        options = ("--ssh", str(ssh), "--connect-timeout", "10", "--directory", str(directory), *options)
         env = {**os.environ, "HOMES": str(tmp_path / "homes"), "SECRET": "a 'b' \"c\" $d !e\n%f", "TMPDIR": "/mine"}
         done = subprocess.run(
             [sys.executable, "-m", "jaxrun.node.ssh", *options, *named, "--", *words],
@@ -81,7 +90,7 @@ def test_all_hosts_that_fail_are_named_at_once_with_what_to_type(start) -> None:
 
 def test_a_host_without_the_directory_is_named(start) -> None:
     _, err, status = start(["dash"], sys.executable, "-c", "pass", directory=Path("/nowhere/here"))
-    assert status == 69 and "dash: /nowhere/here: No such file or directory\n    try: start in" in err
+    assert status == 69 and "dash: /nowhere/here: No such file or directory\n    try: --stage . carries" in err
 
 
 def test_an_agent_that_ends_before_it_finds_its_head_is_reported_with_its_last_output(start) -> None:
@@ -95,3 +104,49 @@ def test_rank_0_reads_what_comes_on_standard_input(start) -> None:
     text = "line\n" * 50_000
     out, _, status = start(["dash", "far"], sys.executable, "-c", echo, "jaxrun.node.agent", stdin=text)
     assert f"read {len(text)}\n" in out and "read 0\n" in out, (out, status)
+
+
+WHERE = "import jaxrun, jaxrun_runtime, sys; print(jaxrun.__file__, sys.executable)"
+
+
+def test_a_bare_interpreter_gets_jaxrun_once_and_finds_it_the_next_time(start, tmp_path: Path) -> None:
+    """Nor does it matter that another version of jaxrun is there, which is refused if nothing is carried."""
+    other = tmp_path / "other" / "jaxrun" / "protocol"
+    other.mkdir(parents=True)
+    (other.parent / "__init__.py").touch()
+    (other / "__init__.py").touch()
+    (other / "names.py").write_text("VERSION = '0.0.1'")
+    there = tmp_path / "python"
+    there.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path / "other"} exec {base_python()} "$@"\n')
+    there.chmod(0o755)
+    _, err, status = start(["dash"], sys.executable, "-c", WHERE, options=("--remote-python", str(there)))
+    assert status == 69 and f"has jaxrun 0.0.1, and this is jaxrun {VERSION}\n    try: --stage venv" in err, err
+    _, err, _ = start(["dash"], sys.executable, "-c", WHERE, options=("--remote-python", base_python()))
+    assert "has no jaxrun\n    try: --stage venv" in err, err
+
+    carry = (
+        "--remote-python",
+        "/nowhere/python",
+        "--remote-python",
+        str(there),
+        "--carry",
+        "--stage-dir",
+        str(tmp_path),
+    )
+    out, err, status = start(["dash"], sys.executable, "-c", WHERE, options=carry)
+    assert status == 0, err
+    found, python = out.split()
+    copy = Path(found).parents[1]
+    assert copy.parents[1] == tmp_path / f"jaxrun-stage-{os.getuid()}" and python == base_python(), out
+    assert {path.name for path in copy.iterdir()} == {"jaxrun", "jaxrun_runtime"}
+    (copy / "kept").touch()  # a copy that came again would not have it
+    shells = [shell for shell in SHELLS if shutil.which(shell)]
+    out, err, _ = start(shells, sys.executable, "-c", WHERE, options=carry)
+    assert out.count(found) == len(shells) and (copy / "kept").exists(), (out, err)
+
+
+def test_a_host_that_lacks_the_directory_waits_for_its_copy_if_one_comes(start) -> None:
+    show = "import os; print(os.getcwd(), os.environ['JAXRUN_LACKS_DIRECTORY'])"
+    options = ("--remote-python", sys.executable, "--stages-directory")
+    out, err, _ = start(["dash"], sys.executable, "-c", show, directory=Path("/nowhere/here"), options=options)
+    assert out == "/ /nowhere/here\n", err

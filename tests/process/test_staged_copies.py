@@ -2,8 +2,12 @@
 
 import contextlib
 import os
+import re
 import socket
+import subprocess
+import sysconfig
 import threading
+import venv
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +24,7 @@ from jaxrun.node.channel.listener import Listener, listen_on_tcp
 from jaxrun.node.staging import copies as copies_module
 from jaxrun.node.staging.copies import Copies
 from jaxrun.node.staging.directory_copy import copied_link, copy_directory, list_directory
+from jaxrun.node.staging.interpreter import base_python, usable_environment
 from jaxrun.protocol.addresses import Address
 from jaxrun.protocol.staging_messages import CopyStaged, Stage, StagedContent, StagedCopied
 from jaxrun.protocol.worker_command import worker_argv
@@ -348,7 +353,7 @@ class OnHost:
 def host(tmp_path, number, port, *contents, token=TOKEN):
     """An agent of a host with a disk of its own, and where others can take copies from it."""
     (tmp_path / f"h{number}").mkdir(exist_ok=True)
-    staging = HostStaging(Stage(str(tmp_path / f"h{number}"), contents), number, token, Address("127.0.0.1", port))
+    staging = HostStaging(Stage(str(tmp_path / f"h{number}"), contents), number, token, Address("127.0.0.1", port), {})
     with contextlib.closing(staging.listen()) as listener:
         yield OnHost(staging, listener), f"127.0.0.1:{port_of(listener)}"
 
@@ -445,3 +450,24 @@ def test_a_host_whose_copy_has_gone_starts_no_worker_from_the_slow_file_system(l
     with host(tmp_path, 3, port, content) as (other, _):
         with pytest.raises(UnavailableError, match=f"has no copy of {content.sources[0]} in .* any more; start again"):
             other.staging.start_from_copies(setup)
+
+
+def test_a_copied_environment_runs_where_its_python_is_elsewhere(tmp_path):
+    copy = tmp_path / "name" / "copy"
+    venv.EnvBuilder(symlinks=True).create(copy)
+    packages = Path(sysconfig.get_path("purelib", vars={"base": str(copy)}))
+    (packages / "module.py").write_text("x = 1\n")
+    base, beside = base_python(), str(tmp_path / "name")
+    assert usable_environment(str(copy), "bin/python", base, beside) == str(copy)
+    for interpreter in ("python", "python3"):
+        (copy / "bin" / interpreter).unlink(missing_ok=True)
+        (copy / "bin" / interpreter).symlink_to("/nowhere/bin/python3")
+    (copy / "bin" / "tool").write_text("#!/bin/sh\n")
+    config = (copy / "pyvenv.cfg").read_text()
+    (copy / "pyvenv.cfg").write_text(re.sub("home = .*", "home = /nowhere/bin", config))
+    made = usable_environment(str(copy), "bin/python", base, beside)
+    assert made != str(copy) and usable_environment(str(copy), "bin/python", base, beside) == made
+    code = "import module, sys; print(sys.prefix, sys.executable, module.x)"
+    shown = subprocess.run([f"{made}/bin/python", "-c", code], capture_output=True, text=True, check=True).stdout
+    assert shown.split() == [made, f"{made}/bin/python", "1"]
+    assert os.path.samefile(f"{made}/bin/tool", copy / "bin" / "tool") and len(os.listdir(beside)) == 2

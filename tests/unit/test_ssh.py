@@ -3,13 +3,14 @@
 import json
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
 from jaxrun.cli.make_job import make_job, without_effect
 from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.node.ssh import host_failures
-from jaxrun.node.ssh.bootstrap import remote_command, start_message
+from jaxrun.node.ssh.remote_command import HostStart, remote_command, start_message
 from jaxrun.protocol.ssh_start import format_failed_agents, split_failed_agents
 from jaxrun.spec.backends import mpirun
 from jaxrun.spec.backends.planning import command_on, replan
@@ -40,12 +41,14 @@ def test_each_host_has_one_agent_with_all_its_ranks_and_survives_the_others():
 def test_no_value_of_a_variable_is_on_the_command_line():
     command = planned(host_list="h1,h2", env={"KEY": "swordfish"}).launch_command
     assert not any(secret in " ".join(command.argv) for secret in ("hunter2", "swordfish"))
-    line = remote_command("/opt/python", "mark")
-    assert not set(line) & set("\\!\n`$") and line.count("'") == 2, line  # means the same in every login shell
+    for pythons in (["/opt/python"], ["/opt/python", "python3.13"]):
+        line = remote_command(pythons, "mark")
+        assert not set(line) & set("\\!\n`") and line.count("'") == 2, line  # means the same in every login shell
+        assert "$" not in line.partition("'")[0] + line.rpartition("'")[2]
 
 
 def test_the_message_to_a_host_has_the_rest():
-    message = start_message("mark", ["python", "-m", "x"], "python", "/data", "0.1", {"JAXRUN_TOKEN": "t"})
+    message = start_message("mark", HostStart(["python", "-m", "x"], "python", "/data", "0.1", {"JAXRUN_TOKEN": "t"}))
     code, length, told = message.split(b"\n", 2)
     compile(code, "sent", "exec")
     assert len(told) == int(length) and json.loads(told)["env"] == {"JAXRUN_TOKEN": "t"}
@@ -107,10 +110,33 @@ def test_a_changed_host_key_is_distinguished_from_an_unknown_one():
 
 def test_hosts_that_fail_for_the_same_reason_are_named_together():
     failures = {host: host_failures.cannot_start("version", "", "/opt/python") for host in ("h1", "h3")}
-    text = host_failures.describe_failures({**failures, "h2": host_failures.other_python("3.6.8")}, 3)
+    text = host_failures.describe_failures({**failures, "h2": host_failures.check_python("3.6.8", carries=False)}, 3)
     assert "h1, h3: /opt/python has no jaxrun\n" in text and "h2: has Python 3.6.8\n" in text
     lines, failed = split_failed_agents(f"{text}\n{format_failed_agents([0, 4])}\n")
     assert (lines, failed) == (text.split("\n"), {0, 4})
+
+
+def test_a_staged_environment_goes_to_any_python_of_its_version(tmp_path, monkeypatch):
+    own = ".".join(map(str, sys.version_info[:2]))
+    carrying = planned(host_list="h1", stage=(Path("venv"),), stage_dir=Path("/disk")).launch_command.argv
+    assert {"--carry", "/disk", sys.executable, f"python{own}"} < set(carrying) and "--stages-directory" not in carrying
+    assert "--carry" in planned(host_list="h1", stage=(Path(sys.prefix),)).launch_command.argv
+    monkeypatch.chdir(tmp_path)
+    argv = planned(host_list="h1", stage=(Path(".."),), remote_python="/opt/python").launch_command.argv
+    assert "--carry" not in argv and "--stages-directory" in argv and sys.executable not in argv[1:8]
+    assert host_failures.check_python(f"{own}.7", carries=True) is None
+    failure = host_failures.check_python("3.99.0", carries=True)
+    assert "is for Python " + own in failure.words and "--remote-python PATH, for a Python" in failure.advice
+    assert host_failures.check_python("3.99.0", carries=False) is None
+
+
+def test_what_lacks_on_a_host_is_named_with_the_option_that_carries_it():
+    said = host_failures.no_interpreter("/opt/python", 127, "sh: /opt/python: not found", carries=False)
+    assert said.words == "sh: /opt/python: not found" and "--stage venv" in said.advice
+    assert "--stage venv" not in host_failures.no_interpreter("/opt/python", 127, "", carries=True).advice
+    assert "--stage . carries" in host_failures.cannot_start("directory", "/data: No such file", "python").advice
+    assert "--stage venv carries" in host_failures.cannot_start("version", "", "python").advice
+    assert "(aarch64)" in host_failures.cannot_start("machine", "aarch64", "python").words
 
 
 def test_this_interpreter_is_the_default_on_the_hosts():

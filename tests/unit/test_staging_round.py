@@ -10,7 +10,7 @@ from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head
 from jaxrun.controller.head.head_state import JobPhase, TimeLimits
 from jaxrun.controller.head.startup import Startup
-from jaxrun.errors import UnavailableError
+from jaxrun.errors import NotUniformError, UnavailableError
 from jaxrun.protocol.agent_messages import StartWorkers
 from jaxrun.protocol.staging_messages import CopyStaged, StagedCopied, read_staged, staged_path, use_copies
 from jaxrun.records.event_log.actions import Finish, PrintLine
@@ -55,6 +55,32 @@ def test_workers_start_once_all_hosts_have_a_copy():
     said, *starts = start.handle(StagedCopied(1, NBYTES))
     assert said == PrintLine("staged 1.2 GiB on 2 hosts; 1 host had it already")
     assert [type(action.message) for action in starts] == [StartWorkers] * 3 and not start.is_staging
+
+
+def test_hosts_without_the_environment_copy_it_first_and_report_again():
+    registry = staging_registry(3, VENV)
+    start = Startup(dict.fromkeys(range(3), "?"), Expected(3, "", "cpu", 1), "", registry)
+    for rank, name in enumerate(["h1", "h1", "h2"]):
+        orders = start.handle(report(rank, name, 3, stage_port=7000 + rank, lacks_environment=True))
+    assert {order.agents for order in orders} == {(0,), (2,)} and start.is_staging
+    start.handle(StagedCopied(0, NBYTES))
+    others = start.handle(StagedCopied(2, NBYTES))  # the other agent of h1 finds what the first one has brought
+    assert [(order.agents, order.message) for order in others] == [((1,), CopyStaged("", 0))]
+    assert [type(action) for action in start.handle(StagedCopied(1, 0))] == [PrintLine] and not start.is_staging
+    for rank, name in enumerate(["h1", "h1", "h2"]):
+        assert registry.lacks_environment
+        starts = start.handle(report(rank, name, 3))
+    assert [type(action.message) for action in starts] == [StartWorkers] * 3
+
+
+def test_an_agent_reports_again_only_for_its_environment():
+    registry = staging_registry(2, VENV)
+    registry.add(report(0, "h1", 2, lacks_environment=True))
+    with pytest.raises(NotUniformError, match="two agents say that they are rank 0"):
+        registry.add(report(0, "h2", 2, pid=5))
+    registry.add(report(0, "h1", 2))
+    with pytest.raises(NotUniformError, match="two agents say that they are rank 0"):
+        registry.add(report(0, "h1", 2))
 
 
 def test_a_host_that_cannot_have_a_copy_is_named():

@@ -138,6 +138,9 @@ class AgentReport:
     stage_port:             the port at which other hosts can copy what is staged; 0 for none
     fabric:                 what decides by which network NCCL sends; None if no GPUs are visible
     check_failure:          how --host-check failed, "exited with status 3", with the last line of its output
+    lacks_environment:      whether the environment of the job is still to be copied to this host; the agent reports
+                            again once it is there
+    lacks_directory:        whether its workers start in a copy of `directory`, which this host does not have
     """
 
     agent: AgentId
@@ -158,6 +161,8 @@ class AgentReport:
     stage_port: int = 0
     fabric: FabricFacts | None = None
     check_failure: str = ""
+    lacks_environment: bool = False
+    lacks_directory: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,8 @@
                  ──────── ssh HOST REMOTE_COMMAND ───────▶
                  ◀───────────── MARK version ─────────────  an interpreter runs; nothing was sent to a shell before
                  ───────────── code, message ────────────▶  by standard input, where no other user can read it
+                 ◀──────── MARK {"wants_carried": …} ─────  where jaxrun is carried, and the host has no copy of it yet
+                 ──────────────── jaxrun ────────────────▶
                  ◀────────── MARK {"problem": …} ─────────  empty if the agent can start; the process becomes the agent
                  ◀─────────────── FOUND ──────────────────  the agent is connected to the head
 
@@ -12,15 +14,46 @@ If hosts fail, the starter says why in words for people, and then in one line fo
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
+
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.names import RESERVED_PREFIX
 
 AGENT_RANKS = f"{RESERVED_PREFIX}AGENT_RANKS"  # an agent's ranks and the size of the job, "0-3 8"
 HEAD_TUNNEL = f"{RESERVED_PREFIX}HEAD_TUNNEL"  # where ssh forwards to the head, "127.0.0.1:40123", on the agent's host
 GANG_TUNNEL = f"{RESERVED_PREFIX}GANG_TUNNEL"  # the same for the process that owns a gang
+# Where jaxrun is carried: an agent's lock on the copy in which it runs, and the environment that --stage brings.
+CARRIED_LOCK = f"{RESERVED_PREFIX}CARRIED_LOCK"
+CARRIED_ENVIRONMENT = f"{RESERVED_PREFIX}CARRIED_ENVIRONMENT"
+LACKS_DIRECTORY = f"{RESERVED_PREFIX}LACKS_DIRECTORY"  # the launcher's directory, if the agent's host waits for a copy
 TUNNEL_AUTO, TUNNEL_ON, TUNNEL_OFF = TUNNEL_MODES = ("auto", "on", "off")
 FOUND = "jaxrun-agent-found-head"  # what an agent with AGENT_RANKS prints once it is connected
 _FAILED_AGENTS = "jaxrun-failed-agents"
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedEnvironment:
+    """The launcher's environment, which --stage brings to a host.
+
+    python, prefix:  its interpreter and its directory, as paths on the launcher's host
+    path:            the directories below it in which Python finds packages
+    """
+
+    python: str
+    prefix: str
+    path: tuple[str, ...]
+
+    def to_text(self) -> str:
+        import json  # takes a while, and the command line needs none of it
+
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> CarriedEnvironment:
+        import json
+
+        found = json.loads(text)
+        return cls(found["python"], found["prefix"], tuple(found["path"]))
 
 
 def format_failed_agents(agents: list[AgentId]) -> str:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.worker_command import program_of
 
+STAGE_VENV = "venv"  # a name for --stage: the environment in which jaxrun runs
 _STAGED = "JAXRUN_STAGED"
 _PATH_VARIABLES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX")
 

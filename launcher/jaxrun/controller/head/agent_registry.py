@@ -59,6 +59,11 @@ class AgentRegistry:
         return len(self.reports) == len(self.agents)
 
     @property
+    def lacks_environment(self) -> bool:
+        """Whether agents report again once they have the environment of the job."""
+        return any(report.lacks_environment for report in self.reports.values())
+
+    @property
     def is_started_by_hand(self) -> bool:
         """Whether a lost agent comes back by itself: people, or a cluster, start its command again."""
         return self._plan.is_started_by_hand
@@ -74,10 +79,11 @@ class AgentRegistry:
         self.check_command(report)
         if report.agent not in self.agents:
             raise NotUniformError(describe_unknown_rank(report.agent, size))
-        known = self.reports.setdefault(report.agent, report)
-        if known is not report:
+        known = self.reports.get(report.agent)
+        if known is not None and not (known.lacks_environment and known.pid == report.pid):
             host_rank = report.agent * (self.job.hosts or 1) // size if by_hand else None
             raise NotUniformError(_describe_duplicate(known, report, host_rank))
+        self.reports[report.agent] = report
         self.check_installation(report)
 
     def remove(self, agent: AgentId) -> None:
@@ -109,7 +115,7 @@ class AgentRegistry:
     def refuse_sick_hosts(self) -> None:
         """Raise HostCheckError once all have reported, if some hosts have failed --host-check."""
         sick = {agent: report for agent, report in self.reports.items() if report.check_failure}
-        if sick and self.complete:
+        if sick and self.complete and not self.lacks_environment:
             reports = {rank: report for agent, report in sick.items() for rank in self.agents[agent]}
             failed = {rank: report.check_failure for rank, report in reports.items()}
             raise HostCheckError(failed, {rank: report.host for rank, report in reports.items()})
@@ -138,6 +144,10 @@ class AgentRegistry:
         if run_dir and without_run_dir:
             where = format_ranks_on_hosts(without_run_dir, {rank: one.host for rank, one in reports.items()})
             notes.append(f"{where} cannot write to the run directory {run_dir}; their logs come by network")
+        without_directory = [rank for rank, report in reports.items() if report.lacks_directory]
+        if without_directory and self._plan.attempt == 1:
+            where = format_ranks_on_hosts(without_directory, {rank: one.host for rank, one in reports.items()})
+            notes.append(f"{where} work in a copy of {self._directory}, which is not there: write results elsewhere")
         # The doctor reports the fabric itself.
         if self._plan.attempt == 1 and len(self.first_of_each_host()) > 1 and not self.job.probe_hosts:
             fabrics = [(one.host, one.fabric) for _, one in sorted(self.reports.items()) if one.fabric is not None]

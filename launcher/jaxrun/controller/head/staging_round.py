@@ -7,6 +7,7 @@ from jaxrun.controller.head.worker_assignment import reachable_address
 from jaxrun.errors import UnavailableError
 from jaxrun.protocol.addresses import Address
 from jaxrun.protocol.agent_id import AgentId
+from jaxrun.protocol.agent_messages import AgentReport
 from jaxrun.protocol.staging_messages import CopyStaged, StagedCopied
 from jaxrun.records.event_log.actions import Action, PrintLine, SendToAgents
 from jaxrun.text import format_bytes, plural
@@ -20,6 +21,7 @@ class StagingRound:
     def __init__(self, registry: AgentRegistry) -> None:
         self._registry = registry
         self._copied: list[int] = []  # bytes copied to each host that did not have everything
+        self._asked: set[AgentId] = set()  # that have answered
         self.awaited: set[AgentId] | None = None
 
     @property
@@ -47,9 +49,19 @@ class StagingRound:
             host = self._registry.reports[event.agent].host
             raise UnavailableError(f"{host} has no copy of what is staged: {event.error}")
         self.awaited.discard(event.agent)
+        self._asked.add(event.agent)
         self._copied += [event.nbytes] if event.nbytes else []
-        if self.awaited or not self._copied:
+        if self.awaited:
+            return []
+        if others := [agent for agent, one in self._registry.reports.items() if self._still_lacks(agent, one)]:
+            self.awaited = set(others)
+            return [SendToAgents((agent,), CopyStaged("", 0)) for agent in others]
+        if not self._copied:
             return []
         had = len(self._registry.first_of_each_host()) - len(self._copied)
-        others = f"; {plural(had, 'host')} had it already" if had else ""
-        return [PrintLine(f"staged {format_bytes(max(self._copied))} on {plural(len(self._copied), 'host')}{others}")]
+        rest = f"; {plural(had, 'host')} had it already" if had else ""
+        return [PrintLine(f"staged {format_bytes(max(self._copied))} on {plural(len(self._copied), 'host')}{rest}")]
+
+    def _still_lacks(self, agent: AgentId, report: AgentReport) -> bool:
+        """Whether this agent has not looked for the environment, which another one has brought to its host."""
+        return report.lacks_environment and agent not in self._asked

@@ -3,7 +3,8 @@
 AgentConnected of an agent      ──▶ nothing yet                   only its host is known, and its end is noticed
 AgentReport of every agent      ──▶ StartWorkers to all           only with agents on other hosts (agent_registry.py);
                                                                   where the job asks for it, HostProbes and
-                                                                  StagingRound (staging_round.py) come before
+                                                                  StagingRound (staging_round.py) come before; agents
+                                                                  without the environment report again after that
 Hello of every rank             ──▶ StartCoordinator to rank 0    versions, program and settings must be the same;
                                                                   where all ranks have keys, with certificates of them
 CoordinatorReady of rank 0      ──▶ Join to the others
@@ -158,10 +159,12 @@ class Startup:
                 orders += self._probes.handle(event)
             case _:
                 return []  # nobody has asked
-        if not (self._registry.complete and self._probes.complete):
+        if not self._registry.complete or not (self._probes.complete or self._registry.lacks_environment):
             return orders
         if not self._staging.complete:
             return orders if self.is_staging else [*orders, *self._staging.begin()]
+        if self._registry.lacks_environment or not self._probes.complete:
+            return orders
         assignment = self._registry.assign()
         self._expected, self._interface = assignment.expected, assignment.interface
         notes = [PrintLine(note) for note in assignment.notes]

@@ -11,18 +11,19 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
+import jaxrun
 from jaxrun.errors import ProtocolError, UnavailableError, UsageError
 from jaxrun.node.channel.listener import Peer
 from jaxrun.node.staging.copies import Copies
 from jaxrun.node.staging.directory_copy import copy_directory, list_directory
 from jaxrun.node.staging.transfer import pass_on
 from jaxrun.protocol.blocking_connection import BlockingConnection
-from jaxrun.protocol.staging_messages import Stage, StagedContent, staged_path, use_copies
+from jaxrun.protocol.staging_messages import STAGE_VENV, Stage, StagedContent, staged_path, use_copies
+from jaxrun.protocol.worker_command import runtime_directory
+from jaxrun.spec.backends.ssh import carries_environment
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import Plan
 from jaxrun.terminal import print_notice
-
-_ENVIRONMENT = "venv"  # a name: the environment in which jaxrun runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,29 +63,39 @@ def stage_directories(job: Job) -> Staged:
         staged = Staged(Stage(base, tuple(_stage(copies, source) for source in sources)), copies)
     except (OSError, UnavailableError) as error:
         raise UnavailableError(f"--stage on {os.uname().nodename}: {error}") from None
-    _show_what_stays(copies.by_source(staged.stage))
+    own = _brought_by_ssh() if carries_environment(job) else ()
+    _show_what_stays(copies.by_source(staged.stage), own)
     return staged
 
 
 def _resolve(named: Path) -> str:
     """Return the absolute path of a directory given with --stage."""
-    is_venv = str(named) == _ENVIRONMENT
+    is_venv = str(named) == STAGE_VENV
     source = sys.prefix if is_venv else os.path.abspath(named)
     if is_venv and source == sys.base_prefix:
-        none = f"--stage {_ENVIRONMENT}, but jaxrun runs in no virtual environment"
+        none = f"--stage {STAGE_VENV}, but jaxrun runs in no virtual environment"
         raise UsageError(f"{none}; give a directory: --stage {source}")
     if not os.path.isdir(source) or source == "/":
         raise UsageError(f"--stage {named}: {source} is not a directory that can be copied")
     return source
 
 
-def _show_what_stays(staged: dict[str, str]) -> None:
-    """Print which parts of Python's path are not in the copies: editable installs, and Python itself."""
+def _brought_by_ssh() -> tuple[str, ...]:
+    """The directories that hosts need not have if the ssh backend carries jaxrun: its own, and Python's."""
+    return os.path.dirname(os.path.dirname(jaxrun.__file__)), os.path.dirname(runtime_directory()), sys.base_prefix
+
+
+def _show_what_stays(staged: dict[str, str], brought: tuple[str, ...]) -> None:
+    """Print which parts of Python's path are not in the copies: editable installs, and Python itself.
+
+    `brought` are directories that come in another way.
+    """
     if staged_path(sys.executable, staged) == sys.executable:
         return
     mappings = [vars(module).get("MAPPING", {}) for name, module in sys.modules.items() if "__editable__" in name]
     folders = dict.fromkeys([*sys.path, *chain.from_iterable(mapping.values() for mapping in mappings)])
-    if stays := [folder for folder in folders if os.path.isdir(folder) and staged_path(folder, staged) == folder]:
+    known = {**staged, **dict.fromkeys(brought, "")}
+    if stays := [folder for folder in folders if os.path.isdir(folder) and staged_path(folder, known) == folder]:
         print_notice(f"not staged, and read where they are: {', '.join(stays)}")
 
 

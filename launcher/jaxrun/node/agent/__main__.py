@@ -32,10 +32,12 @@ def main() -> int:
     from jaxrun.protocol.addresses import parse_addresses
     from jaxrun.protocol.connect import HeadAddress
     from jaxrun.protocol.env import AgentEnv
-    from jaxrun.protocol.ssh_start import AGENT_RANKS, HEAD_TUNNEL
+    from jaxrun.protocol.ssh_start import AGENT_RANKS, CARRIED_LOCK, HEAD_TUNNEL
     from jaxrun.spec.job import cluster_env
     from jaxrun.text import parse_ranks
 
+    if CARRIED_LOCK in os.environ:
+        os.set_inheritable(int(os.environ[CARRIED_LOCK]), False)
     try:
         env = AgentEnv.from_env(os.environ)
         tunnel = parse_addresses(os.environ[HEAD_TUNNEL]) if HEAD_TUNNEL in os.environ else ()

@@ -13,6 +13,7 @@ from jaxrun.protocol.addresses import LOOPBACK
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import AgentReport, JobInfo
 from jaxrun.protocol.names import VERSION
+from jaxrun.protocol.ssh_start import LACKS_DIRECTORY
 from jaxrun.records.rundir.rundir import JOB_FILE
 from jaxrun.spec.job.cluster_env import launch_id
 from jaxrun.spec.job.devices import probe_machine
@@ -44,7 +45,8 @@ def make_report(
         jaxrun_version=VERSION,
         address=address,
         head_address=head_address,
-        directory=os.getcwd(),
+        directory=environ.get(LACKS_DIRECTORY) or os.getcwd(),
+        lacks_directory=LACKS_DIRECTORY in environ,
         machine=machine,
         can_write_run_dir=bool(info.run_dir) and _is_of_job(Path(info.run_dir), info.job_id),
         launch_id=launch_id(environ),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from jaxrun.errors import ProtocolError, UnavailableError
@@ -13,13 +15,15 @@ from jaxrun.node.agent.spawn import WorkerSetup
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.node.channel.listener import Listener, Peer, listen_on_tcp
 from jaxrun.node.staging.copies import Copies
+from jaxrun.node.staging.interpreter import base_python, usable_environment
 from jaxrun.node.staging.transfer import pass_on
 from jaxrun.protocol.addresses import Address, parse_addresses
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.auth import Purpose, peer_token
 from jaxrun.protocol.blocking_connection import BlockingConnection
 from jaxrun.protocol.connect import HeadAddress, connect
-from jaxrun.protocol.staging_messages import CopyStaged, Stage, StagedCopied, use_copies
+from jaxrun.protocol.ssh_start import CARRIED_ENVIRONMENT, LACKS_DIRECTORY, CarriedEnvironment
+from jaxrun.protocol.staging_messages import CopyStaged, Stage, StagedCopied, staged_path, use_copies
 
 _CONNECT_S = 10.0
 _POLL_S = 0.1
@@ -29,9 +33,13 @@ _BLAME_S = 5.0  # before another host's failure is reported: that host reports i
 class HostStaging:
     """The copies of a job on this host, in all its attempts."""
 
-    def __init__(self, stage: Stage, agent: AgentId, token: str, head: Address) -> None:
-        """`agent` and `token` belong to this agent, which has found the head at `head`."""
+    def __init__(self, stage: Stage, agent: AgentId, token: str, head: Address, environ: Mapping[str, str]) -> None:
+        """`agent`, `token` and `environ` belong to this agent, which has found the head at `head`."""
         self._stage, self._agent, self._token, self._head = stage, agent, token, head
+        carried = environ.get(CARRIED_ENVIRONMENT)
+        self._carried = CarriedEnvironment.from_text(carried) if carried else None
+        self._missing_directory = environ.get(LACKS_DIRECTORY, "")
+        self.lacks_environment = self._carried is not None
         self._copies: Copies | None = None
 
     def listen(self) -> Listener:
@@ -46,7 +54,10 @@ class HostStaging:
                 raise UnavailableError("stopped")
 
         try:
-            return StagedCopied(self._agent, self._copy(order, listener, check))
+            nbytes = self._copy(order, listener, check)
+            if self.lacks_environment:
+                self.load_environment()
+            return StagedCopied(self._agent, nbytes)
         except (OSError, ProtocolError, UnavailableError) as error:
             until = time.monotonic() + (_BLAME_S if isinstance(error, ConnectionError | ProtocolError) else 0)
             while not is_stopped():
@@ -85,8 +96,25 @@ class HostStaging:
             giver = BlockingConnection(found.connection, found.tags, str(where.addresses[0]), check)
             return pass_on(self._stage.contents, self._find_copies(), giver, takers)
 
+    def load_environment(self) -> None:
+        """Find packages in the environment that has come to this host. Raises the exceptions of start_from_copies."""
+        staged, carried = self._staged(), self._carried
+        assert carried is not None
+        sys.path += [copy for part in carried.path if (copy := staged_path(part, staged)) not in sys.path]
+        importlib.invalidate_caches()
+        self.lacks_environment = False
+
     def start_from_copies(self, setup: WorkerSetup) -> WorkerSetup:
         """Return the setup with copies in place of their sources. Raises UnavailableError if this host lacks one."""
+        staged = self._staged()
+        if self._missing_directory:
+            os.chdir(staged_path(self._missing_directory, staged))
+        python = staged_path(self._carried.python, staged) if self._carried is not None else setup.argv[0]
+        argv, variables = use_copies((python, *setup.argv[1:]), setup.environ, staged)
+        return replace(setup, argv=argv, environ={**setup.environ, **variables})
+
+    def _staged(self) -> dict[str, str]:
+        """Return the copies by source. Raises UnavailableError if this host lacks one, or cannot use one."""
         try:
             staged = self._find_copies().by_source(self._stage)
         except OSError as error:
@@ -94,8 +122,18 @@ class HostStaging:
         if lacking := [one.sources[0] for one in self._stage.contents if one.sources[0] not in staged]:
             where = f"in {self._find_copies().path} any more"
             raise UnavailableError(f"{os.uname().nodename} has no copy of {', '.join(lacking)} {where}; start again")
-        argv, variables = use_copies(setup.argv, setup.environ, staged)
-        return replace(setup, argv=argv, environ={**setup.environ, **variables})
+        return staged if self._carried is None else self._with_interpreter(staged, self._carried)
+
+    def _with_interpreter(self, staged: dict[str, str], carried: CarriedEnvironment) -> dict[str, str]:
+        """Let the environment in the copies have an interpreter that runs on this host."""
+        copies, copied = self._find_copies().path, staged_path(carried.prefix, staged)
+        beside = os.path.join(copies, os.path.relpath(copied, copies).split("/")[0])
+        try:
+            usable = usable_environment(copied, os.path.relpath(carried.python, carried.prefix), base_python(), beside)
+        except OSError as error:
+            raise UnavailableError(f"{os.uname().nodename} cannot use the copy of {carried.prefix}: {error}") from None
+        same = [source for source, copy in staged.items() if copy == copied]
+        return {**dict.fromkeys((carried.prefix, *same), usable), **{k: v for k, v in staged.items() if k not in same}}
 
     def _find_copies(self) -> Copies:
         self._copies = self._copies or Copies(self._stage.base)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from jaxrun.node.agent.gpus import GpuMemory
 from jaxrun.node.agent.guard import Guard, job_marker
 from jaxrun.node.agent.spawn import WorkerSetup
+from jaxrun.node.agent.task_thread import Task
 from jaxrun.protocol.addresses import Address
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import AgentEvent, AgentReport, HostTask, JobInfo
@@ -64,10 +65,11 @@ class HostTasks:
         self._turn = socket.socket(socket.AF_UNIX)  # the right to run --host-check, which one agent of each host has
         self._gpu_memory: GpuMemory | None = None  # as it was before the first attempt
         self._staging: HostStaging | None = None
+        self._report_again: Task[AgentEvent] = lambda is_stopped: iter(())  # once the host has the environment
         if job.stage is not None:
             from jaxrun.node.agent.host_staging import HostStaging
 
-            self._staging = HostStaging(job.stage, agent, token, head)
+            self._staging = HostStaging(job.stage, agent, token, head, environ)
 
     def continue_after(self, earlier: HostTasks) -> None:
         """Wait for the memory of the GPUs as these tasks, of an earlier head, would have done."""
@@ -117,15 +119,22 @@ class HostTasks:
         *,
         runs_check: bool,
     ) -> Iterator[AgentEvent]:
-        """Wait for the GPUs' memory, check the host, report it, and send facts about it if the head asks for them."""
+        """Wait for the GPUs' memory, check the host, report it, and send facts about it if the head asks for them.
+
+        As long as the host lacks the environment, only that is reported, and the rest once it is there.
+        """
+        if self._staging is not None and self._staging.lacks_environment:
+            self._report_again = partial(self.report, attempt, ranks, servers, runs_check=runs_check)
+            found = self._report(self._job, self._agent)
+            yield replace(found, attempt=attempt, stage_port=_port(servers.copies), lacks_environment=True)
+            return
         if self._gpu_memory is not None:
             self._gpu_memory.wait_until_free(partial(_log, ranks), is_stopped)
         failure = self._check_host(attempt, ranks, is_stopped) if runs_check else ""
         if failure is None:
             return
-        port = servers.copies.sockets[0].getsockname()[1] if servers.copies is not None else 0
         found = self._report(self._job, self._agent)
-        yield replace(found, attempt=attempt, check_failure=failure, stage_port=port)
+        yield replace(found, attempt=attempt, check_failure=failure, stage_port=_port(servers.copies))
         if servers.peers is not None:
             from jaxrun.node.agent.host_probe import collect_facts
 
@@ -144,8 +153,11 @@ class HostTasks:
             yield probe_peers(self._agent, peer_token(self._token), task)
         else:
             assert self._staging is not None and servers.copies is not None
+            lacked = self._staging.lacks_environment
             if copied := self._staging.copy(task, is_stopped, servers.copies):
                 yield copied
+                if lacked and not self._staging.lacks_environment:
+                    yield from self._report_again(is_stopped)
 
     def _check_host(self, attempt: int, ranks: Sequence[int], is_stopped: Callable[[], bool]) -> str | None:
         """Return how --host-check failed; empty if it succeeded, None if it is stopped before."""
@@ -154,6 +166,10 @@ class HostTasks:
         assert self._job.host_check is not None
         host = os.uname().nodename
         return check_host(self._job.host_check, self._environ, is_stopped, host=host, rank=ranks[0], attempt=attempt)
+
+
+def _port(listener: Listener | None) -> int:
+    return int(listener.sockets[0].getsockname()[1]) if listener is not None else 0
 
 
 def _log(ranks: Sequence[int], text: str) -> None:

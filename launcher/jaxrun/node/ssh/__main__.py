@@ -24,8 +24,11 @@ def _parse(words: Sequence[str]) -> tuple[dict[str, str], StartRequest]:
     parser.add_argument("--ssh", required=True)
     parser.add_argument("--connect-timeout", type=int, required=True)
     parser.add_argument("--directory", required=True)
-    parser.add_argument("--remote-python", default=sys.executable)
+    parser.add_argument("--remote-python", action="append", required=True)
     parser.add_argument("--tunnel", choices=TUNNEL_MODES, default=TUNNEL_OFF)
+    parser.add_argument("--carry", action="store_true")
+    parser.add_argument("--stage-dir", default="")
+    parser.add_argument("--stages-directory", action="store_true")
     parser.add_argument("hosts", nargs="+")
     given = parser.parse_args(words[:end])
     options = {
@@ -43,13 +46,16 @@ def _parse(words: Sequence[str]) -> tuple[dict[str, str], StartRequest]:
     names = forwarded_variables(os.environ, {})
     request = StartRequest(
         ssh=(*ssh, *forwards, "--"),
-        python=given.remote_python,
+        pythons=tuple(given.remote_python),
         directory=given.directory,
         words=tuple(words[end + 1 :]),
         env={name: os.environ[name] for name in names if name in os.environ},
         limit_s=given.connect_timeout + SHELL_S,
         tunnels=tunnels,
         only_tunnels=given.tunnel == TUNNEL_ON,
+        carries=given.carry,
+        stage_dir=given.stage_dir,
+        stages_directory=given.stages_directory,
     )
     return dict(word.split("=", 1) for word in given.hosts), request
 

@@ -1,94 +1,129 @@
-"""What runs on a host before the agent: one line for any login shell, and the code that this line reads.
+"""Runs on a host before the agent, and becomes the agent: checks what it needs, and says what is missing.
 
-The line has nothing that a shell changes within single quotes: no `'`, `\\`, `!` and no line break. So it means the
-same to sh, bash, zsh, fish and csh. It prints a mark, behind whatever the shell has printed, and runs the first line of
-its standard input that is not empty. That line is HOST_CODE as a literal; a length and so many bytes of JSON follow.
+Its text comes by standard input, to an interpreter that may have nothing but Python's own library. Where jaxrun is
+carried, a kit follows: the few modules of jaxrun that keep copies on this host's disk (node/staging). With them it
+finds the copy of jaxrun that an earlier start has left, or asks for it.
 """
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+import os
+import sys
+import zlib
+from collections.abc import Callable
+from typing import Any, BinaryIO, NoReturn
 
-_LINE = (
-    "exec {python} -c '"
-    "import os,sys;"
-    'os.write(1,(chr(10)+"{mark} "+sys.version.split()[0]+chr(10)).encode());'
-    'f=os.fdopen(0,"rb",0,None,None,None,False);'
-    "exec(next(l for l in f if l.strip()))'"
-)
-# Checks what the agent needs, says what is missing, and becomes the agent. `f` is standard input.
-HOST_CODE = r"""
-import os, sys
-sys.path[:] = [part for part in sys.path if part]
-import json
-def read(count):
-    data = b""
+_UNAVAILABLE = 69
+
+
+def main(stdin: BinaryIO) -> NoReturn:
+    """Read the message (remote_command.py), and become the command that it names."""
+    sys.path[:] = [part for part in sys.path if part]
+    told: dict[str, Any] = json.loads(_read(stdin, int(stdin.readline())))
+    env = _environment(told["env"])
+    _enter(told, env)
+    if told["carried"]:
+        directory = _find_carried(told, stdin, env)
+        env["PYTHONPATH"] = ":".join(filter(None, (directory, env.get("PYTHONPATH", ""))))
+    else:
+        _check_version(told, env)
+    words = [sys.executable if word == told["python"] else word for word in told["argv"]]
+    _answer(told, "")
+    try:
+        os.execvpe(words[0], words, env)
+    except OSError as error:
+        sys.exit(f"{words[0]}: {error.strerror}")
+
+
+def _read(stdin: BinaryIO, count: int) -> bytes:
+    data = bytearray()
     while len(data) < count:
-        more = f.read(count - len(data))
+        more = stdin.read(count - len(data))
         if not more:
             sys.exit("the connection ended before the start")
         data += more
-    return data
-def answer(problem, detail=""):
-    line = "\n%s %s\n" % (told["mark"], json.dumps({"problem": problem, "detail": detail}))
-    os.write(1, line.encode())
+    return bytes(data)
+
+
+def _answer(told: dict[str, Any], problem: str, detail: str = "", *, wants_carried: bool = False) -> None:
+    answer = {"problem": problem, "detail": detail, "wants_carried": wants_carried}
+    os.write(1, f"\n{told['mark']} {json.dumps(answer)}\n".encode())
     if problem:
-        sys.exit(69)
-def version():
+        sys.exit(_UNAVAILABLE)
+
+
+def _environment(given: dict[str, str]) -> dict[str, str]:
+    """The login's environment with these variables; of the login's PATH, what the given one lacks comes last."""
+    env = dict(os.environ)
+    mine = [part for part in env.get("PATH", "").split(":") if part]
+    env.update(given)
+    path = [part for part in env.get("PATH", "").split(":") if part]
+    env["PATH"] = ":".join(path + [part for part in mine if part not in path])
+    return env
+
+
+def _enter(told: dict[str, Any], env: dict[str, str]) -> None:
+    """Go to the directory of the launcher, or leave that to the agent, where the directory comes to this host."""
+    try:
+        os.chdir(told["directory"])
+    except OSError as error:
+        if not told["directory_comes"]:
+            _answer(told, "directory", f"{told['directory']}: {error.strerror}")
+        os.chdir("/")
+        env.update(told["directory_comes"])
+
+
+def _check_version(told: dict[str, Any], env: dict[str, str]) -> None:
+    sys.path[:] = [part for part in env.get("PYTHONPATH", "").split(":") + sys.path if part]
+    try:
+        found = _version()
+    except Exception as error:
+        _answer(told, "import", f"jaxrun cannot be imported: {type(error).__name__}: {error}")
+        raise
+    if found != told["version"]:
+        _answer(told, "version", found)
+
+
+def _version() -> str:
     import importlib.util
+
     if importlib.util.find_spec("jaxrun") is None:
         return ""
     from jaxrun.protocol.names import VERSION
+
     return VERSION
-told = json.loads(read(int(f.readline())))
-env = dict(os.environ)
-mine = [part for part in env.get("PATH", "").split(":") if part]
-env.update(told["env"])
-path = [part for part in env.get("PATH", "").split(":") if part]
-env["PATH"] = ":".join(path + [part for part in mine if part not in path])
-try:
-    os.chdir(told["directory"])
-except OSError as error:
-    answer("directory", "%s: %s" % (told["directory"], error.strerror))
-sys.path[:] = [part for part in env.get("PYTHONPATH", "").split(":") + sys.path if part]
-try:
-    found = version()
-except Exception as error:
-    answer("import", "jaxrun cannot be imported: %s: %s" % (type(error).__name__, error))
-if found != told["version"]:
-    answer("version", found)
-words = [sys.executable if word == told["python"] else word for word in told["argv"]]
-answer("")
-try:
-    os.execvpe(words[0], words, env)
-except OSError as error:
-    sys.exit("%s: %s" % (words[0], error.strerror))
-"""
 
 
-def remote_command(python: str, mark: str) -> str:
-    """Return the line for the login shell of a host; `python` is a path that needs no quotes."""
-    return _LINE.format(python=python, mark=mark)
+def _find_carried(told: dict[str, Any], stdin: BinaryIO, env: dict[str, str]) -> str:
+    """Return the directory of jaxrun on this host; the agent inherits a lock on it, which keeps it from removal."""
+    carried = told["carried"]
+    kit = os.memfd_create("jaxrun-kit")
+    os.write(kit, _read(stdin, carried["kit_bytes"]))
+    if os.uname().machine != carried["machine"]:
+        _answer(told, "machine", os.uname().machine)
+    sys.path.insert(0, f"/proc/self/fd/{kit}")
+    try:
+        from jaxrun.errors import JaxrunError
+        from jaxrun.node.staging.archive import Archive, extract_copy
+        from jaxrun.node.staging.copies import Copies
+
+        name = carried["name"]
+        try:
+            copies = Copies(carried["stage_dir"])
+            if copies.find(name) is None:
+                _answer(told, "", wants_carried=True)
+                data = io.BytesIO(zlib.decompress(_read(stdin, carried["archive_bytes"])))
+                copies.add(len(data.getvalue()), lambda draft: extract_copy(Archive(_pieces(data)), draft, name))
+            env[carried["lock_variable"]] = str(copies.keep_for_next_program(name))
+            return f"{copies.path}/{name}/copy"
+        except (OSError, JaxrunError, zlib.error) as error:
+            _answer(told, "copy", str(error))
+            raise
+    finally:
+        sys.path.pop(0)
 
 
-def start_message(
-    mark: str, argv: Sequence[str], python: str, directory: str, version: str, env: Mapping[str, str]
-) -> bytes:
-    """Return what is sent once the mark has come.
-
-    argv:     what to run; the words that are `python`, this interpreter's path, become the path of the one there
-    version:  of jaxrun, which must be there
-    env:      to add to the environment of the login
-    """
-    told: dict[str, Any] = {
-        "mark": mark,
-        "argv": list(argv),
-        "python": python,
-        "directory": directory,
-        "version": version,
-        "env": dict(env),
-    }
-    data = json.dumps(told).encode()
-    return f"exec({HOST_CODE!r})\n{len(data)}\n".encode() + data
+def _pieces(data: io.BytesIO) -> Callable[[], bytes]:
+    return lambda: data.read(2**17)

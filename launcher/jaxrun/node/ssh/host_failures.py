@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -54,27 +55,58 @@ def ssh_failed(host: str, said: str) -> HostFailure:
     return HostFailure(words, advice.format(host=host))
 
 
-def no_interpreter(host: str, python: str, status: int, said: str) -> HostFailure:
-    """The login shell ended before an interpreter had begun."""
+def no_interpreter(python: str, status: int, said: str, *, carries: bool) -> HostFailure:
+    """The login shell ended before an interpreter had begun; `carries`: this one's environment comes there."""
     words = last_words(said) or f"its login shell ended with status {status}"
-    return HostFailure(words, f"--remote-python PATH, if {python} is not the Python there")
+    if carries:
+        return HostFailure(words, f"--remote-python PATH, for a Python {_own_python()} there")
+    return HostFailure(
+        words,
+        f"--remote-python PATH, if {python} is not the Python there; "
+        f"or --stage venv, which carries this one's packages to any Python {_own_python()}",
+    )
 
 
-def other_python(version: str) -> HostFailure:
+def check_python(version: str, *, carries: bool) -> HostFailure | None:
+    """Return why an interpreter of this version cannot be used; `carries`: this one's environment comes there."""
     oldest = ".".join(map(str, OLDEST_PYTHON))
-    return HostFailure(f"has Python {version}", f"--remote-python PATH, for a Python that is not older than {oldest}")
+    if tuple(parse_version(version)) < OLDEST_PYTHON:
+        return HostFailure(
+            f"has Python {version}", f"--remote-python PATH, for a Python that is not older than {oldest}"
+        )
+    if carries and tuple(parse_version(version)) != sys.version_info[:2]:
+        return HostFailure(
+            f"has Python {version}, and the environment that --stage carries is for Python {_own_python()}",
+            f"--remote-python PATH, for a Python {_own_python()} there",
+        )
+    return None
 
 
 def cannot_start(problem: str, detail: str, python: str) -> HostFailure:
     """The interpreter there found a problem, which `problem` names, before it became the agent."""
     match problem:
         case "directory":
-            return HostFailure(detail, "start in a directory that all hosts have")
+            return HostFailure(detail, "--stage . carries it there; or start in a directory that all hosts have")
         case "version":
             found = f"has jaxrun {detail}, and this is jaxrun {VERSION}" if detail else f"{python} has no jaxrun"
-            return HostFailure(found, f"install jaxrun {VERSION} there, or --remote-python PATH names a Python with it")
+            return HostFailure(
+                found,
+                f"--stage venv carries this environment there; or install jaxrun {VERSION}, or --remote-python PATH "
+                "names a Python with it",
+            )
+        case "machine":
+            return HostFailure(
+                f"has processors of another kind ({detail}) than the environment that --stage carries",
+                "install jax and jaxrun there, and leave --stage venv out",
+            )
+        case "copy":
+            return HostFailure(f"cannot keep a copy of jaxrun: {detail}", "--stage-dir DIR, for another disk")
         case _:
             return HostFailure(detail)
+
+
+def _own_python() -> str:
+    return ".".join(map(str, sys.version_info[:2]))
 
 
 def agent_ended(status: int, said: str) -> HostFailure:

@@ -14,21 +14,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from jaxrun.node.ssh.bootstrap import remote_command, start_message
+from jaxrun.node.ssh.carried_sources import CarriedSources, collect_sources
 from jaxrun.node.ssh.host_failures import (
-    OLDEST_PYTHON,
     HostFailure,
     agent_ended,
     cannot_start,
+    check_python,
     no_interpreter,
-    other_python,
-    parse_version,
     ssh_failed,
 )
+from jaxrun.node.ssh.remote_command import HostStart, remote_command, start_message
 from jaxrun.node.ssh.session import SshSession
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.names import RESERVED_PREFIX, VERSION
-from jaxrun.protocol.ssh_start import AGENT_RANKS, FOUND, HEAD_TUNNEL
+from jaxrun.protocol.ssh_start import (
+    AGENT_RANKS,
+    CARRIED_ENVIRONMENT,
+    FOUND,
+    HEAD_TUNNEL,
+    LACKS_DIRECTORY,
+    CarriedEnvironment,
+)
 from jaxrun.spec.job.plan import AGENT_ARGV
 from jaxrun.text import parse_ranks
 
@@ -56,21 +62,31 @@ class StartRequest:
     """What the starter runs, and how.
 
     ssh:       the words of ssh, up to the name of the host
-    python:    the path of the interpreter on the hosts
+    pythons:   the paths of the interpreter on the hosts; the first that is there is taken
     words:     what is run there; those that are this interpreter's path become `python`
     limit_s:   until a host that has not begun `python` has failed
     tunnels:   the variable that names a forwarded port to an agent, by where the port leads, "10.1.0.4:40123"
     only_tunnels:  agents use nothing but the tunnels
+    carries:   jaxrun is sent to hosts that lack it, and --stage brings this interpreter's environment
+    stage_dir: the value of --stage-dir
+    stages_directory:  --stage brings the directory
     """
 
     ssh: tuple[str, ...]
-    python: str
+    pythons: tuple[str, ...]
     directory: str
     words: tuple[str, ...]
     env: Mapping[str, str] = field(repr=False)
     limit_s: float
     tunnels: Mapping[str, str] = field(default_factory=dict)
     only_tunnels: bool = False
+    carries: bool = False
+    stage_dir: str = ""
+    stages_directory: bool = False
+
+    @property
+    def python(self) -> str:
+        return " ".join(self.pythons)
 
     @property
     def starts_agents(self) -> bool:
@@ -93,7 +109,7 @@ class StartedHost:
         self._out = ""  # of standard output, the line that is not complete
         self._nudge_at = began + _FIRST_NUDGE_S
         self._give_up_at = began + request.limit_s
-        self.session = SshSession((*request.ssh, name, remote_command(request.python, self._mark)))
+        self.session = SshSession((*request.ssh, name, remote_command(request.pythons, self._mark)))
 
     @property
     def is_decided(self) -> bool:
@@ -149,7 +165,9 @@ class StartedHost:
             return
         if before is StartStep.CONNECTING:
             failed = ssh_failed(self.name, self._said) if status == _SSH_FAILED else None
-            self.failure = failed or no_interpreter(self.name, self._request.python, status, self._said)
+            self.failure = failed or no_interpreter(
+                self._request.python, status, self._said, carries=self._request.carries
+            )
         elif before is StartStep.CHECKING or (before is StartStep.STARTING and self._request.starts_agents):
             self.failure = agent_ended(status, self._said)
 
@@ -159,16 +177,31 @@ class StartedHost:
         self.session.kill()
 
     def _on_interpreter(self, version: str) -> None:
-        if tuple(parse_version(version)) < OLDEST_PYTHON:
-            self.fail(other_python(version))
+        request = self._request
+        if failure := check_python(version, carries=request.carries):
+            self.fail(failure)
             return
-        request, env = self._request, {**self._env, **self._find_tunnels()}
+        env = {**self._env, **self._find_tunnels()}
         if request.only_tunnels and HEAD_TUNNEL in env:
             env[HEAD] = env[HEAD_TUNNEL]
+        if request.carries:
+            env[CARRIED_ENVIRONMENT] = _own_environment().to_text()
         self.step = StartStep.CHECKING
-        self.session.send(start_message(self._mark, request.words, sys.executable, request.directory, VERSION, env))
-        if not self.gets_stdin:
-            self.session.end_input()
+        start = HostStart(
+            argv=request.words,
+            python=sys.executable,
+            directory=request.directory,
+            version=VERSION,
+            env=env,
+            carried=self._carried,
+            stage_dir=request.stage_dir,
+            directory_comes={LACKS_DIRECTORY: request.directory} if request.stages_directory else None,
+        )
+        self.session.send(start_message(self._mark, start))
+
+    @property
+    def _carried(self) -> CarriedSources | None:
+        return collect_sources() if self._request.carries else None
 
     def _find_tunnels(self) -> dict[str, str]:
         """The ports of the host that lead here; ssh has named them before it began the session."""
@@ -185,8 +218,20 @@ class StartedHost:
         found = json.loads(answer)
         if found["problem"]:
             self.failure = cannot_start(found["problem"], found["detail"], self._request.python)
+        elif found["wants_carried"] and self._carried is not None:
+            self.session.send(self._carried.archive)
+            return
         else:
             self.step = StartStep.STARTING
+        if not self.gets_stdin:
+            self.session.end_input()
+
+
+def _own_environment() -> CarriedEnvironment:
+    """This interpreter, and the directories in which it finds packages."""
+    return CarriedEnvironment(
+        sys.executable, sys.prefix, tuple(part for part in sys.path if part.startswith(f"{sys.prefix}/"))
+    )
 
 
 def write_output(descriptor: int, text: str) -> None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from jaxrun.errors import EXIT_UNAVAILABLE
+from jaxrun.node.ssh.carried_sources import collect_sources
 from jaxrun.node.ssh.host_failures import describe_failures
 from jaxrun.node.ssh.session import SshSession
 from jaxrun.node.ssh.started_host import READ_BYTES, StartedHost, StartRequest, StartStep, write_output
@@ -32,6 +33,8 @@ class Starter:
         self._request = request
         began = time.monotonic()
         self._hosts = [StartedHost(name, ranks, size, request, began) for name, ranks in hosts.items()]
+        if request.carries:
+            collect_sources()  # while the connections are made
         self._report_at: float | None = None  # once all hosts are decided and some have failed
         self._has_reported = False
         self._stdin_to: SshSession | None = None

@@ -58,6 +58,11 @@ class Copies:
             os.utime(self._locks[name])
         return f"{self.path}/{name}"
 
+    def keep_for_next_program(self, name: str) -> int:
+        """Let the program that this process becomes go on using a copy: it inherits the lock, a descriptor."""
+        os.set_inheritable(self._locks[name], True)
+        return self._locks[name]
+
     def find_listing(self, listing: str) -> str | None:
         """Return the name of the copy of a directory whose listing has this hash, if it exists."""
         marked = (name for name in self._names() if os.path.exists(f"{self.path}/{name}/{listing}"))

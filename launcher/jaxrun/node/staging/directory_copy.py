@@ -18,8 +18,8 @@ from functools import partial
 from itertools import chain
 
 from jaxrun.errors import UnavailableError
+from jaxrun.node.staging.archive import COPIED_MODE, name_copy
 from jaxrun.node.staging.copies import STAGE_PREFIX
-from jaxrun.node.staging.transfer import COPIED_MODE, name_copy
 from jaxrun.terminal import print_notice
 from jaxrun.text import format_bytes
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.protocol.agent_id import AgentId
+from jaxrun.protocol.staging_messages import STAGE_VENV
 from jaxrun.spec.backends.mpi_hosts import named_hosts, place_on_hosts, spare_hosts
 from jaxrun.spec.backends.remote_plan import leave_out, plan_remote
 from jaxrun.spec.job.job import Job
@@ -75,6 +76,31 @@ def _starter_words(job: Job, ssh: str, ranks_of: Mapping[str, Sequence[int]]) ->
     connect_s = max(1, min(_LONGEST_CONNECT_S, int(job.init_timeout / 2)))
     words = ["--ssh", ssh, "--connect-timeout", str(connect_s), "--directory", os.getcwd()]
     words += ["--tunnel", job.tunnel]
-    words += ["--remote-python", job.remote_python] if job.remote_python else []
+    carries = carries_environment(job)
+    for python in [job.remote_python] if job.remote_python else _own_pythons(anywhere=carries):
+        words += ["--remote-python", python]
+    words += ["--carry"] if carries else []
+    words += ["--stage-dir", os.path.abspath(job.stage_dir)] if job.stage_dir else []
+    words += ["--stages-directory"] if _is_staged(os.getcwd(), job) else []
     hosts = [f"{host}={ranks[0]}-{ranks[-1]}" for host, ranks in ranks_of.items()]
     return (*words, *hosts)
+
+
+def carries_environment(job: Job) -> bool:
+    """Whether --stage brings this interpreter's environment to the hosts, and ssh jaxrun with it."""
+    return job.backend == "ssh" and (
+        any(str(named) == STAGE_VENV for named in job.stage) or _is_staged(sys.prefix, job)
+    )
+
+
+def _is_staged(directory: str, job: Job) -> bool:
+    staged = [os.path.abspath(named) for named in job.stage if str(named) != STAGE_VENV]
+    return any(directory == one or directory.startswith(f"{one}/") for one in staged)
+
+
+def _own_pythons(*, anywhere: bool) -> list[str]:
+    """Return where this Python may be on a host; `anywhere`: any of this version will do."""
+    version = ".".join(map(str, sys.version_info[:2]))
+    base = os.path.realpath(sys.executable)
+    found = (sys.executable, base, f"python{version}", "python3")
+    return [python for python in dict.fromkeys(found) if _PLAIN_PATH.fullmatch(python)] if anywhere else [found[0]]

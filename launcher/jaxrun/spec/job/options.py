@@ -327,7 +327,7 @@ class JobOptions(WorkerSettings):
     )
     remote_python: str = _ssh(
         "--remote-python",
-        "The Python with jaxrun on the hosts. [default: the path of this one]",
+        "The Python on the hosts; it needs jaxrun unless --stage venv brings it. [default: the path of this one]",
         default="",
         metavar="PATH",
     )
