@@ -16,6 +16,7 @@ from jaxrun.protocol.worker_messages import DeviceReport
 from jaxrun.records.history.job_log import AttemptLog, RankLog
 
 FACTS = JobFacts("ab" * 16, "train", 'a "night" run', "/runs/1")
+HOST_MEMORY = {"host_memory_bytes": 2**33, "host_memory_limit_bytes": 2**35}
 HOSTS = {0: "h1", 1: "h1", 2: "h2", 3: "h2"}
 
 
@@ -51,7 +52,7 @@ def attempt(number, start, end, run_at=None, ended_with=""):
 
 def test_states_steps_and_resources_of_ranks():
     vitals = {
-        0: RankReply(0, 1, 100.0, cpu_seconds=5.5, bytes_written=120, memory_bytes=2**30),
+        0: RankReply(0, 1, 100.0, cpu_seconds=5.5, bytes_written=120, memory_bytes=2**30, **HOST_MEMORY),
         1: RankReply(1, 1, 100.0, gpu_percent=40.0, gpu_bytes=2**34),
     }
     straggler = Straggler((2,), "0-3", "", 9, 100, 0.9, 0.1, 0.25, 0.2, True)
@@ -62,7 +63,7 @@ def test_states_steps_and_resources_of_ranks():
         (0, 1),
         {0: flight(40), 1: flight(42)},
         vitals,
-        {2: RankEnd("finished", is_failure=False), 3: RankEnd("raised ValueError")},
+        {2: RankEnd("finished", is_failure=False, has_finished=True), 3: RankEnd("raised ValueError")},
         4,
         straggler,
     )
@@ -77,6 +78,9 @@ def test_states_steps_and_resources_of_ranks():
     assert found["jaxrun_rank_cpu_seconds_total", "host=h1,rank=0"] == 5.5
     assert found["jaxrun_rank_output_bytes_total", "host=h1,rank=0"] == 120
     assert found["jaxrun_rank_memory_bytes", "host=h1,rank=0"] == 2**30
+    assert found["jaxrun_host_memory_used_bytes", "host=h1"] == 2**33
+    assert found["jaxrun_host_memory_limit_bytes", "host=h1"] == 2**35
+    assert ("jaxrun_host_memory_used_bytes", "host=h2") not in found  # no rank of it has answered
     assert found["jaxrun_rank_gpu_memory_bytes", "host=h1,rank=1"] == 2**34
     assert found["jaxrun_rank_gpu_busy_ratio", "host=h1,rank=1"] == 0.4
     assert ("jaxrun_rank_gpu_memory_bytes", "host=h1,rank=0") not in found

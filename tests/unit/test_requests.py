@@ -52,7 +52,9 @@ def test_all_that_ask_get_the_answer_and_ranks_that_have_ended_say_how(simulate)
     job.done(1)
     job.handle(Requested("1", OverviewRequest()), Requested("2", OverviewRequest())).wait(0.2)
     assert [number for number, _ in job.answered] == ["1", "2"]
-    assert overview(job).phase == "running" and overview(job).ends == {1: RankEnd("finished", is_failure=False)}
+    assert overview(job).phase == "running" and overview(job).ends == {
+        1: RankEnd("finished", is_failure=False, has_finished=True)
+    }
     assert overview(job).flights[2].call_counts == {"0-2": 5}
     job.handle(job.failure(2)).handle(Requested("3", OverviewRequest())).wait(0.2)
     assert overview(job).ends[2] == RankEnd("raised ValueError") and overview(job).phase != "running"

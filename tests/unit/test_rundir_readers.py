@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from jaxrun.analysis.verdict.verdict import Verdict, to_json
 from jaxrun.cli.main import main
 from jaxrun.errors import UsageError
+from jaxrun.frontends.job_page.page import write_page
 from jaxrun.protocol.agent_messages import WorkerSpawned
 from jaxrun.records.event_log.event_log import LOGGED_TYPES, LoggedEvent, format_line
 from jaxrun.records.history.explain import explain_run, write_trace
@@ -208,7 +209,8 @@ def read_all(run_dir):
         lambda: explain_run(run_dir),
         lambda: format_jobs(list_jobs(run_dir.parent)[1]),
         lambda: str(find_running_job(run_dir, "jaxrun stacks")),
-        lambda: "\n".join(write_trace(run_dir, run_dir.parent / "t.json", run_dir.parent / "p.html")),
+        lambda: write_trace(run_dir, run_dir.parent / "t.json"),
+        lambda: write_page(run_dir, run_dir.parent / "p.html"),
     ):
         try:
             said.append(read())

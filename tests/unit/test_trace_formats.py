@@ -1,17 +1,17 @@
-"""A job's trace as it is shown: as Chrome trace events, and as a page."""
+"""A job's trace as it is shown: as Chrome trace events, and as the chart of its page."""
 
 import gzip
 import json
-import re
 
 import pytest
 from chrome_format import check_events, check_trace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxrun.frontends.job_page.page import to_json
+from jaxrun.frontends.job_page.timeline import choose_rows, timeline_content
 from jaxrun.records.history.chrome_trace import chrome_events, write_chrome_trace
 from jaxrun.records.history.job_trace import AttemptTrace, JobTrace, Moment, RankTrace, Span, TracedCall
-from jaxrun.records.history.page import choose_rows, format_page
 
 ZERO = 1_795_000_000.25
 
@@ -64,11 +64,6 @@ def test_a_trace_of_many_events_is_whole(tmp_path):
     assert [event["name"] for event in events if event["ph"] == "i"] == [f"mark {number}" for number in range(2500)]
 
 
-def test_the_page_shows_the_tag():
-    assert "· tag: with &lt;warm-up&gt;</p>" in format_page(job(rank(0), tag="with <warm-up>"))
-    assert "tag:" not in format_page(job(rank(0))).partition("<h1>")[0]
-
-
 def test_what_overlaps_has_tracks_of_its_own():
     threads = rank(0, call(1, 2.0, 4.0), call(2, 3.0, 5.0), compilations=(Span("a", *at(2, 5)), Span("b", *at(3, 4))))
     events = list(chrome_events(job(threads)))
@@ -102,30 +97,19 @@ def test_the_file_is_json_packed_or_not(tmp_path, name):
 # ---- the page
 
 
-def data_of(page):
-    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)[1])
-
-
-def test_the_page_has_no_external_part():
-    page = format_page(WAITING)
-    assert not re.search(r"""(?:src|href)\s*=|url\(|@import|https?:""", page)
-
-
 def test_names_cannot_become_markup():
     nasty = "</script><script>alert(1)</script>"
-    trace = job(rank(0, marks=(Moment(ZERO, nasty, nasty),)), headline=nasty, report=f"{nasty}\n&amp;")
-    page = format_page(trace)
-    assert "alert(1)</script>" not in page and page.count("</script>") == 2
-    assert "&lt;/script&gt;" in page and data_of(page)["rows"][0]["marks"][0][1] == nasty
+    text = to_json(timeline_content(job(rank(0, marks=(Moment(ZERO, nasty, nasty),)))))
+    assert "<" not in text and json.loads(text)["rows"][0]["marks"][0][1] == nasty
 
 
 def test_calls_are_packed_as_the_page_unpacks_them():
-    data = data_of(format_page(WAITING))
+    data = timeline_content(WAITING)
     first, second = data["rows"]
     assert first["calls"][:8] == [2_000_000, 1_100_000, 1_000_000, 0, 0, 1, 0, 1]
     assert first["calls"][8:] == [2_000_000, 100_000, 2_000_000, 0, 0, 2, 0, 1]
     assert second["calls"][16:] == [1_000_000, -1 - 2_000_000, 0, 0, 0, 3, 0, -1]
-    assert data["sites"] == [["jit(step)", "train.py:88 main"]]
+    assert data["sites"] == [("jit(step)", "train.py:88 main")]
     assert (data["costs"], data["lasts"], data["duration"]) == ([0.0, 3.0], [0.0, 1.0], 10.0)
     assert data["waited"] == 3.0
 
@@ -134,7 +118,7 @@ def test_who_never_came_is_waited_for_longest():
     """As the verdict says of a hang: what others waited in a call that is not over counts."""
     before = rank(0, call(1, 2.0, 3.1, last=0, cost=1.0), call(2, 4.0, 9.0, waited=5.0, is_over=False))
     never = [rank(number, call(1, 1.0, 3.1, last=0), awaited=ZERO + 4.0) for number in (1, 2)]
-    data = data_of(format_page(job(before, *never)))
+    data = timeline_content(job(before, *never))
     assert data["costs"] == [1.0, 5.0, 5.0]
     assert data["waited"] == 6.0  # for both at once
     assert data["lasts"] == [1.0, 0.5, 0.5]
@@ -142,10 +126,10 @@ def test_who_never_came_is_waited_for_longest():
 
 def test_notes_say_what_is_not_shown():
     forgotten = RankTrace(0, calls=(call(9, 1, 2),), calls_made=5000, trouble="its recorder is full")
-    page = format_page(job(forgotten, clock_error=0.00031))
+    page = " ".join(timeline_content(job(forgotten, clock_error=0.00031))["notes"])
     assert "Of 5,000 calls of all ranks the last 1 are known here" in page
     assert "rank 0: its recorder is full" in page and "to within 0.31 ms" in page
-    assert "needs Python 3.12" in format_page(job(RankTrace(0, calls=(call(1, -ZERO, 2),))))
+    assert "needs Python 3.12" in timeline_content(job(RankTrace(0, calls=(call(1, -ZERO, 2),))))["notes"][0]
 
 
 def test_with_very_many_ranks_the_outliers_and_some_of_each_host_have_rows():

@@ -5,16 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from jaxrun.cli import documents
 from jaxrun.cli.click_options import RunDirectory
 from jaxrun.errors import UsageError
-
-if TYPE_CHECKING:
-    from jaxrun.records.rundir.running_job import RunningJob
 
 _MAX_PORT = 65535
 
@@ -61,9 +57,13 @@ def _explain(run_dir: str | None, trace: str | None, html: str | None, as_json: 
     from jaxrun.terminal import TerminalFormat
 
     gc.disable()  # a million events refer to each other in no circle, and to look for one would take most of the time
+    if trace:
+        click.echo(os.fsencode(write_trace(find_run_dir(_path(run_dir)), Path(trace))))
+    if html:
+        from jaxrun.frontends.job_page.page import write_page
+
+        click.echo(os.fsencode(write_page(find_run_dir(_path(run_dir)), Path(html))))
     if trace or html:
-        for line in write_trace(*map(_path, (run_dir, trace, html))):
-            click.echo(os.fsencode(line))
         return 0
     if as_json:
         click.echo(os.fsencode(documents.explanation(find_run_dir(_path(run_dir)))))
@@ -126,7 +126,8 @@ def _profile(run_dir: str | None, steps: int, output: str | None) -> int:
         is_flag=False,
         flag_value="0",
         metavar="[PORT]",
-        help="Show it as a page for a browser on this machine, at this port or any free one. Ctrl-C ends that.",
+        help="Show a job, running or over, as a page for a browser on this machine, at this port or any free one. "
+        "Ctrl-C ends that.",
     ),
     click.Option(["--launcher"], type=int, hidden=True),  # the launcher that started this process, for --live
 )
@@ -142,9 +143,9 @@ def _top(run_dir: str | None, once: bool, as_json: bool, follow: bool, web: str 
         raise UsageError("--follow prints JSON lines; give --json as well, or leave it out to watch the job")
     if web and not web.isdecimal() and run_dir is None:  # click takes the word after --web for its value
         run_dir, web = web, "0"
-    job = running_job.find_running_job(_path(run_dir), "jaxrun top")
     if web is not None:
-        return _serve_page(job, web)
+        return _serve_page(_path(run_dir), web)
+    job = running_job.find_running_job(_path(run_dir), "jaxrun top")
     if as_json:
         for view in watch.follow(job) if follow else [watch.read_once(job)]:
             click.echo(os.fsencode(documents.top(job.run_dir, view, in_one_line=follow)))
@@ -155,13 +156,13 @@ def _top(run_dir: str | None, once: bool, as_json: bool, follow: bool, web: str 
     return 0
 
 
-def _serve_page(job: RunningJob, port: str) -> int:
+def _serve_page(run_dir: Path | None, port: str) -> int:
     """Serve the page until Ctrl-C: also when the job is over, so that its end can be looked at."""
-    from jaxrun.frontends.live_page.server import open_page
+    from jaxrun.frontends.job_page.server import find_job, open_page
 
     if not port.isdecimal() or int(port) > _MAX_PORT:
         raise UsageError(f"--web {port} is not a port; give a number up to {_MAX_PORT}, or none for any free port")
-    server, address = open_page(job, int(port))
+    server, address = open_page(*find_job(run_dir), int(port))
     click.echo(f"jaxrun: open {address} in a browser on this machine; Ctrl-C ends this", err=True)
     with server:
         server.serve_forever()

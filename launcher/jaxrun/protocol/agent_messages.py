@@ -224,6 +224,7 @@ class WorkerExited:
     crash_dump:     what its fault handler wrote at a fatal signal
     stderr_tail:    the last lines of its stderr
     out_of_memory:  what the kernel says about its death, if memory was short
+    peak_memory_bytes:  the most resident memory that it was seen to hold, once a second; 0 if unknown
     """
 
     rank: int
@@ -231,6 +232,7 @@ class WorkerExited:
     crash_dump: str = ""
     stderr_tail: str = ""
     out_of_memory: str = ""
+    peak_memory_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,8 @@ class RankReply:
     memory_bytes:   resident memory of its process; 0 if unknown
     gpu_percent:    share of the last moment in which its GPUs were busy, on average; -1 if unknown
     gpu_bytes:      used memory of its GPUs, by any process; -1 if unknown
+    host_memory_bytes, host_memory_limit_bytes:  used memory of its host, or of its cgroup if that is fuller, and how
+                    much there is; 0 if unknown
     children:       the processes that it has started, if stacks were asked for
     own_pid:        its process id in its own namespace
     addresses:      the IP addresses of its host
@@ -91,6 +93,8 @@ class RankReply:
     memory_bytes: int = 0
     gpu_percent: float = -1.0
     gpu_bytes: int = -1
+    host_memory_bytes: int = 0
+    host_memory_limit_bytes: int = 0
     children: tuple[ChildProcess, ...] = ()
     own_pid: int = 0
     addresses: tuple[str, ...] = ()

@@ -45,10 +45,20 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class RankEnd:
-    """How a rank ended, in a few words."""
+    """How a rank ended, in a few words; `has_finished`: its program ended well, by itself."""
 
     text: str
     is_failure: bool = True
+    has_finished: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """The memory of a host, or of the ranks' cgroup on it if that is fuller, in bytes: used, and how much there is."""
+
+    host: str
+    used_bytes: int
+    limit_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +90,21 @@ class Overview:
     awaited: str = ""
     debugged: tuple[int, ...] = ()
 
+    @property
+    def host_memory(self) -> tuple[HostMemory, ...]:
+        """The memory of each host that is known, in the order of its ranks: the fullest that its agents report."""
+        found: dict[str, HostMemory] = {}
+        for rank, vitals in sorted(self.vitals.items()):
+            host = self.hosts.get(rank, "")
+            seen = HostMemory(host, vitals.host_memory_bytes, vitals.host_memory_limit_bytes)
+            if seen.limit_bytes and (host not in found or _fullness(seen) > _fullness(found[host])):
+                found[host] = seen
+        return tuple(found.values())
+
+
+def _fullness(memory: HostMemory) -> float:
+    return memory.used_bytes / memory.limit_bytes
+
 
 def find_end(worker: WorkerOutcome) -> RankEnd | None:
     """Return how a worker, or its program, ended; None while the program runs."""
@@ -91,4 +116,4 @@ def find_end(worker: WorkerOutcome) -> RankEnd | None:
         return RankEnd("stopped with the others", is_failure=False)
     if worker.status:
         return RankEnd(format_status(worker.status))
-    return RankEnd("finished", is_failure=False) if worker.ended_well else None
+    return RankEnd("finished", is_failure=False, has_finished=True) if worker.ended_well else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxrun.protocol.flight import Flight, parse_group
@@ -43,16 +43,20 @@ def plan_profile(
 def steps_in(flights: Mapping[int, Flight]) -> int:
     """Return the number of calls in one step of the program; 0 if the known calls do not repeat themselves."""
     known = max(flights.values(), key=lambda flight: len(flight.calls), default=Flight())
-    calls = [(call.program, call.site) for call in known.calls]
+    return step_length([(call.program, call.site) for call in known.calls])
+
+
+def step_length(calls: Sequence[Hashable]) -> int:
+    """Return the number of calls after which all these calls repeat themselves; 0 if they do not.
+
+    `calls` has the program and the call site of each call.
+    """
     period = calls_per_step(calls)
     return period if len(calls) > period and calls[period:] == calls[:-period] else 0
 
 
-def calls_per_step(calls: Sequence[tuple[int, int]]) -> int:
-    """Return the number of calls after which they repeat themselves, at least twice at the end; 1 if they do not.
-
-    `calls` has the program and the call site of each call.
-    """
+def calls_per_step(calls: Sequence[Hashable]) -> int:
+    """Return the number of calls after which they repeat themselves, at least twice at the end; 1 if they do not."""
     for period in range(1, len(calls) // _MIN_PERIODS + 1):
         if all(one == other for one, other in zip(calls, calls[period:], strict=False)):
             return period

@@ -40,6 +40,7 @@ def collect(facts: JobFacts, overview: Overview | None, attempts: Sequence[Attem
     if overview is not None:
         yield from _of_job(overview)
         yield from _of_ranks(overview)
+        yield from _of_hosts(overview)
 
 
 def _lost_seconds(attempts: Sequence[AttemptLog]) -> Metric:
@@ -97,7 +98,7 @@ def _of_job(overview: Overview) -> Iterator[Metric]:
 def _state(rank: int, overview: Overview) -> str:
     end = overview.ends.get(rank)
     if end is not None:
-        return "failed" if end.is_failure else "finished" if end.text == "finished" else "stopped"
+        return "failed" if end.is_failure else "finished" if end.has_finished else "stopped"
     return "running" if overview.phase != "starting" and rank in overview.live else "starting"
 
 
@@ -120,3 +121,14 @@ def _of_ranks(overview: Overview) -> Iterator[Metric]:
         if vitals.gpu_percent >= 0:
             busy.add_metric(where, vitals.gpu_percent / 100)
     yield from (cpu, written, memory, gpu, busy)
+
+
+def _of_hosts(overview: Overview) -> Iterator[Metric]:
+    """Yield how full the memory is that the ranks of each host share."""
+    text = "of the host's memory, or of its ranks' cgroup if that is fuller"
+    used = GaugeMetricFamily("jaxrun_host_memory_used_bytes", f"Bytes in use {text}.", labels=["host"])
+    limit = GaugeMetricFamily("jaxrun_host_memory_limit_bytes", f"All bytes {text}.", labels=["host"])
+    for memory in overview.host_memory:
+        used.add_metric([memory.host], memory.used_bytes)
+        limit.add_metric([memory.host], memory.limit_bytes)
+    yield from (used, limit)

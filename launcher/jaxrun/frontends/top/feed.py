@@ -91,7 +91,8 @@ class Feed:
         straggler = format_straggler(last.straggler, last.hosts) + "." if last.straggler is not None else ""
         note = " · ".join(filter(None, (self._sizes, trouble or last.awaited or straggler)))
         samples = take_samples(last, overviews[0] if len(overviews) > 1 else None, rate)
-        return View(name, last.phase, self._attempt, seconds, samples, rate, last.calls_per_step, note)
+        hosts = last.host_memory
+        return View(name, last.phase, self._attempt, seconds, samples, rate, last.calls_per_step, note, hosts)
 
     def last_line(self, rank: int) -> str:
         return last_line(attempt_directory(self._job.run_dir, self._attempt), rank)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from jaxrun.analysis.diagnosis.rank_state import Activity, find_kernel_activity
 from jaxrun.analysis.diagnosis.snapshot import Overview
@@ -18,6 +20,7 @@ from jaxrun.text import format_ranks
 LIKE_OTHERS, SLOW, LATE, STOPPED, FAILED = range(5)
 _LATE_S = 1.0  # less is no reason to look
 _BUSY_PERCENT = 30.0  # of a core
+_MAX_AWAITED = 16  # ranks that are named for which one rank waits
 _STOPPED = (Activity.STOPPED, Activity.TRACED)
 _OF_ACTIVITY = {
     Activity.STOPPED: "stopped by a signal",
@@ -31,12 +34,37 @@ _OF_ACTIVITY = {
 }
 
 
+class Doing(enum.StrEnum):
+    """The kind of state that a rank is in."""
+
+    STARTING = "starting"
+    WORKING = "working"
+    COMPILING = "compiling"
+    WAITING = "waiting"  # for other ranks
+    IDLE = "idle"  # waits for something else, or nothing is known
+    STOPPED = "stopped"
+    DEBUGGED = "debugged"
+    FINISHED = "finished"
+    ENDED = "ended"  # by jaxrun, or because of another rank
+    FAILED = "failed"
+
+
+class _State(NamedTuple):
+    """What a rank does: its kind, in words, for how long, and the ranks for which it waits."""
+
+    doing: Doing
+    text: str
+    since_s: float | None = None
+    waits_for: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class RankSample:
     """The values shown for one rank; None stands for an unknown value.
 
-    state:        in words, the same for like ranks: "waits for rank 2 in train_step"
+    state:        in words, the same for like ranks: "waits for rank 2 in train_step"; `doing` is its kind
     since_s:      for how long it has been in it
+    waits_for:    the ranks for which it waits, the lowest ones if there are many
     standing_out: LIKE_OTHERS and so on
     number:       of its last call
     behind:       how many calls it is behind the furthest rank
@@ -48,7 +76,9 @@ class RankSample:
     rank: int
     host: str
     state: str
+    doing: Doing = Doing.IDLE
     since_s: float | None = None
+    waits_for: tuple[int, ...] = ()
     standing_out: int = LIKE_OTHERS
     number: int | None = None
     behind: int = 0
@@ -113,22 +143,23 @@ def _sample(
         end = now.ends[rank]
         stands_out = FAILED if end.is_failure else LIKE_OTHERS
         number = _number(now.flights[rank], position) if rank in now.flights else None
-        return RankSample(rank, host, end.text, standing_out=stands_out, number=number)
+        doing = Doing.FAILED if end.is_failure else Doing.FINISHED if end.has_finished else Doing.ENDED
+        return RankSample(rank, host, end.text, doing, standing_out=stands_out, number=number)
     if rank not in now.live:
-        return RankSample(rank, host, "not started yet")
+        return RankSample(rank, host, "not started yet", Doing.STARTING)
     if vitals is None:
-        return RankSample(rank, host, "no answer", standing_out=FAILED)
+        return RankSample(rank, host, "no answer", Doing.FAILED, standing_out=FAILED)
     flight = now.flights.get(rank, Flight())
     cpu = _cpu_percent(vitals, before.vitals.get(rank) if before is not None else None)
     others = progress[position.group] if position is not None else None
     activity = find_kernel_activity(rank, vitals.kernel_wait)
-    state, since_s = _state(activity, now.phase, flight, vitals, cpu, position, others)
+    state = _state(activity, now.phase, flight, vitals, cpu, position, others)
     call = graph.joint_call(rank)
     if activity not in _STOPPED and call is not None and flight.joint_wait is not None:
         name = call.function.removeprefix("jaxrun_runtime.")  # there is little room
-        state, since_s = _waits_for(call.missing, name), vitals.time - flight.joint_wait.since
+        state = _waiting(call.missing, name, vitals.time - flight.joint_wait.since)
     if rank in now.debugged:
-        state, since_s = "is debugged", None
+        state = _State(Doing.DEBUGGED, "is debugged")
     behind, late_s = _lateness(rank, flight, progress)
     if keeps_waiting := [waits.since for waits in graph.joint_waits if rank in waits.missing]:
         late_s = max(late_s or 0.0, vitals.time - min(keeps_waiting))
@@ -141,8 +172,10 @@ def _sample(
     return RankSample(
         rank=rank,
         host=host,
-        state=state,
-        since_s=since_s,
+        state=state.text,
+        doing=state.doing,
+        since_s=state.since_s,
+        waits_for=state.waits_for[:_MAX_AWAITED],
         standing_out=STOPPED if activity in _STOPPED else standing_out,
         number=_number(flight, position),
         behind=behind,
@@ -162,39 +195,36 @@ def _state(
     cpu: float | None,
     position: _Position | None,
     others: _Progress | None,
-) -> tuple[str, float | None]:
+) -> _State:
     """Return what the rank does, and for how long, in seconds."""
     if activity in _STOPPED:
-        return _OF_ACTIVITY[activity], None
+        return _State(Doing.STOPPED, _OF_ACTIVITY[activity])
     if vitals.kernel_wait == ProcessState.ENDED:
-        return "ends", None
+        return _State(Doing.FINISHED, "ends")
     if flight.compiling is not None:
         name, since = flight.compiling
-        return f"compiles {name}", vitals.time - since
+        return _State(Doing.COMPILING, f"compiles {name}", vitals.time - since)
     if position is not None and others is not None and (position.is_inside or activity is Activity.ASLEEP):
-        state = _state_in_call(position, others)
-        if state or position.is_inside:
-            return state or f"runs {position.name or 'a call'}", vitals.time - position.since
+        since_s = vitals.time - position.since
+        if behind := others.behind(position.number):
+            return _waiting(behind, position.name, since_s)
+        if position.is_inside:
+            return _State(Doing.WORKING, f"runs {position.name or 'a call'}", since_s)
     if phase == "starting":
-        return "starts", None
+        return _State(Doing.STARTING, "starts")
     if activity is Activity.DISK:
-        return "waits for a disk", None
+        return _State(Doing.IDLE, "waits for a disk")
     if cpu is not None and cpu >= _BUSY_PERCENT:
-        return "works", None
-    return _OF_ACTIVITY.get(activity, "runs" if cpu is None else "idle"), None
+        return _State(Doing.WORKING, "works")
+    if activity in _OF_ACTIVITY:
+        return _State(Doing.IDLE, _OF_ACTIVITY[activity])
+    return _State(Doing.WORKING, "runs") if cpu is None else _State(Doing.IDLE, "idle")
 
 
-def _state_in_call(position: _Position, progress: _Progress) -> str:
-    """Write for whom a rank waits in a call, or after it; empty if all have come."""
-    behind = progress.behind(position.number)
-    if not behind:
-        return ""
-    return _waits_for(behind, position.name)
-
-
-def _waits_for(ranks: Sequence[int], call: str) -> str:
+def _waiting(ranks: Sequence[int], call: str, since_s: float) -> _State:
     who = format_ranks(ranks) if len(ranks) == 1 else f"{len(ranks)} ranks"
-    return f"waits for {who}" + (f" in {call}" if call else "")
+    text = f"waits for {who}" + (f" in {call}" if call else "")
+    return _State(Doing.WAITING, text, since_s, tuple(ranks))
 
 
 def _lateness(rank: int, flight: Flight, progress: Mapping[str, _Progress]) -> tuple[int, float | None]:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from jaxrun.analysis.diagnosis.snapshot import HostMemory
 from jaxrun.frontends.top.rows import Row, group_samples
 from jaxrun.frontends.top.samples import FAILED, LATE, LIKE_OTHERS, SLOW, STOPPED, RankSample
 from jaxrun.terminal import TerminalFormat
@@ -38,6 +39,7 @@ class View:
     name:     of the job; phase: "running"; attempt: its number; seconds: since the job began, None if not known
     pace:     calls per second; None if unknown
     note:     one sentence that matters more than the rows; may be empty
+    hosts:    the memory of each host
     """
 
     name: str
@@ -48,6 +50,7 @@ class View:
     pace: float | None
     calls_per_step: int
     note: str = ""
+    hosts: tuple[HostMemory, ...] = ()
 
 
 def render(view: View, width: int, height: int | None, last_line: LastLine) -> list[Text]:

@@ -22,9 +22,14 @@ def view_content(run_dir: Path, view: View) -> dict[str, Any]:
         "calls_per_second": view.pace,
         "calls_per_step": view.calls_per_step,
         "note": view.note,
+        "hosts": [field_values(host) for host in view.hosts],
         "ranks": [_rank_content(sample) for sample in view.samples],
     }
 
 
 def _rank_content(sample: RankSample) -> dict[str, Any]:
-    return {**field_values(sample), "standing_out": _STANDING_OUT[sample.standing_out]}
+    return {
+        **field_values(sample),
+        "waits_for": list(sample.waits_for),
+        "standing_out": _STANDING_OUT[sample.standing_out],
+    }

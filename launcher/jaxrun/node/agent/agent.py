@@ -63,7 +63,8 @@ class Agent:
         self._oom = OomWatch(cgroup)
         self._memory = MemoryWatch(cgroup)
         self._memory_due = clock() + INTERVAL_S
-        self._snapshots = SnapshotReader(workers, output, clock)
+        self._peak_bytes: dict[int, int] = {}  # of memory, by rank
+        self._snapshots = SnapshotReader(workers, output, self._memory, clock)
 
     def start(self) -> None:
         """Start the workers, and serve them in the loop from now on."""
@@ -185,6 +186,7 @@ class Agent:
             if isinstance(message, Failed):
                 self._output.logs.write_file(worker.rank, "err", message.traceback.encode())
             if isinstance(message, (Failed, Done)):
+                self._read_memory(worker)
                 self._report_flight(worker)
             self._report(message)
 
@@ -199,9 +201,14 @@ class Agent:
     def _watch_memory(self) -> None:
         now = self._clock()
         self._memory_due = now + INTERVAL_S
-        held = {worker.rank: worker.memory_bytes() for worker in self._workers if worker.live}
+        held = {worker.rank: self._read_memory(worker) for worker in self._workers if worker.live}
         if held and (shortage := self._memory.read(held, now)) is not None:
             self._report(shortage)
+
+    def _read_memory(self, worker: WorkerProcess) -> int:
+        held = worker.memory_bytes()
+        self._peak_bytes[worker.rank] = max(held, self._peak_bytes.get(worker.rank, 0))
+        return held
 
     def _reap(self) -> None:
         by_pid = {worker.child: worker for worker in self._workers if worker.live}
@@ -229,4 +236,5 @@ class Agent:
             crash_dump = self._output.logs.crash_dump(worker.rank) or crash_dump
         self._report_flight(worker)
         tail = self._output.logs.stderr_tail(worker.rank)
-        self._report(WorkerExited(worker.rank, status, crash_dump, tail, oom))
+        peak = self._peak_bytes.pop(worker.rank, 0)
+        self._report(WorkerExited(worker.rank, status, crash_dump, tail, oom, peak))

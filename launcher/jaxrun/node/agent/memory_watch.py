@@ -78,6 +78,12 @@ class MemoryWatch:
         is_news, self._is_reported = not self._is_reported, True
         return first if is_news else None
 
+    def last(self) -> tuple[int, int]:
+        """Return the bytes in use at the last reading, and how many there are, of what is fuller; zeros if unknown."""
+        readings = [kept[-1] for kept in (self._host, self._group) if kept]
+        fullest = max(readings, key=lambda one: one.used / max(1, one.limit), default=None)
+        return (fullest.used, fullest.limit) if fullest is not None else (0, 0)
+
     def describe_last(self, rank: int) -> str:
         """The last figures before the kernel killed this rank: `63.2 of 64 GiB were used, rank 3 held 20.1 GiB`."""
         readings = self._group or self._host

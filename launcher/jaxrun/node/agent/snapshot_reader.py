@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from jaxrun.node.agent.child_processes import describe_children
 from jaxrun.node.agent.gpus import GpuWatch
+from jaxrun.node.agent.memory_watch import MemoryWatch
 from jaxrun.node.agent.pipes import OutputSink
 from jaxrun.node.agent.process_tree import pid_in_namespace
 from jaxrun.node.agent.worker_group import WorkerGroup
@@ -44,8 +45,11 @@ class _StacksRequest:
 class SnapshotReader:
     """Answers the queries of the head. `clock` returns seconds since the epoch."""
 
-    def __init__(self, workers: WorkerGroup, output: OutputSink, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, workers: WorkerGroup, output: OutputSink, memory: MemoryWatch, clock: Callable[[], float]
+    ) -> None:
         self._workers = workers
+        self._memory = memory
         self._output = output
         self._clock = clock
         self._requested: dict[int, _StacksRequest] = {}  # by rank
@@ -164,6 +168,7 @@ class SnapshotReader:
     def _read_vitals(self, worker: WorkerProcess, query: RankQuery) -> RankReply:
         """Return its use of resources, and its progress according to the flight recorder."""
         gpu_percent, gpu_bytes = self._gpus.load_by_rank().get(worker.rank, (-1.0, -1))
+        host_memory, host_limit = self._memory.last()
         return RankReply(
             worker.rank,
             query.number,
@@ -175,4 +180,6 @@ class SnapshotReader:
             memory_bytes=worker.memory_bytes(),
             gpu_percent=gpu_percent,
             gpu_bytes=gpu_bytes,
+            host_memory_bytes=host_memory,
+            host_memory_limit_bytes=host_limit,
         )

@@ -38,7 +38,7 @@ def collect_job(run_dir: Path, max_calls: int) -> JobTrace:
     culprits = {past.attempt: past.culprits for past in verdicts}
     plan = read_plan(run_dir)
     trace = JobTrace(
-        title=_title(plan, run_dir, len(logs[-1].ranks)),
+        title=job_title(plan, run_dir, len(logs[-1].ranks)),
         tag=in_one_line(plan.tag),
         attempts=tuple(
             _trace_attempt(log, attempt_directory(run_dir, log.number), calls, culprits.get(log.number, ()))
@@ -50,7 +50,12 @@ def collect_job(run_dir: Path, max_calls: int) -> JobTrace:
         return replace(trace, headline="no verdict: jaxrun itself was killed, or the job is still running")
     text = verdict_text.format_report(found, run_dir).strip("\n")
     return replace(
-        trace, headline=verdict_text.headline_of(found), report=text, outcome=found.outcome, culprits=found.culprits
+        trace,
+        headline=verdict_text.headline_of(found),
+        report=text,
+        outcome=found.outcome,
+        culprits=found.culprits,
+        fates=found.victims,
     )
 
 
@@ -74,6 +79,8 @@ def _trace_attempt(log: AttemptLog, directory: Path, max_calls: int, culprits: C
             marks=tuple(ranked.marks if not culprits or rank in culprits else map(_as_consequence, ranked.marks)),
             trouble=flight.trouble,
             awaited=awaited.get(rank),
+            status=ranked.status,
+            peak_memory_bytes=ranked.peak_memory_bytes,
         )
     return AttemptTrace(log.number, log.start, log.end, ranks, tuple(log.marks), log.outcome)
 
@@ -98,6 +105,6 @@ def _read_recorder(directory: Path, rank: int, max_calls: int) -> tuple[Flight, 
         return (reader.history(max_calls), reader.compilation_stages()) if reader is not None else None
 
 
-def _title(plan: RecordedPlan, run_dir: Path, ranks: int) -> str:
+def job_title(plan: RecordedPlan, run_dir: Path, ranks: int) -> str:
     """Write `train.py --lr 0.1 · 8 ranks`."""
     return f"{' '.join(plan.program) or run_dir.name} · {plural(ranks, 'rank')}"

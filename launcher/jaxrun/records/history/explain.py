@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -14,7 +14,6 @@ from jaxrun.protocol.worker_messages import DeviceReport, Hello
 from jaxrun.records.history.chrome_trace import write_chrome_trace
 from jaxrun.records.history.collect import collect_job
 from jaxrun.records.history.job_log import AttemptLog, describe_sizes, read_attempts
-from jaxrun.records.history.page import format_page
 from jaxrun.records.rundir import recorders
 from jaxrun.records.rundir.recorded_files import find_run_dir, read_job_events, read_plan, read_text
 from jaxrun.records.rundir.rundir import EVENTS_FILE, VERDICT_FILE, attempt_directory
@@ -23,7 +22,6 @@ from jaxrun.text import UNKNOWN_HOST, format_ranks_on_hosts, format_status, grou
 
 STEPS = ("spawned", "imported", "joined", "proved", "first output", "ended")
 _TRACE_CALLS = 400_000  # of all ranks: about 100 MB, which Perfetto opens in a few seconds
-_PAGE_CALLS = 800_000  # that are compared; the page has the calls of the ranks that it shows
 _MAX_FULL_TABLE_RANKS = 16  # a larger job is summarised by step
 _MAX_ENDS = 8  # of ranks that ended badly
 _SLOWEST_SHOWN = 3
@@ -59,25 +57,18 @@ def explain_run(path: Path | None, terminal: TerminalFormat = A_FILE) -> str:
     return "\n\n".join(filter(None, parts))
 
 
-def write_trace(run_dir: Path | None, chrome: Path | None, page: Path | None) -> Iterator[str]:
-    """Write the job of `run_dir` (None: the latest) as trace events and as a page; yields lines for people.
+def write_trace(run_dir: Path, file: Path) -> str:
+    """Write the job of `run_dir` as trace events; returns a line for people.
 
-    Raises UsageError if there is no such job, or a file cannot be written.
+    Raises UsageError if there is no such job, or the file cannot be written.
     """
-    found = find_run_dir(run_dir)
-    if chrome:
-        trace = collect_job(found, _TRACE_CALLS)
-        _write(chrome, lambda: write_chrome_trace(trace, chrome))
-        yield f"wrote {chrome}; open it at https://ui.perfetto.dev{_in_brackets(trace.calls_left_out)}"
-    if page:
-        trace = collect_job(found, _PAGE_CALLS)
-        _write(page, lambda: page.write_text(format_page(trace), encoding="utf-8", errors="backslashreplace"))
-        yield f"wrote {page}; open it in any browser{_in_brackets(trace.calls_left_out)}"
-
-
-def format_run_page(run_dir: Path) -> str:
-    """Return the page of what all ranks did. Raises UsageError if the run directory cannot be read."""
-    return format_page(collect_job(run_dir, _PAGE_CALLS))
+    trace = collect_job(run_dir, _TRACE_CALLS)
+    try:
+        write_chrome_trace(trace, file)
+    except OSError as error:
+        raise UsageError(f"cannot write {file}: {error.strerror}") from None
+    left_out = f" ({trace.calls_left_out})" if trace.calls_left_out else ""
+    return f"wrote {file}; open it at https://ui.perfetto.dev{left_out}"
 
 
 def format_table(log: AttemptLog) -> str:
@@ -220,14 +211,3 @@ def _by_step(steps: Steps) -> list[Sequence[str]]:
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  " + "  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in rows]
-
-
-def _write(file: Path, write: Callable[[], object]) -> None:
-    try:
-        write()
-    except OSError as error:
-        raise UsageError(f"cannot write {file}: {error.strerror}") from None
-
-
-def _in_brackets(text: str) -> str:
-    return f" ({text})" if text else ""

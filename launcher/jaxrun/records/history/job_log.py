@@ -38,6 +38,7 @@ class RankLog:
     at:                   when the launcher first received each message of the rank, by the message's type
     process_started, joined:  when its process began, and when it had joined the others
     cores:                the cores on which it might run; empty for all cores of its host
+    peak_memory_bytes:    the most memory that it was seen to hold; 0 if unknown
     """
 
     host: str = ""
@@ -49,6 +50,7 @@ class RankLog:
     process_started: float | None = None
     joined: float | None = None
     cores: str = ""
+    peak_memory_bytes: int = 0
     marks: list[Moment] = field(default_factory=list)
     profiles: list[Span] = field(default_factory=list)
 
@@ -219,7 +221,7 @@ def _add_to_rank(rank: RankLog, event: LoggedEvent, stopped: bool) -> None:
         case ThreadFailed():
             rank.marks.append(Moment(time, f"thread {message.thread} died", message.error))
         case WorkerExited(status=status):
-            rank.status = status
+            rank.status, rank.peak_memory_bytes = status, message.peak_memory_bytes
             if status and not stopped and Failed not in rank.at:
                 rank.marks.append(Moment(time, format_status(status), is_failure=True))
 

@@ -71,6 +71,8 @@ class RankTrace:
     compilations:  the stages of its compilations; one may be inside another
     trouble:       why some or all of its calls are unknown; else empty
     awaited:       since when others wait for it in a call that it never entered; None if none do
+    status:        of its process, negative for a signal; None if it has not ended, as far as is known
+    peak_memory_bytes:  the most memory that it was seen to hold; 0 if unknown
     """
 
     rank: int
@@ -83,6 +85,8 @@ class RankTrace:
     marks: tuple[Moment, ...] = ()
     trouble: str = ""
     awaited: float | None = None
+    status: int | None = None
+    peak_memory_bytes: int = 0
 
     @property
     def end(self) -> float:
@@ -116,6 +120,7 @@ class AttemptTrace:
 class JobTrace:
     """A job: `report` is the verdict as `explain` shows it, `culprits` the ranks that caused its end.
 
+    fates:        what became of the other ranks, in words; empty if the job went well
     clock_error:  how far the clocks of different hosts may be apart after correction, in seconds; None if unknown, or
                   if there is one host
     """
@@ -126,6 +131,7 @@ class JobTrace:
     report: str = ""
     outcome: str = ""
     culprits: tuple[int, ...] = ()
+    fates: Mapping[int, str] = field(default_factory=dict)
     clock_error: float | None = None
     tag: str = ""
 

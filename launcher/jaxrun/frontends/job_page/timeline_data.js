@@ -1,11 +1,15 @@
-"use strict";
-// What the page is made of: see page.py. Times are seconds since the job's start.
-const job = JSON.parse(document.getElementById("data").textContent);
-const US = 1e-6;
 
-for (const row of job.rows) decodeCalls(row);
-const known = job.rows.flatMap(row => row.count ? [row.begin[0], endOf(row, row.count - 1)] : []);
-const calls = known.length ? {from: Math.min(...known), to: Math.max(...known)} : {from: 0, to: job.duration};
+// The chart of what all ranks did: see timeline.py. Times are seconds since the job's start.
+const US = 1e-6;
+let job = {rows: [], attempts: [], duration: 1, ranks: [], costs: [], lasts: []};
+let calls = {from: 0, to: 1};  // the time in which calls are known
+
+function readTimeline(data) {
+  job = data;
+  for (const row of job.rows) decodeCalls(row);
+  const known = job.rows.flatMap(row => row.count ? [row.begin[0], endOf(row, row.count - 1)] : []);
+  calls = known.length ? {from: Math.min(...known), to: Math.max(...known)} : {from: 0, to: job.duration};
+}
 
 // Eight whole numbers for each call, times in microseconds: since the call before, took (-1 less that: it never ended),
 // waited, what it cost the others, group, number, site, and the rank that came last (-1: not known).
@@ -56,14 +60,3 @@ function sameCall(row, group, number) {
   for (let i = 0; i < row.count; i++) if (row.group[i] === group && row.number[i] === number) return i;
   return -1;
 }
-
-function seconds(value) {
-  const size = Math.abs(value);
-  if (size < 0.9995e-3) return `${(value * 1e6).toFixed(0)} µs`;
-  if (size < 0.9995) return `${(value * 1e3).toFixed(size < 0.00995 ? 2 : size < 0.0995 ? 1 : 0)} ms`;
-  if (size < 119.95) return `${value.toFixed(size < 9.995 ? 2 : 1)} s`;
-  return size < 3600 ? `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`
-                     : `${Math.floor(value / 3600)} h ${Math.round(value % 3600 / 60)} min`;
-}
-
-const percent = share => `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)} %`;

@@ -1,47 +1,28 @@
-"""A job as one self-contained page: its verdict, and a chart with a row for each rank (page.html and so on)."""
+"""The chart of what all ranks did over time, as a value for the page: a row for each rank, and its packed calls."""
 
 from __future__ import annotations
 
-import html
-import json
-import time
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.resources import files
-from string import Template
 from typing import Any
 
 from jaxrun.records.history.job_trace import JobTrace, Moment, RankTrace, Span, TracedCall
-from jaxrun.text import format_ranks, format_seconds, group_alike, has_several_hosts, plural
+from jaxrun.text import format_ranks, group_alike, has_several_hosts
 
 _MAX_ROWS = 256
 _MAX_ORDERLY = 48  # rows in the order of the ranks; with more rows, the notable ranks come first
 _STAND_OUT = 8
 _MAX_CALLS = 250_000  # about 7 MB
 _US_PER_S = 1e6
-_TONES = {"ok": "good", "failed": "bad", "killed": "bad", "exited": "bad", "diverged": "bad", "lost": "bad"}
-_OUTCOMES = {"ok": "done", "": "no verdict"}
-_SCRIPTS = ("page_data.js", "page_draw.js", "page_input.js")
 
 RankParts = Sequence[RankTrace]  # of one rank, in each attempt in which it took part
 Ranks = Mapping[int, RankParts]
 
 
-def format_page(trace: JobTrace) -> str:
+def timeline_content(trace: JobTrace) -> dict[str, Any]:
+    """Return the chart as the page draws it: timeline_data.js explains the numbers."""
     ranks = trace.by_rank
     shown = choose_rows(ranks, trace.culprits)
-    page = Template(_read("page.html"))
-    return page.substitute(
-        title=html.escape(trace.title),
-        subtitle=html.escape(_subtitle(trace)),
-        tone=_TONES.get(trace.outcome, ""),
-        outcome=html.escape(_OUTCOMES.get(trace.outcome, trace.outcome)),
-        headline=html.escape(trace.headline),
-        report=html.escape(trace.report or trace.headline),
-        notes="<br>".join(html.escape(note) for note in _notes(trace, ranks, shown)),
-        style=_read("page.css"),
-        script="\n".join(map(_read, _SCRIPTS)),
-        data=_to_json(_data(trace, ranks, shown)),
-    )
+    return {**_data(trace, ranks, shown), "notes": list(_notes(trace, ranks, shown))}
 
 
 def choose_rows(ranks: Ranks, culprits: Iterable[int], most: int = _MAX_ROWS) -> list[int]:
@@ -166,13 +147,6 @@ def _last_share(parts: RankParts) -> float:
     return sum(known) / len(known) if known else 0.0
 
 
-def _subtitle(trace: JobTrace) -> str:
-    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(trace.start))
-    attempts = f" · {plural(len(trace.attempts), 'attempt')}" if len(trace.attempts) > 1 else ""
-    tag = f" · tag: {trace.tag}" if trace.tag else ""
-    return f"jaxrun · {began} · {format_seconds(trace.end - trace.start)}{attempts}{tag}"
-
-
 def _notes(trace: JobTrace, ranks: Ranks, shown: Sequence[int]) -> Iterable[str]:
     """Yield remarks on what the chart does not show."""
     if len(shown) < len(ranks):
@@ -190,13 +164,3 @@ def _notes(trace: JobTrace, ranks: Ranks, shown: Sequence[int]) -> Iterable[str]
     troubles = {rank: parts[-1].trouble for rank, parts in ranks.items() if parts[-1].trouble}
     for trouble, who in group_alike(troubles):
         yield f"{format_ranks(who)}: {trouble}"
-
-
-def _to_json(data: Any) -> str:
-    """Return JSON that may be inside a script element."""
-    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False)
-    return text.replace("<", "\\u003c").encode("utf-8", "backslashreplace").decode()
-
-
-def _read(name: str) -> str:
-    return files("jaxrun.records.history").joinpath(name).read_text(encoding="utf-8")

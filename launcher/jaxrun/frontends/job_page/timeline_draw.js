@@ -1,8 +1,8 @@
+
 // Draws the overview, the axis and a row for each rank.
-const ids = name => document.getElementById(name);
 const [overview, axis, chart, labels, scroller] = ["overview", "axis", "rows", "labels", "scroller"].map(ids);
-const ROW = job.rows.length <= 8 ? 38 : job.rows.length <= 24 ? 28 : job.rows.length <= 80 ? 20 : 11;
-const view = {from: 0, to: job.duration};
+const view = {from: 0, to: 1};
+let ROW = 38;  // pixels
 let colours = {}, chosen = null, picture = null;  // `picture` of the overview
 
 function readColours() {
@@ -10,18 +10,6 @@ function readColours() {
   for (const name of ["panel", "ink", "muted", "line", "band", "call", "wait", "compile", "startup", "accent",
                       "mild", "hot", "worst"])
     colours[name] = style.getPropertyValue(`--${name}`).trim();
-}
-
-// Prepares a canvas for the screen's pixels; returns its pen and its size in CSS pixels.
-function prepare(canvas, height) {
-  const ratio = window.devicePixelRatio || 1, width = canvas.clientWidth;
-  canvas.style.height = `${height}px`;
-  canvas.width = Math.round(width * ratio);
-  canvas.height = Math.round(height * ratio);
-  const pen = canvas.getContext("2d");
-  pen.setTransform(ratio, 0, 0, ratio, 0, 0);
-  pen.clearRect(0, 0, width, height);
-  return {pen, width, height};
 }
 
 const x = (time, width) => (time - view.from) / (view.to - view.from) * width;
@@ -185,14 +173,14 @@ function drawAxis() {
     pen.fillStyle = colours.line;
     pen.fillRect(at, height - 6, 1, 6);
     pen.fillStyle = colours.muted;
-    pen.fillText(tick ? tickLabel(tick * step, step) : "0 s", at + 4, height - 9);
+    pen.fillText(tick ? tickLabel(tick * step, step) : "0 s", at + 4, height - 8);
   }
   pen.fillStyle = colours.line;
   pen.fillRect(0, height - 1, width, 1);
   for (const attempt of job.attempts) {
     if (job.attempts.length < 2 || attempt.start < view.from || attempt.start > view.to) continue;
     pen.fillStyle = colours.accent;
-    pen.fillText(`attempt ${attempt.number}`, x(attempt.start, width) + 4, 9);
+    pen.fillText(`attempt ${attempt.number}`, x(attempt.start, width) + 4, 8);
   }
 }
 

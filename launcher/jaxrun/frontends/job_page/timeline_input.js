@@ -1,3 +1,4 @@
+
 // Zooming, moving, hovering and choosing; what stands beside the chart.
 const tip = ids("tip"), hair = ids("hair"), MIN_SPAN = 20e-6;
 let frame = 0;
@@ -200,8 +201,25 @@ function showCosts() {
 
 // ---- start
 
-function start() {
+function loadTimeline(data) {
+  const isFirst = !job.rows.length, isWhole = view.to - view.from >= 0.999 * job.duration;
+  readTimeline(data);
+  ids("timeline").classList.add("has-chart");
+  ROW = job.rows.length <= 8 ? 38 : job.rows.length <= 24 ? 28 : job.rows.length <= 80 ? 20 : 11;
+  [chosen, picture] = [null, null];
+  ids("chosen").hidden = true;
   readColours();
+  showLabels();
+  ids("notes").replaceChildren(...job.notes.map(note => make("span", note)));
+  const asked = location.hash.match(/^#([\d.]+)-([\d.]+)$/);  // page.html#12.5-13 shows that half second
+  if (isFirst && asked) show(Number(asked[1]), Number(asked[2]));
+  else if (isFirst && calls.to - calls.from < job.duration / 5) showCalls();
+  else if (isFirst || isWhole) show(0, job.duration);
+  showCosts();
+  draw();
+}
+
+function showLabels() {
   labels.replaceChildren(...job.rows.map(row => {
     const label = document.createElement("div");
     label.style.height = `${ROW}px`;
@@ -209,18 +227,17 @@ function start() {
     const at = job.ranks.indexOf(row.rank), slow = job.lasts[at] > 0.5 && job.costs[at] > 0.05 * (calls.to - calls.from);
     label.className = `${row.culprit || awaited ? "culprit" : slow ? "slow" : ""} ${ROW < 15 ? "dense" : ""}`;
     label.title = row.trouble;
-    label.append(row.short, Object.assign(document.createElement("small"), {textContent: row.host}));
+    label.append(row.short, make("small", row.host));
     return label;
   }));
-  const asked = location.hash.match(/^#([\d.]+)-([\d.]+)$/);  // page.html#12.5-13 shows that half second
-  if (asked) show(Number(asked[1]), Number(asked[2]));
-  else if (calls.to - calls.from < job.duration / 5) showCalls();
-  else show(0, job.duration);
+}
+
+function repaintTimeline() {
+  if (!job.rows.length) return;
+  picture = null;
+  readColours();
   draw();
   showCosts();
 }
 
-addEventListener("resize", redraw);
-for (const change of [matchMedia("(prefers-color-scheme: dark)"), matchMedia("print")])
-  change.addEventListener("change", () => { picture = null; readColours(); draw(); showCosts(); });
-start();
+addEventListener("resize", () => { if (job.rows.length) redraw(); });

@@ -1,0 +1,197 @@
+"""Serves the page of one job, running or over, at 127.0.0.1, to whoever knows the token in its address.
+
+The page asks for document.json every two seconds; only then is the job asked, so a page that nobody looks at costs
+nothing. Nothing here changes the job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from jaxrun.errors import JaxrunError, UnavailableError, UsageError
+from jaxrun.frontends.job_page.document import Attempt, LiveJob, live_document, read_outputs, whole_document
+from jaxrun.frontends.job_page.page import format_page, policy
+from jaxrun.frontends.top.feed import Feed
+from jaxrun.records.history.collect import job_title
+from jaxrun.records.history.job_log import read_attempts
+from jaxrun.records.rundir.recorded_files import find_run_dir, read_job_events, read_plan
+from jaxrun.records.rundir.rundir import VERDICT_FILE
+from jaxrun.records.rundir.running_job import RunningJob, find_running_job
+from jaxrun.terminal import in_one_line
+
+ADDRESS = "127.0.0.1"
+_UPDATE_S = 0.8  # for so long an answer of the job is shown again, to whoever asks
+_RATES = 1800  # kept for the curve: an hour
+_KEEP_ALIVE_S = 30.0  # a connection on which nothing comes
+_VERDICT_S = 2.0  # after the end of a job, for its verdict: a launcher that was killed leaves none
+
+
+class JobPage:
+    """The content of the page of one job; the methods may be called from any thread.
+
+    job:  None if it is over
+    """
+
+    def __init__(self, run_dir: Path, job: RunningJob | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._run_dir = run_dir
+        self._feed = Feed(job) if job is not None else None
+        self._clock = clock
+        self._rates: deque[tuple[float, float]] = deque(maxlen=_RATES)
+        self._updated_at = float("-inf")
+        self._attempts: list[Attempt] = []
+        self._gone_at: float | None = None
+        self._ended = ""  # the document, once the job is over
+        self._lock = threading.Lock()
+
+    def document(self, rank: int = 0, *, with_timeline: bool = False) -> str:
+        """Return the content of document.json, with the output of this rank, and once the job is over with the chart.
+
+        Raises JaxrunError if the files of the job cannot be read.
+        """
+        with self._lock:
+            if self._ended:
+                return self._ended
+            live = self._follow() if self._feed is not None else None
+            if live is None or self._has_ended():
+                self._ended = json.dumps(whole_document(self._run_dir, live))
+                return self._ended
+        if with_timeline:
+            return json.dumps(whole_document(self._run_dir, live, is_over=False))
+        return json.dumps(live_document(self._run_dir, live, read_outputs(self._run_dir, [rank])))
+
+    def output(self, rank: int) -> str:
+        """The end of what a rank has written."""
+        return read_outputs(self._run_dir, [rank])[rank]
+
+    def _has_ended(self) -> bool:
+        """Whether the job is over, and has its verdict."""
+        if self._feed is None or self._feed.is_running:
+            return False
+        self._gone_at = self._gone_at if self._gone_at is not None else self._clock()
+        return (self._run_dir / VERDICT_FILE).exists() or self._clock() - self._gone_at > _VERDICT_S
+
+    def _follow(self) -> LiveJob:
+        """Ask the job, unless that was done a moment ago; the caller holds the lock."""
+        assert self._feed is not None
+        now = self._clock()
+        is_new = self._feed.is_running and now - self._updated_at >= _UPDATE_S
+        if is_new:
+            self._feed.update()
+            self._updated_at = now
+        view = self._feed.view()
+        if is_new and view.pace is not None and view.seconds is not None:
+            self._rates.append((round(view.seconds, 1), round(view.pace, 3)))
+        if not self._attempts or view.attempt != self._attempts[-1].number:
+            self._attempts = _read_attempts(self._run_dir)
+        plan = read_plan(self._run_dir)
+        title = job_title(plan, self._run_dir, plan.processes)
+        return LiveJob(title, view, in_one_line(plan.tag), self._attempts, tuple(self._rates))
+
+
+def _read_attempts(run_dir: Path) -> list[Attempt]:
+    with contextlib.suppress(JaxrunError):
+        logs = read_attempts(read_job_events(run_dir))
+        return [Attempt(one.number, one.start, one.end, one.size, one.outcome) for one in logs]
+    return []
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers GET below the token only, and only to a browser that was given this machine's own address."""
+
+    protocol_version = "HTTP/1.1"  # one connection, and one thread, for all requests of a page
+    timeout = _KEEP_ALIVE_S
+
+    def __init__(self, page: JobPage, token: str, *arguments: Any) -> None:
+        self._page = page
+        self._token = token
+        super().__init__(*arguments)
+
+    def do_GET(self) -> None:
+        _, port = self.connection.getsockname()
+        if self.headers.get("Host") not in (f"{ADDRESS}:{port}", f"localhost:{port}"):  # a name that leads here
+            self.send_error(HTTPStatus.FORBIDDEN)
+            return
+        address = urlsplit(self.path)
+        _, token, *rest = address.path.split("/")
+        if not secrets.compare_digest(token.encode(), self._token.encode()):
+            self.send_error(HTTPStatus.NOT_FOUND)
+            return
+        query = parse_qs(address.query, keep_blank_values=True)
+        rank = query.get("rank", ["0"])[0]
+        try:
+            if not rest:
+                self._answer("", "text/plain", status=HTTPStatus.FOUND, location=f"/{token}/")
+            elif rest == [""]:
+                self._answer(format_page(json.loads(self._page.document()), is_served=True), "text/html")
+            elif rest == ["document.json"] and rank.isdecimal():
+                text = self._page.document(int(rank), with_timeline="timeline" in query)
+                self._answer(text, "application/json")
+            elif rest == ["output"] and rank.isdecimal():
+                self._answer(self._page.output(int(rank)), "text/plain")
+            else:
+                self.send_error(HTTPStatus.NOT_FOUND)
+        except JaxrunError as error:
+            self._answer(str(error), "text/plain", status=HTTPStatus.SERVICE_UNAVAILABLE)
+
+    def _answer(self, text: str, kind: str, *, status: HTTPStatus = HTTPStatus.OK, location: str = "") -> None:
+        content = text.encode("utf-8", "backslashreplace")
+        self.send_response(status)
+        headers = {
+            "Content-Type": f"{kind}; charset=utf-8",
+            "Content-Length": str(len(content)),
+            "Content-Security-Policy": f"{policy(is_served=True)}; frame-ancestors 'none'",
+            "Cache-Control": "no-store",
+            "Referrer-Policy": "no-referrer",
+            "X-Content-Type-Options": "nosniff",
+            **({"Location": location} if location else {}),
+        }
+        for header, value in headers.items():
+            self.send_header(header, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """The page asks every other second, and nobody wants a line for each."""
+
+
+def find_job(path: Path | None) -> tuple[Path, RunningJob | None]:
+    """Return the run directory that `path` means, by default the latest, and its job if that runs.
+
+    Raises UsageError if there is none, or it cannot be asked.
+    """
+    run_dir = find_run_dir(path).resolve()
+    try:
+        return run_dir, find_running_job(run_dir, "jaxrun top --web")
+    except UsageError:
+        if not (run_dir / VERDICT_FILE).exists():
+            raise
+        return run_dir, None
+
+
+def open_page(run_dir: Path, job: RunningJob | None, port: int) -> tuple[ThreadingHTTPServer, str]:
+    """Listen at this port, 0 for any; returns the server, which is not running yet, and the address of the page.
+
+    Raises UnavailableError if the port cannot be used, UsageError if the files of a job that is over cannot be read.
+    """
+    token = secrets.token_urlsafe(18)
+    page = JobPage(run_dir, job)
+    if job is None:
+        page.document()
+    try:
+        server = ThreadingHTTPServer((ADDRESS, port), partial(_Handler, page, token))
+    except OSError as error:
+        raise UnavailableError(f"--web {port} cannot listen there: {error.strerror}; name another port") from None
+    server.daemon_threads = True
+    return server, f"http://{ADDRESS}:{server.server_port}/{token}/"

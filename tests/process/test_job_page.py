@@ -1,0 +1,214 @@
+"""The page of a job: served while it runs and after, written to a file, and in a browser with 1 to 4,096 ranks."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import http.client
+import json
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import BROWSER, FLAGS, needs_browser, run_page, with_probe
+from harness import TIME_LIMIT, Job, started, wait_until, write_fake_runtime
+
+from jaxrun.cli.main import main
+from jaxrun.frontends.job_page.page import format_page
+
+KEEPS_RUNNING = "run(); print('ready <b>', rank, flush=True); time.sleep(600)"
+
+
+class Page:
+    """The page as somebody with its address sees it."""
+
+    def __init__(self, address: str) -> None:
+        found = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/([\w-]{24})/", address)
+        assert found is not None, address
+        self.port, self.token = int(found[1]), found[2]
+
+    def get(self, path: str, *, host: str = "") -> tuple[int, str, http.client.HTTPMessage]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIME_LIMIT)
+        try:
+            connection.request("GET", path, headers={"Host": host or f"127.0.0.1:{self.port}"})
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode(), answer.headers
+        finally:
+            connection.close()
+
+    def read(self, name: str) -> str:
+        status, text, _ = self.get(f"/{self.token}/{name}")
+        assert status == 200, text
+        return text
+
+    def document(self, query: str = "") -> dict[str, Any]:
+        content: dict[str, Any] = json.loads(self.read(f"document.json{query}"))
+        return content
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[Page]:
+    command = [sys.executable, "-m", "jaxrun", "top", "--web", "run"]
+    with subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True) as top:
+        try:
+            assert top.stderr is not None
+            yield Page(top.stderr.readline().split()[2])
+        finally:
+            top.send_signal(signal.SIGINT)
+            _, rest = top.communicate(timeout=TIME_LIMIT)
+    assert top.returncode == 130 and "Traceback" not in rest
+
+
+Served = tuple[Path, Job, Page]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("served")
+    words = ("-n", "2", "by_hand.py", *[KEEPS_RUNNING.replace("rank,", f"{rank},") for rank in (0, 1)])
+    with started(folder, *words, env=write_fake_runtime(folder)) as job:
+        job.wait_for_output("ready", 2)
+        with serving(folder) as page:
+            yield folder, job, page
+
+
+def test_only_the_address_with_the_token_is_answered(served: Served) -> None:
+    _, _, page = served
+    assert page.get("/")[0] == page.get("/document.json")[0] == page.get(f"/{page.token[:-1]}x/")[0] == 404
+    assert page.get(f"/{page.token}/document.json", host="evil.example")[0] == 403
+    assert page.get(f"/{page.token}/../../etc/passwd")[0] == page.get(f"/{page.token}/output?rank=../x")[0] == 404
+    assert page.get(f"/{page.token}")[0] == 302
+
+
+def test_the_policy_lets_the_own_script_run_and_loads_nothing(served: Served) -> None:
+    _, _, page = served
+    status, text, headers = page.get(f"/{page.token}/")
+    assert status == 200
+    policy = headers["Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'; script-src 'sha256-") and "unsafe" not in policy
+    for kind, tag in (("script", "<script>"), ("style", "<style>")):
+        (inside,) = re.findall(f"{tag}(.*?)</{kind}>", text, re.DOTALL)
+        assert f"{kind}-src 'sha256-{base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()}'" in policy
+    assert not re.search(r"""https?://|(?:src|href)\s*=|url\(|@import""", text)
+
+
+def test_one_page_has_the_running_job_and_then_its_end(
+    served: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, job, page = served
+    seen = page.document("?rank=1")
+    assert [one["rank"] for one in seen["top"]["ranks"]] == [0, 1] and seen["is_live"]
+    assert "ready <b> 1" in seen["outputs"]["1"] and "0" not in seen["outputs"]
+    assert "ready <b> 0" in page.read("output?rank=0") and page.read("output?rank=77") == ""
+    assert seen["timeline"] is None and page.document("?timeline")["timeline"]["ranks"] == [0, 1]
+    wait_until(lambda: page.document()["top"]["hosts"])
+    (memory,) = page.document()["top"]["hosts"]
+    assert 0 < memory["used_bytes"] < memory["limit_bytes"]
+    job.process.send_signal(signal.SIGINT)
+    assert job.process.wait(TIME_LIMIT) == 130
+    wait_until(lambda: not page.document()["is_live"])
+    over = page.document()
+    assert (
+        "interrupted" in over["verdict"]["headline"] and over["attempts"][0]["outcome"] == over["verdict"]["headline"]
+    )
+    assert (over["timeline"]["ranks"] == [0, 1] and over["top"]["hosts"] == [memory]) or over["top"]["hosts"]
+    assert all(one["memory_bytes"] > 2**20 and one["doing"] == "ended" for one in over["top"]["ranks"])
+    monkeypatch.chdir(folder)
+    assert main(["explain", "--html", "page.html", "run"]) == 0
+    assert capsys.readouterr().out == "wrote page.html; open it in any browser\n"
+    text = (folder / "page.html").read_text()
+    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    written = json.loads(data)
+    assert "connect-src" not in text.partition("<title>")[0] and "ready <b>" not in text
+    for part in ("title", "attempts", "verdict", "timeline"):
+        assert written[part] == over[part]
+    assert "ready <b> 1" in written["outputs"]["1"]
+    with serving(folder) as again:
+        assert again.document() == {**written, "outputs": {}} and "<!doctype html>" in again.read("")
+
+
+def job_of(size: int) -> dict[str, Any]:
+    """The document of a running job whose rank 3, if there is one, keeps all others waiting."""
+    common = {"since_s": 3.0, "number": 12, "behind": 0, "late_s": None, "cpu_percent": 5.0, "memory_bytes": 2**30}
+    common |= {"gpu_percent": None, "gpu_bytes": None, "standing_out": "like others"}
+    waits = {"state": "waits for rank 3", "doing": "waiting", "waits_for": [3]}
+    ranks = [{"rank": rank, "host": f"h{rank // 8}", **waits, **common} for rank in range(size)]
+    if size > 3:
+        ranks[3] |= {"state": "sleeps <img src=x>", "doing": "idle", "waits_for": [], "standing_out": "late"}
+    top = {"run_dir": "/runs/1", "phase": "running", "attempt": 1, "seconds": 75.0, "calls_per_second": 2.0}
+    top |= {"calls_per_step": 4, "note": "", "ranks": ranks}
+    top["hosts"] = [{"host": "h0", "used_bytes": 3 * 2**30, "limit_bytes": 4 * 2**30}]
+    attempts = [{"number": 1, "start": 0.0, "seconds": 75.0, "hosts": 1, "outcome": ""}]
+    document = {
+        "is_live": True,
+        "title": "train.py",
+        "tag": "",
+        "start": 1e9,
+        "top": top,
+        "rates": [[0, 1.0], [1, 2.0]],
+    }
+    outputs = {"0": "loss <script>document.title = 'run'</script>\n"}
+    return {**document, "attempts": attempts, "verdict": None, "outputs": outputs, "timeline": None}
+
+
+@pytest.mark.extended
+@needs_browser
+@pytest.mark.parametrize(
+    ("size", "hosts"), [(1, "1 rank on 1 host"), (8, "8 ranks on 1 host"), (4096, "4,096 ranks on 512 hosts")]
+)
+def test_a_browser_shows_each_rank_and_runs_no_text_of_the_job(tmp_path: Path, size: int, hosts: str) -> None:
+    assert BROWSER is not None
+    (tmp_path / "page.html").write_text(format_page(job_of(size)))
+    with tempfile.TemporaryDirectory() as profile:
+        command = [BROWSER, *FLAGS, f"--user-data-dir={profile}", "--virtual-time-budget=3000", "--dump-dom"]
+        address = (tmp_path / "page.html").as_uri()
+        shown = subprocess.run([*command, address], capture_output=True, text=True, timeout=TIME_LIMIT, check=True)
+    dom = shown.stdout
+    assert len(re.findall(r'class="cell (?:waiting|late)', dom)) == size
+    assert f"75.0 s · {hosts} · 0.5 steps/s" in dom
+    assert "loss &lt;script&gt;" in dom and "<title>train.py · jaxrun</title>" in dom
+    assert ("3 GiB of 4 GiB" in dom and "others wait for it: 1" in dom) or size == 1
+    if size > 3:
+        assert len(re.findall(r'class="cell late is-awaited"', dom)) == 1 and "sleeps &lt;img src=x&gt;" in dom
+    assert ('class="dense"' in dom) == (size > 256)
+
+
+PROBE = """<script>
+const report = found => fetch("/result", {method: "POST", body: JSON.stringify(found)});
+addEventListener("error", event => report({error: event.message}));
+const grid = ids("hosts"), press = key => grid.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true}));
+const at = () => [chosenRank, ids("rank-title").textContent];
+const found = {start: at()};
+press("ArrowRight");
+found.right = at();
+press("ArrowDown");
+found.down = at();
+press("End");
+found.end = at();
+press("Home");
+found.home = at();
+grid.focus();
+found.outline = getComputedStyle(grid).outlineStyle;
+found.active = grid.getAttribute("aria-activedescendant");
+found.signs = [...document.querySelectorAll(".cell")].map(cell => cell.dataset.sign).join("");
+found.wide = document.documentElement.scrollWidth <= innerWidth;
+report(found);
+</script>"""
+
+
+@pytest.mark.extended
+@needs_browser
+def test_the_keyboard_chooses_ranks_and_signs_say_what_colours_say() -> None:
+    found = run_page("page.html", {"page.html": with_probe(format_page(job_of(24)), PROBE).encode()})
+    assert "error" not in found, found
+    ranks = [found[name] for name in ("start", "right", "down", "end", "home")]
+    assert ranks == [[n, f"Rank {n} on h{n // 8}"] for n in (0, 1, 9, 23, 0)]
+    assert found["outline"] == "solid" and found["active"] == "cell-0" and found["wide"]
+    assert found["signs"] == "…" * 3 + "!" + "…" * 20
