@@ -11,7 +11,7 @@ const DENSE_ABOVE = 256;  // ranks, from which on cells are small and have no nu
 let ranks = [], hosts = new Map(), cells = new Map(), chosenRank = null;
 
 function kindOf(one) {
-  return ["late", "slow"].includes(one.standing_out) ? "late" : one.doing;
+  return ["late", "slow"].includes(one.standing_out) && one.doing !== "debugged" ? "late" : one.doing;
 }
 
 function sign(kind) {
