@@ -15,6 +15,7 @@ from jaxrun.controller.head.head import Head
 from jaxrun.controller.head.head_state import TimeLimits
 from jaxrun.controller.head.host_wait import LOOK_INTERVAL_S
 from jaxrun.controller.head.worker_assignment import Told
+from jaxrun.controller.supervisor.attempt_loop import make_head
 from jaxrun.controller.supervisor.next_attempt_hosts import AgentsLeft, plan_next_attempt
 from jaxrun.controller.supervisor.quarantine_decision import HostsHeard, decide_quarantine
 from jaxrun.errors import UsageError
@@ -355,3 +356,11 @@ def test_in_a_pod_it_is_on_where_there_are_restarts(given, wait):
     of_host = {"program": ("t.py",), "hosts": 2, "host_rank": 1, "head": "h1:7", "processes": 2, **given}
     assert make_job(of_host, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}).host_wait == wait
     assert make_job({**of_host, **given}, {}).host_wait == given.get("wait_hosts", 0.0)
+
+
+def test_an_awaited_host_has_its_name_from_the_start():
+    class Shared:
+        started, environ = 0.0, {}
+
+    plan = replace(hand_plan(), awaited={2: "h3"})
+    assert make_head(plan, Shared(), 0.0, AgentRegistry(plan, Told({}, "", ""))).hosts[2] == "h3"

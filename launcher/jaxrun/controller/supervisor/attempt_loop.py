@@ -252,8 +252,9 @@ def make_head(plan: Plan, shared: Supervision, began: float, registry: AgentRegi
         grow=job.grow_after if plan.is_smaller else None,
     )
     interface = "" if registry else loopback_address()
+    awaited = {rank: host for agent, host in plan.awaited.items() for rank in plan.agents[agent]}
     return Head(
-        plan.host_of,
+        plan.host_of | awaited,
         expected,
         limits,
         interface,

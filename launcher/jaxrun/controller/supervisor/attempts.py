@@ -118,8 +118,10 @@ def run_attempts(plan: Plan, shared: Supervision, job: LocalJob | RemoteJob) -> 
     first = plan.attempt - len(history)
     earlier = shared.directory.earlier
     began = started if shared.continued_at is None else shared.continued_at
+    known: Mapping[int, str] = {}  # the host of each rank in the attempt before
     while True:
-        verdict, outcome = _run_attempt(plan, shared, job, _make_record(plan, shared, began, history, earlier))
+        record = _make_record(plan, shared, began, known, history, earlier)
+        verdict, outcome = _run_attempt(plan, shared, job, record)
         history = (*history, summarize_end(outcome, has_run_before=any(v.run is not None for v in earlier)))
         decision = decide_restart(history, asked.max_restarts, asked.restart_on, first_attempt=first)
         began = time.time()
@@ -142,15 +144,21 @@ def run_attempts(plan: Plan, shared: Supervision, job: LocalJob | RemoteJob) -> 
             attempt=plan.attempt + 1,
             restart_reason=verdict.headline.partition("\n")[0],
         )
+        known = verdict.hosts if len(verdict.hosts) == len(plan.workers) else {}
 
 
 _RECORDED_VERDICTS = 20  # the latest attempts
 
 
 def _make_record(
-    plan: Plan, shared: Supervision, began: float, history: tuple[AttemptEnd, ...], earlier: tuple[Verdict, ...]
+    plan: Plan,
+    shared: Supervision,
+    began: float,
+    known: Mapping[int, str],
+    history: tuple[AttemptEnd, ...],
+    earlier: tuple[Verdict, ...],
 ) -> JobRecord:
-    """What agents keep of the job for another head, as an attempt begins."""
+    """What agents keep of the job for another head, as an attempt begins; `known` are hosts of the attempt before."""
     latest = [replace(each, traceback="", details=()) for each in earlier[-_RECORDED_VERDICTS:]]
     return JobRecord(
         job_id=plan.job_id,
@@ -158,7 +166,7 @@ def _make_record(
         attempt=plan.attempt,
         started=shared.started,
         began=began,
-        hosts=plan.host_of,
+        hosts=plan.host_of | dict(known),
         ends=history,
         verdicts=tuple(map(verdict_to_json, latest)),
     )
