@@ -23,7 +23,8 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT
 _HERE = os.path.dirname(os.path.abspath(__file__))
 # Files with functions that replace a library's function and call it.
 _WRAPPER_FILES = {
-    os.path.join(_HERE, f"{name}.py") for name in ("checkpoints", "jax_private", "make_mesh", "profiles", "unsupported")
+    os.path.join(_HERE, f"{name}.py")
+    for name in ("checkpoints", "import_watch", "jax_private", "make_mesh", "profiles", "unsupported")
 }
 _CLOUDPICKLE_FILE = os.sep + os.path.join("cloudpickle", "cloudpickle.py")
 # The most characters that are sent, and the most notes of an exception.

@@ -11,7 +11,7 @@ import pytest
 from jaxrun.protocol.codec import encode
 from jaxrun.protocol.payload import pickle_exception
 from jaxrun.protocol.worker_messages import ThreadFailed, WorkerMessageDecoder
-from jaxrun_runtime import checkpoints, failure_report, run_program
+from jaxrun_runtime import checkpoints, failure_report, import_watch, run_program
 from jaxrun_runtime.agent_channel import AgentDisconnected
 
 pytestmark = pytest.mark.jax_version
@@ -44,8 +44,9 @@ def _files(error):
     return [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
 
 
-def test_the_frames_of_a_function_that_jaxrun_has_wrapped_are_cut_but_not_those_in_which_the_error_is():
-    wrapper = checkpoints.__file__
+@pytest.mark.parametrize("module", [checkpoints, import_watch])
+def test_the_frames_of_a_function_that_jaxrun_has_wrapped_are_cut_but_not_those_in_which_the_error_is(module):
+    wrapper = module.__file__
     error = _raised("train.py", wrapper, wrapper, _LIBRARY, wrapper)
     failure_report.trim_traceback(error)
     assert _files(error) == ["train.py", _LIBRARY, __file__]

@@ -166,7 +166,7 @@ def _run(dry_run: bool, as_json: bool, **values: Any) -> int:
             "--json prints what --dry-run of a job shows; leave it out. To see how a job goes, or went: "
             "jaxrun top --json, jaxrun explain --json"
         )
-    if note:
+    if note and not job.host_rank:  # the other hosts have the same words as host 0
         print(f"jaxrun: {note}", file=sys.stderr)
     if job.backend == KUBERNETES and (job.manifest or job.submit or dry_run):
         return _run_manifest(job, dry_run=dry_run)  # the program is in the image
