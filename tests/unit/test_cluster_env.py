@@ -267,6 +267,17 @@ def test_a_pod_that_is_one_process_has_its_rank_and_the_head_in_three_variables(
     assert (inside.engine, inside.head) == ("open-mpi", "")
 
 
+def test_of_a_pod_whose_variables_are_half_set_the_missing_ones_are_named():
+    with pytest.raises(
+        UsageError, match="sets JAX_PROCESS_ID and JAX_NUM_PROCESSES, but JAX_COORDINATOR_ADDRESS is not"
+    ):
+        detect_rank_info({"JAX_PROCESS_ID": "1", "JAX_NUM_PROCESSES": "2"}, (), None, None)
+    with pytest.raises(
+        UsageError, match="AXLearn sets PROCESS_ID, but NUM_PROCESSES and DISTRIBUTED_COORDINATOR are not"
+    ):
+        detect_rank_info({"PROCESS_ID": "1"}, (), None, None)
+
+
 def test_an_unknown_engine_is_a_protocol_error():
     with pytest.raises(ProtocolError, match="there is no engine 'lam'; known are open-mpi, hydra, "):
         read_rank_info("lam", {})

@@ -117,6 +117,18 @@ WRONG = {
     ),
     "no head": (JOB | env("JAXRUN_HOSTS=4"), "the address of host 0 is not set; set JAXRUN_HEAD on all hosts"),
     "index beyond": (JOB | env("JAXRUN_HOSTS=2 JAXRUN_HEAD=a:1"), "this is host 2 .*, but there are 2 hosts"),
+    "index of a platform beyond": (
+        env("PET_NODE_RANK=5 PET_NNODES=2 PET_MASTER_ADDR=m"),
+        "there are 2 hosts, .* check PET_NODE_RANK and PET_NNODES",
+    ),
+    "no port": (
+        env("PET_NODE_RANK=1 PET_NNODES=2 PET_MASTER_ADDR=m PET_MASTER_PORT=x"),
+        "PET_MASTER_PORT must be the number of a port, not 'x'",
+    ),
+    "two platforms": (
+        env("LWS_WORKER_INDEX=1 LWS_GROUP_SIZE=2 LWS_LEADER_ADDRESS=l JAX_PROCESS_ID=0 JAX_NUM_PROCESSES=2"),
+        "0 of 2 by JAX_PROCESS_ID and JAX_NUM_PROCESSES .*, but host 1 of 2 by LWS_WORKER_INDEX and LWS_GROUP_SIZE",
+    ),
     "no number": (JOB | env("JAXRUN_HOSTS=four"), "JAXRUN_HOSTS must be a whole number, not 'four'"),
     "a range": (env("PET_NODE_RANK=0 PET_NNODES=1:4"), "PET_NNODES must be a whole number, not '1:4'"),
     "a torchrun process": (
@@ -154,6 +166,13 @@ def test_one_host_needs_no_address_and_torchruns_words_for_a_count_leave_it_to_j
     for word in ("auto", "gpu", "cpu"):
         assert find_host_info(env(f"PET_NODE_RANK=0 PET_NNODES=1 PET_NPROC_PER_NODE={word}")) == HostInfo(0, 1)
     assert find_host_info(env("JAXRUN_HOST_RANK=1 JAXRUN_HOSTS=2 JAXRUN_HEAD=h:1")) == HostInfo(1, 2, "h:1")
+
+
+def test_two_platforms_may_say_the_same_and_jaxruns_own_variables_decide_where_they_do_not():
+    both = env("LWS_WORKER_INDEX=1 LWS_GROUP_SIZE=2 LWS_LEADER_ADDRESS=l PET_NODE_RANK=1 PET_NNODES=2")
+    assert find_host_info(both | env("PET_MASTER_ADDR=p")).head == "p:7777"
+    told = env("JAXRUN_HOST_RANK=0 JAXRUN_HOSTS=3 JAXRUN_HEAD=h:1")
+    assert find_host_info(both | env("PET_NODE_RANK=0") | told) == HostInfo(0, 3, "h:1")
 
 
 def test_hosts_auto_stands_for_the_options_of_one_command_on_each_host():

@@ -312,9 +312,19 @@ def _control_port(ancestors: Iterable[Sequence[str]]) -> str:
     return ""
 
 
+def _describe_half_set(engine: ClusterEnv, environ: Mapping[str, str]) -> str:
+    """Return which variables of a pod are missing where others of the same engine are set; empty if none is set."""
+    names = (engine.rank_variable, *engine.marker_variables)
+    there = [name for name in names if name in environ]
+    lacking = [name for name in names if name not in environ]
+    verb = "is" if len(lacking) == 1 else "are"
+    return f"{engine.title} sets {' and '.join(there)}, but {' and '.join(lacking)} {verb} not set" if there else ""
+
+
 def _nothing_found_message(environ: Mapping[str, str]) -> str:
     rows = [(f"  {env.title}", ", ".join((env.rank_variable, *env.marker_variables))) for env in CLUSTER_ENVS]
     lines = ["nothing says which rank this process is; looked for the variables of", *format_columns(rows)]
+    lines += filter(None, (_describe_half_set(each, environ) for each in CLUSTER_ENVS if each.head_variable))
     if "SLURM_JOB_ID" in environ:
         lines.append(
             f"This is Slurm job {environ['SLURM_JOB_ID']}, but a batch script or a shell, not a task of a step; "

@@ -69,6 +69,7 @@ class HostEnv:
     marker:    any of these variables shows that the platform has started this process
     index, count, head, port, processes:  the sources of these values; None if there is none
     excluded:  variables that show that the numbers do not mean hosts
+    is_sure:   nobody else sets variables of these names, so that two such platforms must agree
     """
 
     title: str
@@ -79,6 +80,7 @@ class HostEnv:
     port: Source | None = None
     processes: Source | None = None
     excluded: tuple[str, ...] = ()
+    is_sure: bool = False
 
 
 def _of(*names: str, make: Callable[..., str] = lambda value: str(value)) -> Source:
@@ -98,6 +100,7 @@ HOST_ENVS = (
         head=_of("PET_MASTER_ADDR"),
         port=_of("PET_MASTER_PORT"),
         processes=_of("PET_NPROC_PER_NODE"),
+        is_sure=True,
     ),
     HostEnv(
         "XPK on CPUs",
@@ -112,6 +115,7 @@ HOST_ENVS = (
         index=_of("JAX_PROCESS_ID"),
         count=_of("JAX_NUM_PROCESSES"),
         head=_of("JAX_COORDINATOR_ADDRESS"),
+        is_sure=True,
     ),
     HostEnv(
         "AXLearn",
@@ -126,6 +130,7 @@ HOST_ENVS = (
         index=_of("LWS_WORKER_INDEX"),
         count=_of("LWS_GROUP_SIZE"),
         head=_of("LWS_LEADER_ADDRESS"),
+        is_sure=True,
     ),
     HostEnv(
         "SkyPilot",
@@ -133,6 +138,7 @@ HOST_ENVS = (
         index=_of("SKYPILOT_NODE_RANK"),
         count=_of("SKYPILOT_NUM_NODES"),
         head=_of("SKYPILOT_NODE_IPS", make=lambda ips: ips.split()[0]),
+        is_sure=True,
     ),
     HostEnv(
         "dstack",
@@ -140,6 +146,7 @@ HOST_ENVS = (
         index=_of("DSTACK_NODE_RANK"),
         count=_of("DSTACK_NODES_NUM"),
         head=_of("DSTACK_MASTER_NODE_IP"),
+        is_sure=True,
     ),
     HostEnv(
         "Lepton",
@@ -147,6 +154,7 @@ HOST_ENVS = (
         index=_of("LEPTON_JOB_WORKER_INDEX"),
         count=_of("LEPTON_JOB_TOTAL_WORKERS"),
         head=_of("LEPTON_JOB_SERVICE_PREFIX", "LEPTON_SUBDOMAIN", make=lambda prefix, domain: f"{prefix}-0.{domain}"),
+        is_sure=True,
     ),
     HostEnv(
         "SageMaker",
@@ -206,13 +214,14 @@ def find_host_info(environ: Mapping[str, str]) -> HostInfo:
     platform = find_platform(environ)
     if platform is None and not environ.get(INDEX):
         raise UsageError(_nothing_found())
-    index = _read_number(platform, "index", INDEX, environ, "which host this is")
+    index, of_index = _read_number(platform, "index", INDEX, environ, "which host this is")
     title = f"this is host {index} by the variables of {platform.title}" if platform else f"{INDEX} is {index}"
-    count = _read_number(platform, "count", COUNT, environ, f"{title}; how many hosts there are")
+    count, of_count = _read_number(platform, "count", COUNT, environ, f"{title}; how many hosts there are")
     if index >= count:
-        raise UsageError(
-            f"--hosts auto: {title}, but there are {count} hosts, numbered from 0; check {COUNT} and {INDEX}"
-        )
+        names = " and ".join(dict.fromkeys((of_index, of_count)))
+        raise UsageError(f"--hosts auto: {title}, but there are {count} hosts, numbered from 0; check {names}")
+    if platform is not None and platform.is_sure and INDEX not in environ:
+        _refuse_contradiction(platform, environ, f"host {index} of {count} by {of_index} and {of_count}", index, count)
     head = _read_head(platform, environ, title) if count > 1 else ""
     return HostInfo(index, count, head, _read_processes(platform, environ))
 
@@ -227,6 +236,20 @@ def find_platform(environ: Mapping[str, str]) -> HostEnv | None:
             "not a host; start jaxrun where torchrun was started"
         )
     return found
+
+
+def _refuse_contradiction(platform: HostEnv, environ: Mapping[str, str], shown: str, index: int, count: int) -> None:
+    """Raise UsageError if the variables of another platform say that this is another host."""
+    for other in HOST_ENVS:
+        if not other.is_sure or other is platform or other.count is None:
+            continue
+        theirs = other.index.read(environ, other.title), other.count.read(environ, other.title)
+        if all(theirs) and theirs != (str(index), str(count)):
+            names = " and ".join((*other.index.names, *other.count.names))
+            raise UsageError(
+                f"--hosts auto: this is {shown} ({platform.title}), but host {theirs[0]} of {theirs[1]} by {names} "
+                f"({other.title}); unset the ones that are left over, or set {INDEX}, {COUNT} and {HEAD}"
+            )
 
 
 def _find_name(name: str, environ: Mapping[str, str], title: str) -> str:
@@ -256,11 +279,14 @@ def _read(platform: HostEnv | None, attribute: str, own: str, environ: Mapping[s
 _EXAMPLES = {COUNT: f"{COUNT}=4", INDEX: f"{INDEX}=2", HEAD: f"{HEAD}=train-0.train:{HEAD_PORT}"}
 
 
-def _read_number(platform: HostEnv | None, attribute: str, own: str, environ: Mapping[str, str], what: str) -> int:
+def _read_number(
+    platform: HostEnv | None, attribute: str, own: str, environ: Mapping[str, str], what: str
+) -> tuple[int, str]:
+    """Return a number and the names of its variables. Raises the errors of `_read`."""
     value, names = _read(platform, attribute, own, environ, what)
     if not _NUMBER.fullmatch(value):
         raise UsageError(f"--hosts auto: {names} must be a whole number, not {value!r}")
-    return int(value)
+    return int(value), names
 
 
 def _read_head(platform: HostEnv | None, environ: Mapping[str, str], title: str) -> str:
@@ -271,6 +297,9 @@ def _read_head(platform: HostEnv | None, environ: Mapping[str, str], title: str)
     if host and port.isdecimal() and (":" not in host or host.endswith("]")):
         return value
     given = platform.port.read(environ, platform.title) if platform and platform.port and names != HEAD else ""
+    if given and not given.isdecimal():
+        assert platform is not None and platform.port is not None
+        raise UsageError(f"--hosts auto: {platform.port.names[0]} must be the number of a port, not {given!r}")
     return f"{f'[{value}]' if ':' in value and not value.startswith('[') else value}:{given or HEAD_PORT}"
 
 
