@@ -10,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import sys
 import threading
 import types
 from typing import TYPE_CHECKING, Any
 
 from jaxrun.files.loopback import accept_own
+from jaxrun.protocol.debugger_messages import DebuggerClosed, DebuggerDecision
 from jaxrun.protocol.debugpy_messages import (
     DebugpyInput,
     DebugpyOutput,
@@ -45,28 +47,36 @@ class DebugpyLink:
         self._channel = channel
         channel.handle(DebugpyStart, self._on_start)
         stack_dumps.observe_main_thread(self._look)
-        self._error: BaseException | None = None
-        self._is_ready = threading.Event()
 
     def _look(self, frame: types.FrameType | None) -> None:
         self._channel.poll(DebugpyStart)  # reading calls the handler
 
     def _on_start(self, message: Any) -> None:
-        session = _Session(self._rank, message.session, self._channel, self._is_ready)
+        session = _Session(self._rank, message.session, self._channel)
         _start_thread("jaxrun-debugger", session.run)
 
-    def show_error(self, error: BaseException) -> None:
-        """Wait until an editor has attached to this rank, and hold the program where `error` was raised."""
-        self._is_ready.wait()
-        _stop_at(error)
+
+def show_error(error: BaseException, channel: AgentChannel, rank: int) -> None:
+    """Wait until an editor is connected with this rank, and show it where `error` was raised until it continues.
+
+    Returns at once if the head decides that the job ends.
+    """
+    if not channel.receive(DebuggerDecision).granted:
+        return
+    import debugpy
+
+    if hasattr(debugpy, "trigger_exception_handler"):
+        debugpy.trigger_exception_handler(error, as_uncaught=False)
+    else:
+        print(f"jaxrun: debugpy {debugpy.__version__} cannot show this error; install a newer one", file=sys.stderr)
+    channel.send(DebuggerClosed(rank))
 
 
 class _Session:
-    def __init__(self, rank: int, number: int, channel: AgentChannel, is_ready: threading.Event) -> None:
+    def __init__(self, rank: int, number: int, channel: AgentChannel) -> None:
         self._rank = rank
         self._number = number
         self._channel = channel
-        self._is_ready = is_ready
         self._debugpy: Any = None
         self._link: socket.socket | None = None
 
@@ -85,7 +95,6 @@ class _Session:
             with self._link:
                 while data := _receive(self._link):
                     self._channel.send(DebugpyOutput(self._rank, self._number, data))
-            self._is_ready.clear()
             with contextlib.suppress(RuntimeError):  # nobody waits
                 self._debugpy.wait_for_client.cancel()
             _stop_tracing()
@@ -106,7 +115,6 @@ class _Session:
         with contextlib.suppress(AgentDisconnected, Exception):
             self._debugpy.wait_for_client()
             if self._debugpy.is_client_connected():
-                self._is_ready.set()
                 self._channel.send(DebugpyReady(self._rank, self._number))
 
 
@@ -129,8 +137,6 @@ def _connect() -> tuple[types.ModuleType, socket.socket]:
 
 
 def _explain(error: Exception) -> str:
-    import sys
-
     if isinstance(error, ModuleNotFoundError) and error.name == "debugpy":
         return f'{sys.executable} there has no debugpy; install it: pip install "jaxrun[debug]"'
     return f"debugpy cannot be connected there: {type(error).__name__}: {error}"
@@ -176,20 +182,3 @@ def _stop_tracing() -> None:
     import pydevd
 
     pydevd.stoptrace()
-
-
-def _stop_at(error: BaseException) -> None:
-    """Hold this thread, for the editor, in the frames of `error`; returns when it continues or is gone."""
-    from _pydevd_bundle import pydevd_constants
-
-    debugger = pydevd_constants.get_global_debugger()
-    frames = []
-    trace = error.__traceback__
-    while trace is not None:
-        frames.append(trace.tb_frame)
-        trace = trace.tb_next
-    if debugger is None or not frames:
-        return
-    arg = (type(error), error, error.__traceback__)
-    by_id = {id(frame): frame for frame in frames}
-    debugger.do_stop_on_unhandled_exception(threading.current_thread(), frames[-1], by_id, arg)

@@ -165,6 +165,9 @@ def _handle_error(env: WorkerEnv, channel: AgentChannel, stage: WorkerStage, err
     if env.pdb and stage == "program" and debugger.can_debug(error):
         waiting = dataclasses.replace(failure, waits_for_debugger=True)
         shutdown.exit_with_failure(env, waiting, channel, lambda: debugger.post_mortem(error, channel))
+    if env.debug_post_mortem and stage == "program" and debugger.can_debug(error):
+        waiting = dataclasses.replace(failure, waits_for_debugger=True)
+        shutdown.exit_with_failure(env, waiting, channel, lambda: debugpy_link.show_error(error, channel, env.rank))
     if failure.status:
         shutdown.exit_with_failure(env, failure, channel)
 

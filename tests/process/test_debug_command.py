@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -178,3 +179,65 @@ def test_only_a_connection_of_the_same_user_is_accepted(monkeypatch):
             assert links[0].recv(1) == links[1].recv(1) == b""
         for link in links:
             link.close()
+
+
+# ---- --debug and --debug-post-mortem
+
+STARTS = """
+import jax
+rank = jax.process_index()
+
+def load(shard):
+    records = [shard, "bad"]
+    raise ValueError(f"bad record in shard {shard}")
+
+if rank == 1:
+    load(2)
+from jax.experimental import multihost_utils
+multihost_utils.sync_global_devices("end")
+"""
+FIRST, RAISES = 2, 7
+
+
+def test_ranks_wait_at_their_first_line_and_a_failed_one_keeps_its_frames(tmp_path):
+    program = tmp_path / "starts.py"
+    program.write_text(STARTS)
+    with started(tmp_path, "-n", "2", "--debug", "--debug-post-mortem", "--stall-timeout", "60", "starts.py") as job:
+        printed = iter(job.process.stderr.readline, "")
+        assert any("wait for an editor before the first line (--debug)" in line for line in printed)
+        assert top(job.run_dir) == {0: "is debugged", 1: "is debugged"}
+        with debugging(job.run_dir, "--rank", "1") as debug:
+            editor = debug.connect()
+            editor.attach(str(program), (FIRST,))
+            thread, (frame, *_) = editor.stopped()
+            assert frame["line"] == FIRST
+            editor.request("continue", threadId=thread)
+            shown = next(line for line in printed if "rank 1 failed: ValueError: bad record in shard 2" in line)
+            assert shown and any("kept for an editor: jaxrun debug --rank 1; Ctrl-C ends" in line for line in printed)
+            editor.close()
+            debug.end()
+        with debugging(job.run_dir, "--rank", "1") as debug:
+            editor = debug.connect()
+            editor.attach()
+            thread, (inner, outer, *_) = editor.stopped()
+            assert (inner["line"], editor.evaluate("records", inner)) == (RAISES, "[2, 'bad']")
+            assert editor.evaluate("rank", outer) == "1"
+            editor.request("continue", threadId=thread)
+            editor.close()
+            debug.end()
+        result = job.end()
+    assert result.code == 1 and "rank 1 of 2 raised ValueError" in result.err and result.verdict()["culprits"] == [1]
+
+
+@pytest.mark.extended
+def test_go_starts_the_programs_and_the_user_ends_a_job_that_keeps_frames(tmp_path):
+    (tmp_path / "starts.py").write_text(STARTS)
+    with started(tmp_path, "-n", "2", "--debug", "--debug-post-mortem", "starts.py") as job:
+        printed = iter(job.process.stderr.readline, "")
+        assert any("(--debug)" in line for line in printed)
+        Debug(job.run_dir, "--go").end()
+        assert any("kept for an editor" in line for line in printed)
+        assert "does not wait for an editor" in Debug(job.run_dir, "--go").end(2)
+        job.process.send_signal(signal.SIGINT)
+        result = job.end()
+    assert result.code == 1 and "rank 1 of 2 raised ValueError" in result.err

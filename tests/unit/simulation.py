@@ -93,6 +93,8 @@ class Simulation:
         unhurried=False,
         grow=None,
         drains=False,
+        debug=False,
+        post_mortem=False,
     ):
         self.size = size
         self.hosts = hosts or dict.fromkeys(range(size), "h1")
@@ -145,6 +147,8 @@ class Simulation:
             "no_terminal": no_terminal,
             "requeue": requeue,
             "drains": drains,
+            "debug": debug,
+            "post_mortem": post_mortem,
         }
         self.head = Head(self.hosts, expected, limits, "127.0.0.1", 0.0, agents=agents_by_rank(size), **options)
 

@@ -86,7 +86,8 @@ def test_an_exit_while_others_wait():
     ("name", "words"),
     {
         "pdb of 3.13": "waits at a debugger's prompt (pdb) at train.py:46 step, and ranks 1-2 wait for it in a barrier "
-        "(sync_global_devices at train.py:30 step): type c and Enter in jaxrun's terminal, or remove the breakpoint",
+        "(sync_global_devices at train.py:30 step): continue it in jaxrun's terminal (c and Enter) "
+        "or in the editor, or remove the breakpoint",
         "input() from a pipe": "waits for something to read, as in input(), at train.py:43 step, and ranks 1-2 wait",
         "grain": "waits for data (grain) at train.py:141 step (its other threads: data.py:139 __getitem__), and ranks",
         "an event": "waits for a lock or another of its threads (threading.wait) at train.py:70 step, and ranks 1-2",

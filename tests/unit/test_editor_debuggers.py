@@ -1,12 +1,14 @@
 """What the head does for `jaxrun debug`: sessions of debugpy, and the clocks that stand still meanwhile."""
 
 import base64
+from dataclasses import replace
 
 import pytest
 from simulation import Simulation
 
 from jaxrun.analysis.diagnosis.job_outcome import EndReason
 from jaxrun.controller.head.editor_debuggers import START_TIMEOUT_S
+from jaxrun.protocol.debugger_messages import DebuggerClosed, DebuggerDecision
 from jaxrun.protocol.debugpy_messages import (
     DebugpyInput,
     DebugpyOutput,
@@ -16,8 +18,9 @@ from jaxrun.protocol.debugpy_messages import (
     DebugpyStop,
     DebugpyStopped,
 )
-from jaxrun.protocol.job_messages import Answer, AnswerState, DebugRequest, OverviewRequest
-from jaxrun.records.event_log.events import LauncherSignalled, Requested, RequestEnded, RequestInput
+from jaxrun.protocol.job_messages import Answer, AnswerState, DebugRequest, GoRequest, OverviewRequest
+from jaxrun.protocol.worker_messages import Run
+from jaxrun.records.event_log.events import AgentLost, LauncherSignalled, Requested, RequestEnded, RequestInput
 
 
 def answers(job, number="1.1"):
@@ -94,3 +97,83 @@ def test_the_end_of_a_rank_or_of_the_job_ends_the_session():
     assert answers(job)[-1] == Answer(AnswerState.DONE, "the program of rank 1 has ended")
     job = debug(Simulation(2).run()).handle(LauncherSignalled(2))
     assert sent(job, DebugpyStop) == [((1,), DebugpyStop(1))], "it must react to Ctrl-C"
+
+
+# ---- --debug
+
+
+def runs(job):
+    return job.ranks_sent(Run)
+
+
+def test_with_debug_no_program_starts_before_each_editor_that_is_connected_is_ready():
+    job = Simulation(2, job=60.0, stall=30.0, debug=True).run().wait(1000)
+    assert not runs(job) and job.outcome is None
+    assert "ranks 0-1 wait for an editor before the first line (--debug)" in job.lines[0]
+    assert "jaxrun debug --rank R" in job.lines[0] and "jaxrun debug --go" in job.lines[0]
+    debug(debug(job), rank=0, number="2.1", session=2).handle(DebugpyReady(1, 1))
+    assert not runs(job), "the other editor has not set its breakpoints"
+    job.handle(DebugpyReady(0, 2))
+    assert runs(job) == [0, 1]
+    job.handle(RequestEnded("1.1"), DebugpyStopped(1, 1), RequestEnded("2.1"), DebugpyStopped(0, 2)).wait(59)
+    assert job.outcome.reason is EndReason.STALL, "its clocks have begun"
+    assert job.verdict.headline.endswith("s into the run.") or job.outcome.decided_at > 1000
+
+
+def test_go_starts_the_programs_without_an_editor_once():
+    job = Simulation(2, debug=True).run().handle(Requested("1.1", GoRequest()), Requested("1.2", GoRequest()))
+    assert runs(job) == [0, 1]
+    assert answers(job) == [Answer(AnswerState.DONE)] and "does not wait for an editor" in answers(job, "1.2")[0].text
+    assert "does not wait" in answers(Simulation(2).run().handle(Requested("1.1", GoRequest())))[0].text
+
+
+def test_ctrl_c_ends_a_job_that_waits_at_once():
+    job = Simulation(2, debug=True).run().interrupt(2).wait(1)
+    assert job.outcome.reason is EndReason.INTERRUPTED and job.kills() and not job.kills(2)
+
+
+# ---- --debug-post-mortem
+
+
+def fail_and_wait(job, rank=1):
+    return job.handle(replace(job.failure(rank), waits_for_debugger=True)).wait(0.1)
+
+
+def decisions(job):
+    return [(*ranks, message.granted) for ranks, message in sent(job, DebuggerDecision)]
+
+
+def test_a_failed_rank_keeps_its_frames_until_an_editor_has_let_go():
+    job = fail_and_wait(Simulation(2, post_mortem=True).run()).wait(1000)
+    assert job.outcome is None and not job.kills() and not decisions(job)
+    first = job.lines[0].splitlines()
+    assert first[0] == "rank 1 failed: ValueError: bad record" and first[1].startswith("Traceback")
+    assert first[-1] == "the frames of rank 1 are kept for an editor: jaxrun debug --rank 1; Ctrl-C ends the job"
+    debug(job).handle(RequestEnded("1.1"), DebugpyStopped(1, 1)).wait(10)
+    assert job.outcome is None, "an editor that never was ready has seen nothing"
+    debug(job, number="2.1", session=2).handle(DebugpyReady(1, 2))
+    assert decisions(job) == [(1, True)]
+    job.wait(100).handle(DebuggerClosed(1))
+    assert job.killed[0][2] == (0,), "the other rank is stopped"
+    job.exit(1, 1).wait(1)
+    assert job.outcome.reason is EndReason.FAILED and job.verdict.exit_code == 1
+    assert answers(job, "2.1")[-1].state is AnswerState.DONE
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda job: job.wait(100),  # --timeout
+        lambda job: job.interrupt(2).wait(1),
+        lambda job: job.exit(-9, 1).wait(1),
+        lambda job: job.handle(AgentLost(1, "the connection was closed", False)).wait(1),
+    ],
+)
+def test_kept_frames_end_with_the_time_limit_the_user_or_their_process_and_the_exit_code_stays(end):
+    job = fail_and_wait(Simulation(2, job=60.0, post_mortem=True).run())
+    end(job)
+    assert job.killed, job.lines
+    if 1 not in job.exited:
+        job.exit(1, 1).wait(1)
+    assert job.outcome.reason is EndReason.FAILED and job.verdict.exit_code in (1, 137)
+    assert not any(granted for _, granted in decisions(job))

@@ -105,9 +105,11 @@ def test_workers_settings_are_equal_in_the_job_in_their_environment_and_in_job_j
         lockstep="off", make_mesh="jax", compile="each", compile_cache="/c", stdin="none",
         verbose=True, torch_env=True, pdb=True, init_timeout=5.0, coordinator_tls="on"
     )  # fmt: skip
-    assert all(getattr(told, field.name) != field.default for field in fields(WorkerSettings))
+    other = WorkerSettings(debug_post_mortem=True)  # contradicts pdb
+    names = {field.name for field in fields(told) for one in (told, other) if getattr(one, field.name) != field.default}
+    assert names == {field.name for field in fields(WorkerSettings)}
     worker = _worker(0, local_device_ids=(3,), cpus=(1,), simulated_boot_id="x")
-    for settings in (WorkerSettings(), told):
+    for settings in (WorkerSettings(), other, told):
         plan = _plan(job=Job(program=("p",), **asdict(settings)), workers=(worker,))
         assert plan.job.worker_settings == settings
         env = plan.worker_env(worker, run_dir="/runs/1")

@@ -175,6 +175,7 @@ def _serve_page(run_dir: Path | None, port: str) -> int:
     "for the Nth latest job here. [default: the latest]",
     _JOB,
     click.Option(["--rank"], type=click.IntRange(min=0), metavar="R", help="The rank to debug; required."),
+    click.Option(["--go"], is_flag=True, help="Instead let a job that was started with --debug run without an editor."),
     click.Option(
         ["--port"],
         type=click.IntRange(0, _MAX_PORT),
@@ -184,10 +185,13 @@ def _serve_page(run_dir: Path | None, port: str) -> int:
     ),
     _JSON,
 )
-def _debug(run_dir: str | None, rank: int | None, port: int, as_json: bool) -> int:
+def _debug(run_dir: str | None, rank: int | None, go: bool, port: int, as_json: bool) -> int:
     from jaxrun.frontends.debugger import session
     from jaxrun.records.rundir import running_job
 
+    if go:
+        session.start_programs(running_job.find_running_job(_path(run_dir), "jaxrun debug --go"))
+        return 0
     if rank is None:
         raise UsageError("--rank is missing; say which rank to debug: jaxrun debug --rank 0")
     session.check_debugpy()
@@ -207,7 +211,7 @@ def _debug(run_dir: str | None, rank: int | None, port: int, as_json: bool) -> i
         why = debugger.wait()
     finally:
         debugger.close()
-    click.echo(f"jaxrun: {why or f'the debugger has let go of rank {rank}; the program continues'}", err=True)
+    click.echo(f"jaxrun: {why or f'the debugger has let go of rank {rank}'}", err=True)
     return 0
 
 

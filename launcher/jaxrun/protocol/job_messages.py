@@ -68,7 +68,12 @@ class DebugRequest:
     rank: int
 
 
-Request = StacksRequest | ProfileRequest | OverviewRequest | DebugRequest
+@dataclass(frozen=True, slots=True)
+class GoRequest:
+    """Start the programs of a job that waits for an editor (--debug)."""
+
+
+Request = StacksRequest | ProfileRequest | OverviewRequest | DebugRequest | GoRequest
 
 
 class AnswerState(enum.StrEnum):

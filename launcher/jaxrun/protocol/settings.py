@@ -36,3 +36,4 @@ class WorkerSettings:
     lockstep: str = LOCKSTEP_RECORD
     init_timeout: float = 120.0
     pdb: bool = False
+    debug_post_mortem: bool = False

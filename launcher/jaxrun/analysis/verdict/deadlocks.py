@@ -28,7 +28,7 @@ _CAUSES: Mapping[Activity, tuple[str, str]] = {
     ),
     Activity.PROMPT: (
         "waits at a debugger's prompt",
-        "type c and Enter in jaxrun's terminal, or remove the breakpoint",
+        "continue it in jaxrun's terminal (c and Enter) or in the editor, or remove the breakpoint",
     ),
     Activity.INPUT: (
         "waits for something to read, as in input(),",

@@ -45,7 +45,8 @@ class DebuggerTurns:
         self._stepping_since: float | None = None
 
     def handle(self, message: DebuggerMessage, now: float) -> list[Action]:
-        actions = self._handle(message, now)
+        is_late = isinstance(message, DebuggerClosed) and self._owner is None  # it was debugged by an editor
+        actions = [] if is_late else self._handle(message, now)
         if isinstance(message, DebuggerClosed):
             actions += self._shutdown.on_debugger_closed(message.rank, now)
         return actions

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from jaxrun.controller.head.head_state import HeadState, JobPhase
+from jaxrun.controller.head.job_shutdown import JobShutdown
 from jaxrun.controller.head.timers import Timer
 from jaxrun.protocol.debugpy_messages import (
     DebugpyFromRank,
@@ -25,10 +26,12 @@ from jaxrun.protocol.debugpy_messages import (
     DebugpyStopped,
 )
 from jaxrun.protocol.job_messages import Answer, AnswerState, DebugRequest
-from jaxrun.records.event_log.actions import Action, AnswerRequest, Send
+from jaxrun.protocol.worker_messages import Run
+from jaxrun.records.event_log.actions import Action, AnswerRequest, PrintLine, Send
 from jaxrun.records.event_log.events import RequestEnded, RequestInput
-from jaxrun.text import format_ranks, format_ranks_on_hosts
+from jaxrun.text import agree, format_ranks, format_ranks_on_hosts
 
+_START = "start"  # holds the clocks
 START_TIMEOUT_S = 20.0  # for importing debugpy, which may come from a slow file system
 
 
@@ -52,8 +55,10 @@ class _Session:
 class EditorDebuggers:
     """The sessions, one for each rank that is debugged. Times are seconds since the epoch."""
 
-    def __init__(self, state: HeadState) -> None:
+    def __init__(self, state: HeadState, shutdown: JobShutdown) -> None:
         self._state = state
+        self._shutdown = shutdown
+        self._at_start: list[Action] = []  # start the programs
         self._sessions: dict[int, _Session] = {}
         self._made = 0
 
@@ -89,6 +94,34 @@ class EditorDebuggers:
         why = "C++ code may hold Python's lock there, or the process is stopped; see jaxrun stacks"
         return self._end(rank, now, f"{who} has not answered in {START_TIMEOUT_S:g} s: {why}", is_refused=True)
 
+    # ---- --debug
+
+    def hold_start(self, actions: list[Action], now: float) -> list[Action]:
+        """Keep the orders to run the program, among these actions, until an editor is ready, or nobody wants one."""
+        self._at_start = [action for action in actions if isinstance(action, Send) and isinstance(action.message, Run)]
+        self._state.hold_clocks(now, _START)
+        ranks = self._state.workers.hosts
+        waits = f"{format_ranks(ranks)} {agree('waits', len(ranks))} for an editor before the first line"
+        go = "in another terminal: jaxrun debug --rank R; to run without one: jaxrun debug --go"
+        return [*(action for action in actions if action not in self._at_start), PrintLine(f"{waits} (--debug) · {go}")]
+
+    def handle_go(self, number: str, now: float) -> list[Action]:
+        if not self._state.waits_at_start:
+            return [_refuse(number, "the job does not wait for an editor: it has no --debug, or runs already")]
+        return [AnswerRequest(number, Answer(AnswerState.DONE)), *self._start(now)]
+
+    def _start_if_ready(self, now: float) -> list[Action]:
+        """Start the programs once each editor that is connected has set its breakpoints."""
+        return self._start(now) if all(session.is_ready for session in self._sessions.values()) else []
+
+    def _start(self, now: float) -> list[Action]:
+        if not self._state.waits_at_start:
+            return []
+        self._state.waits_at_start = False
+        self._state.run_at = now
+        self._state.resume_clocks(now, _START)
+        return self._at_start
+
     # ---- what a rank sends
 
     def handle(self, message: DebugpyFromRank, now: float) -> list[Action]:
@@ -108,7 +141,7 @@ class EditorDebuggers:
                 return self._answer(session, {"data": base64.b64encode(data).decode()})
             case DebugpyReady():
                 session.is_ready = True
-                return []
+                return [*self._start_if_ready(now), *self._shutdown.on_editor_ready(message.rank)]
             case DebugpyStopped():
                 return self._end(message.rank, now, "")
 

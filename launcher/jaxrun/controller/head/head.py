@@ -9,7 +9,8 @@ over, the last action is Finish, with a JobOutcome. verdict/ decides what the ou
                    ▼                 ▼
                SETTLING ─cause─▶ STOPPING ──all have ended──▶ OVER
 
-With --pdb, DEBUGGING comes between SETTLING and STOPPING: the rank that caused the failure has the terminal.
+With --pdb or --debug-post-mortem, DEBUGGING comes between SETTLING and STOPPING: the rank that caused the failure has
+the terminal, or waits for an editor.
 CONCLUDING comes before OVER if flight recorders must be read to find out how the ranks diverged; it ends when they
 are read or that has taken too long.
 """
@@ -91,6 +92,8 @@ class Head:
         *,
         agents: Mapping[AgentId, tuple[int, ...]],
         requeue: bool = False,
+        debug: bool = False,
+        post_mortem: bool = False,
         awaited: Mapping[AgentId, str] | None = None,
         drains: bool = False,
     ) -> None:
@@ -102,6 +105,7 @@ class Head:
         """
         self._workers = workers = WorkerTable(hosts)
         self._state = state = HeadState(workers, limits, lockstep, no_terminal, requeue, drains)
+        state.post_mortem, state.waits_at_start = post_mortem, debug
         self._started_at = now
         self._agents = agents
         self._startup = Startup(workers.hosts, expected, interface, registry)
@@ -115,7 +119,7 @@ class Head:
         self._checks = HealthChecks(state, queries, divergence, stragglers, shutdown)
         self._growth = Growth(state)
         self._wait = HostWait(state, shutdown, registry, awaited or {}, now)
-        self._editors = EditorDebuggers(state)
+        self._editors = EditorDebuggers(state, shutdown)
         self._requests = Requests(state, queries, divergence, stragglers, self._wait, self._editors)
         self._debugger = DebuggerTurns(state, shutdown)
         self._interruption = Interruption(state, shutdown, queries, divergence, self._checks)
@@ -227,6 +231,8 @@ class Head:
         self._checks.start(now)
         self._growth.start(now)
         self._faults.start(now)
+        if self._state.waits_at_start:
+            actions = self._editors.hold_start(actions, now)
         return [*actions, PrintLine("", status=True), *self._stragglers.start(now)]
 
     def _limit_startup(self, now: float, *, anew: bool) -> None:

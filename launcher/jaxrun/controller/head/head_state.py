@@ -68,6 +68,8 @@ class HeadState:
     lockstep:        the value of --lockstep
     no_terminal:     why no rank can have the terminal, to complete "it cannot be debugged: …"; empty if one can
     platform:        of the devices, as all ranks report it; empty until they have joined
+    post_mortem:     the culprit of a failure keeps its frames for an editor (--debug-post-mortem)
+    waits_at_start:  all ranks wait before the program's first line for an editor (--debug)
     requeue:         the job is started again after it was told to end, even if it had to be killed
     drains:          SIGTERM at an agent or the launcher says that its pod goes away, and another takes its place
     drained:         the agents that have got it; 0 for the launcher
@@ -95,6 +97,8 @@ class HeadState:
     stop_requested: bool = False
     is_terminal_closed: bool = False
     at_prompt: set[int] = field(default_factory=set)
+    post_mortem: bool = False
+    waits_at_start: bool = False
     in_editor: set[int] = field(default_factory=set)
     drained: set[AgentId] = field(default_factory=set)
     stop: StopAgreement = field(init=False)
@@ -127,7 +131,7 @@ class HeadState:
     @property
     def debugged(self) -> set[int]:
         """The ranks that a person debugs; meanwhile standing still is not a stall."""
-        return self.at_prompt | self.in_editor
+        return set(self.workers.hosts) if self.waits_at_start else self.at_prompt | self.in_editor
 
     def hold_clocks(self, now: float, holder: Hashable) -> None:
         """Stop PROGRAM_CLOCKS until all their holders have resumed them."""

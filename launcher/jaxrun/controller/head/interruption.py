@@ -102,7 +102,8 @@ class Interruption:
                 return self._queries.show(now)
         if self._is_repeated(signum, now):
             return []
-        return self._begin(signum, now) if phase is JobPhase.RUNNING else self.end_at_once(signum, now)
+        is_running = phase is JobPhase.RUNNING and not self._state.waits_at_start
+        return self._begin(signum, now) if is_running else self.end_at_once(signum, now)
 
     def _suspend(self) -> list[Action]:
         ranks = self._workers.live

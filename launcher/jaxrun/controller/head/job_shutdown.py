@@ -42,6 +42,7 @@ class JobShutdown:
         self._reports = reports
         self._culprits: list[int] = []
         self._debugged: int | None = None  # the culprit, with --pdb
+        self._job_ends_at: float | None = None  # at the first failure, by --timeout
         self._rank_0_is_frozen = False
         self._all_killed_at: float | None = None
         self.unanswered: tuple[int, ...] = ()
@@ -100,6 +101,7 @@ class JobShutdown:
     def on_failure(self, rank: int, now: float) -> list[Action]:
         if self._state.is_healthy:
             self._state.decide(JobOutcome(EndReason.FAILED, decided_at=now))
+            self._job_ends_at = self._state.timers.ends_at(Timer.JOB, now)
             wait = MISMATCH_REPORTS_WAIT_S if self._reports.was_told(rank) else SETTLE_S
             self._state.enter(JobPhase.SETTLING)
             self._state.timers.set(Timer.SETTLE, now + wait, self.settle)
@@ -123,6 +125,8 @@ class JobShutdown:
             return []
         self._culprits = [worker.rank for worker in find_culprits(workers.outcomes(now))]
         waiting = [rank for rank in self._culprits if rank in workers.waiting_for_debugger]
+        if waiting and state.post_mortem:
+            return self._keep_frames(waiting, now)
         if waiting and not state.terminal_refusal:
             state.enter(JobPhase.DEBUGGING)
             self._debugged = waiting[0]
@@ -131,6 +135,24 @@ class JobShutdown:
             text = f"{self._describe_culprits()}{error}\nits debugger follows (--pdb)"
             return [PrintLine(text), Send((waiting[0],), DebuggerDecision(True))]
         return self._stop(now)
+
+    def _keep_frames(self, ranks: Sequence[int], now: float) -> list[Action]:
+        """Wait for an editor: until it has let go, --timeout is over, or the user ends the job."""
+        self._state.enter(JobPhase.DEBUGGING)
+        if self._job_ends_at is not None:
+            self._state.timers.set(Timer.JOB, self._job_ends_at, self._stop)
+        failure = self._workers.outcome(ranks[0], now).failure
+        assert failure is not None
+        what = f"{self._describe_culprits()}: {failure.error}: {failure.message}"
+        keeps = f"the frames of rank {ranks[0]} are kept for an editor: jaxrun debug --rank {ranks[0]}"
+        return [PrintLine(f"{what}\n{failure.traceback}{keeps}; Ctrl-C ends the job")]
+
+    def on_editor_ready(self, rank: int) -> list[Action]:
+        """Show an editor that has connected where its rank failed, if its frames were kept."""
+        if self._state.phase is not JobPhase.DEBUGGING or rank not in self._workers.waiting_for_debugger:
+            return []
+        self._debugged = rank
+        return [Send((rank,), DebuggerDecision(True))]
 
     def on_debugger_closed(self, rank: int, now: float) -> list[Action]:
         """Handle that the rank no longer needs the terminal: after its failure, the job is stopped."""
@@ -169,8 +191,13 @@ class JobShutdown:
                 return self.on_failure(event.rank, now)
             self._fail_if_leaving(now)
         if self._state.phase is JobPhase.DEBUGGING and self._workers.any_live:
-            return self.on_debugger_closed(event.rank, now)
+            return self._on_debugged_lost(event.rank, now)
         return [*self._release_rank_0_if_last(), *self.settle(now, event.rank)]
+
+    def _on_debugged_lost(self, rank: int, now: float) -> list[Action]:
+        """Stop the job if no culprit is left to be debugged."""
+        is_left = rank != self._debugged and any(map(self._workers.waiting_for_debugger.__contains__, self._culprits))
+        return [] if is_left else self._stop(now)
 
     def on_agent_lost(self, event: AgentLost, ranks: Sequence[int], now: float, *, was_there: bool) -> list[Action]:
         """Handle the loss of an agent: these `ranks` are lost with it.
@@ -193,6 +220,8 @@ class JobShutdown:
         self._fail_if_leaving(now)
         if self._state.phase is JobPhase.SETTLING:  # the other ranks of its host are lost with it
             self._state.timers.set(Timer.SETTLE, now + SETTLE_S, self.settle)
+        if self._state.phase is JobPhase.DEBUGGING and self._workers.any_live:
+            return self._on_debugged_lost(rank, now)
         return self._release_rank_0_if_last()
 
     # ---- waiting for ranks that should end

@@ -19,6 +19,7 @@ from jaxrun.protocol.job_messages import (
     Answer,
     AnswerState,
     DebugRequest,
+    GoRequest,
     OverviewRequest,
     ProfileRequest,
     StacksRequest,
@@ -71,6 +72,8 @@ class Requests:
                 return self._profiles.handle_request(number, event.request, now)
             case DebugRequest():
                 return self._editors.handle_request(number, event.request, now)
+            case GoRequest():
+                return self._editors.handle_go(number, now)
             case OverviewRequest():
                 return self._queries.ask(workers.live, RankDetail.VITALS, partial(self._answer_overview, number), now)
             case StacksRequest(native=native):

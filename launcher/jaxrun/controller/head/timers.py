@@ -117,6 +117,11 @@ class Timers:
         entry = self._entries.get(_Key(kind, of))
         return entry.at if entry is not None else None
 
+    def ends_at(self, kind: Timer, now: float) -> float | None:
+        """When the timer would be due if it is held and resumed now, or is due; None if there is none."""
+        held = self._held.get(_Key(kind, None))
+        return now + held[0] if held is not None else self.at(kind)
+
     def cancel(self, *kinds: Timer) -> None:
         """Cancel all timers of these kinds."""
         for key in [key for key in (*self._entries, *self._held) if key.kind in kinds]:

@@ -265,6 +265,8 @@ def make_head(plan: Plan, shared: Supervision, began: float, registry: AgentRegi
         no_terminal=why_no_terminal(plan),
         agents=plan.agents,
         requeue=job.requeue,
+        debug=job.debug and plan.attempt == 1,
+        post_mortem=job.debug_post_mortem,
         awaited=plan.awaited,
         drains=plan.head_may_return and POD_MARKER in shared.environ,
     )

@@ -21,7 +21,7 @@ from typing import Any
 
 from jaxrun.errors import JaxrunError, UnavailableError, UsageError
 from jaxrun.files.loopback import accept_own
-from jaxrun.protocol.job_messages import Answer, Cancel, DebugRequest, Input
+from jaxrun.protocol.job_messages import Answer, Cancel, DebugRequest, GoRequest, Input
 from jaxrun.records.rundir.running_job import RequestRefused, RunningJob
 
 _RECEIVE_BYTES = 2**15  # with its frame it is less than MAX_CLIENT_FRAME_BYTES
@@ -46,6 +46,14 @@ def make_configuration(rank: int, port: int, staged: Mapping[str, str]) -> dict[
     if staged:
         configuration["pathMappings"] = [{"localRoot": here, "remoteRoot": there} for here, there in staged.items()]
     return configuration
+
+
+def start_programs(job: RunningJob) -> None:
+    """Let a job that waits for an editor at its start run without one. Raises UsageError if it does not wait."""
+    try:
+        job.ask(GoRequest())
+    except RequestRefused as refused:
+        raise UsageError(str(refused)) from None
 
 
 class DebugSession:

@@ -65,6 +65,10 @@ def _contradictions(job: JobOptions) -> Iterator[tuple[bool, str]]:
     """Options that exclude each other."""
     for is_wrong, both in (
         (job.pdb and job.max_restarts, f"--pdb and --max-restarts {job.max_restarts}"),
+        (job.pdb and job.debug_post_mortem, "--pdb and --debug-post-mortem"),
+        (job.debug_post_mortem and job.max_restarts, f"--debug-post-mortem and --max-restarts {job.max_restarts}"),
+        (job.debug and job.no_run_dir, "--debug and --no-run-dir, without which jaxrun debug finds no job,"),
+        (job.debug_post_mortem and job.no_run_dir, "--debug-post-mortem and --no-run-dir"),
         (job.run_dir is not None and job.no_run_dir, f"--run-dir {job.run_dir} and --no-run-dir"),
         (job.quiet_ranks and job.only_ranks, "--quiet-ranks and --only-rank"),
         (job.quiet and job.verbose, "--quiet and --verbose"),

@@ -181,6 +181,20 @@ class JobOptions(WorkerSettings):
     pdb: bool = option(
         "--pdb", "Open a debugger in the rank that fails first, in this terminal.", default=False, group=FAILURE
     )
+    debug_post_mortem: bool = option(
+        "--debug-post-mortem",
+        "Keep the frames of the rank that fails first until jaxrun debug has connected an editor with it.",
+        default=False,
+        group=FAILURE,
+        doctor=False,
+    )
+    debug: bool = option(
+        "--debug",
+        "Wait before the program's first line, on all ranks, until jaxrun debug has connected an editor with one.",
+        default=False,
+        group=FAILURE,
+        doctor=False,
+    )
     processes: int | None = _shape(
         "-n/--processes",
         "Processes to start. [default: one per GPU, else one per host]",
