@@ -28,6 +28,7 @@ def test_a_restart_and_the_end_are_reported(tmp_path: Path) -> None:
     assert (again["attempt"], again["hosts"], again["tag"], again["size"]) == (2, 1, "night", 1)
     assert str(again["reason"]).startswith("rank 0 of 1 raised ")
     assert (end["outcome"], end["exit_code"], end["attempt"], end["culprits"]) == ("ok", 0, 2, [])
+    assert str(end["headline"]).startswith("done in ") and str(end["headline"]).endswith("1 restart)")
     assert end["run_dir"] == str(result.run_dir) and end["job_id"] == again["job_id"]
     assert result.code == 0 and "--notify" not in result.err
 

@@ -82,6 +82,8 @@ def test_the_figures_before_a_kill(tmp_path):
         watch.read({0: (60 - gib) * GIB}, float(second))
     assert watch.describe_last(0) == "62 GiB of 64 GiB were used, rank 0 held 58 GiB and grew by 4 GiB/s"
     assert watch.describe_last(1) == ""
+    watch.read({0: 0}, 3.0)  # it is being killed
+    assert watch.describe_last(0) == "62 GiB of 64 GiB were used, rank 0 held 58 GiB and grew by 4 GiB/s"
 
 
 @pytest.mark.parametrize("text", ["", "MemTotal: many kB\n", "MemTotal: 5 kB\n"])

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxrun.analysis.verdict.verdict import Verdict
+from jaxrun.analysis.verdict.verdict_text import headline_of
 from jaxrun.node.agent.process_tree import descendants
 from jaxrun.node.agent.signals import SignalPipe
 from jaxrun.node.forkserver.client import start_process
@@ -103,7 +104,7 @@ class Notifier:
             attempt=verdict.attempt,
             outcome=verdict.outcome,
             exit_code=verdict.exit_code,
-            headline=verdict.headline,
+            headline=headline_of(verdict),
             culprits=verdict.culprits,
             seconds=round(verdict.seconds, 3),
         )

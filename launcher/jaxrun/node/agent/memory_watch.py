@@ -86,14 +86,15 @@ class MemoryWatch:
 
     def describe_last(self, rank: int) -> str:
         """The last figures before the kernel killed this rank: `63.2 of 64 GiB were used, rank 3 held 20.1 GiB`."""
-        readings = self._group or self._host
-        if not readings or rank not in readings[-1].by_rank:
+        # A process that the kernel is killing holds nothing any more, and is not gone yet.
+        readings = [one for one in self._group or self._host if one.by_rank.get(rank)]
+        if not readings:
             return ""
         last, first = readings[-1], readings[0]
         used = f"{format_bytes(last.used)} of {format_bytes(last.limit)} were used, rank {rank} held "
         held = last.by_rank[rank]
         seconds = last.time - first.time
-        grown = held - first.by_rank.get(rank, held)
+        grown = held - first.by_rank[rank]
         rate = f" and grew by {format_bytes(grown / seconds)}/s" if seconds > 0 and grown > 0 else ""
         return f"{used}{format_bytes(held)}{rate}"
 
