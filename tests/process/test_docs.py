@@ -17,6 +17,8 @@ import pytest
 from harness import MISBEHAVE, TIME_LIMIT, started, wait_until
 from pages import ROOT, Example, examples, files
 
+from jaxrun.cli.main import main
+from jaxrun.cli.run_dir_commands import COMMANDS
 from jaxrun.protocol.codec import FRAME_VERSION, message_types
 from jaxrun.protocol.job_messages import SOCKET_VERSION, FromClient, Request, StacksRequest, ToClient
 from jaxrun.records.event_log.event_log import LOGGED_TYPES
@@ -127,6 +129,19 @@ def test_every_module_that_how_it_works_names_is_one_file() -> None:
 def test_the_page_of_the_api_is_what_the_script_makes_of_the_docstrings() -> None:
     page = runpy.run_path(str(ROOT / "scripts" / "api.d" / "page.py"))
     assert (ROOT / "docs" / "api.md").read_text() == page["make_page"](), "run scripts/api"
+
+
+def test_the_page_for_programs_names_options_and_commands_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "docs" / "llms.txt").read_text()
+    assert len(text.splitlines()) <= 60
+    assert main(["--help-all"]) == 0
+    known = capsys.readouterr().out
+    for name, command in COMMANDS.items():
+        known += f" {name} " + " ".join(" ".join(option.opts) for option in command.params)
+    named = set(re.findall(r"(?<![\w-])--[a-z-]+", text)) - {"--steps"}  # the program's
+    assert [option for option in sorted(named) if not re.search(rf"{option}(?![\w-])", known)] == []
+    commands = set(re.findall(r"^jaxrun ([a-z]+) ", text, re.MULTILINE))
+    assert commands >= {"list", "top", "stacks", "explain", "doctor"} and commands <= COMMANDS.keys() | {"doctor"}
 
 
 def test_the_page_of_the_event_log_has_each_message_of_it() -> None:

@@ -22,6 +22,8 @@ from harness import TIME_LIMIT, Job, started, wait_until, write_fake_runtime
 
 from jaxrun.cli.main import main
 from jaxrun.frontends.job_page.page import format_page
+from jaxrun.frontends.job_page.timeline import timeline_content
+from jaxrun.records.history.job_trace import AttemptTrace, JobTrace, RankTrace
 
 KEEPS_RUNNING = "run(); print('ready <b>', rank, flush=True); time.sleep(600)"
 
@@ -180,7 +182,7 @@ def test_a_browser_shows_each_rank_and_runs_no_text_of_the_job(tmp_path: Path, s
     assert ('class="dense"' in dom) == (size > 256)
 
 
-PROBE = """<script>
+KEYS_PROBE = """<script>
 const report = found => fetch("/result", {method: "POST", body: JSON.stringify(found)});
 addEventListener("error", event => report({error: event.message}));
 const grid = ids("hosts"), press = key => grid.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true}));
@@ -206,9 +208,41 @@ report(found);
 @pytest.mark.extended
 @needs_browser
 def test_the_keyboard_chooses_ranks_and_signs_say_what_colours_say() -> None:
-    found = run_page("page.html", {"page.html": with_probe(format_page(job_of(24)), PROBE).encode()})
+    found = run_page("page.html", {"page.html": with_probe(format_page(job_of(24)), KEYS_PROBE).encode()})
     assert "error" not in found, found
     ranks = [found[name] for name in ("start", "right", "down", "end", "home")]
     assert ranks == [[n, f"Rank {n} on h{n // 8}"] for n in (0, 1, 9, 23, 0)]
     assert found["outline"] == "solid" and found["active"] == "cell-0" and found["wide"]
     assert found["signs"] == "…" * 3 + "!" + "…" * 20
+
+
+END_PROBE = """<script>
+const report = found => fetch("/result", {method: "POST", body: JSON.stringify(found)});
+addEventListener("error", event => report({error: event.message}));
+const look = () => ({badge: ids("badge").textContent, isLive: shown.is_live, verdict: !ids("verdict").hidden,
+                     report: ids("report").textContent, rows: labels.children.length, chart: chart.clientHeight > 0,
+                     loads: !ids("load").hidden, title: ids("states-title").textContent});
+const before = look();
+const timer = setInterval(() => {
+  if (shown.is_live) return;
+  clearInterval(timer);
+  requestAnimationFrame(() => report({before, after: look()}));
+}, 50);
+</script>"""
+
+
+@pytest.mark.extended
+@needs_browser
+def test_when_the_job_ends_the_page_shows_verdict_and_timeline_in_place() -> None:
+    live = job_of(2)
+    ended = {**live, "is_live": False, "verdict": {"tone": "bad", "outcome": "failed", "headline": "rank 1 failed"}}
+    ended["verdict"] |= {"report": "rank 1 failed\nexit 1", "ended": ""}
+    attempt = AttemptTrace(1, 0.0, 9.0, {rank: RankTrace(rank) for rank in (0, 1)})
+    ended["timeline"] = timeline_content(JobTrace("train.py", (attempt,)))
+    page = with_probe(format_page(live, is_served=True), END_PROBE)
+    found = run_page("page.html", {"page.html": page.encode(), "document.json": json.dumps(ended).encode()})
+    assert "error" not in found, found
+    before, after = found["before"], found["after"]
+    assert (before["badge"], before["verdict"], before["rows"], before["loads"]) == ("running", False, 0, True)
+    assert (after["badge"], after["verdict"], after["rows"], after["loads"]) == ("failed", True, 2, False)
+    assert after["report"].endswith("exit 1") and after["chart"] and after["title"] == "How ranks ended"
