@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import nbformat
 import processes
 import pytest
 import sshd
 from cluster_fixture import READY, RUNS, UNTIL_GO, Bed, Job, JobRunner
 from harness import Result, make_environment, write_fake_runtime
 from launch_modes import PYTHON, SSH, LaunchMode
+from state import address
 
 pytestmark = pytest.mark.extended
 
@@ -84,8 +87,11 @@ def test_a_laptop_that_slept_goes_on_with_the_same_hosts_through_a_login_node(
         assert {event["head_address"] for event in job.events("AgentReport")} == {"127.0.0.1"}
         sleep_until_nothing_runs(bed, job)
         result = job.result()
+        ended_at = time.time()
         job.gone()
     assert result.code == 0 and result.out.count("again") == 2, result
+    # Once all is over, the forwarded connections do not keep ssh, and so jaxrun, from ending: that took 5 s more.
+    assert ended_at - (job.run_dir / "verdict.json").stat().st_mtime < 4, result
 
 
 HIDES = 'for path; do mount --bind /mnt "$path" || exit; done'
@@ -134,6 +140,40 @@ def test_hosts_begin_with_nothing_but_python(bed: Bed, bare: str, tmp_path: Path
     again = run("again", "--stage", "venv", "--stage", ".")
     assert again.code == 0 and sorted(again.out.split()) == sorted(first.out.split()), again
     assert "jaxrun: staged" not in again.err
+
+
+@pytest.fixture
+def walled_in(bed: Bed) -> Iterator[str]:
+    """A host to which h3 has no way; h2 is the login node between them."""
+    bed.inside("h3", "ip", "route", "add", "prohibit", address("ctl"))
+    yield "ctl"
+    bed.inside("h3", "ip", "route", "del", "prohibit", address("ctl"))
+
+
+CELLS = (
+    "%load_ext jaxrun",
+    "%gang -H h3-through-h2:2 --backend ssh",
+    "%%gang\nimport os, jax\nx = jax.process_index() + 10",
+    "%%gang\nfrom jax.experimental import multihost_utils\n"
+    "print(os.uname().nodename, int(multihost_utils.process_allgather(x).sum()))",
+    "%gang stop",
+)
+
+
+def test_a_notebook_on_a_laptop_has_its_gang_on_a_host_behind_a_login_node(
+    bed: Bed, walled_in: str, tmp_path: Path
+) -> None:
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS])
+    nbformat.write(book, tmp_path / "book.ipynb")
+    execute = str(Path(PYTHON).with_name("jupyter-execute"))
+    with bed.typed(walled_in, execute, "--inplace", "book.ipynb", directory=tmp_path, env=OPENSSH) as job:
+        result = job.result()
+        job.gone()
+    assert result.code == 0, result
+    cells = nbformat.read(tmp_path / "book.ipynb", as_version=4).cells
+    outputs = [output for cell in cells for output in cell.outputs]
+    shown = "".join(output.get("text") or output["data"]["text/plain"] for output in outputs)
+    assert "2 processes x 1 device (cpu) on h3" in shown and "[0-1] h3 21" in shown, shown
 
 
 def sleep_until_nothing_runs(bed: Bed, job: Job) -> None:

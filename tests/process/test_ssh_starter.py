@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxrun.node.ssh.session import SshSession
 from jaxrun.node.staging.interpreter import base_python
 from jaxrun.protocol.names import VERSION
 
@@ -150,3 +152,14 @@ def test_a_host_that_lacks_the_directory_waits_for_its_copy_if_one_comes(start) 
     options = ("--remote-python", sys.executable, "--stages-directory")
     out, err, _ = start(["dash"], sys.executable, "-c", show, directory=Path("/nowhere/here"), options=options)
     assert out == "/ /nowhere/here\n", err
+
+
+def test_an_output_that_another_handler_has_read_does_not_block_the_starter() -> None:
+    session = SshSession(("/bin/sh", "-c", "echo Allocated port >&2; read line; echo end"))
+    assert select.select([session.stderr], [], [], 10)[0]
+    assert session.read(session.stderr) == b"Allocated port\n" and session.read(session.stderr) is None
+    session.send(b"\n")
+    assert select.select([session.stdout], [], [], 10)[0]
+    assert session.read(session.stdout) == b"end\n" and session.wait() == 0
+    assert not session.close(session.stdout) and session.close(session.stderr)
+    session.end_input()

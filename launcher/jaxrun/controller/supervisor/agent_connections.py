@@ -141,6 +141,12 @@ class AgentConnections:
             for connection in tuple(self._unsent):
                 self._flush(connection)
 
+    def end_sending(self) -> None:
+        """Let all agents see that nothing more comes. An ssh that forwards a connection ends once both sides say so."""
+        for connection in self:
+            if not connection.lost_reason and not connection.unsent_bytes:
+                connection.end_sending()
+
     def wait_for_end(self, timeout: float, agents: Iterable[AgentId] | None = None) -> None:
         """Wait until all agents, or these, have closed their connections, for at most `timeout` seconds."""
         deadline = time.monotonic() + timeout

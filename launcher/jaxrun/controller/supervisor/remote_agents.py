@@ -279,6 +279,7 @@ class RemoteAgents:
         else:
             connections.send_all(Shutdown(status, job_goes_on, headline))
             connections.flush(_SHUTDOWN_SEND_S)
+            connections.end_sending()
 
     def close(self, *, wait: bool = True) -> None:
         """Close all connections; `wait` for agents that answer to end, where others do not."""

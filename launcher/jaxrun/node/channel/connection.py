@@ -146,6 +146,11 @@ class Connection(Generic[M]):
         self.is_silent = not self.lost_reason
         self.lost_reason = self.lost_reason or f"nothing was heard from its host for {silence_s:g} s"
 
+    def end_sending(self) -> None:
+        """Send no more; what the other end sends is still received."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._socket.close()

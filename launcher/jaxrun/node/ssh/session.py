@@ -7,6 +7,8 @@ import os
 import signal
 from collections.abc import Sequence
 
+_READ_BYTES = 65536
+
 
 class SshSession:
     """A running ssh. Input waits here until ssh takes it.
@@ -26,7 +28,8 @@ class SshSession:
         finally:
             for end in ends:
                 os.close(end)
-        os.set_blocking(self.stdin, False)
+        for end in (self.stdin, self.stdout, self.stderr):
+            os.set_blocking(end, False)
         self._open = {self.stdout, self.stderr}
         self._unsent = b""
         self._ends = False  # no more input comes
@@ -65,6 +68,12 @@ class SshSession:
         if self._ends and not self._unsent and self.stdin >= 0:
             os.close(self.stdin)
             self.stdin = -1
+
+    def read(self, descriptor: int) -> bytes | None:
+        """Read an output; empty at its end, None if there is nothing now."""
+        with contextlib.suppress(BlockingIOError):
+            return os.read(descriptor, _READ_BYTES)
+        return None
 
     def close(self, descriptor: int) -> bool:
         """Close an output that has ended; returns whether both have."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import select
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -205,9 +204,7 @@ class StartedHost:
 
     def _find_tunnels(self) -> dict[str, str]:
         """The ports of the host that lead here; ssh has named them before it began the session."""
-        while self._request.tunnels and select.select([self.session.stderr], [], [], 0)[0]:
-            if not (data := os.read(self.session.stderr, READ_BYTES)):
-                break
+        while self._request.tunnels and (data := self.session.read(self.session.stderr)):
             self.on_errors(data)
         found = {target: f"127.0.0.1:{port}" for port, target in _ALLOCATED.findall(self._said)}
         return {name: found[target] for target, name in self._request.tunnels.items() if target in found}

@@ -63,7 +63,10 @@ class Starter:
 
     def _reader(self, host: StartedHost, descriptor: int, handle: Callable[[bytes], None]) -> Callable[[], None]:
         def read() -> None:
-            if data := os.read(descriptor, READ_BYTES):
+            data = host.session.read(descriptor)
+            if data is None:  # the handler of the other output has read it
+                return
+            if data:
                 handle(data)
                 self._lead_stdin(host)
                 return
