@@ -30,7 +30,7 @@ import hosts  # noqa: E402
 import processes  # noqa: E402
 from cluster_fixture import ENGINE, HOSTS, Bed, Job  # noqa: E402
 from harness import MISBEHAVE  # noqa: E402
-from launch_modes import LAUNCHED, MPI, SLURM, Engine, LaunchMode  # noqa: E402
+from launch_modes import LAUNCHED, MPI, OPENSSH, SLURM, Engine, LaunchMode  # noqa: E402
 from processes import Process  # noqa: E402
 from state import Place  # noqa: E402
 
@@ -124,7 +124,7 @@ class Launch:
     def started(self) -> str:
         """Return what has started by now, one of _STARTED."""
         running = self._bed.job_processes()
-        if any(one.command.startswith("jaxrun rank ") or "jaxrun_runtime" in one.argv for one in running):
+        if any(one.argv[0].startswith("jaxrun rank ") or _runs_worker(one) for one in running):
             return "workers"
         return "agents" if any(one.argv[1:3] == ("-m", "jaxrun.node.agent") for one in running) else "nothing"
 
@@ -138,6 +138,11 @@ class Launch:
                     os.kill(one.pid, signal.SIGKILL)
             time.sleep(0.05)
         self._process.wait()
+
+
+def _runs_worker(process: Process) -> bool:
+    """Whether a process is an interpreter of a rank: `python …/jaxrun_runtime PROGRAM`."""
+    return any(os.path.basename(word) == "jaxrun_runtime" for word in process.argv[1:3])
 
 
 @contextmanager
@@ -195,7 +200,7 @@ def render(samples: Sequence[Sample]) -> str:
 
 
 def run(options: argparse.Namespace) -> Outcome:
-    chosen = [one for one in (ONE_HOST, *MPI, SLURM) if one.label.startswith(options.only)]
+    chosen = [one for one in (ONE_HOST, *MPI, OPENSSH, SLURM) if one.label.startswith(options.only)]
     missing = [one for one in chosen if one is not ONE_HOST and one.missing()]
     print(*(one.missing() for one in missing), sep="\n", flush=True)
     seed = options.seed if options.seed is not None else random.randrange(2**32)

@@ -217,7 +217,8 @@ def test_it_is_said_once_that_a_program_with_mpi_is_not_waited_for():
     job = Starting(mpirun_plan(), {})
     job.handle(MpiImported(0), MpiImported(1))
     assert len(job.lines) == 1 and "imports mpi4py.MPI, so a lost host is not waited for" in job.lines[0]
-    for silent in (Starting(mpirun_plan(wait_hosts=None), {}), Starting(hand_plan(), {})):
+    later = replace(mpirun_plan(), attempt=2)
+    for silent in (Starting(mpirun_plan(wait_hosts=None), {}), Starting(hand_plan(), {}), Starting(later, {})):
         assert not silent.handle(MpiImported(0)).lines
 
 

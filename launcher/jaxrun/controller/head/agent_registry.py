@@ -69,6 +69,10 @@ class AgentRegistry:
         return self._plan.is_started_by_hand
 
     @property
+    def is_first_attempt(self) -> bool:
+        return self._plan.attempt == 1
+
+    @property
     def reported_ranks(self) -> set[int]:
         """The ranks whose agents have reported."""
         return {rank for agent in self.reports for rank in self.agents[agent]}

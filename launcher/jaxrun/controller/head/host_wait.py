@@ -107,9 +107,9 @@ class HostWait:
     def handle_mpi(self) -> list[Action]:
         """The program uses the MPI that started its ranks: print once that no lost host is waited for."""
         registry, is_known, self._uses_mpi = self._registry, self._uses_mpi, True
-        if is_known or registry is None or not registry.job.host_wait or registry.is_started_by_hand:
+        if is_known or registry is None or not (registry.job.host_wait and registry.is_first_attempt):
             return []
-        return [PrintLine(_NO_WAIT_WITH_MPI)]
+        return [] if registry.is_started_by_hand else [PrintLine(_NO_WAIT_WITH_MPI)]
 
     # ---- time
 
