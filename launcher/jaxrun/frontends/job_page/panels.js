@@ -93,7 +93,8 @@ function showMemory(data) {
     const [held, gpu] = [sum("memory_bytes"), sum("gpu_bytes")];
     if (memory || held || gpu) found.push({host, memory, held, gpu, share: memory ? memory.used_bytes / memory.limit_bytes : 0});
   }
-  found.sort((one, other) => other.share - one.share || other.held - one.held);
+  const level = one => Math.round(100 * one.share);  // so that hosts that are alike stay in their order
+  found.sort((one, other) => level(other) - level(one));
   ids("memory").hidden = !found.length;
   ids("memories").replaceChildren(...found.slice(0, MOST_HOSTS).map(({host, memory, held, gpu, share}) => {
     const item = make("li"), track = make("span", undefined, "track"), fill = make("i");

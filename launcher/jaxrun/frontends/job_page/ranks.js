@@ -4,7 +4,7 @@ const KINDS = {  // in the order in which they are listed; the sign says the sam
   failed: ["✕", "failed, or does not answer"], stopped: ["‖", "stopped"],
   debugged: ["D", "is debugged"], late: ["!", "others wait for it"],
   waiting: ["…", "waits for other ranks"], compiling: ["c", "compiles"], working: ["▸", "works"],
-  idle: ["·", "idle, or waits for something else"], starting: ["↑", "starts"], ended: ["■", "was ended"],
+  idle: ["·", "idle, or waits for something else"], starting: ["↑", "starts"], ended: ["–", "was ended"],
   finished: ["✓", "finished"],
 };
 const DENSE_ABOVE = 256;  // ranks, from which on cells are small and have no number
@@ -51,13 +51,15 @@ function showRanks(job) {
     if (!hosts.has(one.host)) hosts.set(one.host, []);
     hosts.get(one.host).push(one.rank);
   }
-  if (JSON.stringify([...hosts]) !== before) layOutRanks();
+  const isNew = JSON.stringify([...hosts]) !== before, grid = ids("hosts");
+  if (isNew) layOutRanks();
   const held = new Map();
   for (const one of ranks) held.set(one.host, (held.get(one.host) || 0) + (one.memory_bytes || 0));
   const labels = document.querySelectorAll("#hosts .host small");
   [...hosts.keys()].forEach((host, at) => { labels[at].textContent = held.get(host) ? bytes(held.get(host)) : ""; });
   if (!cells.has(chosenRank)) chosenRank = ranks.length ? (ranks.find(one => one.doing === "failed") || ranks[0]).rank : null;
   paintRanks();
+  if (isNew && chosenRank !== null) grid.scrollTop = cells.get(chosenRank).offsetTop - grid.offsetTop - grid.clientHeight / 2;
 }
 
 function paintRanks() {

@@ -173,7 +173,8 @@ function drawAxis() {
     pen.fillStyle = colours.line;
     pen.fillRect(at, height - 6, 1, 6);
     pen.fillStyle = colours.muted;
-    pen.fillText(tick ? tickLabel(tick * step, step) : "0 s", at + 4, height - 8);
+    const text = tick ? tickLabel(tick * step, step) : "0 s";
+    if (at + 4 + pen.measureText(text).width <= width) pen.fillText(text, at + 4, height - 8);
   }
   pen.fillStyle = colours.line;
   pen.fillRect(0, height - 1, width, 1);
