@@ -8,7 +8,6 @@ from importlib import import_module
 
 from jaxrun.protocol.settings import STDIN_NONE
 from jaxrun.spec.backends import backend_of
-from jaxrun.spec.backends.quarantine import excluded_hosts
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import AGENT_ARGV, LaunchCommand, Plan
 
@@ -16,6 +15,8 @@ from jaxrun.spec.job.plan import AGENT_ARGV, LaunchCommand, Plan
 def make_plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
     """Let the backend of `job` plan what to start. Raises the exceptions of its `plan`."""
     if (job.exclude_hosts or job.quarantine) and not job.placement:
+        from jaxrun.spec.backends.quarantine import excluded_hosts
+
         job = replace(job, excluded=excluded_hosts(job))
     plan: Plan = import_module(backend_of(job.backend).module).plan(job, environ, job_id)
     return plan
