@@ -17,6 +17,7 @@ from dap_client import DapClient
 from harness import started, wait_until
 
 from jaxrun.files import loopback
+from jaxrun.frontends.debugger import session
 
 SCHEMA = Path(__file__).parents[2] / "docs/schemas/debug.json"
 # Rank 0 waits for rank 1 in a collective, and rank 1 in Python.
@@ -166,6 +167,13 @@ def test_what_is_missing_on_this_side_is_said_at_once(tmp_path):
         [sys.executable, "-c", hidden, "debug", "--rank", "0"], capture_output=True, text=True, cwd=tmp_path
     )
     assert done.returncode == 2 and re.fullmatch(r"jaxrun: jaxrun debug needs debugpy; .*\n", done.stderr), done
+
+
+def test_the_configuration_says_where_staged_files_are_on_the_host_of_the_rank():
+    plain = session.make_configuration(3, 5678, {})
+    staged = session.make_configuration(3, 5678, {"/home/me/src": "/tmp/jaxrun-1000/ab"})
+    mappings = staged.pop("pathMappings")
+    assert mappings == [{"localRoot": "/home/me/src", "remoteRoot": "/tmp/jaxrun-1000/ab"}] and staged == plain
 
 
 def test_only_a_connection_of_the_same_user_is_accepted(monkeypatch):

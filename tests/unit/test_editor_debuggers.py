@@ -8,6 +8,7 @@ from simulation import Simulation
 
 from jaxrun.analysis.diagnosis.job_outcome import EndReason
 from jaxrun.controller.head.editor_debuggers import START_TIMEOUT_S
+from jaxrun.errors import UsageError
 from jaxrun.protocol.debugger_messages import DebuggerClosed, DebuggerDecision
 from jaxrun.protocol.debugpy_messages import (
     DebugpyInput,
@@ -21,6 +22,7 @@ from jaxrun.protocol.debugpy_messages import (
 from jaxrun.protocol.job_messages import Answer, AnswerState, DebugRequest, GoRequest, OverviewRequest
 from jaxrun.protocol.worker_messages import Run
 from jaxrun.records.event_log.events import AgentLost, LauncherSignalled, Requested, RequestEnded, RequestInput
+from jaxrun.spec.job.job import Job
 
 
 def answers(job, number="1.1"):
@@ -177,3 +179,17 @@ def test_kept_frames_end_with_the_time_limit_the_user_or_their_process_and_the_e
         job.exit(1, 1).wait(1)
     assert job.outcome.reason is EndReason.FAILED and job.verdict.exit_code in (1, 137)
     assert not any(granted for _, granted in decisions(job))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"debug_post_mortem": True, "pdb": True}, "--pdb and --debug-post-mortem contradict"),
+        ({"debug_post_mortem": True, "max_restarts": 2}, "--debug-post-mortem and --max-restarts 2 contradict"),
+        ({"debug": True, "no_run_dir": True}, "--debug and --no-run-dir contradict"),
+        ({"debug": True, "live": True}, "--live, which hides what to type, and --debug contradict"),
+    ],
+)
+def test_options_that_leave_nobody_to_debug_are_refused(options, text):
+    with pytest.raises(UsageError, match=text):
+        Job(program=("train.py",), **options)
