@@ -182,3 +182,12 @@ def _stop_tracing() -> None:
     import pydevd
 
     pydevd.stoptrace()
+    if sys.version_info < (3, 12):  # it stops only this thread's
+        import pydevd_tracing
+
+        pydevd_tracing.set_trace_to_threads(_untrace, create_dummy_thread=False)
+
+
+def _untrace(frame: types.FrameType, event: str, arg: object) -> None:
+    """End the tracing of the thread that calls this as its trace function."""
+    sys.settrace(None)
