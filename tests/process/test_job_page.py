@@ -7,6 +7,7 @@ import hashlib
 import http.client
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from harness import TIME_LIMIT, Job, started, wait_until, write_fake_runtime
 
 from jaxrun.cli.main import main
 from jaxrun.frontends.job_page.page import format_page
+from jaxrun.frontends.job_page.server import JobPage, find_job
 from jaxrun.frontends.job_page.timeline import timeline_content
 from jaxrun.records.history.job_trace import AttemptTrace, JobTrace, RankTrace
 
@@ -134,6 +136,11 @@ def test_one_page_has_the_running_job_and_then_its_end(
     assert "ready <b> 1" in written["outputs"]["1"]
     with serving(folder) as again:
         assert again.document() == {**written, "outputs": {}} and "<!doctype html>" in again.read("")
+    # as if the launcher had been killed
+    shutil.copytree(folder / "run", folder / "killed", ignore=shutil.ignore_patterns("verdict.json"))
+    run_dir, running = find_job(folder / "killed")
+    verdict = json.loads(JobPage(run_dir, running).document())["verdict"]
+    assert running is None and verdict["outcome"] == "no verdict" and "was killed" in verdict["headline"]
 
 
 def job_of(size: int) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from jaxrun.records.history.collect import job_title
 from jaxrun.records.history.job_log import read_attempts
 from jaxrun.records.rundir.recorded_files import find_run_dir, read_job_events, read_plan
 from jaxrun.records.rundir.rundir import VERDICT_FILE
-from jaxrun.records.rundir.running_job import RunningJob, find_running_job
+from jaxrun.records.rundir.running_job import RunningJob, find_running_job, has_ended
 from jaxrun.terminal import in_one_line
 
 ADDRESS = "127.0.0.1"
@@ -175,7 +175,7 @@ def find_job(path: Path | None) -> tuple[Path, RunningJob | None]:
     try:
         return run_dir, find_running_job(run_dir, "jaxrun top --web")
     except UsageError:
-        if not (run_dir / VERDICT_FILE).exists():
+        if not has_ended(run_dir):
             raise
         return run_dir, None
 

@@ -166,6 +166,8 @@ function list(panel, entries) {
     const row = job.rows.findIndex(row => row.short === who);
     if (row >= 0) {
       item.className = "known";
+      item.tabIndex = 0;
+      item.onkeydown = event => { if (event.key === "Enter") item.click(); };
       item.onclick = () => scroller.scrollTo({top: (row + 0.5) * ROW - scroller.clientHeight / 2, behavior: "smooth"});
     }
     item.append(Object.assign(document.createElement("b"), {textContent: who}), track,
