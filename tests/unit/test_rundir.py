@@ -291,7 +291,7 @@ def test_a_job_continues_in_its_directory_unless_it_runs_or_has_ended_well(tmp_p
     later.close()
     assert refused == [True] and attempt == 2
     directory.close()
-    later, _ = continue_job(run)
+    later, _ = continue_job(run, claim=RunDir.claim)
     with_it, _ = continue_job(run, claim=lambda one: refused.append(not one.claim()))
     assert refused == [True, True]  # the one that continues has it, too
     with_it.close()

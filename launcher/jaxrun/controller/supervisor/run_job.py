@@ -124,6 +124,8 @@ def _open_job_dir(begun: BegunJob) -> tuple[Plan, rundir.RunDir]:
     path = Path(record.run_dir) if record.run_dir else None
     if path is not None and read_plan(path).job_id == record.job_id:
         directory, attempt = continue_job(path)
+        if _may_be_contested(plan):
+            directory.claim()  # its agents have left an earlier head that may still have it
         lost = begun.earlier[-1]
         end = AttemptEnded(lost.outcome, lost.exit_code, lost.headline, lost.log)
         directory.record(LoggedEvent(time.time(), end, lost.attempt))
@@ -176,7 +178,8 @@ def _open_run_dir(plan: Plan) -> rundir.RunDir:
     if job.no_run_dir:
         return rundir.RunDir(None)
     directory = rundir.create(job.run_dir, base=Path.cwd(), name=job.name, now=datetime.now())
-    directory.claim()
+    if _may_be_contested(plan):
+        directory.claim()
     return directory
 
 
@@ -193,10 +196,18 @@ def _continue_in_run_dir(plan: Plan) -> tuple[Plan, rundir.RunDir]:
     path = find_requeued(plan.job.run_dir, Path.cwd(), plan.requeue_id)
     if path is None:
         return plan, _open_run_dir(plan)
-    directory, attempt = continue_job(path, claim=partial(_wait_until_unused, path, plan.job.init_timeout))
+    if _may_be_contested(plan):
+        directory, attempt = continue_job(path, claim=partial(_wait_until_unused, path, plan.job.init_timeout))
+    else:  # Slurm runs a job once; a lock of a node that is lost might outlive it
+        directory, attempt = continue_job(path)
     reason = directory.earlier[-1].headline.partition("\n")[0] if directory.earlier else "its launcher was killed"
     print_notice(f"the job in {path} continues with attempt {attempt}: {reason}")
     return replace(plan, attempt=attempt, restart_reason=reason), directory
+
+
+def _may_be_contested(plan: Plan) -> bool:
+    """Whether two launchers may want to continue the same job: pods that have the same token and the same claim."""
+    return bool(plan.requeue_id) and plan.is_started_by_hand
 
 
 def _wait_until_unused(path: Path, timeout: float, directory: rundir.RunDir) -> None:

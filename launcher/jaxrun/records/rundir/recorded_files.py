@@ -171,7 +171,7 @@ def find_requeued(request: Path | None, base: Path, requeue_id: str) -> Path | N
     return None if last is not None and last.exit_code == 0 else path
 
 
-def continue_job(path: Path, claim: Callable[[RunDir], object] = RunDir.claim) -> tuple[RunDir, int]:
+def continue_job(path: Path, claim: Callable[[RunDir], object] = lambda directory: None) -> tuple[RunDir, int]:
     """Open the run directory for the job's next attempt, without its last verdict, for that was not the last.
 
     Returns the number of the attempt, too. `claim` is called before anything in it is read or changed.
