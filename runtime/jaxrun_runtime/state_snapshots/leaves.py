@@ -156,7 +156,7 @@ def to_bytes(value: Any) -> memoryview:
     """Return the bytes of an array. Waits until they are computed and copied."""
     if isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
         value = jax.random.key_data(value)
-    return memoryview(np.ascontiguousarray(np.asarray(value)).reshape(-1).view(np.uint8))
+    return np.ascontiguousarray(np.asarray(value)).reshape(-1).view(np.uint8).data
 
 
 def copy_to_host(value: Any) -> None:
