@@ -110,6 +110,7 @@ def test_a_pod_that_is_replaced_keeps_its_place_and_the_others_stay(
     said = job.started[-1 if index == 0 else 0].log
     assert said.count("] attempt 2") == 3, logs(job)
     if index == 0:  # the other pods have kept the job, and tell the head that takes the place of the lost one
+        assert ("has left, as its pod was drained" if is_drained else "(h1) was lost in") in said, logs(job)
         assert "this job continues: h" in said and "the head is back" in job.started[1].log, logs(job)
     elif is_drained:
         assert "the pod of h2 goes away; the others stay" in said and job.started[1].process.returncode == 75, said

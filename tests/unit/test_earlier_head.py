@@ -59,6 +59,13 @@ def test_restarts_without_progress_are_counted_over_both_heads():
     assert isinstance(continue_job(plan(restart_on="stall"), found(1), 1500.0), Stop)
 
 
+def test_a_head_whose_pod_was_drained_costs_no_restart():
+    left = replace(RECORD, saved_step=None, head_left=True)
+    begun = continue_job(plan(), found(1, record=left), 1500.0)
+    assert not isinstance(begun, Stop)
+    assert begun.plan.restart_reason.startswith("host 0 (h1) has left, as its pod was drained, in attempt 2")
+
+
 @pytest.mark.parametrize(
     ("wanted", "returns"),
     [({}, True), ({"wait_hosts": None}, False)],

@@ -63,6 +63,7 @@ class JobRecord:
     ends:        how the attempts before it have ended
     verdicts:    the same for people, each as the text of a verdict.json
     saved_step:  the last step that the attempt has saved
+    head_left:   the attempt is over, because the pod of the head was drained
     """
 
     job_id: str
@@ -74,3 +75,4 @@ class JobRecord:
     ends: tuple[AttemptEnd, ...] = ()
     verdicts: tuple[str, ...] = ()
     saved_step: int | None = None
+    head_left: bool = False

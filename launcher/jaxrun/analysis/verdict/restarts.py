@@ -102,9 +102,9 @@ def summarize_end(outcome: JobOutcome, *, has_run_before: bool) -> AttemptEnd:
     return end
 
 
-def lost_with_head(saved_step: int | None) -> AttemptEnd:
-    """What counts of the end of an attempt whose head was lost, so that nobody has summarized it."""
-    return AttemptEnd(_LOST, saved_step=saved_step)
+def lost_with_head(saved_step: int | None, *, left: bool = False) -> AttemptEnd:
+    """What counts of the end of an attempt whose head was lost, so that nobody has summarized it, or has `left`."""
+    return AttemptEnd(_DRAINED if left else _LOST, saved_step=saved_step)
 
 
 _HOPELESS_ENDS = {

@@ -209,7 +209,7 @@ def continue_job(plan: Plan, found: FoundAgents, now: float) -> BegunJob | Stop:
     record = found.record
     assert record is not None
     lost = _describe_lost_attempt(record, now)
-    ends = (*record.ends, lost_with_head(record.saved_step))
+    ends = (*record.ends, lost_with_head(record.saved_step, left=record.head_left))
     first = record.attempt - len(record.ends)
     decision = decide_restart(ends, plan.job.max_restarts, plan.job.restart_on, first_attempt=first)
     if not isinstance(decision, Restart):
@@ -232,11 +232,12 @@ def continue_job(plan: Plan, found: FoundAgents, now: float) -> BegunJob | Stop:
 def _describe_lost_attempt(record: JobRecord, now: float) -> Verdict:
     host = record.hosts.get(0, "")
     where = f" ({host})" if host else ""
+    what = "has left, as its pod was drained," if record.head_left else "was lost"
     return Verdict(
         "lost",
         EXIT_UNAVAILABLE,
         dict(record.hosts),
-        headline=f"host 0{where} was lost in attempt {record.attempt}, and the head of the job with it",
+        headline=f"host 0{where} {what} in attempt {record.attempt}, and the head of the job with it",
         startup=0.0,
         run=max(0.0, now - record.began),
         attempt=record.attempt,

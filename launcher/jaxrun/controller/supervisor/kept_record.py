@@ -44,8 +44,8 @@ class KeptRecord:
             self._record = replace(self._record, saved_step=step)
             self.due = self.due or self._clock() + _INTERVAL_S
 
-    def send_all(self, hosts: Mapping[int, str]) -> None:
-        """Send the record to all agents, with the host of each rank."""
+    def send_all(self, hosts: Mapping[int, str], *, head_left: bool = False) -> None:
+        """Send the record to all agents, with the host of each rank; `head_left`: this head's pod was drained."""
         self.due = None
         if self._record is not None:
-            self._connections.send_all(KeepRecord(replace(self._record, hosts=dict(hosts))))
+            self._connections.send_all(KeepRecord(replace(self._record, hosts=dict(hosts), head_left=head_left)))

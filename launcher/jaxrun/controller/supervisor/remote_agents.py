@@ -265,7 +265,7 @@ class RemoteAgents:
         is_lost = launch.command.survive_host_loss and len(connections.live) < started
         launch.has_silent = bool(self.silent_ranks) or is_lost
         if self._outcome is not None and self._outcome.head_leaves:  # the others look for the head of another pod
-            self._record.send_all(self._attempt.hosts)
+            self._record.send_all(self._attempt.hosts, head_left=True)
             connections.send_to_agents({*self.drained, AgentId(0)}, Shutdown(status, headline=headline, leaves=True))
             connections.flush(_SHUTDOWN_SEND_S)
         elif blamed:
