@@ -241,7 +241,7 @@ def test_an_mpirun_that_is_not_a_program_is_named(install, tmp_path):
             ",".join(f"a-host-with-a-rather-long-name-{number}" for number in range(4000)),
             r"would have \d{6} bytes, more than 100000.*--mpi-args '--hostfile FILE'",
         ),
-        ("[fd00::1]:2", r"'\[fd00::1\]:2' is not a host; expected hosts such as"),
+        ("[fd00::1]:2", r"mpirun takes no IPv6 address \(\[fd00::1\]\); give the host a name, or take --backend ssh"),
     ],
     ids=["too many", "IPv6"],
 )

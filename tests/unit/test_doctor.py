@@ -203,6 +203,11 @@ def test_a_host_that_says_nothing_while_others_do_is_named_before_the_verdict():
     present = {rank: facts(rank, HOSTS[rank]) for rank in (0, 2)}
     texts = [text for _, _, text in bad(seen(verdict=verdict, peers={}, devices={}, clocks={}, facts=present))]
     assert texts[0].startswith("nothing has started on h2") and texts[1].startswith("2 of 3 agents reported")
+    by_ssh = replace(
+        verdict, headline="1 of 3 hosts cannot be used by ssh\nh2: Connection refused\n    try: sshd there"
+    )
+    (only,) = bad(seen(verdict=by_ssh, peers={}, devices={}, clocks={}, facts=present))
+    assert "h2: Connection refused" in only[2]
 
 
 def test_the_report_fits_the_terminal_and_says_how_many_there_are():

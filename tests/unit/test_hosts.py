@@ -22,6 +22,7 @@ def slots(*pairs):
         ("h1:2,h2:1,h1:1", slots(("h1", 3), ("h2", 1))),
         ("h1,h1:3", slots(("h1", 4))),
         ("10.1.0.4:2,node-7.rack_2.example.org", slots(("10.1.0.4", 2), ("node-7.rack_2.example.org", None))),
+        ("[fd00::2]:4,[fe80::1%eth0]", slots(("fd00::2", 4), ("fe80::1%eth0", None))),
     ],
 )
 def test_a_host_list_is_read_as_mpirun_reads_it(text, expected):
@@ -37,6 +38,7 @@ def test_a_host_list_is_read_as_mpirun_reads_it(text, expected):
         ("h1:0", "'h1:0'", "leave the host out"),
         ("h1 h2", "'h1 h2'", "h1:4,h2:4"),
         ("h1:4:4", "'h1:4:4'", "h1:4,h2:4"),
+        ("h1,fd00::2", "'fd00::2'", "brackets, [fd00::2]:4"),
         ("[h1]:2", "'[h1]:2'", "h1:4,h2:4"),
         ("me@h1", "'me@h1'", "~/.ssh/config"),
         ("h1:9999999", "'h1:9999999'", "h1:4,h2:4"),

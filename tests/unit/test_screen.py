@@ -185,6 +185,11 @@ def test_jaxs_line_about_sigterm_is_removed_and_nothing_like_it():
     assert split([b"before\n" + notice + other + notice]) == b"before\n" + other
 
 
+def test_what_grpc_says_of_a_certificate_at_an_ipv6_address_is_removed_and_of_a_name_is_shown():
+    said = b"E1128 13:41:34.137555   25796 ssl_transport_security.cc:3050] No match found for server name: "
+    assert split([said + b"fd00::2\n" + said + b"login.example.org\n"]) == said + b"login.example.org\n"
+
+
 def test_a_usage_error_of_several_ranks_is_one_text_and_what_else_they_print_is_not_held():
     usage = RepeatedUsage()
     assert not usage.hold(0, "err", b"step 1\n", 0.0) and usage.due is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from jaxrun.analysis.diagnosis.findings import Finding, failure, group_hosts, ok, warning
@@ -10,6 +11,7 @@ from jaxrun.text import format_seconds, plural
 
 _MAX_LINES = 12
 _MISSING = "missing"
+_SEPARATORS = re.compile(r"[,\s]+|: ")
 _CAN_REACH = "there: jaxrun attach --check HOST:PORT, with the address of the head"
 
 
@@ -25,7 +27,8 @@ def check_start(seen: Observation) -> Iterator[Finding]:
         yield failure(
             f"{host} cannot be reached from here: {reason}", f"getent hosts {host}; ssh {host} true; is it on?"
         )
-    silent = [host for host in seen.silent_hosts if host not in seen.unreachable]
+    explained = {*seen.unreachable, *_SEPARATORS.split(verdict.headline if verdict is not None else "")}
+    silent = [host for host in seen.silent_hosts if host not in explained]
     if seen.facts and silent:
         yield failure(f"nothing has started on {', '.join(silent)}", _CAN_REACH)
     if verdict is None:

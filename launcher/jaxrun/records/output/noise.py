@@ -4,6 +4,8 @@
 - When a peer has died, JAX's distributed service prints about twenty lines before it ends the process. They are the
   same for every death; the verdict says whose it was.
 - JAX prints a line when it gets SIGTERM; jaxrun's own line says more.
+- At the address of a coordinator by IPv6, gRPC prints as an error that its certificate does not name the address. The
+  certificates of a job name ranks, which JAX compares.
 - Each child of a rank, for example of a pool, prints that jax.distributed.initialize() does nothing there; once is
   enough.
 
@@ -29,6 +31,10 @@ _GLOO_END = re.compile(rb"Expected number of connected peer ranks is : \d*\n$")
 _SERVICE_MARKS = (b"_service_agent.cc:", b"preemption_sync_manager.cc:", b"client.h:")
 _NOTICE_MARK = b"preemption_notifier.cc:"
 _NOTICE = re.compile(rb"W\d{4} [\d:.]+ +\d+ preemption_notifier\.cc:\d+\] SIGTERM caught at ")
+_SERVER_MARK = b"ssl_transport_security.cc:"
+_SERVER = re.compile(
+    rb"E\d{4} [\d:.]+ +\d+ ssl_transport_security\.cc:\d+\] No match found for server name: [0-9a-f:]+$"
+)
 _CHILD_MARK = INITIALIZE_IN_CHILD.encode()
 _SERVICE_FIRST = re.compile(
     rb"[WEF]\d{4} [\d:.]+ +\d+ (?:preemption_sync_manager|coordination_service_agent|client)\.(?:cc|h):\d+\] "
@@ -61,7 +67,7 @@ class NoiseFilter:
             rest = _GLOO_LINE.sub(b"", rest)
         first = self._without_gloo(first, keep=True) if self._has_gloo(first) else first
         is_clean = not (self._in_service_message or self._lasts_due or self._numbers_due or self._newlines_due)
-        if is_clean and not _has_any((*_GLOO_MARKS, *_SERVICE_MARKS, _NOTICE_MARK, _CHILD_MARK), rest):
+        if is_clean and not _has_any((*_GLOO_MARKS, *_SERVICE_MARKS, _NOTICE_MARK, _SERVER_MARK, _CHILD_MARK), rest):
             return first + rest
         return first + b"".join(map(self._filter_line, rest.splitlines(keepends=True)))
 
@@ -70,7 +76,7 @@ class NoiseFilter:
             self._in_service_message = True
             return b""
         self._in_service_message = False
-        if _NOTICE.match(line):
+        if _NOTICE.match(line) or _SERVER.match(line):
             return b""
         if line.startswith(_CHILD_MARK):
             is_first, self._a_child_has_told = not self._a_child_has_told, True

