@@ -2,6 +2,7 @@
 
 import base64
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from simulation import Simulation
@@ -23,6 +24,8 @@ from jaxrun.protocol.job_messages import Answer, AnswerState, DebugRequest, GoRe
 from jaxrun.protocol.worker_messages import Run
 from jaxrun.records.event_log.events import AgentLost, LauncherSignalled, Requested, RequestEnded, RequestInput
 from jaxrun.spec.job.job import Job
+
+PAGE = Path(__file__).parents[2] / "docs/debugging.md"
 
 
 def answers(job, number="1.1"):
@@ -113,6 +116,7 @@ def test_with_debug_no_program_starts_before_each_editor_that_is_connected_is_re
     assert not runs(job) and job.outcome is None
     assert "ranks 0-1 wait for an editor before the first line (--debug)" in job.lines[0]
     assert "jaxrun debug --rank R" in job.lines[0] and "jaxrun debug --go" in job.lines[0]
+    assert job.lines[0] in " ".join(PAGE.read_text().split())
     debug(debug(job), rank=0, number="2.1", session=2).handle(DebugpyReady(1, 1))
     assert not runs(job), "the other editor has not set its breakpoints"
     job.handle(DebugpyReady(0, 2))
