@@ -136,7 +136,7 @@ def test_hosts_begin_with_nothing_but_python(bed: Bed, bare: str, tmp_path: Path
     first = run("first", "--stage", "venv", "--stage", ".")
     assert first.code == 0 and " on 2 hosts" in first.err, first
     assert first.out.count("starts in ") == 2 and first.out.count("jaxrun-stage-") == 4, first
-    assert f"ranks 0-1 (h2, h3) work in a copy of {project}" in first.err
+    assert f"ranks 0-1 (h2, h3) started in a copy of {project}" in first.err
     again = run("again", "--stage", "venv", "--stage", ".")
     assert again.code == 0 and sorted(again.out.split()) == sorted(first.out.split()), again
     assert "jaxrun: staged" not in again.err

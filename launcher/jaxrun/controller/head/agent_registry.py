@@ -151,7 +151,7 @@ class AgentRegistry:
         without_directory = [rank for rank, report in reports.items() if report.lacks_directory]
         if without_directory and self._plan.attempt == 1:
             where = format_ranks_on_hosts(without_directory, {rank: one.host for rank, one in reports.items()})
-            notes.append(f"{where} work in a copy of {self._directory}, which is not there: write results elsewhere")
+            notes.append(f"{where} started in a copy of {self._directory}, which is not there; write results elsewhere")
         # The doctor reports the fabric itself.
         if self._plan.attempt == 1 and len(self.first_of_each_host()) > 1 and not self.job.probe_hosts:
             fabrics = [(one.host, one.fabric) for _, one in sorted(self.reports.items()) if one.fabric is not None]
