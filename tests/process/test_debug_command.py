@@ -6,6 +6,7 @@ import json
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -215,6 +216,18 @@ def test_only_a_connection_of_the_same_user_is_accepted(monkeypatch):
             assert links[0].recv(1) == links[1].recv(1) == b""
         for link in links:
             link.close()
+
+
+def test_a_connection_that_its_owner_has_closed_or_reset_is_not_accepted():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        closed, reset, kept = (socket.create_connection(listener.getsockname()) for _ in range(3))
+        reset.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        closed.sendall(b"orders of somebody whom the kernel does not know any more")
+        closed.close()
+        reset.close()
+        with loopback.accept_own(listener) as accepted:
+            assert accepted.getpeername() == kept.getsockname()
+        kept.close()
 
 
 # ---- --debug and --debug-post-mortem

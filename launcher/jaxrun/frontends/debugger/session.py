@@ -130,7 +130,7 @@ class DebugSession:
 
     def _serve_editor(self) -> None:
         """Wait for an editor, and pass on what it sends until it has gone."""
-        with contextlib.suppress(OSError):  # closed by `close`
+        with contextlib.suppress(OSError):  # closed by `close`, or the adapter cannot be started
             with accept_own(self._listener) as editor:
                 self._listener.close()
                 self._adapter = _start_adapter(editor, self._adapters)
@@ -138,7 +138,7 @@ class DebugSession:
             self._on_editor()
             while data := self._bytes.recv(_RECEIVE_BYTES):
                 self._job.send(Input(self._number, data))
-            self._job.send(Cancel(self._number))
+        self._job.send(Cancel(self._number))
 
 
 def _start_adapter(editor: socket.socket, rank: socket.socket) -> subprocess.Popen[bytes]:
