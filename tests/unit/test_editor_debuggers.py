@@ -126,6 +126,23 @@ def test_with_debug_no_program_starts_before_each_editor_that_is_connected_is_re
     assert job.verdict.headline.endswith("s into the run.") or job.outcome.decided_at > 1000
 
 
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda job: job.handle(RequestEnded("1.1"), DebugpyStopped(1, 1)),
+        lambda job: job.handle(DebugpyStarted(1, 1, "install it")),
+        lambda job: job.wait(START_TIMEOUT_S + 1),
+    ],
+)
+def test_with_debug_an_editor_that_is_ready_does_not_wait_for_one_that_has_gone(end):
+    job = Simulation(2, debug=True).run().handle(Requested("1.1", DebugRequest(1)))
+    debug(job, rank=0, number="2.1", session=2).handle(DebugpyReady(0, 2))
+    assert not runs(job)
+    assert runs(end(job)) == [0, 1]
+    alone = debug(Simulation(2, debug=True).run()).handle(DebugpyStopped(1, 1))
+    assert not runs(alone), "the only editor has gone, so the ranks wait for another"
+
+
 def test_go_starts_the_programs_without_an_editor_once():
     job = Simulation(2, debug=True).run().handle(Requested("1.1", GoRequest()), Requested("1.2", GoRequest()))
     assert runs(job) == [0, 1]

@@ -39,7 +39,7 @@ START_TIMEOUT_S = 20.0  # for importing debugpy, which may come from a slow file
 class _Session:
     """A debugger in a rank.
 
-    request:     the request that it answers; empty once its client has gone
+    request:     the request that it answers, whose client may have gone
     is_started:  whether debugpy is connected
     is_ready:    whether the editor has set its breakpoints
     is_stopped:  whether the rank was told to end the session
@@ -92,7 +92,8 @@ class EditorDebuggers:
     def _on_no_answer(self, rank: int, now: float) -> list[Action]:
         who = format_ranks_on_hosts([rank], self._state.workers.hosts)
         why = "C++ code may hold Python's lock there, or the process is stopped; see jaxrun stacks"
-        return self._end(rank, now, f"{who} has not answered in {START_TIMEOUT_S:g} s: {why}", is_refused=True)
+        text = f"{who} has not answered in {START_TIMEOUT_S:g} s: {why}"
+        return [*self._end(rank, now, text, is_refused=True), *self._start_if_ready(now)]
 
     # ---- --debug
 
@@ -111,8 +112,10 @@ class EditorDebuggers:
         return [AnswerRequest(number, Answer(AnswerState.DONE)), *self._start(now)]
 
     def _start_if_ready(self, now: float) -> list[Action]:
-        """Start the programs once each editor that is connected has set its breakpoints."""
-        return self._start(now) if all(session.is_ready for session in self._sessions.values()) else []
+        """Start the programs once each editor that is connected has set its breakpoints, and there is one."""
+        sessions = self._sessions.values()
+        is_ready = bool(sessions) and all(session.is_ready for session in sessions)
+        return self._start(now) if is_ready and self._state.phase is JobPhase.RUNNING else []
 
     def _start(self, now: float) -> list[Action]:
         if not self._state.waits_at_start:
@@ -132,7 +135,7 @@ class EditorDebuggers:
             return [Send((message.rank,), DebugpyStop(message.session))] if is_open else []
         match message:
             case DebugpyStarted(error=error) if error:
-                return self._end(message.rank, now, error, is_refused=True)
+                return [*self._end(message.rank, now, error, is_refused=True), *self._start_if_ready(now)]
             case DebugpyStarted(staged=staged):
                 session.is_started = True
                 self._state.timers.cancel_one(Timer.DEBUGGER_START, message.rank)
@@ -143,11 +146,9 @@ class EditorDebuggers:
                 session.is_ready = True
                 return [*self._start_if_ready(now), *self._shutdown.on_editor_ready(message.rank)]
             case DebugpyStopped():
-                return self._end(message.rank, now, "")
+                return [*self._end(message.rank, now, ""), *self._start_if_ready(now)]
 
     def _answer(self, session: _Session, content: dict[str, Any]) -> list[Action]:
-        if not session.request:
-            return []
         return [AnswerRequest(session.request, Answer(AnswerState.PROGRESS, content=content))]
 
     # ---- what a client sends
@@ -192,8 +193,7 @@ class EditorDebuggers:
         self._state.in_editor.discard(rank)
         self._state.resume_clocks(now, rank)
         answer = Answer(AnswerState.REFUSED if is_refused else AnswerState.DONE, text)
-        answers: list[Action] = [AnswerRequest(session.request, answer)] if session.request else []
-        return [*self._stop(rank, session), *answers]
+        return [*self._stop(rank, session), AnswerRequest(session.request, answer)]
 
 
 def _refuse(number: str, text: str) -> AnswerRequest:
