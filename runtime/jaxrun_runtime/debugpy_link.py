@@ -128,6 +128,8 @@ def _connect() -> tuple[types.ModuleType, socket.socket]:
     finally:
         if before is None:
             del os.environ[_QUIET]
+        else:
+            os.environ[_QUIET] = before
     for thread in threading.enumerate():
         if thread.name.startswith("jaxrun-"):
             _hide(thread)

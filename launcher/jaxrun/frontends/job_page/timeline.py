@@ -104,7 +104,7 @@ class _Tables:
         return [span.name, self.seconds(span.start), self.seconds(span.end), span.detail]
 
     def _calls(self, parts: RankParts, most: int) -> list[int]:
-        """The last calls, as the whole numbers that page_data.js explains."""
+        """The last calls, as the whole numbers that timeline_data.js explains."""
         numbers: list[int] = []
         before = 0
         left_out = max(0, sum(len(part.calls) for part in parts) - most)
