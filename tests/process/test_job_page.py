@@ -9,6 +9,8 @@ import json
 import re
 import shutil
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -89,6 +91,15 @@ def test_only_the_address_with_the_token_is_answered(served: Served) -> None:
     assert page.get(f"/{page.token}/document.json", host="evil.example")[0] == 403
     assert page.get(f"/{page.token}/../../etc/passwd")[0] == page.get(f"/{page.token}/output?rank=../x")[0] == 404
     assert page.get(f"/{page.token}")[0] == 302
+    assert page.get("document.json")[0] == 404, "a path without a slash"
+
+
+def test_a_connection_that_a_browser_resets_prints_nothing(served: Served) -> None:
+    _, _, page = served
+    with socket.create_connection(("127.0.0.1", page.port)) as link:
+        link.sendall(b"GET /")
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    assert page.get(f"/{page.token}")[0] == 302, "and `serving` finds no traceback"
 
 
 def test_the_policy_lets_the_own_script_run_and_loads_nothing(served: Served) -> None:

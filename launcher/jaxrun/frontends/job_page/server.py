@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
+import sys
 import threading
 import time
 from collections import deque
@@ -124,7 +125,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(HTTPStatus.FORBIDDEN)
             return
         address = urlsplit(self.path)
-        _, token, *rest = address.path.split("/")
+        token, *rest = address.path.removeprefix("/").split("/")
         if not secrets.compare_digest(token.encode(), self._token.encode()):
             self.send_error(HTTPStatus.NOT_FOUND)
             return
@@ -166,6 +167,15 @@ class _Handler(BaseHTTPRequestHandler):
         """The page asks every other second, and nobody wants a line for each."""
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Show an error, unless a browser has closed its connection in the middle of an answer."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
 def find_job(path: Path | None) -> tuple[Path, RunningJob | None]:
     """Return the run directory that `path` means, by default the latest, and its job if that runs.
 
@@ -190,8 +200,7 @@ def open_page(run_dir: Path, job: RunningJob | None, port: int) -> tuple[Threadi
     if job is None:
         page.document()
     try:
-        server = ThreadingHTTPServer((ADDRESS, port), partial(_Handler, page, token))
+        server = _Server((ADDRESS, port), partial(_Handler, page, token))
     except OSError as error:
         raise UnavailableError(f"--web {port} cannot listen there: {error.strerror}; name another port") from None
-    server.daemon_threads = True
     return server, f"http://{ADDRESS}:{server.server_port}/{token}/"
