@@ -225,11 +225,12 @@ def test_it_is_said_once_that_a_program_with_mpi_is_not_waited_for():
 # ---- pods that go away
 
 
-def drained(simulate, *signals):
+def drained(simulate, *signals, between=0.21):
     """A job of three pods, none of whose ranks listens, after signals: (agent, or None for the launcher, signal)."""
     job = simulate(3, hosts={0: "h1", 1: "h2", 2: "h3"}, drains=True).run()
     for agent, signum in signals:
         job.handle(LauncherSignalled(signum) if agent is None else AgentSignalled(agent, signum))
+        job.now += between
     return job.wait(40)
 
 
@@ -249,6 +250,11 @@ def test_sigterm_in_a_pod_says_that_this_pod_goes_away(simulate, signals, leavin
     job = drained(simulate, *signals)
     assert job.outcome.drained == leaving
     assert (job.outcome.waits_for_pods, job.outcome.head_leaves) == (bool(leaving) and 0 not in leaving, 0 in leaving)
+
+
+def test_one_signal_to_all_processes_of_a_pod_counts_once(simulate):
+    assert drained(simulate, (None, 15), (0, 15), between=0).outcome.head_leaves
+    assert drained(simulate, (1, 15), (1, 15), between=0).outcome.drained == {1}
 
 
 def test_a_drained_pod_is_named_and_its_host_awaited_without_counting_a_restart(simulate):

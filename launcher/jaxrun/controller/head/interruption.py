@@ -17,7 +17,7 @@ whose agents then do not answer are not waited for.
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
 from jaxrun.controller.head.divergence_detector import DivergenceDetector
@@ -48,6 +48,7 @@ class Interruption:
     _checks: HealthChecks
     _late: tuple[int, ...] = ()
     _stop_signal: tuple[int, float] | None = None  # the signal that asked a polling program to stop, and when
+    _drained_at: dict[AgentId, float] = field(default_factory=dict)  # when a pod was told that it goes away
 
     @property
     def _workers(self) -> WorkerTable:
@@ -79,12 +80,15 @@ class Interruption:
             agent = event.agent
         if event.signum not in _STOPPING:
             return self._on_signal(event.signum, now)
+        if event.signum == signal.SIGTERM and agent in drained and now - self._drained_at[agent] < REPEATED_SIGNAL_S:
+            return []
         if event.signum != signal.SIGTERM or agent in drained:  # the whole job is to end
             self._state.drains = False
             drained.clear()
             return self._on_signal(event.signum, now)
         is_first = not drained
         drained.add(agent)
+        self._drained_at[agent] = now
         if not is_first or not (self._state.is_healthy or isinstance(event, LauncherSignalled)):
             return []
         host = self._workers.hosts.get(int(agent), "")  # the first rank of each host numbers its agent
