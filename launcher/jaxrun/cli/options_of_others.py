@@ -136,7 +136,6 @@ _INSTEAD = {
     "deepspeed-config-file": _ITS_OWN,
     "deepspeed-hostfile": _HOSTFILE,
     "deepspeed-multinode-launcher": "use --backend",
-    "debug": "use -v; jaxrun compares the calls of all ranks anyway (--lockstep)",
     "-q": _QUIET,
     # deepspeed
     "num-gpus": _PROCESSES,
