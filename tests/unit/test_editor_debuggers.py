@@ -143,6 +143,13 @@ def test_with_debug_an_editor_that_is_ready_does_not_wait_for_one_that_has_gone(
     assert not runs(alone), "the only editor has gone, so the ranks wait for another"
 
 
+def test_with_debug_ranks_that_still_start_are_not_shown_as_debugged():
+    job = Simulation(2, debug=True).join().handle(Requested("3.1", OverviewRequest())).wait(1)
+    assert answers(job, "3.1")[0].content.debugged == ()
+    job.handle(job.device_report(0), job.device_report(1), Requested("3.2", OverviewRequest())).wait(1)
+    assert answers(job, "3.2")[0].content.debugged == (0, 1)
+
+
 def test_go_starts_the_programs_without_an_editor_once():
     job = Simulation(2, debug=True).run().handle(Requested("1.1", GoRequest()), Requested("1.2", GoRequest()))
     assert runs(job) == [0, 1]

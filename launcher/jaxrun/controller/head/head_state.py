@@ -131,7 +131,8 @@ class HeadState:
     @property
     def debugged(self) -> set[int]:
         """The ranks that a person debugs; meanwhile standing still is not a stall."""
-        return set(self.workers.hosts) if self.waits_at_start else self.at_prompt | self.in_editor
+        all_wait = self.waits_at_start and self.phase is not JobPhase.STARTING
+        return set(self.workers.hosts) if all_wait else self.at_prompt | self.in_editor
 
     def hold_clocks(self, now: float, holder: Hashable) -> None:
         """Stop PROGRAM_CLOCKS until all their holders have resumed them."""
