@@ -62,13 +62,18 @@ def test_a_lost_host_is_replaced_and_a_host_alone_can_be_asked():
     assert asked[asked.index("--") - 1 :] == ("h3=0-0", "--", "/bin/true")
 
 
-def test_impossible_requests_are_refused_with_what_to_type():
+def test_impossible_requests_are_refused_with_what_to_type(monkeypatch):
     with pytest.raises(UsageError, match="-H h1:4,h2:4, or --hostfile"):
         planned()
     with pytest.raises(UsageError, match="--remote-python '/a b/python'"):
         planned(host_list="h1", remote_python="/a b/python")
     with pytest.raises(UnavailableError, match="apt-get install openssh-client"):
         plan(Job(program=("train.py",), backend="ssh", host_list="h1"), {"PATH": "/nowhere"}, ID)
+    with monkeypatch.context() as changed:
+        changed.setattr("sys.executable", "/a b/python")
+        with pytest.raises(UsageError, match="path of this Python, '/a b/python', has characters"):
+            planned(host_list="h1")
+        assert "/opt/python" in planned(host_list="h1", remote_python="/opt/python").launch_command.argv
     with pytest.raises(UsageError, match="--remote-python is for --backend ssh"):
         Job(program=("train.py",), backend="local")
         make_job({"program": ("train.py",), "remote_python": "/x"}, ENVIRON)

@@ -26,7 +26,11 @@ _PLAIN_PATH = re.compile(r"[A-Za-z0-9_@%+=:,./~-]+")  # means itself in every sh
 
 
 def plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
-    """Plan one agent on each host. Raises UsageError without hosts, UnavailableError without OpenSSH's client."""
+    """Plan one agent on each host.
+
+    Raises UsageError without hosts, or if a path cannot be given to their shells, UnavailableError without OpenSSH's
+    client.
+    """
     named = named_hosts(job)
     if not named:
         raise UsageError("--backend ssh needs the names of the hosts: -H h1:4,h2:4, or --hostfile FILE")
@@ -99,8 +103,14 @@ def _is_staged(directory: str, job: Job) -> bool:
 
 
 def _own_pythons(*, anywhere: bool) -> list[str]:
-    """Return where this Python may be on a host; `anywhere`: any of this version will do."""
+    """Return where this Python may be on a host; `anywhere`: any of this version will do. Raises UsageError."""
     version = ".".join(map(str, sys.version_info[:2]))
     base = os.path.realpath(sys.executable)
     found = (sys.executable, base, f"python{version}", "python3")
-    return [python for python in dict.fromkeys(found) if _PLAIN_PATH.fullmatch(python)] if anywhere else [found[0]]
+    plain = [python for python in dict.fromkeys(found) if _PLAIN_PATH.fullmatch(python)]
+    if anywhere:
+        return plain
+    if found[0] not in plain:
+        name = "name the Python on the hosts by another path: --remote-python PATH"
+        raise UsageError(f"the path of this Python, {found[0]!r}, has characters that a shell may change; {name}")
+    return [found[0]]
