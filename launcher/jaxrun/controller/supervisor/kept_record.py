@@ -40,7 +40,9 @@ class KeptRecord:
 
     def handle_saved(self, step: int) -> None:
         """Have agents keep the step that was saved last."""
-        if self._record is not None and step > (self._record.saved_step or -1):
+        if self._record is None:
+            return
+        if self._record.saved_step is None or step > self._record.saved_step:
             self._record = replace(self._record, saved_step=step)
             self.due = self.due or self._clock() + _INTERVAL_S
 

@@ -16,7 +16,7 @@ _FIRST_WORD = b"usage:"
 @dataclass(slots=True)
 class _Held:
     since: float
-    text: bytes
+    text: bytearray
 
 
 class RepeatedUsage:
@@ -31,7 +31,7 @@ class RepeatedUsage:
         if key in self._held:
             self._held[key].text += lines
         elif lines[: len(_FIRST_WORD)].lower() == _FIRST_WORD:
-            self._held[key] = _Held(now, lines)
+            self._held[key] = _Held(now, bytearray(lines))
         return key in self._held
 
     @property
@@ -43,7 +43,7 @@ class RepeatedUsage:
         """Return each text with its stream and the ranks that printed it, the lowest rank first, and forget them."""
         ranks_of: dict[tuple[str, bytes], list[int]] = {}
         for (rank, stream), held in sorted(self._held.items()):
-            ranks_of.setdefault((stream, held.text), []).append(rank)
+            ranks_of.setdefault((stream, bytes(held.text)), []).append(rank)
         self._held.clear()
         return [(ranks, stream, text) for (stream, text), ranks in ranks_of.items()]
 
