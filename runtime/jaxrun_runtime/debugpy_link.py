@@ -53,7 +53,10 @@ class DebugpyLink:
 
     def _on_start(self, message: Any) -> None:
         session = _Session(self._rank, message.session, self._channel)
-        _start_thread("jaxrun-debugger", session.run)
+        try:
+            _start_thread("jaxrun-debugger", session.run)
+        except RuntimeError as error:  # it must not reach the thread that reads the channel
+            self._channel.send(DebugpyStarted(self._rank, message.session, _explain(error)))
 
 
 def show_error(error: BaseException, channel: AgentChannel, rank: int) -> None:
@@ -112,7 +115,7 @@ class _Session:
             self._link.shutdown(socket.SHUT_WR)
 
     def _report_ready(self) -> None:
-        with contextlib.suppress(AgentDisconnected, Exception):
+        with contextlib.suppress(AgentDisconnected, RuntimeError):  # the session ends
             self._debugpy.wait_for_client()
             if self._debugpy.is_client_connected():
                 self._channel.send(DebugpyReady(self._rank, self._number))

@@ -208,6 +208,9 @@ def test_a_host_that_says_nothing_while_others_do_is_named_before_the_verdict():
     )
     (only,) = bad(seen(verdict=by_ssh, peers={}, devices={}, clocks={}, facts=present))
     assert "h2: Connection refused" in only[2]
+    of_another = replace(verdict, headline="1 of 3 hosts cannot be used by ssh\nh3: no route to h2 is known")
+    silent, _ = bad(seen(verdict=of_another, peers={}, devices={}, clocks={}, facts=present))
+    assert silent[2].startswith("nothing has started on h2")
 
 
 def test_the_report_fits_the_terminal_and_says_how_many_there_are():

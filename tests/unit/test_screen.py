@@ -204,4 +204,7 @@ def test_a_usage_error_of_several_ranks_is_one_text_and_what_else_they_print_is_
         ([3], "out", b"usage: x.py [-h]\n"),
     ]
     assert usage.due is None and usage.release() == []
+    assert not usage.hold(1, "err", b"usage: 30 %\n", 9.0)  # it prints such lines all the time
+    assert usage.hold(4, "err", b"usage: x.py [-h]\n", 9.0) and usage.hold(4, "err", bytes(100_000), 9.1)
+    assert usage.due == float("-inf")
     assert shared_prefix([0, 1, 2, 5]) == b"[0-2,5] "

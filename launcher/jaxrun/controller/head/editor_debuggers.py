@@ -81,12 +81,11 @@ class EditorDebuggers:
         who = format_ranks_on_hosts([rank], workers.hosts)
         if phase is JobPhase.STARTING:
             return f"{who} starts still, so there is nothing to debug; try again in a moment"
-        if rank in workers.waiting_for_debugger and phase is JobPhase.DEBUGGING:
-            return "" if rank not in self._sessions else f"{who} is being debugged already; end that debugger first"
-        if rank not in workers.live or rank in workers.live_reported:
-            return f"the program of {who} has ended"
-        if phase not in (JobPhase.RUNNING, JobPhase.DEBUGGING):
-            return "the job is ending"
+        if rank not in workers.waiting_for_debugger or phase is not JobPhase.DEBUGGING:
+            if rank not in workers.live or rank in workers.live_reported:
+                return f"the program of {who} has ended"
+            if phase not in (JobPhase.RUNNING, JobPhase.DEBUGGING):
+                return "the job is ending"
         return f"{who} is being debugged already; end that debugger first" if rank in self._sessions else ""
 
     def _on_no_answer(self, rank: int, now: float) -> list[Action]:

@@ -131,7 +131,7 @@ def _open_job_dir(begun: BegunJob) -> tuple[Plan, rundir.RunDir]:
         directory.record(LoggedEvent(time.time(), end, lost.attempt))
         plan = replace(plan, attempt=max(attempt, plan.attempt))
     else:
-        continued, directory = _continue_in_run_dir(plan)
+        continued, directory = _continue_in_run_dir(plan, agents_wait=True)
         plan = replace(plan, attempt=max(continued.attempt, plan.attempt))
     directory.earlier = begun.earlier
     return plan, directory
@@ -183,10 +183,13 @@ def _open_run_dir(plan: Plan) -> rundir.RunDir:
     return directory
 
 
-def _continue_in_run_dir(plan: Plan) -> tuple[Plan, rundir.RunDir]:
+def _continue_in_run_dir(plan: Plan, *, agents_wait: bool = False) -> tuple[Plan, rundir.RunDir]:
     """Return the plan of the next attempt, and the run directory, if an earlier launcher began the job.
 
     That is so in Slurm with --requeue, and in a new pod with --run-dir in a volume that outlives pods.
+
+    agents_wait:  agents have left an earlier head, which may still have the directory, and wait for this one
+
     Raises UnavailableError while that job runs.
     """
     if not plan.requeue_id:
@@ -196,7 +199,9 @@ def _continue_in_run_dir(plan: Plan) -> tuple[Plan, rundir.RunDir]:
     path = find_requeued(plan.job.run_dir, Path.cwd(), plan.requeue_id)
     if path is None:
         return plan, _open_run_dir(plan)
-    if _may_be_contested(plan):
+    if _may_be_contested(plan) and agents_wait:
+        directory, attempt = continue_job(path, claim=rundir.RunDir.claim)
+    elif _may_be_contested(plan):
         directory, attempt = continue_job(path, claim=partial(_wait_until_unused, path, plan.job.init_timeout))
     else:  # Slurm runs a job once; a lock of a node that is lost might outlive it
         directory, attempt = continue_job(path)

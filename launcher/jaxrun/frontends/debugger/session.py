@@ -80,15 +80,19 @@ class DebugSession:
         self._adapter: subprocess.Popen[bytes] | None = None
         self._is_started = False
         self._end: str | JaxrunError = ""
+        self._failure: UnavailableError | None = None
         self._asking = threading.Thread(target=self._ask, args=(rank,), daemon=True)
         self._asking.start()
 
     def wait(self) -> str:
         """Wait until the session has ended; returns why, if it was not the editor who ended it.
 
-        Raises UsageError if the rank cannot be debugged, and UnavailableError if the job cannot be asked.
+        Raises UsageError if the rank cannot be debugged, and UnavailableError if the job cannot be asked, or if
+        debugpy's adapter cannot be started.
         """
         self._asking.join()
+        if self._failure is not None:
+            raise self._failure
         if isinstance(self._end, JaxrunError):
             raise self._end
         return self._end
@@ -97,6 +101,8 @@ class DebugSession:
         """End the session, if it has not ended, and the adapter."""
         self._job.send(Cancel(self._number))
         self._asking.join(_LET_GO_S)
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for an editor
         self._listener.close()
         self._bytes.close()
         self._adapters.close()
@@ -133,7 +139,11 @@ class DebugSession:
         with contextlib.suppress(OSError):  # closed by `close`, or the adapter cannot be started
             with accept_own(self._listener) as editor:
                 self._listener.close()
-                self._adapter = _start_adapter(editor, self._adapters)
+                try:
+                    self._adapter = _start_adapter(editor, self._adapters)
+                except OSError as error:
+                    self._failure = UnavailableError(f"debugpy's adapter cannot be started: {error.strerror or error}")
+                    raise
             self._adapters.close()
             self._on_editor()
             while data := self._bytes.recv(_RECEIVE_BYTES):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from jaxrun.analysis.diagnosis.findings import Finding, failure, group_hosts, ok, warning
@@ -11,7 +10,6 @@ from jaxrun.text import format_seconds, plural
 
 _MAX_LINES = 12
 _MISSING = "missing"
-_SEPARATORS = re.compile(r"[,\s]+|: ")
 _CAN_REACH = "there: jaxrun attach --check HOST:PORT, with the address of the head"
 
 
@@ -27,7 +25,7 @@ def check_start(seen: Observation) -> Iterator[Finding]:
         yield failure(
             f"{host} cannot be reached from here: {reason}", f"getent hosts {host}; ssh {host} true; is it on?"
         )
-    explained = {*seen.unreachable, *_SEPARATORS.split(verdict.headline if verdict is not None else "")}
+    explained = {*seen.unreachable, *_named_hosts(verdict.headline if verdict is not None else "")}
     silent = [host for host in seen.silent_hosts if host not in explained]
     if seen.facts and silent:
         yield failure(f"nothing has started on {', '.join(silent)}", _CAN_REACH)
@@ -35,6 +33,14 @@ def check_start(seen: Observation) -> Iterator[Finding]:
         yield failure(_clip(seen.output) or "the job has left no verdict", "jaxrun with the same options shows more")
         return
     yield failure(_clip(verdict.headline), verdict.advice or _last_line(verdict.traceback))
+
+
+def _named_hosts(headline: str) -> Iterator[str]:
+    """The hosts whose failures a verdict lists in lines of their own, as `h1, h2: Connection refused`."""
+    for line in headline.splitlines():
+        names, separator, _ = line.partition(": ")
+        if separator and not line.startswith(" "):
+            yield from names.split(", ")
 
 
 def check_slurm(seen: Observation) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from jaxrun.files.regular_files import read_end
 from jaxrun.frontends.job_page.ended_ranks import Rates, call_rates, ended_view, longest
 from jaxrun.frontends.job_page.timeline import timeline_content
 from jaxrun.frontends.top.feed import latest_attempt
@@ -16,7 +17,6 @@ from jaxrun.frontends.top.view_document import view_content
 from jaxrun.records.history.collect import collect_job
 from jaxrun.records.history.job_trace import JobTrace
 from jaxrun.records.output.rank_logs import STREAMS, log_path
-from jaxrun.records.rundir.recorded_files import open_regular
 from jaxrun.records.rundir.rundir import attempt_directory
 from jaxrun.terminal import without_controls
 
@@ -134,9 +134,6 @@ def _join(parts: Iterable[str]) -> str:
 
 def _tail(path: Path, most: int) -> str:
     try:
-        with open(open_regular(path), "rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - most))
-            return without_controls(file.read().decode(errors="replace"))
+        return without_controls(read_end(path, most).decode(errors="replace"))
     except OSError:
         return ""

@@ -131,15 +131,16 @@ class _Handler(BaseHTTPRequestHandler):
             return
         query = parse_qs(address.query, keep_blank_values=True)
         rank = query.get("rank", ["0"])[0]
+        is_number = rank.isdecimal() and len(rank) < 10
         try:
             if not rest:
                 self._answer("", "text/plain", status=HTTPStatus.FOUND, location=f"/{token}/")
             elif rest == [""]:
                 self._answer(format_page(json.loads(self._page.document()), is_served=True), "text/html")
-            elif rest == ["document.json"] and rank.isdecimal():
+            elif rest == ["document.json"] and is_number:
                 text = self._page.document(int(rank), with_timeline="timeline" in query)
                 self._answer(text, "application/json")
-            elif rest == ["output"] and rank.isdecimal():
+            elif rest == ["output"] and is_number:
                 self._answer(self._page.output(int(rank)), "text/plain")
             else:
                 self.send_error(HTTPStatus.NOT_FOUND)

@@ -15,6 +15,7 @@ from statistics import median
 from jaxrun.analysis.diagnosis.snapshot import Overview
 from jaxrun.analysis.verdict.stack_text import format_straggler
 from jaxrun.errors import JaxrunError
+from jaxrun.files.regular_files import open_regular
 from jaxrun.frontends.top.samples import take_samples
 from jaxrun.frontends.top.view import View
 from jaxrun.protocol.flight_file import NOTHING
@@ -23,7 +24,7 @@ from jaxrun.records.history.job_log import describe_sizes, read_attempts
 from jaxrun.records.output.noise import NoiseFilter
 from jaxrun.records.output.rank_logs import STREAMS, log_path
 from jaxrun.records.rundir.job_requests import request_overview
-from jaxrun.records.rundir.recorded_files import open_regular, read_job_events
+from jaxrun.records.rundir.recorded_files import read_job_events
 from jaxrun.records.rundir.rundir import EVENTS_FILE, VERDICT_FILE, attempt_directory
 from jaxrun.records.rundir.running_job import RunningJob
 from jaxrun.terminal import without_controls

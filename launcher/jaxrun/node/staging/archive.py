@@ -30,7 +30,7 @@ class Archive(io.RawIOBase):
 
     @property
     def name(self) -> str:
-        """Of the copy, once the archive is complete."""
+        """The name of the copy, once the archive is complete."""
         return self._hash.hexdigest()
 
     def write(self, piece: Any, /) -> int:
@@ -80,7 +80,8 @@ def extract_copy(file: Archive, directory: str, name: str) -> str:
     """Extract an archive; return `name`. Raises OSError, or ProtocolError if it is not the copy of this name."""
     try:
         with tarfile.open(mode="r|", fileobj=file, bufsize=_PIECE_BYTES) as archive:
-            archive.extraction_filter = getattr(tarfile, "tar_filter", None)  # no path leads outside
+            # No path leads outside, with Python 3.11.4 and newer.
+            archive.extraction_filter = getattr(tarfile, "tar_filter", None)
             archive.extractall(f"{directory}/copy")
             Path(directory, "paths").write_text(json.dumps(archive.getnames()))
         while file.read():

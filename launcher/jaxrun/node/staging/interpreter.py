@@ -10,6 +10,7 @@ gets an environment of its own beside the copy: all in it leads to the copy, exc
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import re
@@ -45,11 +46,14 @@ def usable_environment(copy: str, python: str, base: str, beside: str) -> str:
     if not os.path.isdir(made):
         draft = f"{beside}/{draft_name()}"
         os.mkdir(draft, 0o700)
-        _fill(Path(draft), Path(copy), base)
-        with contextlib.suppress(OSError):  # another job has made the same
+        try:
+            _fill(Path(draft), Path(copy), base)
             os.rename(draft, made)
-        with contextlib.suppress(FileNotFoundError):
-            remove_directory(draft)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                remove_directory(draft)
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):  # else another job has made the same
+                raise
     return made
 
 

@@ -74,6 +74,7 @@ class Output:
         for rank, stream in self._streams:
             self.end_stream(rank, stream)
         self._show_usage()
+        self._usage = RepeatedUsage()
         self.logs.close()
         self.logs = RankLogs(log_dir, self._ranks_to_open, self.print_line)
 

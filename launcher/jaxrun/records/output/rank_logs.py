@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from jaxrun.analysis.diagnosis.stacks import FATAL_ERROR
 from jaxrun.files.own_files import open_own_directory
+from jaxrun.files.regular_files import read_end
 
 STREAMS = ("out", "err")
 TAIL_BYTES = 4096
@@ -49,10 +49,10 @@ class RankLogs:
 
     def read_stderr(self, rank: int) -> str:
         """Return the end of the rank's stderr from its file, which its agent may have written; empty without one."""
+        if self._dir is None:
+            return ""
         try:
-            with log_path(self._dir, rank, "err").open("rb") if self._dir is not None else io.BytesIO() as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-                return file.read().decode(errors="replace")
+            return read_end(log_path(self._dir, rank, "err"), TAIL_BYTES).decode(errors="replace")
         except OSError:
             return ""
 

@@ -1,6 +1,7 @@
 """Usage errors and help of a program, which all ranks print: the screen shows each text once, as `[0-3] usage: …`.
 
-A stream is held for a moment from a line that begins with "usage:", as the lines of argparse and click do. Pure.
+A stream is held for a moment from a line that begins with "usage:", as the lines of argparse and click do. That happens
+once in an attempt: a program that prints such lines all the time is not delayed. Pure.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from jaxrun.text import format_ranges
 
 HOLD_S = 1.0  # for a rank's text, unless jaxrun itself has something to say before
+_MAX_BYTES = 2**16  # of a text that is held
 _FIRST_WORD = b"usage:"
 
 
@@ -24,13 +26,17 @@ class RepeatedUsage:
 
     def __init__(self) -> None:
         self._held: dict[tuple[int, str], _Held] = {}
+        self._released: set[tuple[int, str]] = set()
 
     def hold(self, rank: int, stream: str, lines: bytes, now: float) -> bool:
         """Keep whole lines if they begin a usage error, or continue one; returns whether they are kept."""
         key = rank, stream
-        if key in self._held:
-            self._held[key].text += lines
-        elif lines[: len(_FIRST_WORD)].lower() == _FIRST_WORD:
+        held = self._held.get(key)
+        if held is not None:
+            held.text += lines
+            if len(held.text) > _MAX_BYTES:
+                held.since = float("-inf")  # due at once
+        elif key not in self._released and lines[: len(_FIRST_WORD)].lower() == _FIRST_WORD:
             self._held[key] = _Held(now, bytearray(lines))
         return key in self._held
 
@@ -44,6 +50,7 @@ class RepeatedUsage:
         ranks_of: dict[tuple[str, bytes], list[int]] = {}
         for (rank, stream), held in sorted(self._held.items()):
             ranks_of.setdefault((stream, bytes(held.text)), []).append(rank)
+        self._released.update(self._held)
         self._held.clear()
         return [(ranks, stream, text) for (stream, text), ranks in ranks_of.items()]
 

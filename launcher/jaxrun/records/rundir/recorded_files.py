@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
-import os
-import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +12,7 @@ from jaxrun.analysis.verdict import verdict
 from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.errors import ProtocolError, UsageError
 from jaxrun.files.own_files import is_trusted, open_own_directory
+from jaxrun.files.regular_files import open_regular
 from jaxrun.protocol.codec import from_content
 from jaxrun.records.event_log.event_log import EventLog
 from jaxrun.records.rundir.rundir import (
@@ -30,8 +28,6 @@ from jaxrun.records.rundir.rundir import (
 )
 from jaxrun.spec.job.program_check import working_directory
 from jaxrun.text import format_user
-
-_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +49,6 @@ class RecordedPlan:
     tag: str = ""
     requeue_id: str = ""
     launcher: RecordedLauncher = RecordedLauncher()
-
-
-def open_regular(path: str | Path) -> int:
-    """Return a descriptor of a file. Raises OSError, also where it is not a regular file."""
-    file = os.open(path, _READ)
-    if stat.S_ISREG(os.fstat(file).st_mode):
-        return file
-    os.close(file)
-    raise OSError(errno.EINVAL, "it is not a regular file")
 
 
 def read_text(path: Path) -> str:

@@ -12,9 +12,9 @@ from jaxrun.analysis.lockstep import compare, divergence_text
 from jaxrun.analysis.lockstep.divergence import Divergence
 from jaxrun.analysis.lockstep.progress import format_progress
 from jaxrun.analysis.lockstep.reader import FlightReader
+from jaxrun.files.regular_files import open_regular
 from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.flight_file import flight_file_name
-from jaxrun.records.rundir.recorded_files import open_regular
 from jaxrun.text import UNKNOWN_HOST, format_columns, format_ranks_on_hosts, group_alike, plural
 
 _NAME = re.compile(r"rank-(\d+)\.flight")
