@@ -99,7 +99,7 @@ def test_ctrl_c_ends_the_checks_of_all_hosts(bed: Bed, tmp_path: Path, engine: E
     assert not (tmp_path / "bad").exists()
 
 
-@pytest.mark.parametrize("engine", [extended(OPEN_MPI_5), MPICH], ids=["Open MPI 5", "MPICH"])
+@pytest.mark.parametrize("engine", [OPEN_MPI_5, extended(MPICH)], ids=["Open MPI 5", "MPICH"])
 def test_a_spare_host_is_not_blamed_where_mpirun_reaches_nobody(bed: Bed, tmp_path: Path, engine: Engine) -> None:
     broken = tmp_path / "bin"
     broken.mkdir()
