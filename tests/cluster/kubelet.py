@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,13 +73,17 @@ class JobController:
         self.failed = 0
         self.status = ""
 
-    def run(self) -> str:
-        """Start all pods, and those that take their places, until the Job is over; returns how."""
+    def run(self, before_replacement: Callable[[], object] = lambda: None) -> str:
+        """Start all pods, and those that take their places, until the Job is over; returns how.
+
+        `before_replacement` is called before a pod that takes the place of another one is started.
+        """
         running = [self._start(index) for index in range(self._spec["completions"])]
         while running and not self.status:
             pod = wait_until(lambda: next((pod for pod in running if pod.process.poll() is not None), None))
             running.remove(pod)
             if pod.process.returncode and (again := self._judge(pod)):
+                before_replacement()
                 running.append(self._start(again.index))
         self.end()
         self.status = self.status or "Complete"
