@@ -57,18 +57,18 @@ def _explain(run_dir: str | None, trace: str | None, html: str | None, as_json: 
     from jaxrun.terminal import TerminalFormat
 
     gc.disable()  # a million events refer to each other in no circle, and to look for one would take most of the time
+    if not (trace or html or as_json):
+        _show(explain_run(_path(run_dir), TerminalFormat.at(1, os.environ)).rstrip("\n"))
+        return 0
+    found = find_run_dir(_path(run_dir))
     if trace:
-        click.echo(os.fsencode(write_trace(find_run_dir(_path(run_dir)), Path(trace))))
+        click.echo(os.fsencode(write_trace(found, Path(trace))))
     if html:
         from jaxrun.frontends.job_page.page import write_page
 
-        click.echo(os.fsencode(write_page(find_run_dir(_path(run_dir)), Path(html))))
-    if trace or html:
-        return 0
-    if as_json:
-        click.echo(os.fsencode(documents.explanation(find_run_dir(_path(run_dir)))))
-        return 0
-    _show(explain_run(_path(run_dir), TerminalFormat.at(1, os.environ)).rstrip("\n"))
+        click.echo(os.fsencode(write_page(found, Path(html))))
+    if not (trace or html):
+        click.echo(os.fsencode(documents.explanation(found)))
     return 0
 
 
@@ -126,7 +126,7 @@ def _profile(run_dir: str | None, steps: int, output: str | None) -> int:
         is_flag=False,
         flag_value="0",
         metavar="[PORT]",
-        help="Show a job, running or over, as a page for a browser on this machine, at this port or any free one. "
+        help="Show a running or finished job as a page for a browser on this machine, at this port or any free one. "
         "Ctrl-C ends that.",
     ),
     click.Option(["--launcher"], type=int, hidden=True),  # the launcher that started this process, for --live

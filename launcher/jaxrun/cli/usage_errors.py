@@ -52,8 +52,9 @@ def _bad_value(error: click.BadParameter, param: click.Parameter, words: Sequenc
     is_typed = error.ctx is None or source is None or not _is_default(error.ctx, param)
     # click takes mpirun's `-npernode 2` for -n with the value "pernode".
     for word in words if is_typed else ():
-        if word.startswith(tuple(name for name in param.opts if len(name) == len("-x"))) and find_instead(word):
-            return f"there is no option {word}: {find_instead(word)}"
+        begins_so = word.startswith(tuple(name for name in param.opts if len(name) == len("-x")))
+        if begins_so and (instead := find_instead(word)):
+            return f"there is no option {word}: {instead}"
     message = _plain(error.message).replace("valid integer range", "valid integer")
     return f"{'' if is_typed else f'{source}: '}{_name(param)}: {message}"
 

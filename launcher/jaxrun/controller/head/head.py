@@ -98,14 +98,16 @@ class Head:
         drains: bool = False,
     ) -> None:
         """`hosts` maps each rank to its host; `interface` is the address on rank 0's host for the coordinator;
-        `agents` maps each agent to its ranks; `lockstep`, `no_terminal`, `requeue` and `drains` are HeadState's;
+        `agents` maps each agent to its ranks; `lockstep`, `no_terminal`, `requeue`, `drains` and `post_mortem` are
+        HeadState's; with `debug` all ranks wait at first for an editor;
         `awaited` are the agents that are missing at first, and are waited for, with the names of their hosts.
 
         With a `registry`, hosts, `expected` and `interface` are only known once all agents have reported to it.
         """
         self._workers = workers = WorkerTable(hosts)
-        self._state = state = HeadState(workers, limits, lockstep, no_terminal, requeue, drains)
-        state.post_mortem, state.waits_at_start = post_mortem, debug
+        self._state = state = HeadState(
+            workers, limits, lockstep, no_terminal, requeue, drains, post_mortem, waits_at_start=debug
+        )
         self._started_at = now
         self._agents = agents
         self._startup = Startup(workers.hosts, expected, interface, registry)
@@ -264,8 +266,8 @@ class Head:
         return self._shutdown.kill((event.rank,)) if self.phase is JobPhase.STOPPING else []
 
     def _on_mpi_imported(self, event: MpiImported, now: float) -> list[Action]:
-        self._workers.uses_mpi = True
-        return self._wait.handle_mpi()
+        is_known, self._workers.uses_mpi = self._workers.uses_mpi, True
+        return [] if is_known else self._wait.handle_mpi()
 
     def _on_recorder(self, event: RecorderSnapshot, now: float) -> list[Action]:
         self._state.flights[event.rank] = event.flight

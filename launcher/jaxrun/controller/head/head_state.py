@@ -67,12 +67,11 @@ class HeadState:
 
     lockstep:        the value of --lockstep
     no_terminal:     why no rank can have the terminal, to complete "it cannot be debugged: …"; empty if one can
-    platform:        of the devices, as all ranks report it; empty until they have joined
-    post_mortem:     the culprit of a failure keeps its frames for an editor (--debug-post-mortem)
-    waits_at_start:  all ranks wait before the program's first line for an editor (--debug)
     requeue:         the job is started again after it was told to end, even if it had to be killed
     drains:          SIGTERM at an agent or the launcher says that its pod goes away, and another takes its place
-    drained:         the agents that have got it; 0 for the launcher
+    post_mortem:     the culprit of a failure keeps its frames for an editor (--debug-post-mortem)
+    waits_at_start:  all ranks wait before the program's first line for an editor (--debug)
+    platform:        of the devices, as all ranks report it; empty until they have joined
     run_at:          when the program started; None if it has not
     flights:         the content of the flight recorders at the last reading, by rank
     straggler:       the rank, or the host, for which the others wait, if there is one
@@ -80,6 +79,7 @@ class HeadState:
     is_terminal_closed:  the job is ending, so no rank gets the terminal any more
     at_prompt:       the ranks that a person debugs in the terminal, or that wait for it
     in_editor:       the ranks that a person debugs from an editor
+    drained:         the agents that have got SIGTERM because their pod goes away; 0 for the launcher
     stop:            cooperative stop (`should_stop`): the job runs until the program exits
     """
 
@@ -89,6 +89,8 @@ class HeadState:
     no_terminal: str = ""
     requeue: bool = False
     drains: bool = False
+    post_mortem: bool = False
+    waits_at_start: bool = False
     platform: str = ""
     timers: Timers = field(default_factory=Timers)
     run_at: float | None = None
@@ -97,8 +99,6 @@ class HeadState:
     stop_requested: bool = False
     is_terminal_closed: bool = False
     at_prompt: set[int] = field(default_factory=set)
-    post_mortem: bool = False
-    waits_at_start: bool = False
     in_editor: set[int] = field(default_factory=set)
     drained: set[AgentId] = field(default_factory=set)
     stop: StopAgreement = field(init=False)

@@ -57,7 +57,6 @@ class HostWait:
         self._shutdown = shutdown
         self._registry = registry
         self._hosts: dict[AgentId, AwaitedHost] = {}
-        self._uses_mpi = False
         for agent, name in awaited.items():
             self._add(agent, name, now)
 
@@ -105,9 +104,9 @@ class HostWait:
         return []
 
     def handle_mpi(self) -> list[Action]:
-        """The program uses the MPI that started its ranks: print once that no lost host is waited for."""
-        registry, is_known, self._uses_mpi = self._registry, self._uses_mpi, True
-        if is_known or registry is None or not (registry.job.host_wait and registry.is_first_attempt):
+        """The program uses the MPI that started its ranks, which was not known before: no lost host is waited for."""
+        registry = self._registry
+        if registry is None or not (registry.job.host_wait and registry.is_first_attempt):
             return []
         return [] if registry.is_started_by_hand else [PrintLine(_NO_WAIT_WITH_MPI)]
 

@@ -118,7 +118,7 @@ class Timers:
         return entry.at if entry is not None else None
 
     def ends_at(self, kind: Timer, now: float) -> float | None:
-        """When the timer would be due if it is held and resumed now, or is due; None if there is none."""
+        """Return when the timer is due, or would be due if it is held and were resumed now; None without one."""
         held = self._held.get(_Key(kind, None))
         return now + held[0] if held is not None else self.at(kind)
 

@@ -78,7 +78,7 @@ def decide_entry(place: Place, *, waits: bool, runs: bool, is_report: bool) -> E
 class Admission:
     """Admits agents to one attempt, refuses agents, and settles who of two gets a place.
 
-    contests_due:  when to look whether a contest is decided; None while there is none
+    contests_due:  when to check whether a contest is decided; None without a contest
     """
 
     def __init__(

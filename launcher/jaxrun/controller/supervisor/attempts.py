@@ -158,7 +158,7 @@ def _make_record(
     history: tuple[AttemptEnd, ...],
     earlier: tuple[Verdict, ...],
 ) -> JobRecord:
-    """What agents keep of the job for another head, as an attempt begins; `known` are hosts of the attempt before."""
+    """Return the record that agents keep from the start of an attempt on; `known` are hosts of the attempt before."""
     latest = [replace(each, traceback="", details=()) for each in earlier[-_RECORDED_VERDICTS:]]
     return JobRecord(
         job_id=plan.job_id,

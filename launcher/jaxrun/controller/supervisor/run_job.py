@@ -231,7 +231,7 @@ def _wait_until_unused(path: Path, timeout: float, directory: rundir.RunDir) -> 
         time.sleep(_CLAIM_POLL_S)
 
 
-_CLAIM_POLL_S = 0.2  # a directory is given free when its process ends, of which nobody is told
+_CLAIM_POLL_S = 0.2  # the lock goes with its process, and no event says so
 _FILES_PER_WORKER = 12  # two pipes, a channel, stacks and two logs, and twice the first while it is being started
 _FILES_PER_RUNNING_WORKER = 7  # the minimum
 _FILES_PER_AGENT = 3  # a connection, and two logs if its host cannot write them

@@ -36,6 +36,7 @@ def format_page(document: Mapping[str, Any], *, is_served: bool = False) -> str:
     )
 
 
+@functools.cache
 def policy(*, is_served: bool) -> str:
     """Return the Content-Security-Policy: the page's own style and script run, and nothing else is loaded."""
     connect = "connect-src 'self'; " if is_served else ""

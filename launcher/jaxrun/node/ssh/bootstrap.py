@@ -21,16 +21,16 @@ _UNAVAILABLE = 69
 def main(stdin: BinaryIO) -> NoReturn:
     """Read the message (remote_command.py), and become the command that it names."""
     sys.path[:] = [part for part in sys.path if part]
-    told: dict[str, Any] = json.loads(_read(stdin, int(stdin.readline())))
-    env = _environment(told["env"])
-    _enter(told, env)
-    if told["carried"]:
-        directory = _find_carried(told, stdin, env)
+    start: dict[str, Any] = json.loads(_read(stdin, int(stdin.readline())))
+    env = _environment(start["env"])
+    _enter(start, env)
+    if start["carried"]:
+        directory = _find_carried(start, stdin, env)
         env["PYTHONPATH"] = ":".join(filter(None, (directory, env.get("PYTHONPATH", ""))))
     else:
-        _check_version(told, env)
-    words = [sys.executable if word == told["python"] else word for word in told["argv"]]
-    _answer(told, "")
+        _check_version(start, env)
+    words = [sys.executable if word == start["python"] else word for word in start["argv"]]
+    _answer(start, "")
     try:
         os.execvpe(words[0], words, env)
     except OSError as error:
@@ -47,9 +47,9 @@ def _read(stdin: BinaryIO, count: int) -> bytes:
     return bytes(data)
 
 
-def _answer(told: dict[str, Any], problem: str, detail: str = "", *, wants_carried: bool = False) -> None:
+def _answer(start: dict[str, Any], problem: str, detail: str = "", *, wants_carried: bool = False) -> None:
     answer = {"problem": problem, "detail": detail, "wants_carried": wants_carried}
-    os.write(1, f"\n{told['mark']} {json.dumps(answer)}\n".encode())
+    os.write(1, f"\n{start['mark']} {json.dumps(answer)}\n".encode())
     if problem:
         sys.exit(_UNAVAILABLE)
 
@@ -64,26 +64,26 @@ def _environment(given: dict[str, str]) -> dict[str, str]:
     return env
 
 
-def _enter(told: dict[str, Any], env: dict[str, str]) -> None:
+def _enter(start: dict[str, Any], env: dict[str, str]) -> None:
     """Go to the directory of the launcher, or leave that to the agent, where the directory comes to this host."""
     try:
-        os.chdir(told["directory"])
+        os.chdir(start["directory"])
     except OSError as error:
-        if not told["directory_comes"]:
-            _answer(told, "directory", f"{told['directory']}: {error.strerror}")
+        if not start["directory_comes"]:
+            _answer(start, "directory", f"{start['directory']}: {error.strerror}")
         os.chdir("/")
-        env.update(told["directory_comes"])
+        env.update(start["directory_comes"])
 
 
-def _check_version(told: dict[str, Any], env: dict[str, str]) -> None:
+def _check_version(start: dict[str, Any], env: dict[str, str]) -> None:
     sys.path[:] = [part for part in env.get("PYTHONPATH", "").split(":") + sys.path if part]
     try:
         found = _version()
     except Exception as error:
-        _answer(told, "import", f"jaxrun cannot be imported: {type(error).__name__}: {error}")
+        _answer(start, "import", f"jaxrun cannot be imported: {type(error).__name__}: {error}")
         raise
-    if found != told["version"]:
-        _answer(told, "version", found)
+    if found != start["version"]:
+        _answer(start, "version", found)
 
 
 def _version() -> str:
@@ -96,13 +96,13 @@ def _version() -> str:
     return VERSION
 
 
-def _find_carried(told: dict[str, Any], stdin: BinaryIO, env: dict[str, str]) -> str:
+def _find_carried(start: dict[str, Any], stdin: BinaryIO, env: dict[str, str]) -> str:
     """Return the directory of jaxrun on this host; the agent inherits a lock on it, which keeps it from removal."""
-    carried = told["carried"]
+    carried = start["carried"]
     kit = os.memfd_create("jaxrun-kit")
     os.write(kit, _read(stdin, carried["kit_bytes"]))
     if os.uname().machine != carried["machine"]:
-        _answer(told, "machine", os.uname().machine)
+        _answer(start, "machine", os.uname().machine)
     sys.path.insert(0, f"/proc/self/fd/{kit}")
     try:
         from jaxrun.errors import JaxrunError
@@ -113,13 +113,13 @@ def _find_carried(told: dict[str, Any], stdin: BinaryIO, env: dict[str, str]) ->
         try:
             copies = Copies(carried["stage_dir"])
             if copies.find(name) is None:
-                _answer(told, "", wants_carried=True)
+                _answer(start, "", wants_carried=True)
                 data = io.BytesIO(zlib.decompress(_read(stdin, carried["archive_bytes"])))
                 copies.add(len(data.getvalue()), lambda draft: extract_copy(Archive(_pieces(data)), draft, name))
             env[carried["lock_variable"]] = str(copies.keep_for_next_program(name))
             return f"{copies.path}/{name}/copy"
         except (OSError, JaxrunError, zlib.error) as error:
-            _answer(told, "copy", str(error))
+            _answer(start, "copy", str(error))
             raise
     finally:
         sys.path.pop(0)

@@ -33,7 +33,7 @@ _SEVERAL += "fi; done; echo none of {pythons} is there >&2; exit 127'"
 
 @dataclass(frozen=True, slots=True)
 class HostStart:
-    """What a host is told.
+    """What is sent to a host.
 
     argv:       what to run; the words that are `python`, this interpreter's path, become the path of the one there
     version:    of jaxrun, which must be there unless it is carried
@@ -63,7 +63,7 @@ def remote_command(pythons: Sequence[str], mark: str) -> str:
 def start_message(mark: str, start: HostStart) -> bytes:
     """Return what is sent once the mark has come."""
     carried = start.carried
-    told: dict[str, Any] = {
+    message: dict[str, Any] = {
         "mark": mark,
         "argv": list(start.argv),
         "python": start.python,
@@ -82,7 +82,7 @@ def start_message(mark: str, start: HostStart) -> bytes:
         if carried is not None
         else None,
     }
-    data = json.dumps(told).encode()
+    data = json.dumps(message).encode()
     return f"{_bootstrap_line()}\n{len(data)}\n".encode() + data + (carried.kit if carried is not None else b"")
 
 
